@@ -1,0 +1,36 @@
+# Three commands: `make up` runs a fleet, `make test` the tests, `make check` the house rules.
+# Each makes its own .venv first and re-uses it while pyproject.toml and constraints.txt stay the same.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+
+.PHONY: up test check format clean
+.DEFAULT_GOAL := up
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "pointsman needs Python 3.11 or newer: make PYTHON=python3.11 …")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (the first time takes a minute or two) …"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]' 2>$(VENV)/pip.log || { cat $(VENV)/pip.log >&2; exit 1; }
+	@touch $@
+
+up: $(VENV)/ready
+	@$(BIN)/pointsman up $(ARGS)
+
+test: $(VENV)/ready
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/ready
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python scripts/check_budgets.py
+
+format: $(VENV)/ready
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,100 @@
+"""Every way a request can be refused, and the one table that gives each its HTTP status.
+
+Source: Gateway API Inference Extension, Endpoint Picker Protocol, and the error codes of the reference picker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+DROP_REASON_HEADER = "x-llm-d-request-dropped-reason"
+
+
+class Code(Enum):
+    """The kind of an error; its value is the word used in the response body."""
+
+    BAD_REQUEST = "BadRequest"
+    UNAUTHORIZED = "Unauthorized"
+    FORBIDDEN = "Forbidden"
+    NOT_FOUND = "NotFound"
+    PRECONDITION_FAILED = "PreconditionFailed"
+    PAYLOAD_TOO_LARGE = "PayloadTooLarge"
+    RESOURCE_EXHAUSTED = "ResourceExhausted"
+    INTERNAL = "Internal"
+    SERVICE_UNAVAILABLE = "ServiceUnavailable"
+
+
+HTTP_STATUS: dict[Code, int] = {
+    Code.BAD_REQUEST: 400,
+    Code.UNAUTHORIZED: 401,
+    Code.FORBIDDEN: 403,
+    Code.NOT_FOUND: 404,
+    Code.PRECONDITION_FAILED: 412,
+    Code.PAYLOAD_TOO_LARGE: 413,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.INTERNAL: 500,
+    Code.SERVICE_UNAVAILABLE: 503,
+}
+
+
+class DropReason(Enum):
+    """Value of the `x-llm-d-request-dropped-reason` response header."""
+
+    SATURATED = "rejected-saturated"
+    NO_ENDPOINTS = "rejected-no-endpoints"
+    TTL_EXPIRED = "rejected-ttl-expired"
+    CONTEXT_CANCELLED = "rejected-context-cancelled"
+    SHUTTING_DOWN = "rejected-shutting-down"
+
+
+class PickerError(Exception):
+    """Root of this package's error tree."""
+
+
+class ConfigError(PickerError):
+    """A configuration that cannot be used; the message names file, line, key and the fix."""
+
+
+@dataclass(eq=False)
+class Refusal(PickerError):
+    """A request that is answered by the picker itself instead of by an endpoint.
+
+    `message` is shown to the client; `drop_reason` is set when the request was shed rather than wrong.
+    """
+
+    code: Code
+    message: str
+    drop_reason: DropReason | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
+
+    @property
+    def status(self) -> int:
+        """HTTP status of the answer."""
+        return HTTP_STATUS[self.code]
+
+    @property
+    def body(self) -> str:
+        """Plain-text body, in the form clients of the reference picker know."""
+        return f"inference error: {self.code.value} - {self.message}"
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Response headers beyond the status."""
+        if self.drop_reason is None:
+            return ()
+        return ((DROP_REASON_HEADER, self.drop_reason.value),)
+
+
+def no_endpoints(
+    message: str = "failed to find endpoint candidates for serving the request",
+) -> Refusal:
+    """503: the pool, or the part of it that this request may use, has no endpoint."""
+    return Refusal(Code.SERVICE_UNAVAILABLE, message, DropReason.NO_ENDPOINTS)
+
+
+def bad_request(message: str) -> Refusal:
+    """400: the client's request cannot be understood."""
+    return Refusal(Code.BAD_REQUEST, message)

@@ -1,0 +1,34 @@
+"""The worker's error tree, split by who is at fault."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class WorkerError(Exception):
+    """Root of this package's error tree."""
+
+
+class ConfigError(WorkerError):
+    """Flags or environment that cannot work; the message names the flag and the fix."""
+
+
+class ModelError(WorkerError):
+    """A checkpoint or tokenizer that cannot be loaded; the message names the file, the tensor or key, and why."""
+
+
+class EngineDeadError(WorkerError):
+    """The engine process ended; no request can be served until it is back."""
+
+
+@dataclass(eq=False)
+class RequestError(WorkerError):
+    """The client's request is wrong. `param` names the field, `status` is the HTTP status."""
+
+    message: str
+    param: str | None = None
+    status: int = 400
+    type: str = "BadRequestError"
+
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
