@@ -1,6 +1,7 @@
 """Every way a request can be refused, and the one table that gives each its HTTP status.
 
-Source: Gateway API Inference Extension, Endpoint Picker Protocol, and the error codes of the reference picker.
+Source: Gateway API Inference Extension, Endpoint Picker Protocol, and the error codes of the
+reference picker.
 """
 
 from __future__ import annotations
@@ -57,10 +58,11 @@ class ConfigError(PickerError):
 
 
 @dataclass(eq=False)
-class Refusal(PickerError):
+class RefusedError(PickerError):
     """A request that is answered by the picker itself instead of by an endpoint.
 
-    `message` is shown to the client; `drop_reason` is set when the request was shed rather than wrong.
+    `message` is shown to the client; `drop_reason` is set when the request was shed rather than
+    wrong.
     """
 
     code: Code
@@ -90,11 +92,11 @@ class Refusal(PickerError):
 
 def no_endpoints(
     message: str = "failed to find endpoint candidates for serving the request",
-) -> Refusal:
+) -> RefusedError:
     """503: the pool, or the part of it that this request may use, has no endpoint."""
-    return Refusal(Code.SERVICE_UNAVAILABLE, message, DropReason.NO_ENDPOINTS)
+    return RefusedError(Code.SERVICE_UNAVAILABLE, message, DropReason.NO_ENDPOINTS)
 
 
-def bad_request(message: str) -> Refusal:
+def bad_request(message: str) -> RefusedError:
     """400: the client's request cannot be understood."""
-    return Refusal(Code.BAD_REQUEST, message)
+    return RefusedError(Code.BAD_REQUEST, message)

@@ -1,4 +1,4 @@
-"""The values every room of the picker shares. All frozen; nothing here does I/O or reads a clock."""
+"""The values every room of the picker shares. All frozen; no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class EndpointMetrics:
-    """What one scrape of an endpoint said. `updated_at_seconds` is on the monotonic clock of the caller."""
+    """What one scrape of an endpoint said. `updated_at_seconds` is on the monotonic clock of the
+    caller.
+    """
 
     waiting_requests: int = 0
     running_requests: int = 0
@@ -51,7 +53,9 @@ class EndpointMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An endpoint as one scheduling decision sees it: identity, last metrics (None: never scraped), own load."""
+    """An endpoint as one scheduling decision sees it: identity, last metrics (None: never scraped),
+    own load.
+    """
 
     endpoint: Endpoint
     metrics: EndpointMetrics | None = None
@@ -76,8 +80,8 @@ class Api(Enum):
 class ParsedBody:
     """A request body after its parser.
 
-    `payload` is the decoded JSON object, or None when the parser keeps the body raw (then no prefix is known).
-    `model` is "" when the body names none.
+    `payload` is the decoded JSON object, or None when the parser keeps the body raw (then no prefix
+    is known). `model` is "" when the body names none.
     """
 
     api: Api
@@ -92,8 +96,9 @@ class ParsedBody:
 class InferenceRequest:
     """One request on its way through a decision.
 
-    `incoming_model` is what the client asked for, `target_model` what the endpoint will be asked for.
-    `prompts` holds, per prompt, its tokens packed as little-endian uint32 (see `producers/token_producer`).
+    `incoming_model` is what the client asked for, `target_model` what the endpoint will be asked
+    for. `prompts` holds, per prompt, its tokens packed as little-endian uint32 (see
+    `producers/token_producer`).
     """
 
     request_id: str
@@ -115,7 +120,9 @@ class ScoredEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class ProfileResult:
-    """Outcome of one scheduling profile: the picked endpoints, best first, and every candidate's total."""
+    """Outcome of one scheduling profile: the picked endpoints, best first, and every candidate's
+    total.
+    """
 
     picked: tuple[ScoredEndpoint, ...]
     scored: tuple[ScoredEndpoint, ...] = ()
@@ -123,7 +130,9 @@ class ProfileResult:
 
 @dataclass(frozen=True, slots=True)
 class SchedulingResult:
-    """Outcome of a decision. `endpoints` is the primary profile's ordered fallback list, never empty."""
+    """Outcome of a decision. `endpoints` is the primary profile's ordered fallback list, never
+    empty.
+    """
 
     endpoints: tuple[Endpoint, ...]
     primary_profile: str

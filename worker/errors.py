@@ -14,7 +14,9 @@ class ConfigError(WorkerError):
 
 
 class ModelError(WorkerError):
-    """A checkpoint or tokenizer that cannot be loaded; the message names the file, the tensor or key, and why."""
+    """A checkpoint or tokenizer that cannot be loaded; the message names the file, the tensor or
+    key, and why.
+    """
 
 
 class EngineDeadError(WorkerError):

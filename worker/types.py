@@ -20,9 +20,9 @@ class FinishReason(Enum):
 class SamplingParams:
     """How to choose tokens. Validated at the API; the engine trusts it.
 
-    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. `seed` is always set: the API draws one for
-    requests that give none, so that the engine itself owns no randomness.
-    Stop strings live in the API process (it detokenizes); the engine knows token ids only.
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. `seed` is always set: the API draws
+    one for requests that give none, so that the engine itself owns no randomness. Stop strings live
+    in the API process (it detokenizes); the engine knows token ids only.
     """
 
     max_tokens: int
@@ -39,8 +39,9 @@ class SamplingParams:
 class SampleSpec:
     """Asks the executor for the next token after the last position of a chunk.
 
-    The random numbers of a draw are a pure function of (`seed`, `position`), so that the same request gives the
-    same tokens in any batch, chunking or after preemption. `position` is the index of the token being drawn.
+    The random numbers of a draw are a pure function of (`seed`, `position`), so that the same
+    request gives the same tokens in any batch, chunking or after preemption. `position` is the
+    index of the token being drawn.
     """
 
     temperature: float
@@ -54,8 +55,9 @@ class SampleSpec:
 class ScheduledSequence:
     """One sequence's share of a step: run `token_ids` at positions `start`, `start`+1, …
 
-    The KV of position p lives in block `block_table[p // block_size]`, slot `p % block_size`; every position below
-    `start` has its KV there already. `sample` is None for a chunk that does not reach the sequence's last token.
+    The KV of position p lives in block `block_table[p // block_size]`, slot `p % block_size`; every
+    position below `start` has its KV there already. `sample` is None for a chunk that does not
+    reach the sequence's last token.
     """
 
     seq_id: int

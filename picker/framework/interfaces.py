@@ -1,8 +1,9 @@
 """Every contract a plugin can fulfil, readable in one sitting.
 
-A plugin is a plain object; it may fulfil several contracts. All methods are synchronous, take everything they
-need as arguments, and neither read a clock nor draw from a global random source. Scores lie in [0, 1]; higher is
-better. `attributes` carries what data producers found out for this one decision.
+A plugin is a plain object; it may fulfil several contracts. All methods are synchronous, take
+everything they need as arguments, and neither read a clock nor draw from a global random source.
+Scores lie in [0, 1]; higher is better. `attributes` carries what data producers found out for this
+one decision.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Parser(Protocol):
     claims: tuple[str, ...]  # path suffixes; empty: takes every path nobody else claims
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
-        """Decode `body`. Raises `Refusal` (400) naming the field that is wrong."""
+        """Decode `body`. Raises `RefusedError` (400) naming the field that is wrong."""
         ...
 
 
@@ -40,7 +41,9 @@ class DataProducer(Protocol):
     def produce(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> InferenceRequest:
-        """Write findings into `attributes`; return the request, possibly enriched (`dataclasses.replace`)."""
+        """Write findings into `attributes`; return the request, possibly enriched
+        (`dataclasses.replace`).
+        """
         ...
 
 
@@ -71,7 +74,7 @@ class Picker(Protocol):
     """Chooses among scored candidates."""
 
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
-        """The chosen ones, best first; never empty for a non-empty input. Ties are broken by `rng`."""
+        """The chosen ones, best first; never empty for a non-empty input. `rng` breaks ties."""
         ...
 
 
@@ -91,7 +94,7 @@ class ProfileHandler(Protocol):
     def process_results(
         self, request: InferenceRequest, results: Mapping[str, ProfileResult | None]
     ) -> SchedulingResult:
-        """Combine the results. Raises `Refusal` when the primary profile found nothing."""
+        """Combine the results. Raises `RefusedError` when the primary profile found nothing."""
         ...
 
 

@@ -1,4 +1,6 @@
-"""What crosses between the HTTP process and the engine process: msgpack arrays, tagged by kind, never pickle."""
+"""What crosses between the HTTP process and the engine process: msgpack arrays, tagged by kind,
+never pickle.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from worker.types import FinishReason, SamplingParams
 
 
 class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
-    """Admit a request. `arrival_seconds` is on the sender's monotonic clock (same machine, same clock)."""
+    """Admit a request. `arrival_seconds` is on the sender's monotonic clock (same machine, same
+    clock).
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -80,7 +84,9 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """Everything one engine step has to tell, in one message. `num_scheduled_tokens` is 0 for an idle notice."""
+    """Everything one engine step has to tell, in one message. `num_scheduled_tokens` is 0 for an
+    idle notice.
+    """
 
     outputs: list[RequestOutput]
     stats: EngineStats
