@@ -1,0 +1,23 @@
+"""Fixtures that any test may ask for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+DEFAULT_MODEL = Path.home() / ".cache/pointsman/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    """The real model's GGUF file: `POINTSMAN_MODEL`, the cache, or fetched into the cache once."""
+    given = os.environ.get("POINTSMAN_MODEL")
+    if given:
+        return Path(given)
+    if DEFAULT_MODEL.exists():
+        return DEFAULT_MODEL
+    from fleet.models import ensure_default_model
+
+    return ensure_default_model()
