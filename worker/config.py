@@ -40,6 +40,10 @@ class SimConfig:
     step_overhead_seconds: float = 0.0
     time_scale: float = 1.0
     seed: int = 0
+    # The answers are drawn from the ids [first_word_id, first_word_id + num_words), so that they
+    # are words of whatever tokenizer stands in front.
+    first_word_id: int = 256
+    num_words: int = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +65,37 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     sim: SimConfig = field(default_factory=SimConfig)
     eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ApiConfig:
+    """The HTTP front end. `served_model_names` is what `/v1/models` lists, the first one being the
+    name answers carry; `accepted_model_names` may be asked for without being listed (the path).
+
+    `api_keys` empty: everybody is let in. `seed` None: requests without a seed get a random one.
+    """
+
+    served_model_names: tuple[str, ...]
+    max_model_len: int
+    vocab_size: int
+    accepted_model_names: tuple[str, ...] = ()
+    model_root: str = ""
+    api_keys: tuple[str, ...] = ()
+    max_body_bytes: int = 4 << 20
+    max_num_seqs: int = 128
+    max_num_queued_reqs: int | None = None
+    write_stall_seconds: float = 30.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Everything `app` needs to come up. `port` 0 picks a free one; `model_path` None is only
+    possible with the simulator.
+    """
+
+    host: str
+    port: int
+    api: ApiConfig
+    engine: EngineConfig
+    shutdown_timeout_seconds: float = 30.0
