@@ -1,0 +1,77 @@
+"""What a plugin type is, and the immutable table of all of them.
+
+A plugin file holds one class and one constant, `PLUGIN = PluginType(...)`, and its name is its
+config type in snake case. `config.build.builtin_plugins()` collects these constants into a
+`Registry` value when the picker starts; importing a plugin registers nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from picker.errors import ConfigError
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Base of every plugin's `parameters`; also the parameters of a plugin that takes none."""
+
+
+P = TypeVar("P", bound=Parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginType(Generic[P]):
+    """One row of the registry.
+
+    `name` is what the configuration calls the type (kebab case). `create(name, parameters)` makes
+    an instance that the configuration calls `name`; it may raise `ValueError` for
+    values that are well-typed but make no sense. `default_for` lists the data types for which this
+    producer is created by itself when a plugin needs them and nobody configured a producer.
+    """
+
+    name: str
+    parameters: type[P]
+    create: Callable[[str, P], object]
+    default_for: tuple[str, ...] = ()
+    deprecated_aliases: tuple[str, ...] = ()
+
+
+class Registry:
+    """Name → plugin type. Immutable."""
+
+    def __init__(self, types: Iterable[PluginType[Any]]) -> None:
+        table: dict[str, PluginType[Any]] = {}
+        for row in types:
+            for name in (row.name, *row.deprecated_aliases):
+                if name in table:
+                    raise ConfigError(f"two plugins are registered under the type '{name}'")
+                table[name] = row
+        self._types: Mapping[str, PluginType[Any]] = MappingProxyType(table)
+
+    def __iter__(self) -> Iterator[PluginType[Any]]:
+        return iter({row.name: row for row in self._types.values()}.values())
+
+    def __contains__(self, type_name: str) -> bool:
+        return type_name in self._types
+
+    def get(self, type_name: str) -> PluginType[Any]:
+        """The plugin type. Raises `ConfigError` with the nearest known name."""
+        try:
+            return self._types[type_name]
+        except KeyError:
+            raise ConfigError(self._unknown(type_name)) from None
+
+    def default_producer(self, data_type: str) -> PluginType[Any] | None:
+        """The producer type that is created by itself for `data_type`, if there is one."""
+        return next((row for row in self._types.values() if data_type in row.default_for), None)
+
+    def _unknown(self, type_name: str) -> str:
+        near = difflib.get_close_matches(type_name, self._types, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(self._types))}"
+        return f"unknown plugin type '{type_name}'; {hint}"

@@ -1,0 +1,48 @@
+"""Chained block hashes of a prompt, as the approximate prefix cache of the reference picker does.
+
+A prompt is its tokens packed as little-endian uint32. With XXH64 (seed 0):
+
+    root   = XXH64(model ‖ salt)
+    id_i   = XXH64(the bytes of block i)
+    hash_i = XXH64(LE64(id_i) ‖ LE64(hash_{i-1})),  hash_{-1} = root
+
+so a hash stands for its block and everything before it. A partial tail block is hashed like any
+other. These hashes are internal to the picker and need not equal an engine's.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+import xxhash
+
+BYTES_PER_TOKEN = 4
+_LINK = Struct("<QQ")
+
+
+def root_hash(model: str, salt: str = "") -> int:
+    """The hash before block 0; separates models, adapters and salted tenants."""
+    return xxhash.xxh64_intdigest(model.encode() + salt.encode())
+
+
+def block_hashes(
+    tokens: bytes, root: int, block_size_tokens: int, max_blocks: int | None = None
+) -> tuple[int, ...]:
+    """The hashes of the blocks of one prompt, first block first, at most `max_blocks` of them.
+
+    `tokens` is packed uint32; a length that is no multiple of four is hashed as it is. Raises
+    `ValueError` for a block size below one.
+    """
+    if block_size_tokens < 1:
+        raise ValueError(f"block size must be at least 1 token, got {block_size_tokens}")
+    digest, link = xxhash.xxh64_intdigest, _LINK.pack
+    step = block_size_tokens * BYTES_PER_TOKEN
+    end = len(tokens)
+    if max_blocks is not None:
+        end = min(end, max_blocks * step)
+    previous = root
+    hashes: list[int] = []
+    for start in range(0, end, step):
+        previous = digest(link(digest(tokens[start : start + step]), previous))
+        hashes.append(previous)
+    return tuple(hashes)

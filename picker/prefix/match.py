@@ -1,0 +1,27 @@
+"""The finding of a prefix-cache producer, and its key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from picker.framework.attributes import DataKey
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheMatchInfo:
+    """How much of a request's prompt each candidate probably has in its KV cache.
+
+    `match_blocks` maps an endpoint key to a number of blocks in [0, `total_blocks`]; an endpoint
+    that is absent matches nothing. Blocks have `block_size_tokens` tokens, the last of a prompt
+    perhaps fewer.
+    """
+
+    total_blocks: int
+    block_size_tokens: int
+    match_blocks: Mapping[str, int]
+
+
+def match_info_key(producer: str) -> DataKey[PrefixCacheMatchInfo]:
+    """The key under which the producer instance called `producer` stores its finding."""
+    return DataKey("PrefixCacheMatchInfo", producer)
