@@ -32,6 +32,7 @@ class SimConfig:
 
     step time = `step_overhead_seconds` + prefill tokens / `prefill_tokens_per_second`
     + (`decode_base_seconds` + `decode_per_sequence_seconds` × decoding sequences, when any decode).
+    `time_scale` multiplies it; 0 does not wait at all.
     """
 
     prefill_tokens_per_second: float = 20_000.0

@@ -56,6 +56,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     `stop_token_id` is the token that ended it, when one did (it is also the last of `token_ids`).
     `num_cached_tokens` counts prompt tokens served from the prefix cache at first admission.
     The three times are on the engine's monotonic clock; None until they have happened.
+    `error` says why, for the user, when `finish_reason` is `ERROR`.
     """
 
     request_id: str
@@ -67,6 +68,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     first_token_seconds: float | None = None
     last_token_seconds: float | None = None
     num_preemptions: int = 0
+    error: str | None = None
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
