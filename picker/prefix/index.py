@@ -5,8 +5,8 @@ Theory of operation
 Each endpoint has a slot, a bit position. `_holders` maps a block hash to the bit mask of the slots
 that were sent this block; `_recency` holds, per slot, the same hashes in the order of their last
 use. Every (hash, slot) pair is in both or in neither (`check_integrity`). Recording a prompt
-refreshes its blocks first to last, so when a slot is over its capacity a prefix is evicted before
-its suffix; the orphaned suffix can no longer match and is evicted next.
+refreshes its blocks last to first, as paged engines free them, so a slot over its capacity loses
+the tail of a prompt before its beginning, which other prompts are likelier to share.
 
 A match is contiguous from block 0 for every endpoint. (The reference picker counts, for each
 endpoint, all blocks it holds up to the first block that nobody holds; an engine can only reuse an
@@ -61,7 +61,7 @@ class PrefixIndex:
         slot = self._slot(key)
         bit = 1 << slot
         holders, recency = self._holders, self._recency[slot]
-        for block in hashes:
+        for block in reversed(hashes):
             if block in recency:
                 recency.move_to_end(block)
             else:

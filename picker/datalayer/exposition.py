@@ -1,0 +1,149 @@
+"""Find a few series in a Prometheus text exposition without parsing the rest.
+
+A worker's page has tens of kilobytes, most of it histogram buckets nobody here reads. `scan` looks
+for each wanted name with `bytes.find` and decodes only the lines that turn out to be samples of
+exactly that name. It never raises: a line that is not a well-formed sample is not a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+_BLANKS = b" \t"
+_NEWLINE = 10
+_ESCAPES = {ord("\\"): "\\", ord('"'): '"', ord("n"): "\n"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line of the exposition. `timestamp_ms` is None when the line names none.
+
+    `value` is as written: it may be NaN, infinite or negative.
+    """
+
+    labels: Mapping[str, str]
+    value: float
+    timestamp_ms: int | None = None
+
+
+def scan(exposition: bytes, names: Iterable[str]) -> dict[str, tuple[Sample, ...]]:
+    """The samples of each wanted series, in the order of the page.
+
+    Names without samples are absent from the result.
+    """
+    found: dict[str, tuple[Sample, ...]] = {}
+    for name in names:
+        samples = tuple(_samples(exposition, name.encode()))
+        if samples:
+            found[name] = samples
+    return found
+
+
+def _samples(page: bytes, name: bytes) -> Iterator[Sample]:
+    position = page.find(name)
+    while position >= 0:
+        after = position + len(name)
+        if _starts_line(page, position):
+            end = page.find(b"\n", after)
+            end = len(page) if end < 0 else end
+            sample = _sample(page[after:end])
+            if sample is not None:
+                yield sample
+            after = end
+        position = page.find(name, after)
+
+
+def _starts_line(page: bytes, position: int) -> bool:
+    position -= 1
+    while position >= 0 and page[position] in _BLANKS:
+        position -= 1
+    return position < 0 or page[position] == _NEWLINE
+
+
+def _sample(rest: bytes) -> Sample | None:
+    """Decode what follows the name on its line; None when it is no sample of that name."""
+    labels: dict[str, str] | None = {}
+    body = rest.lstrip(_BLANKS)
+    if body.startswith(b"{"):
+        labels, body = _labels(body)
+        if labels is None:
+            return None
+    elif len(body) == len(rest):
+        return None  # the wanted name is only the beginning of a longer one
+    words = body.split()
+    # A word that starts with '#' opens an exemplar, which is of no use here.
+    words = words[: next((i for i, word in enumerate(words) if word.startswith(b"#")), len(words))]
+    if not 1 <= len(words) <= 2:
+        return None
+    value = _number(words[0])
+    timestamp = _number(words[1]) if len(words) == 2 else None
+    if value is None or (len(words) == 2 and (timestamp is None or timestamp % 1 != 0)):
+        return None
+    return Sample(labels or {}, value, None if timestamp is None else int(timestamp))
+
+
+def _number(word: bytes) -> float | None:
+    # float() also takes digit separators, which the format does not know.
+    if b"_" in word:
+        return None
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _labels(body: bytes) -> tuple[dict[str, str] | None, bytes]:
+    """Decode `{name="value",…}` at the start of `body`; (None, …) when it is malformed."""
+    labels: dict[str, str] = {}
+    position = 1
+    while True:
+        position = _skip(body, position, b" \t,")
+        if body[position : position + 1] == b"}":
+            return labels, body[position + 1 :]
+        equals = body.find(b"=", position)
+        if equals < 0:
+            return None, b""
+        name = body[position:equals].strip()
+        quote = _skip(body, equals + 1, _BLANKS)
+        if not name or body[quote : quote + 1] != b'"':
+            return None, b""
+        end = _closing_quote(body, quote + 1)
+        if end is None:
+            return None, b""
+        labels[name.decode(errors="replace")] = _unescape(body[quote + 1 : end])
+        position = end + 1
+
+
+def _skip(body: bytes, position: int, ignored: bytes) -> int:
+    while position < len(body) and body[position] in ignored:
+        position += 1
+    return position
+
+
+def _closing_quote(body: bytes, position: int) -> int | None:
+    while True:
+        quote = body.find(b'"', position)
+        if quote < 0:
+            return None
+        backslashes = 0
+        while body[quote - 1 - backslashes : quote - backslashes] == b"\\":
+            backslashes += 1
+        if backslashes % 2 == 0 or quote - backslashes < position:
+            return quote
+        position = quote + 1
+
+
+def _unescape(raw: bytes) -> str:
+    text = raw.decode(errors="replace")
+    if "\\" not in text:
+        return text
+    parts: list[str] = []
+    characters = iter(text)
+    for character in characters:
+        if character != "\\":
+            parts.append(character)
+            continue
+        escaped = next(characters, "")
+        parts.append(_ESCAPES.get(ord(escaped), "\\" + escaped) if escaped else "\\")
+    return "".join(parts)
