@@ -1,0 +1,168 @@
+"""The engine process: `python -m worker.engine.process SOCKET`, spawned by `engine.client`.
+
+Standard input carries the `EngineConfig` (msgpack behind a 4-byte little-endian length) and then
+stays open as a life line: when it ends, the parent is gone, and so is this process at once. Signals
+that reach a whole process group or service (SIGINT, SIGTERM) are left to the parent, which drains
+and then says `Shutdown`.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from typing import cast
+
+import msgspec
+import zmq
+
+from worker.config import CacheConfig, EngineConfig
+from worker.engine.core import EngineCore
+from worker.engine.messages import (
+    AddRequest,
+    EngineFailed,
+    EngineReady,
+    FromEngine,
+    Shutdown,
+    ToEngine,
+)
+from worker.engine.scheduler import Scheduler
+from worker.errors import ConfigError, WorkerError
+from worker.executor.interface import Executor
+from worker.executor.sim_runner import SimExecutor
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_SIM_BLOCKS = 4096
+LAST_WORDS_SECONDS = 2.0
+
+
+class Channel:
+    """The engine's end of the socket: whole messages in and out."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+
+    def send(self, message: FromEngine) -> None:
+        """Queue a message; never blocks."""
+        self._socket.send(self._encoder.encode(message))
+
+    def receive(self) -> ToEngine | None:
+        """The next message that has arrived already, or None."""
+        if not cast(int, self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            return None
+        return cast(ToEngine, self._decoder.decode(self._socket.recv(zmq.DONTWAIT)))
+
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Sleep until a message arrives or the time is up; None: however long it takes."""
+        self._socket.poll(None if timeout_seconds is None else int(timeout_seconds * 1000))
+
+    def close(self) -> None:
+        """Deliver what is queued, for a second at most, and close."""
+        self._socket.close(linger=1000)
+        self._context.term()
+
+
+def build_core(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
+    """Load the model or the simulator and size the cache. `EngineReady` has no start-up time yet.
+
+    Raises WorkerError with a message for the user.
+    """
+    executor, num_blocks = _build_executor(config)
+    cache = CacheConfig(num_blocks, config.block_size, config.enable_prefix_caching)
+    scheduler = Scheduler(cache, config.scheduler, config.eos_token_ids)
+    if scheduler.max_model_len < config.scheduler.max_model_len:
+        logger.warning(
+            "the KV cache holds %d tokens, fewer than max_model_len %d; sequences end there",
+            scheduler.max_model_len,
+            config.scheduler.max_model_len,
+        )
+    ready = EngineReady(num_blocks, config.block_size, scheduler.max_model_len, 0.0)
+    return EngineCore(scheduler, executor, time.monotonic), ready
+
+
+def _build_executor(config: EngineConfig) -> tuple[Executor, int]:
+    if config.engine == "sim":
+        num_blocks = config.num_blocks_override
+        executor = SimExecutor(config.sim, time.sleep)
+        return executor, DEFAULT_SIM_BLOCKS if num_blocks is None else num_blocks
+    if config.engine == "torch":
+        # Imported here and by name, so that the simulator never loads torch.
+        model_runner = importlib.import_module("worker.executor.model_runner")
+        return cast("tuple[Executor, int]", model_runner.build_executor(config))
+    raise ConfigError(f"unknown engine {config.engine!r}; known are 'torch' and 'sim'")
+
+
+def serve(core: EngineCore, channel: Channel) -> None:
+    """Step while there is work, sleep on the socket while there is none, until `Shutdown`."""
+    while True:
+        if not core.has_work:
+            channel.wait()
+        while (message := channel.receive()) is not None:
+            if isinstance(message, AddRequest):
+                core.add(message)
+            elif isinstance(message, Shutdown):
+                return
+            else:
+                core.abort(message.request_ids)
+        outputs = core.step()
+        if outputs is not None:
+            channel.send(outputs)
+
+
+def run(config: EngineConfig, channel: Channel) -> int:
+    """The life of the process after its config is read; returns the exit status."""
+    started = time.monotonic()
+    core: EngineCore | None = None
+    try:
+        core, ready = build_core(config)
+        gc.collect()
+        gc.freeze()  # what start-up allocated stays; no later collection need look at it
+        elapsed = time.monotonic() - started
+        channel.send(msgspec.structs.replace(ready, startup_seconds=elapsed))
+        serve(core, channel)
+    except Exception as error:
+        logger.exception("the engine failed")
+        known = isinstance(error, WorkerError)
+        channel.send(EngineFailed(str(error) if known else f"{type(error).__name__}: {error}"))
+        channel.wait(LAST_WORDS_SECONDS)  # the client answers with `Shutdown` once it has them
+        return 1
+    finally:
+        if core is not None:
+            core.shutdown()
+        channel.close()
+    return 0
+
+
+def main() -> int:
+    """Read the config, tie our life to the parent's, serve."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s [engine] %(name)s: %(message)s"
+    )
+    size = int.from_bytes(sys.stdin.buffer.read(4), "little")
+    config = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=EngineConfig)
+    threading.Thread(target=_exit_with_parent, name="parent-watch", daemon=True).start()
+    return run(config, Channel(sys.argv[1]))
+
+
+def _exit_with_parent() -> None:
+    """Block until standard input ends, then leave without clean-up: nobody is left to serve."""
+    while os.read(0, 1024):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
