@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from picker.framework.attributes import Attributes
+from picker.framework.attributes import Attributes, DataKey
 from picker.types import (
     Candidate,
     InferenceRequest,
@@ -44,6 +44,26 @@ class DataProducer(Protocol):
         """Write findings into `attributes`; return the request, possibly enriched
         (`dataclasses.replace`).
         """
+        ...
+
+
+@runtime_checkable
+class ProducesData(Protocol):
+    """Says what its `produce` writes. Names the findings that `ConsumesData` can ask for."""
+
+    @property
+    def produces(self) -> tuple[DataKey[Any], ...]:
+        """The keys it writes."""
+        ...
+
+
+@runtime_checkable
+class ConsumesData(Protocol):
+    """Needs findings of data producers; missing producers are created when the picker starts."""
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The keys it reads; for a producer, those that must be written before it runs."""
         ...
 
 

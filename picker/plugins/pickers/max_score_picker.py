@@ -1,0 +1,43 @@
+"""max-score-picker: the endpoints with the highest totals.
+
+Order: score descending, equal scores in random order; the first `maxNumOfEndpoints` (1) are
+picked. Values below one count as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from picker.framework.registry import Parameters, PluginType
+from picker.types import ScoredEndpoint
+
+
+class PickerParameters(Parameters, frozen=True):
+    """`parameters` of a picker."""
+
+    max_num_of_endpoints: int = 1
+
+
+class MaxScorePicker:
+    """Picks by score, ties at random. Stateless."""
+
+    def __init__(self, max_endpoints: int = 1) -> None:
+        self._max_endpoints = max(1, max_endpoints)
+
+    def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
+        """The best ones, best first."""
+        if self._max_endpoints == 1 and scored:
+            # Same distribution as sorting all, without sorting all.
+            best = max([endpoint.score for endpoint in scored])
+            return (rng.choice([endpoint for endpoint in scored if endpoint.score == best]),)
+        shuffled = rng.sample(scored, len(scored))
+        shuffled.sort(key=lambda endpoint: -endpoint.score)
+        return shuffled[: self._max_endpoints]
+
+
+PLUGIN = PluginType(
+    "max-score-picker",
+    PickerParameters,
+    lambda _name, parameters: MaxScorePicker(parameters.max_num_of_endpoints),
+)

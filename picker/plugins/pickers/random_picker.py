@@ -1,0 +1,31 @@
+"""random-picker: endpoints drawn uniformly, whatever their scores.
+
+The first `maxNumOfEndpoints` (1) of a random order are picked. Values below one count as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from picker.framework.registry import PluginType
+from picker.plugins.pickers.max_score_picker import PickerParameters
+from picker.types import ScoredEndpoint
+
+
+class RandomPicker:
+    """Picks uniformly at random. Stateless."""
+
+    def __init__(self, max_endpoints: int = 1) -> None:
+        self._max_endpoints = max(1, max_endpoints)
+
+    def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
+        """Distinct endpoints in random order."""
+        return rng.sample(scored, min(self._max_endpoints, len(scored)))
+
+
+PLUGIN = PluginType(
+    "random-picker",
+    PickerParameters,
+    lambda _name, parameters: RandomPicker(parameters.max_num_of_endpoints),
+)

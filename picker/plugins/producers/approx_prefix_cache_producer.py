@@ -1,0 +1,168 @@
+"""approx-prefix-cache-producer: guess which endpoint holds how much of the prompt.
+
+It remembers, per endpoint, the hashes of the prompt blocks it sent there (`pre_request`, before the
+endpoint answers and never rolled back) and matches each new prompt against that memory. Nothing is
+asked of the engines.
+
+Block size: with `autoTune` what the first candidate that knows reports, else `blockSizeTokens`, and
+never below 64 tokens. Memory per endpoint: with `autoTune` as many blocks as fit into its KV cache,
+`num_kv_blocks · block_size / 64`, else `lruCapacityPerServer`. (The reference takes num_kv_blocks
+as it is, and so may remember four times more than the GPU holds.) Prompt length considered:
+`maxPrefixTokensToMatch`, else `maxPrefixBlocksToMatch` blocks; both 0: all of it.
+
+A match is contiguous from the first block; with several prompts the matches are added.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.registry import Parameters, PluginType
+from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
+from picker.prefix.block_hash import block_hashes, root_hash
+from picker.prefix.index import PrefixIndex
+from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.types import Candidate, EndpointMetrics, InferenceRequest, SchedulingResult
+
+MIN_BLOCK_SIZE_TOKENS = 64
+PREFILL_PROFILE = "prefill"
+
+
+class ApproxPrefixCacheParameters(Parameters, frozen=True):
+    """`parameters` of an approx-prefix-cache-producer."""
+
+    auto_tune: bool = True
+    block_size_tokens: int = 16
+    max_prefix_tokens_to_match: int = 131072
+    max_prefix_blocks_to_match: int = 2048
+    lru_capacity_per_server: int = 31250
+
+
+@dataclass(frozen=True, slots=True)
+class _Hashed:
+    """The block hashes of one request, from `produce` to `pre_request`."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    block_size_tokens: int
+
+
+class ApproxPrefixCacheProducer:
+    """Owns one `PrefixIndex`; also hears of decisions and of endpoints that left or restarted."""
+
+    def __init__(self, name: str, parameters: ApproxPrefixCacheParameters) -> None:
+        """Raises `ValueError` for sizes that cannot work."""
+        _check(parameters)
+        self._parameters = parameters
+        self._index = PrefixIndex()
+        self._match_key = match_info_key(name)
+        self._hashed_key: DataKey[_Hashed] = DataKey("BlockHashes", name)
+
+    @property
+    def produces(self) -> tuple[DataKey[Any], ...]:
+        """The match info under this instance's name."""
+        return (self._match_key,)
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The tokenized prompt."""
+        return (TOKENIZED_PROMPT,)
+
+    @property
+    def index_size(self) -> int:
+        """Distinct block hashes remembered."""
+        return len(self._index)
+
+    def produce(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> InferenceRequest:
+        """Write the match info of all endpoints; nothing for a request without prompts."""
+        if not request.prompts:
+            return request
+        block_size = self._block_size(candidates)
+        root = root_hash(request.target_model, request.body.cache_salt)
+        limit = self._max_blocks(block_size)
+        prompts = tuple(block_hashes(prompt, root, block_size, limit) for prompt in request.prompts)
+        attributes.put(self._hashed_key, _Hashed(prompts, block_size))
+        total = sum(map(len, prompts))
+        info = PrefixCacheMatchInfo(total, block_size, self._matches(prompts))
+        attributes.put(self._match_key, info)
+        return request
+
+    def pre_request(
+        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+    ) -> None:
+        """Remember the prompt for the first endpoint of the primary profile and of `prefill`."""
+        hashed = attributes.get(self._hashed_key)
+        if hashed is None:
+            return
+        for name in {result.primary_profile, PREFILL_PROFILE}:
+            profile = result.profiles.get(name)
+            if profile is None or not profile.picked:
+                continue
+            candidate = profile.picked[0].candidate
+            capacity = self._capacity(candidate.metrics, hashed.block_size_tokens)
+            for prompt in hashed.prompts:
+                self._index.record(candidate.key, prompt, capacity)
+
+    def endpoint_removed(self, key: str) -> None:
+        """Forget what the endpoint was sent."""
+        self._index.remove(key)
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` when the index contradicts itself."""
+        self._index.check_integrity()
+
+    def _matches(self, prompts: Sequence[Sequence[int]]) -> dict[str, int]:
+        if len(prompts) == 1:
+            return self._index.match(prompts[0])
+        matched: Counter[str] = Counter()
+        for prompt in prompts:
+            matched.update(self._index.match(prompt))
+        return dict(matched)
+
+    def _block_size(self, candidates: Sequence[Candidate]) -> int:
+        configured = self._parameters.block_size_tokens
+        if self._parameters.auto_tune:
+            for candidate in candidates:
+                if candidate.metrics is not None and candidate.metrics.block_size_tokens:
+                    configured = candidate.metrics.block_size_tokens
+                    break
+        return max(MIN_BLOCK_SIZE_TOKENS, configured)
+
+    def _max_blocks(self, block_size: int) -> int | None:
+        if self._parameters.max_prefix_tokens_to_match:
+            return max(1, self._parameters.max_prefix_tokens_to_match // block_size)
+        return self._parameters.max_prefix_blocks_to_match or None
+
+    def _capacity(self, metrics: EndpointMetrics | None, block_size: int) -> int:
+        if (
+            self._parameters.auto_tune
+            and metrics is not None
+            and metrics.num_kv_blocks
+            and metrics.block_size_tokens
+        ):
+            return max(1, metrics.num_kv_blocks * metrics.block_size_tokens // block_size)
+        return self._parameters.lru_capacity_per_server
+
+
+def _check(parameters: ApproxPrefixCacheParameters) -> None:
+    if parameters.block_size_tokens < 1:
+        raise ValueError(f"blockSizeTokens must be positive, got {parameters.block_size_tokens}")
+    if parameters.lru_capacity_per_server < 1:
+        raise ValueError(
+            f"lruCapacityPerServer must be positive, got {parameters.lru_capacity_per_server}"
+        )
+    if parameters.max_prefix_tokens_to_match < 0 or parameters.max_prefix_blocks_to_match < 0:
+        raise ValueError("maxPrefixTokensToMatch and maxPrefixBlocksToMatch must not be negative")
+
+
+PLUGIN = PluginType(
+    "approx-prefix-cache-producer",
+    ApproxPrefixCacheParameters,
+    ApproxPrefixCacheProducer,
+    default_for=("PrefixCacheMatchInfo",),
+)

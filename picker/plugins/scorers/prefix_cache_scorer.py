@@ -1,0 +1,73 @@
+"""prefix-cache-scorer: prefer endpoints that already hold the beginning of the prompt.
+
+    score = w · min(1, match · B / scale)² + (1 − w) · match / total
+
+with match and total in blocks of B tokens as the prefix producer found them, w =
+`matchLengthWeight` (0) and scale = `matchLengthScaleTokens` (8192). No finding, or an empty prompt:
+0.0 for everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.registry import Parameters, PluginType
+from picker.prefix.match import match_info_key
+from picker.types import Candidate, InferenceRequest
+
+DEFAULT_PRODUCER = "approx-prefix-cache-producer"
+
+
+class PrefixCacheParameters(Parameters, frozen=True):
+    """`parameters` of a prefix-cache-scorer."""
+
+    match_length_weight: float = 0.0
+    match_length_scale_tokens: int = 8192
+    prefix_match_info_producer_name: str = DEFAULT_PRODUCER
+
+
+class PrefixCacheScorer:
+    """Scores by the share of the prompt that is cached. Stateless."""
+
+    def __init__(self, parameters: PrefixCacheParameters) -> None:
+        """Raises `ValueError` for a weight outside [0, 1] or a scale below one."""
+        self._weight = parameters.match_length_weight
+        self._scale_tokens = parameters.match_length_scale_tokens
+        if not 0.0 <= self._weight <= 1.0:
+            raise ValueError(f"matchLengthWeight must be within 0..1, got {self._weight}")
+        if self._scale_tokens < 1:
+            raise ValueError(f"matchLengthScaleTokens must be positive, got {self._scale_tokens}")
+        self._key = match_info_key(parameters.prefix_match_info_producer_name)
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The match info of the configured producer."""
+        return (self._key,)
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> Sequence[float]:
+        """One score per candidate; see the module's formula."""
+        info = attributes.get(self._key)
+        if info is None or info.total_blocks == 0 or not info.match_blocks:
+            return [0.0] * len(candidates)
+        matched = info.match_blocks
+        # Few distinct lengths occur, so each is rated once.
+        rated = {
+            length: self._rate(length, info.total_blocks, info.block_size_tokens)
+            for length in {0, *matched.values()}
+        }
+        return [rated[matched.get(candidate.key, 0)] for candidate in candidates]
+
+    def _rate(self, match: int, total: int, block_size_tokens: int) -> float:
+        length = min(1.0, match * block_size_tokens / self._scale_tokens)
+        return self._weight * length * length + (1.0 - self._weight) * match / total
+
+
+PLUGIN = PluginType(
+    "prefix-cache-scorer",
+    PrefixCacheParameters,
+    lambda _name, parameters: PrefixCacheScorer(parameters),
+)
