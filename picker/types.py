@@ -73,6 +73,9 @@ class Api(Enum):
     CHAT_COMPLETIONS = "chat/completions"
     COMPLETIONS = "completions"
     EMBEDDINGS = "embeddings"
+    RESPONSES = "responses"
+    CONVERSATIONS = "conversations"
+    IMAGES = "images/generations"
     RAW = "raw"
 
 

@@ -1,0 +1,208 @@
+"""The vocabulary of one ext_proc stream, independent of protobuf and of the transport.
+
+Events are what happens to a stream, actions what its machine asks the shell to do. All frozen.
+Header names are lower case throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from picker.errors import RefusedError
+from picker.types import FinishCause, RawRequest, RouteDecision
+
+
+class BodyMode(Enum):
+    """How the proxy shows bodies of one direction."""
+
+    DUPLEX = "duplex"  # pieces go both ways independently; what is not sent back is lost
+    LOCKSTEP = "lockstep"  # every body message waits for its reply, which may say "unchanged"
+    ABSENT = "absent"  # bodies do not pass through the picker
+
+
+class Ending(Enum):
+    """How a stream ended."""
+
+    END_OF_STREAM = "end of stream"  # the proxy closed its side in order
+    CANCELLED = "cancelled"  # the proxy reset the stream
+    ERROR = "error"  # the transport, the peer's protocol, or we ourselves failed
+    SHUTDOWN = "shutdown"  # this process is stopping
+
+
+# Events
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeaders:
+    """Headers of the client's request. `subset_hint` None: the whole pool may serve."""
+
+    headers: Mapping[str, str]
+    end_of_stream: bool = False
+    subset_hint: tuple[str, ...] | None = None
+    request_body: BodyMode = BodyMode.DUPLEX
+    response_body: BodyMode = BodyMode.DUPLEX
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBody:
+    """A piece of the client's body. A `subset_hint` here replaces an earlier one."""
+
+    data: bytes
+    end_of_stream: bool = False
+    subset_hint: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTrailers:
+    """The client's trailers; nothing of the request follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHeaders:
+    """Headers of the endpoint's response: its HTTP status and, where the proxy says so, who served.
+
+    `served_by` is `ip:port`.
+    """
+
+    status: int | None = None
+    end_of_stream: bool = False
+    served_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseBody:
+    """A piece of the endpoint's response."""
+
+    data: bytes
+    end_of_stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTrailers:
+    """The endpoint's trailers; nothing of the response follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The stream is over."""
+
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The director decided."""
+
+    decision: RouteDecision
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The director refused."""
+
+    refusal: RefusedError
+
+
+Event: TypeAlias = (
+    RequestHeaders
+    | RequestBody
+    | RequestTrailers
+    | ResponseHeaders
+    | ResponseBody
+    | ResponseTrailers
+    | Closed
+)
+
+# Actions
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Ask the director where `request` goes; answer with `routed` or `dropped`."""
+
+    request: RawRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The request is over; release what it holds. Exactly one per stream.
+
+    `response_status` is what the client was sent (None: no response was seen), `served_by` the
+    `ip:port` that the proxy reported.
+    """
+
+    cause: FinishCause
+    response_status: int | None = None
+    served_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SendRequestHeaders:
+    """Let the request go to `destination` with these headers set; None leaves the length alone."""
+
+    destination: str
+    set_headers: tuple[tuple[str, str], ...] = ()
+    content_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SendRequestBody:
+    """Forward a piece of the request body, at most `stream.MAX_CHUNK_BYTES`."""
+
+    data: bytes
+    end_of_stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SendRequestTrailers:
+    """Forward the request trailers."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendResponseHeaders:
+    """Forward the response headers with these added."""
+
+    set_headers: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendResponseBody:
+    """Forward a piece of the response body, at most `stream.MAX_CHUNK_BYTES`."""
+
+    data: bytes
+    end_of_stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SendResponseBodyUnchanged:
+    """Tell a proxy in lockstep mode to go on with the piece it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendResponseTrailers:
+    """Forward the response trailers."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendImmediate:
+    """Answer the client now, instead of an endpoint."""
+
+    status: int
+    body: str
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+Reply: TypeAlias = (
+    SendRequestHeaders
+    | SendRequestBody
+    | SendRequestTrailers
+    | SendResponseHeaders
+    | SendResponseBody
+    | SendResponseBodyUnchanged
+    | SendResponseTrailers
+    | SendImmediate
+)
+Action: TypeAlias = Route | Finish | Reply

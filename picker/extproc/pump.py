@@ -1,0 +1,200 @@
+"""Runs one stream: messages in, machine, director, messages out. Knows no transport.
+
+A transport gives `serve_stream` two callables, one that reads a message (None: the proxy closed its
+side) and one that writes one, and cancels it when the proxy resets the stream.
+
+While a decision is pending the stream is read on, so that a client that leaves cancels its request;
+the decision runs in a task of its own, owned by the stream's task group. A lock keeps the replies
+of one step together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeAlias
+
+from picker.errors import Code, PickerError, RefusedError
+from picker.extproc import wire
+from picker.extproc.messages import Action, Closed, Ending, Finish, Route
+from picker.extproc.stream import State, StreamMachine
+from picker.types import FinishCause, RawRequest, RouteDecision
+
+log = logging.getLogger(__name__)
+
+Read: TypeAlias = Callable[[], Awaitable[bytes | None]]
+Write: TypeAlias = Callable[[bytes], Awaitable[None]]
+
+
+class RequestExchange(Protocol):
+    """One request as its owner sees it; see `requestcontrol.director.Exchange`."""
+
+    async def route(self, raw: RawRequest) -> RouteDecision:
+        """Decide. Raises `RefusedError`; may be cancelled."""
+        ...
+
+    def finish(
+        self,
+        cause: FinishCause,
+        response_status: int | None = None,
+        served_by: str | None = None,
+    ) -> None:
+        """The request is over."""
+        ...
+
+
+class ExchangeSource(Protocol):
+    """Opens an exchange per stream; the director."""
+
+    def begin(self) -> RequestExchange:
+        """A request has started to arrive."""
+        ...
+
+
+class StreamFailedError(PickerError):
+    """The stream cannot go on; `peer_at_fault` says whose doing it was."""
+
+    def __init__(self, message: str, peer_at_fault: bool) -> None:
+        super().__init__(message)
+        self.peer_at_fault = peer_at_fault
+
+
+_INTERNAL = StreamFailedError("internal error", peer_at_fault=False)
+
+
+async def serve_stream(
+    read: Read,
+    write: Write,
+    exchanges: ExchangeSource,
+    *,
+    max_body_bytes: int,
+    is_stopping: Callable[[], bool],
+) -> None:
+    """Serve one stream to its end.
+
+    Whatever ends it, the exchange is finished exactly once. Returns when the proxy closed the
+    stream or the request was refused; raises `StreamFailedError` when the stream is to be aborted.
+    """
+    await _Session(read, write, exchanges.begin(), max_body_bytes).run(is_stopping)
+
+
+class _Session:
+    """Owns the machine, the exchange and the routing task of one stream."""
+
+    __slots__ = (
+        "_ending",
+        "_exchange",
+        "_failure",
+        "_machine",
+        "_read",
+        "_reader",
+        "_routing",
+        "_stopped_reading",
+        "_tasks",
+        "_turn",
+        "_write",
+    )
+
+    def __init__(
+        self, read: Read, write: Write, exchange: RequestExchange, max_body_bytes: int
+    ) -> None:
+        self._read = read
+        self._write = write
+        self._exchange = exchange
+        self._machine = StreamMachine(max_body_bytes)
+        self._turn = asyncio.Lock()
+        self._tasks = asyncio.TaskGroup()
+        self._reader: asyncio.Task[None] | None = None  # set while reading
+        self._routing: asyncio.Task[None] | None = None
+        self._stopped_reading = False
+        self._ending = Ending.END_OF_STREAM
+        self._failure: StreamFailedError | None = None
+
+    async def run(self, is_stopping: Callable[[], bool]) -> None:
+        """Serve until the stream is over; see `serve_stream`."""
+        try:
+            async with self._tasks:
+                await self._read_to_end()
+                if self._routing is not None and self._machine.state is State.ROUTING:
+                    self._routing.cancel()
+        except asyncio.CancelledError:
+            self._ending = Ending.SHUTDOWN if is_stopping() else Ending.CANCELLED
+            raise
+        finally:
+            # Only after the group is done: nothing routes any more when the exchange finishes.
+            self._end(self._machine.receive(Closed(self._ending)))
+        if self._failure is not None:
+            raise self._failure
+
+    async def _read_to_end(self) -> None:
+        self._reader = asyncio.current_task()
+        try:
+            while (message := await self._read()) is not None:
+                async with self._turn:
+                    await self._perform(self._machine.receive(wire.decode(message)))
+                if self._machine.state is State.REFUSED:
+                    return
+        except asyncio.CancelledError:
+            # Either the transport cancels us, or the routing task has had the last word.
+            reader = asyncio.current_task()
+            if reader is None or not self._stopped_reading or reader.uncancel() > 0:
+                raise
+        except PickerError as error:
+            self._fail(error)
+        except Exception:
+            log.exception("a stream failed")
+            self._fail(_INTERNAL)
+        finally:
+            self._reader = None
+
+    def _stop_reading(self) -> None:
+        if self._reader is not None and not self._stopped_reading:
+            self._stopped_reading = True
+            self._reader.cancel()
+
+    def _fail(self, error: PickerError) -> None:
+        self._ending = Ending.ERROR
+        if not isinstance(error, StreamFailedError):
+            log.warning("the proxy broke the protocol: %s", error)
+            error = StreamFailedError(str(error), peer_at_fault=True)
+        self._failure = error
+
+    async def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Route):
+                routing = self._route(action.request)
+                self._routing = self._tasks.create_task(routing, name="route")
+            elif isinstance(action, Finish):
+                self._exchange.finish(action.cause, action.response_status, action.served_by)
+            else:
+                await self._write(wire.encode(action))
+
+    def _end(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Finish):
+                self._exchange.finish(action.cause, action.response_status, action.served_by)
+
+    async def _route(self, request: RawRequest) -> None:
+        """Ask the director and answer; whatever goes wrong, the client gets an answer."""
+        try:
+            answer: RouteDecision | RefusedError = await self._exchange.route(request)
+        except RefusedError as refusal:
+            answer = refusal
+        except Exception:
+            log.exception("routing failed")
+            answer = RefusedError(Code.INTERNAL, "the endpoint picker failed; see its log")
+        try:
+            async with self._turn:
+                if isinstance(answer, RefusedError):
+                    await self._perform(self._machine.dropped(answer))
+                    self._stop_reading()
+                else:
+                    await self._perform(self._machine.routed(answer))
+        except PickerError as error:
+            self._fail(error)
+            self._stop_reading()
+        except Exception:
+            log.exception("a stream failed")
+            self._fail(_INTERNAL)
+            self._stop_reading()

@@ -1,0 +1,274 @@
+"""Protobuf bytes to events, actions to protobuf bytes; the only file that knows `envoy.*`.
+
+Stateless: what a message means depends on the message alone. Header names are lowered here, values
+are `raw_value` when that is not empty, else `value`. Envoy applies `remove_headers` before
+`set_headers`; a name that is set is left out of the removals all the same, so that the order does
+not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+from envoy.config.core.v3 import base_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from google.protobuf.message import DecodeError
+
+from picker.errors import PickerError
+from picker.extproc.messages import (
+    BodyMode,
+    Event,
+    Reply,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    SendImmediate,
+    SendRequestBody,
+    SendRequestHeaders,
+    SendRequestTrailers,
+    SendResponseBody,
+    SendResponseBodyUnchanged,
+    SendResponseHeaders,
+    SendResponseTrailers,
+)
+from picker.requestcontrol.headers import (
+    DESTINATION,
+    DESTINATION_NAMESPACE,
+    DESTINATION_SERVED,
+    DESTINATION_SUBSET,
+    PICKER_OWNED,
+    SUBSET_NAMESPACE,
+)
+
+METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+
+_Message = Any  # the wheel with Envoy's messages carries no types
+_Mode = processing_mode_pb2.ProcessingMode
+_BODY_MODES: Mapping[int, BodyMode] = {
+    _Mode.NONE: BodyMode.ABSENT,
+    _Mode.STREAMED: BodyMode.LOCKSTEP,
+    _Mode.BUFFERED: BodyMode.LOCKSTEP,
+    _Mode.BUFFERED_PARTIAL: BodyMode.LOCKSTEP,
+}
+_OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+_REMOVABLE = tuple(name for name in PICKER_OWNED if name != DESTINATION)
+
+
+class MalformedMessageError(PickerError):
+    """Bytes that are no `ProcessingRequest`, or one that says nothing."""
+
+
+def decode(data: bytes) -> Event:
+    """One `ProcessingRequest` as an event. Raises `MalformedMessageError`."""
+    try:
+        message = pb.ProcessingRequest.FromString(data)
+    except DecodeError as error:
+        raise MalformedMessageError(f"not a ProcessingRequest: {error}") from error
+    kind = message.WhichOneof("request")
+    if kind is None:
+        raise MalformedMessageError("a ProcessingRequest without content")
+    return _DECODERS[kind](message)
+
+
+def encode(reply: Reply) -> bytes:
+    """One reply as a `ProcessingResponse`."""
+    message = _ENCODERS[type(reply)](reply)
+    return cast("bytes", message.SerializeToString())
+
+
+# Messages to events
+
+
+def _request_headers(message: _Message) -> Event:
+    request_body = response_body = BodyMode.DUPLEX
+    if message.HasField("protocol_config"):
+        request_body = _body_mode(message.protocol_config.request_body_mode)
+        response_body = _body_mode(message.protocol_config.response_body_mode)
+    return RequestHeaders(
+        headers=_header_map(message.request_headers.headers.headers),
+        end_of_stream=message.request_headers.end_of_stream,
+        subset_hint=_subset_hint(message),
+        request_body=request_body,
+        response_body=response_body,
+    )
+
+
+def _request_body(message: _Message) -> Event:
+    body = message.request_body
+    return RequestBody(body.body, body.end_of_stream, _subset_hint(message))
+
+
+def _request_trailers(message: _Message) -> Event:
+    return RequestTrailers()
+
+
+def _response_headers(message: _Message) -> Event:
+    headers = message.response_headers
+    return ResponseHeaders(
+        status=_status(headers.headers.headers),
+        end_of_stream=headers.end_of_stream,
+        served_by=_served_by(message),
+    )
+
+
+def _response_body(message: _Message) -> Event:
+    return ResponseBody(message.response_body.body, message.response_body.end_of_stream)
+
+
+def _response_trailers(message: _Message) -> Event:
+    return ResponseTrailers()
+
+
+_DECODERS: Mapping[str, Callable[[_Message], Event]] = {
+    "request_headers": _request_headers,
+    "request_body": _request_body,
+    "request_trailers": _request_trailers,
+    "response_headers": _response_headers,
+    "response_body": _response_body,
+    "response_trailers": _response_trailers,
+}
+
+
+def _body_mode(number: int) -> BodyMode:
+    """Modes that are not named here (FULL_DUPLEX_STREAMED, GRPC, later ones) stream both ways."""
+    return _BODY_MODES.get(number, BodyMode.DUPLEX)
+
+
+def _header_map(headers: Iterable[_Message]) -> dict[str, str]:
+    """Names to values; of a repeated header the last value counts."""
+    return {header.key.lower(): _value(header) for header in headers}
+
+
+def _value(header: _Message) -> str:
+    raw: bytes = header.raw_value
+    return raw.decode("utf-8", "replace") if raw else header.value
+
+
+def _status(headers: Iterable[_Message]) -> int | None:
+    """The HTTP status: `:status`, else `status`; None when there is no number in it."""
+    found = _header_map(headers)
+    text = found.get(":status") or found.get("status") or ""
+    return int(text) if text.isascii() and text.isdigit() and len(text) == 3 else None
+
+
+def _metadata(message: _Message, namespace: str, key: str) -> _Message | None:
+    if not message.HasField("metadata_context"):
+        return None
+    structs = message.metadata_context.filter_metadata
+    if namespace not in structs or key not in structs[namespace].fields:
+        return None
+    return structs[namespace].fields[key]
+
+
+def _subset_hint(message: _Message) -> tuple[str, ...] | None:
+    """The endpoints that may serve: a list of strings or one string with commas.
+
+    Entries that are no strings are skipped; a value of another kind counts as absent.
+    """
+    value = _metadata(message, SUBSET_NAMESPACE, DESTINATION_SUBSET)
+    if value is None:
+        return None
+    match value.WhichOneof("kind"):
+        case "list_value":
+            texts = [item.string_value for item in value.list_value.values]
+        case "string_value":
+            texts = [value.string_value]
+        case _:
+            return None
+    entries = (entry.strip() for text in texts for entry in text.split(","))
+    return tuple(entry for entry in entries if entry)
+
+
+def _served_by(message: _Message) -> str | None:
+    value = _metadata(message, DESTINATION_NAMESPACE, DESTINATION_SERVED)
+    return (value.string_value or None) if value is not None else None
+
+
+# Replies to messages
+
+
+def _send_request_headers(reply: SendRequestHeaders) -> _Message:
+    message = pb.ProcessingResponse()
+    response = message.request_headers.response
+    response.clear_route_cache = True
+    mutation = response.header_mutation
+    _set(mutation, DESTINATION, reply.destination)
+    if reply.content_length is not None:
+        _set(mutation, "content-length", str(reply.content_length))
+    for name, value in reply.set_headers:
+        _set(mutation, name, value)
+    set_names = {name for name, _ in reply.set_headers}
+    mutation.remove_headers.extend([name for name in _REMOVABLE if name not in set_names])
+    destination = message.dynamic_metadata.fields[DESTINATION_NAMESPACE].struct_value
+    destination.fields[DESTINATION].string_value = reply.destination
+    return message
+
+
+def _send_request_body(reply: SendRequestBody) -> _Message:
+    message = pb.ProcessingResponse()
+    piece = message.request_body.response.body_mutation.streamed_response
+    piece.body = reply.data
+    piece.end_of_stream = reply.end_of_stream
+    return message
+
+
+def _send_request_trailers(_: SendRequestTrailers) -> _Message:
+    return pb.ProcessingResponse(request_trailers=pb.TrailersResponse())
+
+
+def _send_response_headers(reply: SendResponseHeaders) -> _Message:
+    message = pb.ProcessingResponse()
+    for name, value in reply.set_headers:
+        _set(message.response_headers.response.header_mutation, name, value)
+    message.response_headers.SetInParent()
+    return message
+
+
+def _send_response_body(reply: SendResponseBody) -> _Message:
+    message = pb.ProcessingResponse()
+    piece = message.response_body.response.body_mutation.streamed_response
+    piece.body = reply.data
+    piece.end_of_stream = reply.end_of_stream
+    return message
+
+
+def _send_response_body_unchanged(_: SendResponseBodyUnchanged) -> _Message:
+    return pb.ProcessingResponse(response_body=pb.BodyResponse())
+
+
+def _send_response_trailers(_: SendResponseTrailers) -> _Message:
+    return pb.ProcessingResponse(response_trailers=pb.TrailersResponse())
+
+
+def _send_immediate(reply: SendImmediate) -> _Message:
+    message = pb.ProcessingResponse()
+    message.immediate_response.status.code = reply.status
+    message.immediate_response.body = reply.body.encode("utf-8", "replace")
+    for name, value in reply.headers:
+        _set(message.immediate_response.headers, name, value)
+    return message
+
+
+def _set(mutation: _Message, name: str, value: str) -> None:
+    option = mutation.set_headers.add()
+    option.append_action = _OVERWRITE
+    option.header.key = name
+    option.header.raw_value = value.encode("utf-8", "replace")
+
+
+_ENCODERS: Mapping[type, Callable[[Any], _Message]] = {
+    SendRequestHeaders: _send_request_headers,
+    SendRequestBody: _send_request_body,
+    SendRequestTrailers: _send_request_trailers,
+    SendResponseHeaders: _send_response_headers,
+    SendResponseBody: _send_response_body,
+    SendResponseBodyUnchanged: _send_response_body_unchanged,
+    SendResponseTrailers: _send_response_trailers,
+    SendImmediate: _send_immediate,
+}

@@ -1,0 +1,25 @@
+"""Keeps every body raw; takes the paths that no other parser claims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from picker.framework.registry import Parameters, PluginType
+from picker.types import Api, ParsedBody
+
+
+class PassthroughParser:
+    """Knows nothing about a body, so nothing in it can be wrong. No model, no prompt, no usage."""
+
+    claims: tuple[str, ...] = ()
+
+    def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
+        """Accept anything."""
+        return ParsedBody(Api.RAW)
+
+
+def _create(name: str, parameters: Parameters) -> PassthroughParser:
+    return PassthroughParser()
+
+
+PLUGIN = PluginType("passthrough-parser", Parameters, _create)

@@ -1,0 +1,49 @@
+"""Names of the headers and metadata keys that the picker owns; all lower case.
+
+Source: Endpoint Picker Protocol v1.0.0 and the header names of the reference picker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+DESTINATION = "x-gateway-destination-endpoint"
+DESTINATION_SUBSET = "x-gateway-destination-endpoint-subset"
+DESTINATION_SERVED = "x-gateway-destination-endpoint-served"
+DESTINATION_NAMESPACE = "envoy.lb"
+SUBSET_NAMESPACE = "envoy.lb.subset_hint"
+REQUEST_ID = "x-request-id"
+
+FAIRNESS_ID = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+MODEL_REWRITE = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
+SLO_TTFT_MS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+SLO_TPOT_MS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+
+# A client must not reach an endpoint with any of these: they steer the fleet, not the model.
+PICKER_OWNED: tuple[str, ...] = (
+    DESTINATION,
+    DESTINATION_SUBSET,
+    DESTINATION_SERVED,
+    *FAIRNESS_ID,
+    *OBJECTIVE,
+    *MODEL_REWRITE,
+    *SLO_TTFT_MS,
+    *SLO_TPOT_MS,
+    "x-llm-d-video-fps",
+    "x-llm-d-video-duration-seconds",
+    "x-llm-d-video-resolution",
+    "x-llm-d-request-dropped-reason",
+    "x-prefiller-host-port",
+    "x-encoder-hosts-ports",
+    "x-data-parallel-host-port",
+    "x-kv-cache-source-host-port",
+)
+
+
+def first_of(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
+    """The value of the first of `names` that is present and not empty, or ""; new name first."""
+    for name in names:
+        if value := headers.get(name):
+            return value
+    return ""
