@@ -1,0 +1,274 @@
+"""Scheduler rules one at a time: budget, chunks, admission, preemption, rank, stop, refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from worker.config import CacheConfig, SchedulerConfig
+from worker.engine.messages import AddRequest, RequestOutput
+from worker.engine.scheduler import Scheduler
+from worker.types import FinishReason, ModelOutput, SchedulerOutput
+
+Make = Callable[..., AddRequest]
+
+
+def scheduler(num_blocks: int = 64, block_size: int = 4, **limits: int) -> Scheduler:
+    """A scheduler with end token 0."""
+    return Scheduler(CacheConfig(num_blocks, block_size), SchedulerConfig(**limits), (0,))
+
+
+def plan(step: SchedulerOutput | None) -> dict[int, int]:
+    """Tokens by sequence id."""
+    assert step is not None
+    return {s.seq_id: len(s.token_ids) for s in step.sequences}
+
+
+def advance(
+    engine: Scheduler, tokens: dict[int, int] | None = None, now: float = 0.0
+) -> tuple[dict[int, int], list[RequestOutput]]:
+    """One step in which every sampled token is 1 unless `tokens` says otherwise."""
+    step = engine.schedule(now)
+    planned = plan(step)
+    assert step is not None
+    sampled = {s.seq_id: (tokens or {}).get(s.seq_id, 1) for s in step.sequences if s.sample}
+    outputs = engine.update(step, ModelOutput(sampled), now)
+    engine.check_integrity()
+    return planned, outputs
+
+
+def test_idle_without_requests() -> None:
+    """Nothing to do is None, not an empty step."""
+    assert scheduler().schedule(0.0) is None
+
+
+def test_a_long_prompt_runs_in_chunks_beside_decodes(make_request: Make) -> None:
+    """One budget serves both; the chunk gets what the decode leaves, and samples at its end."""
+    engine = scheduler(max_num_batched_tokens=8)
+    engine.add(make_request("a", range(1, 5)))
+    assert advance(engine)[0] == {0: 4}
+    engine.add(make_request("b", range(10, 30)))
+    outputs = []
+    for expected in ({0: 1, 1: 7}, {0: 1, 1: 7}, {0: 1, 1: 6}):
+        planned, outputs = advance(engine)
+        assert planned == expected
+    assert [o.request_id for o in outputs] == ["a", "b"]
+
+
+def test_long_prefill_threshold_applies_only_in_company(make_request: Make) -> None:
+    """A lone prompt takes the whole budget; with a second request chunks are capped."""
+    engine = scheduler(max_num_batched_tokens=32, long_prefill_token_threshold=5)
+    engine.add(make_request("a", [1] * 40))
+    assert advance(engine)[0] == {0: 32}
+    engine.add(make_request("b", [2] * 12))
+    assert advance(engine)[0] == {0: 5, 1: 5}
+
+
+def test_admission_stops_at_max_num_seqs(make_request: Make) -> None:
+    """Two of five are admitted when two may run."""
+    engine = scheduler(max_num_seqs=2)
+    for index in range(5):
+        engine.add(make_request(str(index), [index + 1]))
+    assert advance(engine)[0] == {0: 1, 1: 1}
+    assert (engine.num_running, engine.num_waiting) == (2, 3)
+
+
+def test_admission_needs_room_for_the_whole_prompt(make_request: Make) -> None:
+    """A prompt is not started on blocks for its first chunk alone; the head of the line waits."""
+    engine = scheduler(num_blocks=4, max_num_batched_tokens=4)
+    engine.add(make_request("a", [1] * 8))
+    engine.add(make_request("b", [2] * 9, max_tokens=1))
+    engine.add(make_request("c", [3]))
+    advance(engine)
+    advance(engine)
+    assert plan(engine.schedule(0.0)) == {0: 1}
+    assert engine.num_waiting == 2
+
+
+def test_watermark_keeps_blocks_free_while_others_run(make_request: Make) -> None:
+    """Admission leaves the watermark to those that run; alone, a sequence may take everything."""
+    engine = Scheduler(CacheConfig(8, 4, watermark=0.5), SchedulerConfig())
+    engine.add(make_request("a", [1] * 12))
+    engine.add(make_request("b", [2] * 8))
+    assert advance(engine)[0] == {0: 12}
+    engine.abort("a")
+    assert advance(engine)[0] == {1: 8}
+
+
+def test_preemption_takes_the_last_and_it_resumes_with_the_same_tokens(make_request: Make) -> None:
+    """The younger sequence gives way, re-runs prompt and outputs later, and says so."""
+    engine = scheduler(num_blocks=6, block_size=1)
+    engine.add(make_request("a", [1, 2], max_tokens=4))
+    engine.add(make_request("b", [3, 4], max_tokens=4))
+    assert advance(engine)[0] == {0: 2, 1: 2}
+    assert advance(engine, {0: 5, 1: 6})[0] == {0: 1, 1: 1}
+    planned, _ = advance(engine)
+    assert planned == {0: 1}
+    assert (engine.num_running, engine.num_waiting) == (1, 1)
+    assert engine.stats().num_preemptions == 1
+    _, outputs = advance(engine)
+    assert outputs[0].finish_reason is FinishReason.LENGTH
+    step = engine.schedule(0.0)
+    assert step is not None
+    resumed = step.sequences[0]
+    assert resumed.start + len(resumed.token_ids) == 4
+    assert list(resumed.token_ids)[-1] == 6
+    outputs = engine.update(step, ModelOutput({1: 1}), 0.0)
+    assert outputs[0].num_preemptions == 1
+
+
+def test_a_preempted_sequence_is_ahead_of_later_arrivals(make_request: Make) -> None:
+    """It keeps its place in line."""
+    engine = scheduler(num_blocks=4, block_size=1)
+    engine.add(make_request("a", [1], max_tokens=3))
+    engine.add(make_request("b", [2], max_tokens=3))
+    advance(engine)
+    advance(engine)
+    engine.add(make_request("c", [3], max_tokens=1))
+    assert advance(engine)[0] == {0: 1}  # b lost its blocks, a ends
+    assert list(advance(engine)[0]) == [1, 2]
+
+
+def test_lower_priority_values_go_first(make_request: Make) -> None:
+    """Priority orders the line; equal priorities are first come, first served."""
+    engine = scheduler(max_num_seqs=1)
+    for name, priority in (("a", 5), ("b", 0), ("c", 0), ("d", -1)):
+        engine.add(make_request(name, [1], priority=priority, max_tokens=1))
+    order = [advance(engine)[1][0].request_id for _ in range(4)]
+    assert order == ["d", "b", "c", "a"]
+
+
+def test_the_lowest_rank_is_the_victim_even_if_it_came_first(make_request: Make) -> None:
+    """When blocks run out the running sequence with the largest priority value gives way."""
+    engine = scheduler(num_blocks=2, block_size=2)
+    engine.add(make_request("a", [1], priority=9, max_tokens=3))
+    advance(engine)
+    engine.add(make_request("b", [2], max_tokens=3))
+    advance(engine)
+    assert advance(engine)[0] == {1: 1}
+    assert engine.num_waiting == 1
+
+
+def test_prefix_hits_skip_work_and_are_counted_once(make_request: Make) -> None:
+    """A second request with the same prompt runs only its last block; hits show in the stats."""
+    engine = scheduler()
+    engine.add(make_request("a", range(1, 13), max_tokens=2))
+    advance(engine, now=1.0)
+    engine.add(make_request("b", range(1, 13), max_tokens=2))
+    planned, outputs = advance(engine, now=2.0)
+    assert planned == {0: 1, 1: 4}
+    last = outputs[-1]
+    assert (last.num_cached_tokens, last.scheduled_seconds) == (8, 2.0)
+    stats = engine.stats()
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (24, 8)
+    assert (stats.prompt_tokens, stats.generation_tokens) == (24, 3)
+
+
+def test_outputs_become_part_of_the_prefix_cache(make_request: Make) -> None:
+    """The next turn of a conversation hits the previous answer too."""
+    engine = scheduler()
+    engine.add(make_request("a", [1, 2, 3], max_tokens=6))
+    for _ in range(6):
+        advance(engine)
+    engine.add(make_request("b", [1, 2, 3, 1, 1, 1, 1, 1, 1, 7], max_tokens=1))
+    assert advance(engine)[0] == {1: 2}
+
+
+def test_salts_do_not_share(make_request: Make) -> None:
+    """The same prompt under another cache salt is run in full."""
+    engine = scheduler()
+    for index, salt in enumerate((None, "x", "y", "x")):
+        engine.add(make_request(str(index), [1] * 9, cache_salt=salt, max_tokens=1))
+        assert advance(engine)[0] == {index: 1 if index == 3 else 9}
+
+
+@pytest.mark.parametrize(
+    ("params", "drawn", "expected"),
+    [
+        ({"max_tokens": 3}, [1, 1, 1], (FinishReason.LENGTH, None)),
+        ({"max_tokens": 9}, [1, 0], (FinishReason.STOP, 0)),
+        ({"max_tokens": 9, "stop_token_ids": (5,)}, [1, 5], (FinishReason.STOP, 5)),
+        ({"max_tokens": 3, "ignore_eos": True}, [0, 0, 0], (FinishReason.LENGTH, None)),
+        ({"max_tokens": 9, "min_tokens": 3}, [0, 0, 0], (FinishReason.STOP, 0)),
+        ({"max_tokens": 1}, [0], (FinishReason.STOP, 0)),
+    ],
+)
+def test_stop_rules(
+    make_request: Make,
+    params: dict[str, object],
+    drawn: list[int],
+    expected: tuple[FinishReason, int | None],
+) -> None:
+    """Stop tokens end a sequence from `min_tokens` on, and win over the length limit."""
+    engine = scheduler()
+    engine.add(make_request("a", [1, 2], **params))
+    for token in drawn[:-1]:
+        assert advance(engine, {0: token})[1][0].finish_reason is None
+    output = advance(engine, {0: drawn[-1]})[1][0]
+    assert (output.finish_reason, output.stop_token_id) == expected
+    assert not engine.has_unfinished
+    assert engine.blocks.usage == 0.0
+
+
+def test_a_sequence_ends_where_the_pool_or_the_model_does(make_request: Make) -> None:
+    """Outputs are cut at `max_model_len`, which a small pool lowers."""
+    engine = scheduler(num_blocks=2, block_size=4, max_model_len=100)
+    assert engine.max_model_len == 8
+    engine.add(make_request("a", [1] * 6, max_tokens=50))
+    assert advance(engine)[1][0].finish_reason is None
+    assert advance(engine)[1][0].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(("prompt", "words"), [([], "empty"), ([1] * 8, "8 tokens")])
+def test_prompts_that_can_never_run_are_refused(
+    make_request: Make, prompt: list[int], words: str
+) -> None:
+    """The refusal is an output with a reason, and nothing is queued."""
+    engine = scheduler(num_blocks=2, block_size=4)
+    output = engine.add(make_request("a", prompt))
+    assert output is not None
+    assert output.finish_reason is FinishReason.ERROR
+    assert words in (output.error or "")
+    assert not engine.has_unfinished
+
+
+def test_an_id_in_use_is_refused_without_harm_to_its_owner(make_request: Make) -> None:
+    """The first request with the id goes on."""
+    engine = scheduler()
+    assert engine.add(make_request("a", [1], max_tokens=1)) is None
+    second = engine.add(make_request("a", [2]))
+    assert second is not None
+    assert second.finish_reason is FinishReason.ERROR
+    assert advance(engine)[1][0].finish_reason is FinishReason.LENGTH
+    assert engine.add(make_request("a", [2])) is None
+
+
+def test_abort_frees_blocks_in_every_state(make_request: Make) -> None:
+    """Waiting, half-prefilled, decoding, preempted and unknown requests can all be aborted."""
+    engine = scheduler(num_blocks=8, block_size=1, max_num_batched_tokens=3, max_num_seqs=2)
+    for name, prompt in (("decoding", [1]), ("prefill", [2] * 6), ("waiting", [3])):
+        engine.add(make_request(name, prompt, max_tokens=2))
+    advance(engine)
+    for name in ("waiting", "prefill", "decoding"):
+        output = engine.abort(name)
+        assert output is not None
+        assert output.finish_reason is FinishReason.ABORT
+        engine.check_integrity()
+    assert engine.abort("decoding") is None
+    assert engine.abort("never seen") is None
+    assert not engine.has_unfinished
+    assert engine.blocks.num_free == 8
+
+
+def test_abort_of_a_preempted_sequence(make_request: Make) -> None:
+    """A preempted sequence leaves the line, and the one that runs is not disturbed."""
+    engine = scheduler(num_blocks=5, block_size=1)
+    engine.add(make_request("a", [1], max_tokens=4))
+    engine.add(make_request("b", [2], max_tokens=4))
+    planned = [advance(engine)[0] for _ in range(3)]
+    assert planned == [{0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1}]
+    assert engine.abort("b") is not None
+    assert engine.num_waiting == 0
+    assert advance(engine)[1][0].finish_reason is FinishReason.LENGTH
+    assert engine.blocks.num_free == 5
