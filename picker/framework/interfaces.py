@@ -102,6 +102,11 @@ class Picker(Protocol):
 class ProfileHandler(Protocol):
     """Decides which scheduling profiles run and which result is primary."""
 
+    @property
+    def max_profiles(self) -> int | None:
+        """How many profiles it can work with; None: any number."""
+        ...
+
     def pick_profiles(
         self,
         request: InferenceRequest,

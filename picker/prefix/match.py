@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from picker.framework.attributes import DataKey
 
+MATCH_INFO = "PrefixCacheMatchInfo"
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheMatchInfo:
@@ -24,4 +26,4 @@ class PrefixCacheMatchInfo:
 
 def match_info_key(producer: str) -> DataKey[PrefixCacheMatchInfo]:
     """The key under which the producer instance called `producer` stores its finding."""
-    return DataKey("PrefixCacheMatchInfo", producer)
+    return DataKey(MATCH_INFO, producer)

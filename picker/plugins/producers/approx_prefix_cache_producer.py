@@ -25,7 +25,7 @@ from picker.framework.registry import Parameters, PluginType
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.block_hash import block_hashes, root_hash
 from picker.prefix.index import PrefixIndex
-from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidate, EndpointMetrics, InferenceRequest, SchedulingResult
 
 MIN_BLOCK_SIZE_TOKENS = 64
@@ -164,5 +164,5 @@ PLUGIN = PluginType(
     "approx-prefix-cache-producer",
     ApproxPrefixCacheParameters,
     ApproxPrefixCacheProducer,
-    default_for=("PrefixCacheMatchInfo",),
+    default_for=(MATCH_INFO,),
 )

@@ -10,6 +10,7 @@ What the byte stream of a prompt is:
   content, a string or blocks, without separators;
 - completions: the prompt; one stream for each string of a list;
 - embeddings: the input, likewise;
+- responses: the JSON of instructions, tools and input; conversations: the JSON of the items;
 - integer arrays: real token ids, passed through.
 
 A media block contributes a number of copies of a token made from XXH64 of its content: an image
@@ -37,6 +38,7 @@ IMAGE_TOKENS = 225
 VIDEO_TOKENS = 4500
 _UINT32 = Struct("<I")
 _MAX_TOKEN = 2**32 - 1
+_RESPONSE_PARTS = ("instructions", "tools", "input")
 
 
 class EstimateParameters(Parameters, frozen=True):
@@ -78,6 +80,11 @@ def _prompts(api: Api, payload: Mapping[str, Any]) -> Iterator[bytes]:
         yield from _texts(payload.get("prompt"))
     elif api is Api.EMBEDDINGS:
         yield from _texts(payload.get("input"))
+    elif api is Api.RESPONSES:
+        parts = [{key: payload[key]} for key in _RESPONSE_PARTS if payload.get(key)]
+        yield _padded(_json(parts))
+    elif api is Api.CONVERSATIONS:
+        yield _padded(_json(payload.get("items")))
 
 
 def _texts(value: object) -> Iterator[bytes]:
@@ -102,7 +109,7 @@ def _are_token_ids(value: object) -> bool:
 def _chat(payload: Mapping[str, Any]) -> bytes:
     stream = bytearray()
     if tools := payload.get("tools"):
-        stream += msgspec.json.encode(tools, order="sorted")
+        stream += _json(tools)
     messages = payload.get("messages")
     for message in messages if isinstance(messages, list) else ():
         if isinstance(message, Mapping):
@@ -141,6 +148,10 @@ def _add_media(stream: bytearray, block: Mapping[str, Any]) -> None:
         return
     stream += bytes(-len(stream) % BYTES_PER_TOKEN)
     stream += _UINT32.pack(xxhash.xxh64_intdigest(content) & _MAX_TOKEN) * count
+
+
+def _json(value: object) -> bytes:
+    return msgspec.json.encode(value, order="sorted")
 
 
 def _utf8(value: object) -> bytes:

@@ -15,7 +15,10 @@ from picker.types import InferenceRequest, ProfileResult, SchedulingResult
 class SingleProfileHandler:
     """Runs one profile once. Stateless."""
 
-    max_profiles = 1
+    @property
+    def max_profiles(self) -> int | None:
+        """One."""
+        return 1
 
     def pick_profiles(
         self,

@@ -1,0 +1,116 @@
+"""The shape of an `EndpointPickerConfig`, field for field as the reference picker reads it.
+
+Frozen; unknown fields are errors. `None` means "not written", so that `config.build` can tell
+a default from a choice. What a field means and which of them are supported is decided there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+API_VERSION = "llm-d.ai/v1alpha1"
+DEPRECATED_API_VERSION = "inference.networking.x-k8s.io/v1alpha1"
+KIND = "EndpointPickerConfig"
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Base of every part of the configuration."""
+
+
+class PluginSpec(Section, frozen=True):
+    """One plugin instance; `name` defaults to `type`."""
+
+    type: str
+    name: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class PluginRef(Section, frozen=True):
+    """Names an entry of `plugins`."""
+
+    plugin_ref: str
+
+
+class ProfilePlugin(Section, frozen=True):
+    """A plugin's part in a scheduling profile; `weight` concerns scorers only."""
+
+    plugin_ref: str
+    weight: float | None = None
+
+
+class SchedulingProfile(Section, frozen=True):
+    """Filters, scorers and a picker, in order."""
+
+    name: str
+    plugins: tuple[ProfilePlugin, ...] = ()
+
+
+class DataSource(Section, frozen=True):
+    """A data source and what is read out of it."""
+
+    plugin_ref: str
+    extractors: tuple[PluginRef, ...] = ()
+
+
+class DataLayer(Section, frozen=True):
+    """Where the picker's knowledge of endpoints comes from."""
+
+    inject_defaults: bool | None = None
+    sources: tuple[DataSource, ...] = ()
+    discovery: PluginRef | None = None
+    peer_discovery: PluginRef | None = None
+    cross_replica_syncer_plugin_ref: str | None = None
+    cross_replica_sync_interval: str | None = None
+
+
+class PriorityBandTemplate(Section, frozen=True):
+    """Limits and policies of a band."""
+
+    max_bytes: int | str | None = None
+    max_requests: int | str | None = None
+    fairness_policy_ref: str | None = None
+    ordering_policy_ref: str | None = None
+
+
+class PriorityBand(PriorityBandTemplate, frozen=True, kw_only=True):
+    """The band of one priority."""
+
+    priority: int
+
+
+class FlowControl(Section, frozen=True):
+    """Queueing in front of the pool."""
+
+    max_bytes: int | str | None = None
+    max_requests: int | str | None = None
+    default_request_ttl: str | None = msgspec.field(default=None, name="defaultRequestTTL")
+    no_endpoint_request_ttl: str | None = msgspec.field(default=None, name="noEndpointRequestTTL")
+    default_priority_band: PriorityBandTemplate | None = None
+    default_negative_priority_band: PriorityBandTemplate | None = None
+    priority_bands: tuple[PriorityBand, ...] = ()
+    usage_limit_policy_plugin_ref: str | None = None
+    saturation_detector: PluginRef | None = None
+    enable_eviction: bool | None = None
+
+
+class RequestHandler(Section, frozen=True):
+    """How request bodies are understood."""
+
+    parsers: tuple[PluginRef, ...] = ()
+
+
+class EndpointPickerConfig(Section, frozen=True):
+    """The whole document."""
+
+    api_version: str
+    kind: str
+    feature_gates: tuple[str, ...] = ()
+    plugins: tuple[PluginSpec, ...] = ()
+    scheduling_profiles: tuple[SchedulingProfile, ...] = ()
+    data_layer: DataLayer | None = None
+    flow_control: FlowControl | None = None
+    request_handler: RequestHandler | None = None
+    saturation_detector: PluginRef | None = None
+    parser: PluginRef | None = None

@@ -1,0 +1,18 @@
+"""file-discovery: endpoints from a file. Settings only; the work is `datalayer.discovery`.
+
+`path` is required; `watchFile` (false) follows changes of the file.
+"""
+
+from __future__ import annotations
+
+from picker.framework.registry import Parameters, PluginType
+
+
+class FileDiscoverySettings(Parameters, frozen=True):
+    """`parameters` of a file-discovery, and the plugin itself."""
+
+    path: str
+    watch_file: bool = False
+
+
+PLUGIN = PluginType("file-discovery", FileDiscoverySettings, lambda _name, parameters: parameters)
