@@ -34,3 +34,11 @@ class RequestError(WorkerError):
 
     def __post_init__(self) -> None:
         super().__init__(self.message)
+
+
+def root_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first leaf of an exception group: what a task group of ours failed of."""
+    first: BaseException = group
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first

@@ -1,0 +1,42 @@
+"""`python -m worker`: serve one model. Everything else is in `app`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from worker import app
+from worker.errors import WorkerError
+from worker.flags import build_parser, find_model, resolve
+from worker.tokenizer.checkpoint import read_checkpoint
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a worker until it is told to stop; returns the exit status.
+
+    Whatever prevents it from starting is one sentence on standard error and status 1; a wrong flag
+    exits with status 2.
+    """
+    options = build_parser().parse_args(argv)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s [worker] %(name)s: %(message)s"
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        path = find_model(options, os.environ)
+        checkpoint = None if path is None else read_checkpoint(path)
+        config = resolve(options, checkpoint)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(app.run(config, checkpoint))
+    except WorkerError as error:
+        sys.stderr.write(f"pointsman worker: {error}\n")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

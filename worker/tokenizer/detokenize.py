@@ -1,0 +1,105 @@
+"""Token ids → text as they come, with stop strings cut out exactly. Pure.
+
+Theory of operation. A byte-level token is a string of bytes, so the text of a sequence is one UTF-8
+stream cut at arbitrary places: an incremental decoder turns it into characters, keeping an
+incomplete tail back, and the concatenation of what it gives is the decoding of the whole, however
+the tokens fall. With stop strings, the last `longest - 1` characters are held back, because a match
+may begin there and end later; everything older can never be part of a match and is released.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterable, Set
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """The text of one sequence. Owns the undecoded bytes and the text held back."""
+
+    def __init__(
+        self,
+        token_bytes: Callable[[int], bytes],
+        *,
+        skip_ids: Set[int] = frozenset(),
+        stop: tuple[str, ...] = (),
+        min_tokens: int = 0,
+        include_stop: bool = False,
+    ) -> None:
+        """`stop` strings are not looked for in the first `min_tokens` tokens; `include_stop` keeps
+        the matched one in the text. Tokens in `skip_ids` have no text.
+        """
+        self._token_bytes = token_bytes
+        self._skip_ids = skip_ids
+        self._stop = stop
+        self._unchecked_tokens = min_tokens
+        self._include_stop = include_stop
+        self._hold = max((len(s) for s in stop), default=1) - 1
+        self._decoder = _UTF8("replace")
+        self._held = ""
+        self.matched: str | None = None
+
+    def feed(self, token_ids: Iterable[int]) -> str:
+        """Text that is now certain. Nothing more comes once `matched` is set."""
+        if not self._stop:
+            skip, lookup = self._skip_ids, self._token_bytes
+            return self._decoder.decode(b"".join([lookup(t) for t in token_ids if t not in skip]))
+        released = []
+        for token_id in token_ids:
+            if self.matched is not None:
+                break
+            raw = b"" if token_id in self._skip_ids else self._token_bytes(token_id)
+            released.append(self._push(self._decoder.decode(raw)))
+        return "".join(released)
+
+    def finish(self) -> str:
+        """What was held back, an incomplete character shown as U+FFFD. Call once, at the end."""
+        if self.matched is not None:
+            return ""
+        tail = self._decoder.decode(b"", final=True)
+        if not self._stop:
+            return tail
+        # A match cuts the held text short and leaves nothing held.
+        released = self._push(tail)
+        held, self._held = self._held, ""
+        return released + held
+
+    def _push(self, text: str) -> str:
+        """Take new characters, look for stop strings, give what can no longer be part of one."""
+        self._held += text
+        if self._unchecked_tokens > 0:
+            self._unchecked_tokens -= 1
+        elif text and self._cut(len(text)):
+            released, self._held = self._held, ""
+            return released
+        release = len(self._held) - self._hold
+        if release <= 0:
+            return ""
+        released, self._held = self._held[:release], self._held[release:]
+        return released
+
+    def _cut(self, num_new: int) -> bool:
+        """Cut the held text at the match that ends first (ties: the first of the list), among those
+        that end in the `num_new` newest characters.
+        """
+        best: tuple[int, int, str] | None = None
+        for string in self._stop:
+            first = len(self._held) - num_new - len(string) + 1
+            start = self._held.find(string, max(0, first))
+            end = start + len(string)
+            if start >= 0 and (best is None or end < best[1]):
+                best = (start, end, string)
+        if best is None:
+            return False
+        start, end, self.matched = best
+        self._held = self._held[: end if self._include_stop else start]
+        return True
+
+
+def decode(
+    token_bytes: Callable[[int], bytes], token_ids: Iterable[int], skip_ids: Set[int] = frozenset()
+) -> str:
+    """The text of a whole sequence; bytes that are not UTF-8 show as U+FFFD."""
+    raw = b"".join([token_bytes(t) for t in token_ids if t not in skip_ids])
+    return raw.decode("utf-8", "replace")
