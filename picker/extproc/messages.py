@@ -127,6 +127,11 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelRoute:
+    """Nobody waits for the decision that `Route` asked for any more; stop deciding."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The request is over; release what it holds. Exactly one per stream.
 
@@ -205,4 +210,4 @@ Reply: TypeAlias = (
     | SendResponseTrailers
     | SendImmediate
 )
-Action: TypeAlias = Route | Finish | Reply
+Action: TypeAlias = Route | CancelRoute | Finish | Reply

@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 
 from picker.errors import Code, PickerError, RefusedError
 from picker.extproc import wire
-from picker.extproc.messages import Action, Closed, Ending, Finish, Route
+from picker.extproc.messages import Action, CancelRoute, Closed, Ending, Finish, Route
 from picker.extproc.stream import State, StreamMachine
 from picker.types import FinishCause, RawRequest, RouteDecision
 
@@ -58,9 +58,6 @@ class StreamFailedError(PickerError):
     def __init__(self, message: str, peer_at_fault: bool) -> None:
         super().__init__(message)
         self.peer_at_fault = peer_at_fault
-
-
-_INTERNAL = StreamFailedError("internal error", peer_at_fault=False)
 
 
 async def serve_stream(
@@ -116,8 +113,8 @@ class _Session:
         try:
             async with self._tasks:
                 await self._read_to_end()
-                if self._routing is not None and self._machine.state is State.ROUTING:
-                    self._routing.cancel()
+                if self._machine.state is State.ROUTING:
+                    self._cancel_routing()
         except asyncio.CancelledError:
             self._ending = Ending.SHUTDOWN if is_stopping() else Ending.CANCELLED
             raise
@@ -144,7 +141,7 @@ class _Session:
             self._fail(error)
         except Exception:
             log.exception("a stream failed")
-            self._fail(_INTERNAL)
+            self._fail(StreamFailedError("internal error", peer_at_fault=False))
         finally:
             self._reader = None
 
@@ -165,10 +162,16 @@ class _Session:
             if isinstance(action, Route):
                 routing = self._route(action.request)
                 self._routing = self._tasks.create_task(routing, name="route")
+            elif isinstance(action, CancelRoute):
+                self._cancel_routing()
             elif isinstance(action, Finish):
                 self._exchange.finish(action.cause, action.response_status, action.served_by)
             else:
                 await self._write(wire.encode(action))
+
+    def _cancel_routing(self) -> None:
+        if self._routing is not None:
+            self._routing.cancel()
 
     def _end(self, actions: list[Action]) -> None:
         for action in actions:
@@ -196,5 +199,5 @@ class _Session:
             self._stop_reading()
         except Exception:
             log.exception("a stream failed")
-            self._fail(_INTERNAL)
+            self._fail(StreamFailedError("internal error", peer_at_fault=False))
             self._stop_reading()

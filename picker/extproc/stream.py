@@ -7,21 +7,22 @@ of headers, body pieces and perhaps trailers. In full-duplex mode the proxy forw
 the picker has not sent back, so the picker may hold everything until it has seen the whole body:
 
     START --headers--> RECEIVING --end of body--> ROUTING --Routed--> ROUTED
-    ROUTED --response headers--> RESPONDING --end of response--> DONE
+    RECEIVING | ROUTING | ROUTED --response headers--> RESPONDING --end of response--> DONE
     START | RECEIVING | ROUTING --too large, Dropped--> REFUSED;  any --Closed--> CLOSED
 
 The end of the body is a body message with `end_of_stream`, request headers with `end_of_stream`,
 or trailers. It yields `Route`; the shell asks the director and comes back with `routed()` or
 `dropped()`. Replies leave in the order headers, body, trailers. Trailers that arrive while a
 decision is pending are answered after the body. Response messages are answered at once and pass
-through unchanged.
+through unchanged. A response may start before the decision: a proxy that gives up on a request (a
+client too slow, say) shows its own error reply, and an error from us would hide it from the client.
 
 `_TRANSITIONS` is the whole protocol: a pair (state, event) that is not in it is an error, of the
 peer (`RemoteProtocolError`) or of our own shell (`LocalProtocolError`). After a refusal, and after
 the end of the body, messages that the proxy had already sent are ignored, not punished: proxies
 have been seen to repeat the last body message.
 
-Whatever ends the request emits exactly one `Finish`, always as the first action of its batch, so
+Whatever ends the request emits exactly one `Finish`, always before the replies of its batch, so
 that a shell whose writes fail has already let go of what the request held.
 
 Source: Endpoint Picker Protocol v1.0.0; Envoy `external_processor.proto`, FULL_DUPLEX_STREAMED.
@@ -37,6 +38,7 @@ from picker.errors import Code, PickerError, RefusedError
 from picker.extproc.messages import (
     Action,
     BodyMode,
+    CancelRoute,
     Closed,
     Dropped,
     Ending,
@@ -106,6 +108,7 @@ class StreamMachine:
     """
 
     __slots__ = (
+        "_abandoned",
         "_body",
         "_body_bytes",
         "_finished",
@@ -136,6 +139,7 @@ class StreamMachine:
         self._response_body = BodyMode.DUPLEX
         self._response_status: int | None = None
         self._served_by: str | None = None
+        self._abandoned = False
         self._finished = False
 
     @property
@@ -245,6 +249,12 @@ class StreamMachine:
         finish = self._end_response() if event.end_of_stream else []
         return [*finish, SendResponseHeaders((RESPONSE_MARK,))]
 
+    def _respond_early(self, event: ResponseHeaders) -> list[Action]:
+        """The proxy has answered the client itself; the request goes nowhere."""
+        self._abandoned, self._body = True, []
+        cancel: list[Action] = [CancelRoute()] if self._state is State.ROUTING else []
+        return [*cancel, *self._respond(event)]
+
     def _pass_body(self, event: ResponseBody) -> list[Action]:
         actions: list[Action] = self._end_response() if event.end_of_stream else []
         if self._response_body is BodyMode.LOCKSTEP:
@@ -259,7 +269,10 @@ class StreamMachine:
 
     def _end_response(self) -> list[Action]:
         self._state = State.DONE
-        return self._finish(FinishCause.COMPLETED)
+        return self._finish(self._cause_of_end())
+
+    def _cause_of_end(self) -> FinishCause:
+        return FinishCause.CLIENT_GONE if self._abandoned else FinishCause.COMPLETED
 
     # The end
 
@@ -269,7 +282,7 @@ class StreamMachine:
         unseen_end = self._response_body is BodyMode.ABSENT and self._state is State.RESPONDING
         self._state, self._body = State.CLOSED, []
         if orderly and unseen_end:
-            return self._finish(FinishCause.COMPLETED)
+            return self._finish(self._cause_of_end())
         return self._finish(_CAUSE_OF_ENDING[event.ending])
 
     def _finish(self, cause: FinishCause) -> list[Action]:
@@ -303,10 +316,12 @@ _TRANSITIONS: dict[tuple[State, type], _Step] = cast(
         (State.START, RequestHeaders): _M._begin,
         (State.RECEIVING, RequestBody): _M._collect,
         (State.RECEIVING, RequestTrailers): _M._end_body_with_trailers,
+        (State.RECEIVING, ResponseHeaders): _M._respond_early,
         (State.ROUTING, RequestBody): _M._ignore,
         (State.ROUTING, RequestTrailers): _M._defer_trailers,
         (State.ROUTING, Routed): _M._answer,
         (State.ROUTING, Dropped): _M._drop,
+        (State.ROUTING, ResponseHeaders): _M._respond_early,
         (State.ROUTED, RequestBody): _M._ignore,
         (State.ROUTED, RequestTrailers): _M._answer_trailers,
         (State.ROUTED, ResponseHeaders): _M._respond,

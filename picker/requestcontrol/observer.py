@@ -34,7 +34,8 @@ class Outcome:
     """How one request ended. Every request has exactly one.
 
     `endpoint_key` is None when no endpoint was chosen. `response_status` is what the client was
-    sent, None when no response was seen. `refusal` is the code of a refusal by the picker.
+    sent, None when no response was seen. `refusal` is the code of a refusal by the director; a body
+    over the size limit is refused before that, and shows in `cause` and `response_status` alone.
     """
 
     request_id: str
