@@ -1,0 +1,136 @@
+"""A step of plain ints turned into the tensors a model runs on.
+
+Sequences are put in the order the attention plan wants: those that run one token, grouped by
+context length, then those that run more. Everything that is the same for every layer (slots, block
+gathers, masks) is made here, once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.models.layers import StepTensors
+from worker.ops.paged_attention import (
+    MIN_ROWS,
+    TILE_ROWS,
+    AttentionPlan,
+    Chunk,
+    DecodeGroup,
+    QueryTile,
+    padded_context,
+)
+from worker.types import SampleSpec, ScheduledSequence
+
+# A call of attention costs about as much as reading this many tokens of padding.
+_CALL_COST_TOKENS = 256
+
+
+class InputBatch:
+    """One step's sequences in row order, and their tensors. Built once, read by the runner.
+
+    `sampled` are the sequences whose next token is wanted, in the order of the logits' rows.
+    """
+
+    def __init__(
+        self,
+        sequences: Sequence[ScheduledSequence],
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._block_size = block_size
+        self._dtype = dtype
+        self._device = device
+        decodes = sorted((s for s in sequences if len(s.token_ids) == 1), key=lambda s: s.start)
+        prompts = [s for s in sequences if len(s.token_ids) > 1]
+        self._sequences = [*decodes, *prompts]
+        plan = AttentionPlan(
+            tuple(self._group(members) for members in _by_context(decodes)),
+            tuple(self._chunk(sequence) for sequence in prompts),
+        )
+        self.sampled: list[tuple[int, SampleSpec]] = []
+        self.tensors = self._tensors(plan)
+
+    def _tensors(self, plan: AttentionPlan) -> StepTensors:
+        token_ids: list[int] = []
+        positions: list[np.ndarray] = []
+        slots: list[np.ndarray] = []
+        sample_rows: list[int] = []
+        for sequence in self._sequences:
+            token_ids.extend(sequence.token_ids)
+            span = np.arange(sequence.start, sequence.start + len(sequence.token_ids))
+            table = np.asarray(sequence.block_table, np.int64)
+            positions.append(span)
+            slots.append(
+                table[span // self._block_size] * self._block_size + span % self._block_size
+            )
+            if sequence.sample is not None:
+                self.sampled.append((sequence.seq_id, sequence.sample))
+                sample_rows.append(len(token_ids) - 1)
+        return StepTensors(
+            token_ids=self._ints(np.asarray(token_ids, np.int64)),
+            positions=self._ints(np.concatenate(positions)),
+            slots=self._ints(np.concatenate(slots)),
+            attention=plan,
+            sample_rows=self._ints(np.asarray(sample_rows, np.int64)),
+        )
+
+    def _group(self, members: Sequence[ScheduledSequence]) -> DecodeGroup:
+        """Decoding sequences padded to the longest of them."""
+        context = padded_context(members[-1].start + 1, self._block_size)
+        lengths = self._ints(np.array([[s.start + 1] for s in members], np.int64))
+        mask = self._mask(torch.arange(context, device=self._device) >= lengths)
+        blocks = np.concatenate([self._blocks(s, context) for s in members])
+        return DecodeGroup(len(members), self._ints(blocks), mask[:, None, None])
+
+    def _chunk(self, sequence: ScheduledSequence) -> Chunk:
+        """A sequence's tokens cut into tiles, none but a lone one shorter than `MIN_ROWS`."""
+        count = len(sequence.token_ids)
+        bounds = list(range(0, max(count - MIN_ROWS + 1, 1), TILE_ROWS))
+        tiles = tuple(
+            self._tile(sequence.start + first, sequence.start + last)
+            for first, last in zip(bounds, [*bounds[1:], count], strict=True)
+        )
+        return Chunk(self._ints(self._blocks(sequence, tiles[-1].mask.shape[-1])), tiles)
+
+    def _tile(self, first: int, last: int) -> QueryTile:
+        """Queries at positions `first` to `last`-1; rows beyond them repeat the last one."""
+        context = padded_context(last, self._block_size)
+        rows = torch.arange(first, max(last, first + MIN_ROWS), device=self._device).clamp_(
+            max=last - 1
+        )
+        mask = self._mask(torch.arange(context, device=self._device) > rows[:, None])
+        return QueryTile(last - first, mask[None, None])
+
+    def _blocks(self, sequence: ScheduledSequence, context: int) -> np.ndarray:
+        """The sequence's blocks, filled up with block 0 (its keys are masked) or cut to context."""
+        blocks = np.zeros(context // self._block_size, np.int64)
+        used = sequence.block_table[: len(blocks)]
+        blocks[: len(used)] = used
+        return blocks
+
+    def _mask(self, hidden: Tensor) -> Tensor:
+        """-inf where hidden, else 0, to be added to scores."""
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(hidden, -torch.inf)
+
+    def _ints(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+
+def _by_context(decodes: Sequence[ScheduledSequence]) -> list[list[ScheduledSequence]]:
+    """Sequences in ascending context, cut where padding would cost more than another call."""
+    groups: list[list[ScheduledSequence]] = []
+    padding = 0
+    for sequence in decodes:
+        if groups:
+            padding += len(groups[-1]) * (sequence.start - groups[-1][-1].start)
+        if not groups or padding > _CALL_COST_TOKENS:
+            groups.append([])
+            padding = 0
+        groups[-1].append(sequence)
+    return groups

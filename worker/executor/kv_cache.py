@@ -1,0 +1,85 @@
+"""Size and memory of the paged KV cache."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.config import EngineConfig
+from worker.errors import ConfigError
+from worker.models.config import ModelConfig
+
+# On a CPU the cache is this much, or what the context needs, up to a share of the memory.
+_CPU_DEFAULT_BYTES = 1 << 30
+_CPU_MEMORY_SHARE = 0.25
+_CUDA_MEMORY_SHARE = 0.9
+
+
+def choose_num_blocks(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Blocks the cache shall have: what the configuration says, else what memory allows.
+
+    Raises `ConfigError` when they cannot hold one sequence of `max_model_len` tokens, or when that
+    is more than the model can attend to.
+    """
+    max_model_len = config.scheduler.max_model_len
+    if max_model_len > model.max_context:
+        raise ConfigError(
+            f"--max-model-len {max_model_len} is more than the model's context of "
+            f"{model.max_context} tokens"
+        )
+    block_bytes = config.block_size * model.kv_elements_per_token * dtype.itemsize
+    num_blocks = config.num_blocks_override
+    if num_blocks is None:
+        num_blocks = _budget_bytes(config, block_bytes, device) // block_bytes
+    blocks_needed = -(-max_model_len // config.block_size)
+    if num_blocks < blocks_needed:
+        raise ConfigError(
+            f"a KV cache of {num_blocks} blocks ({num_blocks * block_bytes >> 20} MiB) cannot hold "
+            f"--max-model-len {max_model_len}: raise --kv-cache-memory-bytes to "
+            f"{blocks_needed * block_bytes}, or lower --max-model-len to "
+            f"{num_blocks * config.block_size}"
+        )
+    return num_blocks
+
+
+def _budget_bytes(config: EngineConfig, block_bytes: int, device: torch.device) -> int:
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * _CUDA_MEMORY_SHARE)
+    sequence_bytes = -(-config.scheduler.max_model_len // config.block_size) * block_bytes
+    wanted = max(_CPU_DEFAULT_BYTES, sequence_bytes)
+    useful = config.scheduler.max_num_seqs * sequence_bytes
+    return min(wanted, useful, int(_available_bytes() * _CPU_MEMORY_SHARE))
+
+
+def _available_bytes() -> int:
+    """Memory the machine could still give, without swapping."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def allocate(
+    num_blocks: int, block_size: int, model: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The cache [layers, num_blocks, block_size, 2 (K, V), kv_heads, head_dim], all zero.
+
+    Zero matters: a masked key weighs 0, and 0 times whatever memory held before may be NaN. On a
+    CPU the pages come zeroed from the system and are only taken when written.
+    """
+    shape = (model.num_layers, num_blocks, block_size, 2, model.num_kv_heads, model.head_dim)
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+
+
+def copy_blocks(cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
+    """Copy blocks (source, destination) over all layers; all are read before any is written."""
+    pairs = torch.tensor(copies, dtype=torch.int64, device=cache.device)
+    cache[:, pairs[:, 1]] = cache[:, pairs[:, 0]]

@@ -1,0 +1,97 @@
+"""The parts of a decoder layer, as weights and plain functions of tensors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from worker.models.config import ModelConfig, RopeScaling
+from worker.ops.kv_write import write_kv
+from worker.ops.linear import Linear
+from worker.ops.norm import rms_norm
+from worker.ops.paged_attention import AttentionPlan, paged_attention
+from worker.ops.rope import RopeTable, apply_rope_
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """One step as tensors. T rows, one a token; the attention plan says which rows are whose.
+
+    `token_ids`, `positions`, `slots` [T] int64; `sample_rows` [R] int64 are the rows whose next
+    token is wanted.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    attention: AttentionPlan
+    sample_rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer. `qkv` and `gate_up` are fused along their outputs."""
+
+    input_norm: Tensor
+    qkv: Linear
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+def attention_block(
+    x: Tensor,
+    layer: LayerWeights,
+    config: ModelConfig,
+    rope: RopeTable,
+    cache: Tensor,
+    step: StepTensors,
+) -> Tensor:
+    """x [T, hidden] + attention(norm(x)); writes the step's keys and values into `cache`.
+
+    cache [num_blocks, block_size, 2, kv_heads, head_dim] is this layer's; `rope` holds the rows of
+    the step's positions.
+    """
+    heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+    qkv = layer.qkv(rms_norm(x, layer.input_norm, config.rms_norm_eps))
+    queries_end, keys_end = heads * head_dim, (heads + kv_heads) * head_dim
+    apply_rope_(qkv[:, :keys_end].view(-1, heads + kv_heads, head_dim), rope)
+    write_kv(cache, qkv[:, queries_end:], step.slots)
+    queries = qkv[:, :queries_end].view(-1, heads, head_dim)
+    return layer.output(paged_attention(queries, cache, step.attention), residual=x)
+
+
+def mlp_block(x: Tensor, layer: LayerWeights, config: ModelConfig) -> Tensor:
+    """x [T, hidden] + down(silu(gate) · up) of norm(x) (Shazeer, arXiv:2002.05202)."""
+    gate, up = layer.gate_up(rms_norm(x, layer.mlp_norm, config.rms_norm_eps)).chunk(2, dim=-1)
+    return layer.down(functional.silu(gate).mul_(up), residual=x)
+
+
+def inverse_frequencies(config: ModelConfig, factors: Tensor | None = None) -> Tensor:
+    """Rotary inverse frequencies [head_dim / 2], float32, scaled as the configuration says.
+
+    `factors` [head_dim / 2] divide them (how GGUF stores Llama 3's scaling).
+    """
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
+    frequencies = 1.0 / (config.rope_theta**exponents)
+    if factors is not None:
+        frequencies = frequencies / factors
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequencies
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    return _llama3_frequencies(frequencies, scaling)
+
+
+def _llama3_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1's stretch: long wavelengths by `factor`, short ones not, a ramp between."""
+    wavelengths = 2 * math.pi / frequencies
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    kept = ((scaling.original_context / wavelengths - low) / (high - low)).clamp(0, 1)
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies

@@ -1,0 +1,102 @@
+"""Decodes ggml tensor encodings to float32 arrays, exactly as llama.cpp does.
+
+The common encodings are written here, vectorised, because decoding is most of a start. The rest go
+through the `gguf` package, which is imported only when a file needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.errors import ModelError
+from worker.models.gguf import GgufFile
+
+Float32Array = npt.NDArray[np.float32]
+_Bytes = npt.NDArray[np.uint8]
+
+
+def read_tensor(file: GgufFile, name: str) -> Float32Array:
+    """A tensor of the file as a fresh, writable float32 array of its shape.
+
+    Raises `ModelError` when the tensor is missing or its encoding cannot be decoded.
+    """
+    raw = np.frombuffer(file.tensor_bytes(name), np.uint8)
+    info = file.tensors[name]
+    decode = _DECODERS.get(info.type.name)
+    if decode is not None:
+        return decode(raw).reshape(info.shape)
+    rows = raw.reshape(-1, info.shape[-1] // info.type.block_elements * info.type.block_bytes)
+    try:
+        decoded = _decode_with_gguf(rows, info.type.name)
+    except (NotImplementedError, AttributeError, ImportError) as error:
+        raise ModelError(f"{file.path}: tensor {name}: cannot decode {info.type.name}") from error
+    return np.ascontiguousarray(decoded, np.float32).reshape(info.shape)
+
+
+def _decode_with_gguf(rows: _Bytes, type_name: str) -> Any:
+    gguf = import_module("gguf")
+    return gguf.quants.dequantize(rows, getattr(gguf.GGMLQuantizationType, type_name))
+
+
+def _half(columns: _Bytes) -> Float32Array:
+    """Little-endian float16 pairs of bytes as float32, one column a pair."""
+    return np.ascontiguousarray(columns).view("<f2").astype(np.float32)
+
+
+def _f32(raw: _Bytes) -> Float32Array:
+    return raw.view("<f4").astype(np.float32)
+
+
+def _f16(raw: _Bytes) -> Float32Array:
+    return raw.view("<f2").astype(np.float32)
+
+
+def _bf16(raw: _Bytes) -> Float32Array:
+    return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def _nibbles(packed: _Bytes) -> Float32Array:
+    """16 bytes to 32 values: the low halves first, then the high halves."""
+    values = np.empty((len(packed), 32), np.float32)
+    values[:, :16] = packed & 15
+    values[:, 16:] = packed >> 4
+    return values
+
+
+def _q4_0(raw: _Bytes) -> Float32Array:
+    blocks = raw.reshape(-1, 18)
+    values = _nibbles(blocks[:, 2:])
+    values -= 8
+    values *= _half(blocks[:, :2])
+    return values
+
+
+def _q4_1(raw: _Bytes) -> Float32Array:
+    blocks = raw.reshape(-1, 20)
+    scale_and_min = _half(blocks[:, :4])
+    values = _nibbles(blocks[:, 4:])
+    values *= scale_and_min[:, :1]
+    values += scale_and_min[:, 1:]
+    return values
+
+
+def _q8_0(raw: _Bytes) -> Float32Array:
+    blocks = raw.reshape(-1, 34)
+    values = blocks[:, 2:].view(np.int8).astype(np.float32)
+    values *= _half(blocks[:, :2])
+    return values
+
+
+_DECODERS: dict[str, Callable[[_Bytes], Float32Array]] = {
+    "F32": _f32,
+    "F16": _f16,
+    "BF16": _bf16,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q8_0": _q8_0,
+}

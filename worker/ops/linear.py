@@ -1,0 +1,74 @@
+"""Matrix product with a constant weight: y = x Wᵀ + b, optionally + residual.
+
+On a CPU the weight is laid out once for oneDNN. Measured on an AVX-512 EPYC this is 2 to 6 times
+faster than `torch.nn.functional.linear` for 1 to 16 rows, and, unlike MKL's product, the result of
+a row does not depend on how many other rows are computed with it, which is what makes an answer
+independent of the batch it was computed in (see `_LONE_ROW_LIMIT` for the one exception).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# The row count the layout is chosen for. A hint of 1 chooses a matrix-vector layout, whose sums run
+# in another order than the layout every other row count uses.
+_LAYOUT_ROWS = 16
+# For more input features than this, oneDNN splits the sum of a lone row over the cores.
+_LONE_ROW_LIMIT = 1024
+
+
+class Linear(Protocol):
+    """A weight ready to be applied."""
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """x [T, in] → [T, out], plus `residual` [T, out] when given."""
+        ...
+
+
+def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """Prepare weight [out, in] and bias [out] for the fastest product of their device and dtype."""
+    packable = weight.device.type == "cpu" and torch._C._has_mkldnn
+    if packable and weight.dtype in (torch.float32, torch.bfloat16):
+        return PackedLinear(weight, bias)
+    return DenseLinear(weight, bias)
+
+
+class DenseLinear:
+    """The product as the device's own library does it."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        y = functional.linear(x, self._weight, self._bias)
+        return y if residual is None else y.add_(residual)
+
+
+class PackedLinear:
+    """oneDNN's product on a weight in oneDNN's blocked layout, the residual added in its epilogue.
+
+    Float32 stays float32; bfloat16 multiplies pairs and accumulates in float32.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _LAYOUT_ROWS)
+        self._bias = bias
+        self._split_lone_row = weight.shape[1] > _LONE_ROW_LIMIT
+        self._linear = torch.ops.mkldnn._linear_pointwise.default
+        self._linear_add = torch.ops.mkldnn._linear_pointwise.binary
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        lone = self._split_lone_row and x.shape[0] == 1
+        if lone:
+            x = x.expand(2, -1).contiguous()
+            residual = None if residual is None else residual.expand(2, -1).contiguous()
+        if residual is None:
+            y: Tensor = self._linear(x, self._weight, self._bias, "none", [], "")
+        else:
+            y = self._linear_add(x, residual, self._weight, self._bias, "add")
+        return y[:1] if lone else y

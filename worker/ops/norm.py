@@ -1,0 +1,13 @@
+"""Root-mean-square normalisation."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [T, H] / rms(x) · weight [H], each row on its own; computed in float32, returned in x's
+    dtype. Twin: `reference.rms_norm`.
+    """
+    return functional.rms_norm(x, weight.shape, weight, eps)

@@ -1,0 +1,137 @@
+"""Causal attention over a paged cache: a batch of single tokens and chunks of prompts together.
+
+Theory of operation. A step is cut into two kinds of work. Sequences that run one token are grouped
+by padded context length, and a group is one call: its blocks are gathered into [B, S] keys, and the
+query heads that share a KV head become the rows of one product. A sequence that runs more tokens is
+cut into tiles of queries, each attending from the start of the sequence to the tile's end.
+
+Masked keys weigh exactly zero, so padding does not change a result. What could change it is the
+shape of the products inside the fused kernel, so shapes are kept to a class in which a row's sums
+always run in the same order: at least `MIN_ROWS` query rows, and contexts padded by
+`padded_context` to lengths at which their sums are split alike. Keys and values of a chunk are
+written to the cache first and read back from it, so prompts, chunks and prefix hits are one path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+MIN_ROWS = 4
+TILE_ROWS = 128
+# The fused CPU kernel reduces over this many keys at a time; MKL splits a last part that is longer
+# than the first bound and shorter than the second at a point that depends on its length (measured).
+_KEY_PARTITION = 512
+_UNEVEN_SPLIT = (192, 384)
+
+
+def padded_context(length: int, block_size: int) -> int:
+    """Keys to read for a context of `length`: whole blocks, of a count at which every product sums
+    a row in the same order as at any other such count.
+    """
+    padded = -(-length // block_size) * block_size
+    tail = padded % _KEY_PARTITION
+    if _UNEVEN_SPLIT[0] < tail < _UNEVEN_SPLIT[1]:
+        padded += _UNEVEN_SPLIT[1] - tail
+    return -(-padded // block_size) * block_size
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Sequences that run one token each and share a padded context length S.
+
+    `blocks` [B · S / block_size] int64, unused ones 0; `mask` [B, 1, 1, S], 0 or -inf.
+    """
+
+    num_sequences: int
+    blocks: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTile:
+    """Consecutive queries of a chunk, `num_queries` real ones among `mask.shape[-2]` rows.
+
+    `mask` [1, 1, rows, S], 0 or -inf; keys 0 to S-1 of the sequence are read.
+    """
+
+    num_queries: int
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A sequence that runs several tokens; `blocks` [S / block_size] int64 covers its context."""
+
+    blocks: Tensor
+    tiles: tuple[QueryTile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """A step's attention. The rows of the step are the groups' sequences in order, then the
+    chunks' tokens in order.
+    """
+
+    groups: tuple[DecodeGroup, ...]
+    chunks: tuple[Chunk, ...]
+
+
+def paged_attention(queries: Tensor, cache: Tensor, plan: AttentionPlan) -> Tensor:
+    """queries [T, heads, head_dim] over one layer's cache → [T, heads · head_dim].
+
+    cache [num_blocks, block_size, 2, kv_heads, head_dim] holds the step's own keys already.
+    Softmax scale is 1 / sqrt(head_dim). Twin: `reference.paged_attention`.
+    """
+    outputs: list[Tensor] = []
+    start = 0
+    for group in plan.groups:
+        end = start + group.num_sequences
+        outputs.append(_decode(queries[start:end], cache, group))
+        start = end
+    for chunk in plan.chunks:
+        keys, values = _gather(cache, chunk.blocks, 1)
+        for tile in chunk.tiles:
+            end = start + tile.num_queries
+            outputs.append(_attend_tile(queries[start:end], keys, values, tile))
+            start = end
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _gather(cache: Tensor, blocks: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, kv_heads, S, head_dim] of B sequences with equally many blocks."""
+    _, _, _, kv_heads, head_dim = cache.shape
+    gathered = cache.index_select(0, blocks).view(num_sequences, -1, 2, kv_heads, head_dim)
+    keys, values = gathered.unbind(2)
+    return keys.transpose(1, 2), values.transpose(1, 2)
+
+
+def _decode(queries: Tensor, cache: Tensor, group: DecodeGroup) -> Tensor:
+    """queries [B, heads, head_dim] → [B, heads · head_dim]."""
+    batch, heads, head_dim = queries.shape
+    keys, values = _gather(cache, group.blocks, batch)
+    sharing = heads // keys.shape[1]
+    rows = queries.view(batch, keys.shape[1], sharing, head_dim)
+    if sharing < MIN_ROWS:
+        rows = rows.repeat(1, 1, -(-MIN_ROWS // sharing), 1)
+    out = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=group.mask)
+    return out[:, :, :sharing].reshape(batch, heads * head_dim)
+
+
+def _attend_tile(queries: Tensor, keys: Tensor, values: Tensor, tile: QueryTile) -> Tensor:
+    """queries [Q, heads, head_dim] → [Q, heads · head_dim]."""
+    num_queries, heads, head_dim = queries.shape
+    rows, context = tile.mask.shape[-2:]
+    if rows > num_queries:
+        queries = torch.cat((queries, queries[-1:].expand(rows - num_queries, -1, -1)))
+    out = functional.scaled_dot_product_attention(
+        queries.transpose(0, 1).unsqueeze(0),
+        keys[:, :, :context],
+        values[:, :, :context],
+        attn_mask=tile.mask,
+        enable_gqa=heads != keys.shape[1],
+    )
+    return out[0].transpose(0, 1)[:num_queries].reshape(num_queries, heads * head_dim)
