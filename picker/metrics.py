@@ -14,6 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 PREFIX = "llm_d_epp_"
+OWN_PREFIX = "pointsman_"  # what the reference has no name for
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_MODEL_NAMES = 1000
 OVERFLOW = "other"
@@ -105,6 +106,19 @@ class PickerMetrics:
             PROCESSING_SECONDS,
         )
 
+        self.request_outcomes_total = Counter(
+            OWN_PREFIX + "request_outcomes_total",
+            "Requests by the one cause that ended them.",
+            ("cause",),
+            registry=self.registry,
+        )
+        self.plugin_failures_total = Counter(
+            OWN_PREFIX + "plugin_failures_total",
+            "Calls of data producers and hooks that failed by mistake.",
+            ("plugin",),
+            registry=self.registry,
+        )
+
     def _declare_decisions(self) -> None:
         self.scheduler_e2e_duration_seconds = self._histogram(
             "scheduler_e2e_duration_seconds", "Duration of one scheduling decision.", FAST_SECONDS
@@ -147,8 +161,10 @@ class PickerMetrics:
             "Scraped pages that lacked a series or had an unusable value.",
             ("source_type", "extractor_type"),
         )
-        self.discovery_errors_total = self._counter(
-            "discovery_errors_total", "Endpoint entries that were skipped, and unreadable files."
+        self.discovery_errors_total = Counter(
+            OWN_PREFIX + "discovery_errors_total",
+            "Endpoint entries that were skipped, and unreadable files.",
+            registry=self.registry,
         )
 
     def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
