@@ -1,0 +1,272 @@
+"""The gRPC server on a real socket, with the client stub that the Envoy protobufs generate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from picker.errors import no_endpoints
+from picker.extproc.health import HealthService
+from picker.extproc.server import GrpcServer, ServerOptions, build_health_server, build_server
+from picker.types import FinishCause, RawRequest, RouteDecision
+
+MakeDirector = Callable[..., Any]
+
+
+def loopback(**changes: Any) -> ServerOptions:
+    """A free port of this machine."""
+    return ServerOptions(host="127.0.0.1", port=0, **changes)
+
+
+class Fleet:
+    """Servers and channels of one test, closed at its end."""
+
+    def __init__(self) -> None:
+        self.servers: list[GrpcServer] = []
+        self.channels: list[grpc.aio.Channel] = []
+
+    async def channel_to(self, server: GrpcServer) -> grpc.aio.Channel:
+        """Start `server` and connect to it."""
+        port = await server.start()
+        self.servers.append(server)
+        self.channels.append(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+        return self.channels[-1]
+
+    async def call(self, director: Any, **changes: Any) -> Any:
+        """An open ext_proc stream to a server of `director`."""
+        server = build_server(director, options=loopback(**changes))
+        return pb_grpc.ExternalProcessorStub(await self.channel_to(server)).Process()
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    """Starts servers, and takes them down."""
+    fleet = Fleet()
+    yield fleet
+    for channel in fleet.channels:
+        await channel.close()
+    for server in fleet.servers:
+        await server.stop(0)
+
+
+def request_headers(end_of_stream: bool = False) -> pb.ProcessingRequest:
+    """Request headers with a path."""
+    headers = pb.HttpHeaders(end_of_stream=end_of_stream)
+    headers.headers.headers.add(key=":path", raw_value=b"/v1/completions")
+    return pb.ProcessingRequest(request_headers=headers)
+
+
+def request_body(body: bytes, end_of_stream: bool = True) -> pb.ProcessingRequest:
+    """A piece of the request body."""
+    return pb.ProcessingRequest(request_body=pb.HttpBody(body=body, end_of_stream=end_of_stream))
+
+
+def response_headers(status: bytes = b"200") -> pb.ProcessingRequest:
+    """Response headers with a status."""
+    headers = pb.HttpHeaders()
+    headers.headers.headers.add(key=":status", raw_value=status)
+    return pb.ProcessingRequest(response_headers=headers)
+
+
+async def test_a_request_with_a_body_is_routed_and_its_response_passes(
+    fleet: Fleet, director: MakeDirector
+) -> None:
+    """The whole life of a request over a real connection."""
+    source = director()
+    call = await fleet.call(source)
+    await call.write(request_headers())
+    await call.write(request_body(b'{"model":', end_of_stream=False))
+    await call.write(request_body(b'"m"}'))
+    headers = (await call.read()).request_headers.response
+    assert headers.header_mutation.set_headers[0].header.raw_value == b"10.0.0.1:8000"
+    body = (await call.read()).request_body.response.body_mutation.streamed_response
+    assert (body.body, body.end_of_stream) == (b'{"model":"m"}', True)
+    await call.write(response_headers())
+    assert (await call.read()).HasField("response_headers")
+    await call.write(pb.ProcessingRequest(response_body=pb.HttpBody(body=b"out")))
+    passed = (await call.read()).response_body.response.body_mutation.streamed_response
+    assert passed.body == b"out"
+    await call.write(pb.ProcessingRequest(response_trailers=pb.HttpTrailers()))
+    assert (await call.read()).HasField("response_trailers")
+    await call.done_writing()
+    assert await call.code() is grpc.StatusCode.OK
+    (exchange,) = source.exchanges
+    assert await exchange.finished == (FinishCause.COMPLETED, 200, None)
+    assert [raw.body for raw in exchange.requests] == [b'{"model":"m"}']
+
+
+async def test_a_request_without_a_body_gets_its_header_reply_alone(
+    fleet: Fleet, director: MakeDirector
+) -> None:
+    """A GET is answered from its headers."""
+    source = director()
+    call = await fleet.call(source)
+    await call.write(request_headers(end_of_stream=True))
+    assert (await call.read()).request_headers.response.clear_route_cache
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    assert source.exchanges[0].requests[0].body is None
+
+
+async def test_a_refusal_is_an_immediate_response_and_the_stream_ends_in_order(
+    fleet: Fleet, director: MakeDirector
+) -> None:
+    """The server closes with OK after the answer, without waiting for the proxy."""
+
+    async def refuse(raw: RawRequest) -> RouteDecision:
+        raise no_endpoints()
+
+    source = director(refuse)
+    call = await fleet.call(source)
+    await call.write(request_headers())
+    await call.write(request_body(b"{}"))
+    assert (await call.read()).immediate_response.status.code == 503
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is grpc.StatusCode.OK
+    assert await source.exchanges[0].finished == (FinishCause.REFUSED, 503, None)
+
+
+async def test_a_client_that_cancels_while_routing_releases_its_request(
+    fleet: Fleet, director: MakeDirector, held_routing: Callable[[], Any]
+) -> None:
+    """A reset of the stream cancels the decision and finishes the exchange."""
+    held = held_routing()
+    source = director(held)
+    call = await fleet.call(source)
+    await call.write(request_headers())
+    await call.write(request_body(b"{}"))
+    await held.started.wait()
+    call.cancel()
+    (exchange,) = source.exchanges
+    assert await exchange.finished == (FinishCause.CLIENT_GONE, None, None)
+    assert exchange.cancelled
+
+
+async def test_a_client_that_cancels_mid_response_releases_its_request(
+    fleet: Fleet, director: MakeDirector
+) -> None:
+    """The status that was seen so far is part of the record."""
+    source = director()
+    call = await fleet.call(source)
+    await call.write(request_headers(end_of_stream=True))
+    await call.read()
+    await call.write(response_headers())
+    await call.read()
+    call.cancel()
+    assert await source.exchanges[0].finished == (FinishCause.CLIENT_GONE, 200, None)
+
+
+async def test_a_200_kb_body_comes_back_in_chunks(fleet: Fleet, director: MakeDirector) -> None:
+    """Every byte returns, in pieces that the proxy accepts, the last one marked."""
+    body = bytes(range(256)) * 800
+    call = await fleet.call(director())
+    await call.write(request_headers())
+    await call.write(request_body(body[:100_000], end_of_stream=False))
+    await call.write(request_body(body[100_000:]))
+    assert (await call.read()).HasField("request_headers")
+    pieces = []
+    while not pieces or not pieces[-1].end_of_stream:
+        pieces.append((await call.read()).request_body.response.body_mutation.streamed_response)
+    assert b"".join(piece.body for piece in pieces) == body
+    assert [len(piece.body) for piece in pieces] == [62_000, 62_000, 62_000, 18_800]
+
+
+async def test_trailers_are_answered_after_the_body(fleet: Fleet, director: MakeDirector) -> None:
+    """A body ended by trailers is routed, and the trailers' reply comes last."""
+    call = await fleet.call(director())
+    await call.write(request_headers())
+    await call.write(request_body(b"{}", end_of_stream=False))
+    await call.write(pb.ProcessingRequest(request_trailers=pb.HttpTrailers()))
+    kinds = [(await call.read()).WhichOneof("response") for _ in range(3)]
+    assert kinds == ["request_headers", "request_body", "request_trailers"]
+
+
+async def test_a_body_over_the_limit_is_413(fleet: Fleet, director: MakeDirector) -> None:
+    """The options reach the stream."""
+    call = await fleet.call(director(), max_body_bytes=100)
+    await call.write(request_headers())
+    await call.write(request_body(bytes(101)))
+    assert (await call.read()).immediate_response.status.code == 413
+
+
+async def test_a_proxy_that_breaks_the_order_is_told_so(
+    fleet: Fleet, director: MakeDirector
+) -> None:
+    """The stream is aborted as the peer's fault, and the exchange ends as reset."""
+    source = director()
+    call = await fleet.call(source)
+    await call.write(request_body(b"{}"))
+    assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "RequestBody is not allowed" in await call.details()
+    assert await source.exchanges[0].finished == (FinishCause.RESET, None, None)
+
+
+async def test_stopping_cancels_what_outlives_the_grace(
+    fleet: Fleet, director: MakeDirector, held_routing: Callable[[], Any]
+) -> None:
+    """Streams that are still open then end with the cause SHUTDOWN."""
+    held = held_routing()
+    source = director(held)
+    call = await fleet.call(source)
+    await call.write(request_headers())
+    await call.write(request_body(b"{}"))
+    await held.started.wait()
+    await fleet.servers[0].stop(0)
+    assert await source.exchanges[0].finished == (FinishCause.SHUTDOWN, None, None)
+    await fleet.servers[0].wait_stopped()
+
+
+async def test_many_streams_at_once_keep_apart(fleet: Fleet, director: MakeDirector) -> None:
+    """Streams share a connection but nothing else."""
+
+    async def echo(raw: RawRequest) -> RouteDecision:
+        return RouteDecision((raw.body or b"").decode())
+
+    server = build_server(director(echo), options=loopback())
+    stub = pb_grpc.ExternalProcessorStub(await fleet.channel_to(server))
+
+    async def one(name: str) -> str:
+        call = stub.Process()
+        await call.write(request_headers())
+        await call.write(request_body(name.encode()))
+        reply = (await call.read()).request_headers.response
+        await call.done_writing()
+        value: bytes = reply.header_mutation.set_headers[0].header.raw_value
+        return value.decode()
+
+    names = [f"10.0.0.{number}:80" for number in range(20)]
+    assert await asyncio.gather(*map(one, names)) == names
+
+
+async def test_a_taken_port_is_an_error_with_its_address(
+    fleet: Fleet, director: MakeDirector
+) -> None:
+    """Two servers cannot share a port by accident."""
+    first = build_server(director(), options=loopback())
+    port = await first.start()
+    fleet.servers.append(first)
+    second = build_server(director(), options=ServerOptions(host="127.0.0.1", port=port))
+    with pytest.raises(OSError, match=f"127.0.0.1:{port}"):
+        await second.start()
+
+
+async def test_health_is_answered_on_the_ext_proc_port_and_on_its_own(
+    fleet: Fleet, director: MakeDirector
+) -> None:
+    """One health service may stand on several ports."""
+    health = HealthService(lambda: True)
+    servers = [
+        build_server(director(), options=loopback(), health=health),
+        build_health_server(health, options=loopback()),
+    ]
+    for server in servers:
+        stub = health_pb2_grpc.HealthStub(await fleet.channel_to(server))
+        reply = await stub.Check(health_pb2.HealthCheckRequest(service="inference-extension"))
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
