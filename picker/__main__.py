@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         level=logging.DEBUG if arguments.v >= 4 else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)
     options = _options(arguments)
     try:
         uvloop.run(serve(options, lambda ports: _announce(options, ports)))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import platform
 import signal
 import ssl
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from random import Random
 
@@ -101,7 +101,7 @@ class Picker:
         self._datastore = Datastore(self._assembly.observers)
         self._requests = RequestMetrics(self._metrics)
         self._metrics.register(PoolCollector(options.pool_name, self._datastore, self._inflight))
-        self._metrics.info.labels("", platform.python_version()).set(1)
+        self._metrics.info.labels("", version("pointsman")).set(1)
         self._discovery, self._follows_file = self._file_discovery()
         self._pages, self._scraper = self._data_layer()
         self._server, self._health_server = self._grpc_servers()

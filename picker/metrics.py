@@ -7,7 +7,7 @@ dashboards and alerts work unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -51,11 +51,20 @@ class BoundedLabels:
         return value
 
 
+class _Registry(CollectorRegistry):
+    """Leaves out the `_created` twin of every series, which doubles the page and nobody reads."""
+
+    def collect(self) -> Iterator[Metric]:
+        for family in super().collect():
+            family.samples = [s for s in family.samples if not s.name.endswith("_created")]
+            yield family
+
+
 class PickerMetrics:
     """Owns the registry and all series in it."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = _Registry()
         self._models = BoundedLabels()
         self._fairness = BoundedLabels()
         self._declare_requests()

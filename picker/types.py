@@ -15,7 +15,8 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 class Endpoint:
     """One serving address of the pool: who it is, never how it is doing.
 
-    `key` is "namespace/name" and is the identity used by every map in the picker.
+    `key` is "namespace/name" and is the identity used by every map in the picker; it is made once,
+    because every decision asks for it many times.
     """
 
     name: str
@@ -23,11 +24,10 @@ class Endpoint:
     port: int
     namespace: str = "default"
     labels: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    key: str = field(init=False, repr=False, compare=False)
 
-    @property
-    def key(self) -> str:
-        """Identity within the pool."""
-        return f"{self.namespace}/{self.name}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", f"{self.namespace}/{self.name}")
 
     @property
     def host_port(self) -> str:

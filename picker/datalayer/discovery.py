@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 import yaml
-from watchfiles import awatch
+from watchfiles import Change, awatch
 
 from picker.datalayer.datastore import Datastore
 from picker.errors import ConfigError
@@ -171,11 +171,16 @@ class FileDiscovery:
                 yield_on_timeout=True,
                 stop_event=stop,
                 recursive=False,
-                watch_filter=None,
+                watch_filter=self._concerns,
             ):
                 self._reload()
         finally:
             stop.set()
+
+    def _concerns(self, _change: Change, path: str) -> bool:
+        """The file itself, or the `..data` link that Kubernetes turns when a volume changes."""
+        name = Path(path).name
+        return name == self._path.name or name.startswith("..")
 
     def _reload(self) -> None:
         try:

@@ -1,0 +1,146 @@
+"""How long one scheduling decision takes, with the production code and the built-in configuration.
+
+    python benchmarks/scheduling.py [--decisions 2000]
+
+One decision is what happens between a parsed request and its destination: candidates with in-flight
+counts, data producers (tokens, prefix match), scorers, picker, and the hooks that learn from it;
+timing wrappers included. Prompts share one of eight system prompts. Fixed seed. Prints a table and
+writes benchmarks/results/scheduling.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import time
+from pathlib import Path
+from random import Random
+
+from picker.config.build import Assembly, build, default_config
+from picker.config.catalog import builtin_plugins
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.inflight import InflightLoad
+from picker.framework.attributes import Attributes
+from picker.metrics import PickerMetrics
+from picker.requestcontrol.candidates import candidates_for
+from picker.types import Api, Endpoint, EndpointMetrics, InferenceRequest, ParsedBody
+
+SEED = 20260822
+ENDPOINTS = (10, 100, 1000)
+PROMPT_BYTES = (1_000, 40_000)
+SYSTEM_PROMPTS = 8
+RESULTS = Path(__file__).parent / "results" / "scheduling.json"
+
+
+def pool(count: int, datastore: Datastore, rng: Random) -> None:
+    """`count` endpoints with plausible metrics."""
+    endpoints = [
+        Endpoint(f"w{index}", f"10.0.{index // 250}.{index % 250 + 1}", 8000)
+        for index in range(count)
+    ]
+    datastore.set_endpoints(endpoints)
+    for endpoint in endpoints:
+        metrics = EndpointMetrics(
+            waiting_requests=rng.randrange(5),
+            running_requests=rng.randrange(32),
+            kv_cache_usage=rng.random(),
+            block_size_tokens=16,
+            num_kv_blocks=65536,
+        )
+        datastore.update_metrics(endpoint.key, metrics)
+
+
+def requests(size: int, count: int, rng: Random) -> list[InferenceRequest]:
+    """Chat requests of `size` bytes: four fifths a shared system prompt, the rest their own."""
+    shared = ["".join(rng.choices("abcdefgh ", k=size * 4 // 5)) for _ in range(SYSTEM_PROMPTS)]
+    made = []
+    for index in range(count):
+        own = "".join(rng.choices("abcdefgh ", k=size // 5))
+        messages = [
+            {"role": "system", "content": rng.choice(shared)},
+            {"role": "user", "content": own},
+        ]
+        payload = {"model": "m", "messages": messages}
+        body = ParsedBody(Api.CHAT_COMPLETIONS, model="m", payload=payload)
+        made.append(InferenceRequest(str(index), {}, body, "m", "m", size))
+    return made
+
+
+def decide(
+    assembly: Assembly,
+    datastore: Datastore,
+    inflight: InflightLoad,
+    request: InferenceRequest,
+    rng: Random,
+) -> str:
+    """One decision, as the director makes it; returns the chosen endpoint's key."""
+    attributes = Attributes()
+    candidates = candidates_for(datastore.snapshot().candidates, None, inflight.counts)
+    for producer in assembly.producers:
+        request = producer.produce(request, candidates, attributes)
+    result = assembly.scheduler.schedule(request, candidates, attributes, rng)
+    for hook in assembly.hooks:
+        hook.pre_request(request, result, attributes)
+    return result.endpoints[0].key
+
+
+def measure(endpoints: int, size: int, decisions: int) -> dict[str, float]:
+    """Microseconds per decision; every decision follows one metrics update, as under load."""
+    rng = Random(SEED)
+    assembly = build(default_config(), builtin_plugins(), PickerMetrics(), time.perf_counter)
+    datastore, inflight = Datastore(assembly.observers), InflightLoad()
+    pool(endpoints, datastore, rng)
+    keys = [candidate.key for candidate in datastore.snapshot().candidates]
+    under_way: list[str] = []
+    took: list[float] = []
+    for index, request in enumerate(requests(size, decisions + decisions // 10, rng)):
+        key = rng.choice(keys)
+        known = datastore.get(key)
+        assert known is not None
+        assert known.metrics is not None
+        datastore.update_metrics(key, known.metrics)
+        started = time.perf_counter()
+        chosen = decide(assembly, datastore, inflight, request, rng)
+        elapsed = time.perf_counter() - started
+        inflight.acquire(chosen)
+        under_way.append(chosen)
+        if len(under_way) > 4 * min(endpoints, 64):
+            inflight.release(under_way.pop(0))
+        if index >= decisions // 10:
+            took.append(elapsed * 1e6)
+    took.sort()
+    return {
+        "endpoints": endpoints,
+        "prompt_bytes": size,
+        "p50_us": round(took[len(took) // 2], 1),
+        "p99_us": round(took[len(took) * 99 // 100], 1),
+        "mean_us": round(sum(took) / len(took), 1),
+    }
+
+
+def main() -> None:
+    """Measure every combination."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--decisions", type=int, default=2000)
+    decisions = parser.parse_args().decisions
+    rows = []
+    print(f"{'endpoints':>9} {'prompt':>8} {'p50 µs':>8} {'p99 µs':>8} {'mean µs':>8}")
+    for endpoints in ENDPOINTS:
+        for size in PROMPT_BYTES:
+            gc.collect()
+            row = measure(endpoints, size, decisions)
+            rows.append(row)
+            print(
+                f"{endpoints:>9} {size:>8} {row['p50_us']:>8} {row['p99_us']:>8} "
+                f"{row['mean_us']:>8}"
+            )
+    RESULTS.parent.mkdir(exist_ok=True)
+    machine = {"python": platform.python_version(), "machine": platform.machine()}
+    RESULTS.write_text(json.dumps({"seed": SEED, **machine, "rows": rows}, indent=2) + "\n")
+    print(f"written to benchmarks/results/{RESULTS.name}")
+
+
+if __name__ == "__main__":
+    main()
