@@ -74,6 +74,11 @@ class EngineClient:
         return self._dead is None and self._ready is not None and self._ready.done()
 
     @property
+    def pid(self) -> int | None:
+        """The engine's process id, while there is such a process."""
+        return None if self._process is None else self._process.pid
+
+    @property
     def num_unfinished(self) -> int:
         """Requests that were sent and have not ended: running, waiting, or on their way."""
         return len(self._streams)

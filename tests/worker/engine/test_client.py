@@ -1,0 +1,236 @@
+"""The client and a real engine process (the simulator) over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from worker.config import EngineConfig, SimConfig
+from worker.engine.client import EngineClient, StepObserver
+from worker.engine.messages import AddRequest, RequestOutput, StepOutputs
+from worker.errors import EngineDeadError, WorkerError
+from worker.types import FinishReason
+
+Make = Callable[..., AddRequest]
+AT_ONCE = SimConfig(time_scale=0.0)
+REAL_TIME = SimConfig()
+
+
+@asynccontextmanager
+async def running(
+    sim: SimConfig = AT_ONCE, on_step: StepObserver | None = None, **fields: object
+) -> AsyncIterator[EngineClient]:
+    """A started client, shut down afterwards."""
+    client = EngineClient(EngineConfig("sim", None, sim=sim, **fields), on_step)  # type: ignore[arg-type]
+    await client.start(30.0)
+    try:
+        yield client
+    finally:
+        await client.shutdown()
+
+
+async def collect(client: EngineClient, request: AddRequest) -> tuple[list[int], RequestOutput]:
+    """All tokens of a request and its last output."""
+    tokens: list[int] = []
+    last = None
+    async for output in client.generate(request):
+        tokens += output.token_ids
+        last = output
+    assert last is not None
+    return tokens, last
+
+
+async def test_start_tells_the_size_of_the_cache() -> None:
+    """`EngineReady` carries what the front end must know, with the length the pool allows."""
+    client = EngineClient(EngineConfig("sim", None, num_blocks_override=10, block_size=8))
+    assert not client.is_alive
+    ready = await client.start(30.0)
+    assert (ready.num_blocks, ready.block_size, ready.max_model_len) == (10, 8, 80)
+    assert client.is_alive
+    await client.shutdown()
+    await client.shutdown()
+    assert not client.is_alive
+
+
+async def test_fifty_requests_at_once_answer_as_each_alone(make_request: Make) -> None:
+    """Every request ends once, with its own tokens, whatever runs beside it."""
+    requests = [
+        make_request(f"r{i}", range(i, i + 20), max_tokens=10 + i, seed=i) for i in range(50)
+    ]
+    async with running() as client:
+        together = await asyncio.gather(*(collect(client, r) for r in requests))
+        for request, (tokens, last) in zip(requests, together, strict=True):
+            assert len(tokens) == request.params.max_tokens
+            assert last.finish_reason is FinishReason.LENGTH
+        assert (await collect(client, requests[7]))[0] == together[7][0]
+        assert client.num_unfinished == 0
+        assert client.stats.generation_tokens == sum(len(t) for t, _ in together) + 17
+
+
+async def test_closing_the_iterator_aborts_in_the_engine(make_request: Make) -> None:
+    """A client that leaves frees its blocks; others go on."""
+    aborted = asyncio.Event()
+
+    def on_step(step: StepOutputs) -> None:
+        if any(o.finish_reason is FinishReason.ABORT for o in step.outputs):
+            assert step.stats.num_running + step.stats.num_waiting == 0
+            assert step.stats.kv_cache_usage == 0.0
+            aborted.set()
+
+    async with running(REAL_TIME, on_step) as client:
+        async with aclosing(client.generate(make_request("a", [1], max_tokens=5000))) as stream:
+            async for output in stream:
+                assert output.finish_reason is None
+                break
+        assert client.num_unfinished == 0
+        await aborted.wait()
+        assert (await collect(client, make_request("b", [1])))[1].finish_reason is not None
+
+
+async def test_cancelling_the_consumer_aborts_in_the_engine(make_request: Make) -> None:
+    """Cancellation while waiting for a token counts as leaving."""
+    first, aborted = asyncio.Event(), asyncio.Event()
+
+    def on_step(step: StepOutputs) -> None:
+        first.set()
+        if any(o.finish_reason is FinishReason.ABORT for o in step.outputs):
+            aborted.set()
+
+    async with running(REAL_TIME, on_step) as client:
+        task = asyncio.create_task(collect(client, make_request("a", [1], max_tokens=5000)))
+        await first.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await aborted.wait()
+        assert client.num_unfinished == 0
+
+
+async def test_abort_ends_the_stream(make_request: Make) -> None:
+    """A request stopped from outside ends with ABORT, after the tokens it had."""
+    async with running(REAL_TIME) as client:
+        reasons = {}
+        for request_id, abort in (("a", lambda: client.abort("a")), ("b", client.abort_all)):
+            request = make_request(request_id, [1], max_tokens=5000)
+            async for output in client.generate(request):
+                reasons[request_id] = output.finish_reason
+                abort()
+        assert reasons == {"a": FinishReason.ABORT, "b": FinishReason.ABORT}
+        client.abort("unknown")
+
+
+async def test_refusals_carry_a_reason(make_request: Make) -> None:
+    """A prompt the engine cannot hold ends with ERROR and a text."""
+    async with running(num_blocks_override=2) as client:
+        tokens, last = await collect(client, make_request("a", [1] * 40))
+    assert tokens == []
+    assert last.finish_reason is FinishReason.ERROR
+    assert "40 tokens" in (last.error or "")
+
+
+async def test_stats_count_what_the_engine_has_not_seen_yet(make_request: Make) -> None:
+    """The queue gauge includes requests that are on their way."""
+    async with running(REAL_TIME) as client:
+        assert client.last_step_seconds is None
+        requests = [make_request(f"r{i}", [1], max_tokens=5) for i in range(3)]
+        tasks = [asyncio.create_task(collect(client, r)) for r in requests]
+        await asyncio.sleep(0)
+        assert (client.stats.num_running, client.stats.num_waiting) == (0, 3)
+        await asyncio.gather(*tasks)
+        assert (client.stats.num_running, client.stats.num_waiting) == (0, 0)
+        assert client.last_step_seconds is not None
+
+
+async def test_an_id_in_use_is_refused(make_request: Make) -> None:
+    """Two streams never share an id."""
+    first = make_request("a", [1], max_tokens=5000)
+    async with running(REAL_TIME) as client, aclosing(client.generate(first)) as stream:
+        await anext(stream)
+        with pytest.raises(WorkerError, match="in use"):
+            await collect(client, make_request("a", [2]))
+
+
+async def test_the_death_of_the_engine_ends_every_stream(make_request: Make) -> None:
+    """SIGKILL of the engine raises EngineDeadError in open and in later requests."""
+    stepped = asyncio.Event()
+    async with running(REAL_TIME, lambda _: stepped.set()) as client:
+        requests = [make_request(f"r{i}", [1], max_tokens=5000) for i in range(3)]
+        tasks = [asyncio.create_task(collect(client, r)) for r in requests]
+        await stepped.wait()
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGKILL)
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(result, EngineDeadError)
+        assert not client.is_alive
+        with pytest.raises(EngineDeadError, match="exit code -9"):
+            await collect(client, make_request("late", [1]))
+
+
+async def test_a_failing_step_ends_every_stream_with_the_reason(make_request: Make) -> None:
+    """What the engine died of reaches the client."""
+    async with running(SimConfig(time_scale=0.0, num_words=0)) as client:
+        with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
+            await collect(client, make_request("a", [1]))
+
+
+async def test_start_up_failure_has_the_engines_own_words() -> None:
+    """`start` raises what the engine said, and leaves no process behind."""
+    client = EngineClient(EngineConfig("abacus", None))
+    with pytest.raises(WorkerError, match="unknown engine 'abacus'"):
+        await client.start(30.0)
+    assert client.pid is None
+    assert not client.is_alive
+
+
+async def test_shutdown_ends_open_streams(make_request: Make) -> None:
+    """Whoever still streams learns that the engine is going down."""
+    stepped = asyncio.Event()
+    async with running(REAL_TIME, lambda _: stepped.set()) as client:
+        task = asyncio.create_task(collect(client, make_request("a", [1], max_tokens=5000)))
+        await stepped.wait()
+        await client.shutdown()
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await task
+
+
+async def test_signals_to_the_group_are_left_to_the_parent(make_request: Make) -> None:
+    """SIGINT and SIGTERM do not stop the engine: the parent drains and tells it when."""
+    async with running() as client:
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGINT)
+        os.kill(client.pid, signal.SIGTERM)
+        assert len((await collect(client, make_request("a", [1])))[0]) == 4
+
+
+PARENT = """
+import asyncio, sys
+from worker.config import EngineConfig
+from worker.engine.client import EngineClient
+
+async def main():
+    client = EngineClient(EngineConfig("sim", None))
+    await client.start()
+    sys.stdout.write("ready\\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_the_engine_dies_with_its_parent() -> None:
+    """After SIGKILL of the parent the engine, which shares its output, lets go of it."""
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    assert await parent.stdout.readline() == b"ready\n"
+    parent.kill()
+    assert await asyncio.wait_for(parent.stdout.read(), 30.0) == b""
+    await parent.wait()
