@@ -1,0 +1,232 @@
+"""The bodies of the OpenAI APIs: what is accepted, what is read, what is refused and how."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.errors import RefusedError
+from picker.framework.interfaces import Parser
+from picker.plugins.parsers.openai_parser import PLUGIN, OpenAIParser, api_of
+from picker.types import Api, ParsedBody
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def parse(path: str, body: object) -> ParsedBody:
+    """Parse a JSON value, or bytes as they are."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return OpenAIParser().parse(path, {}, data)
+
+
+def refusal(path: str, body: object) -> str:
+    """The message of the 400 that `body` gets."""
+    with pytest.raises(RefusedError) as error:
+        parse(path, body)
+    assert error.value.status == 400
+    return error.value.message
+
+
+def test_it_is_a_plugin_of_its_config_type() -> None:
+    """The registry row makes parsers."""
+    parser = PLUGIN.create("mine", PLUGIN.parameters())
+    assert PLUGIN.name == "openai-parser"
+    assert isinstance(parser, Parser)
+
+
+def test_a_chat_request_is_read() -> None:
+    """Model, streaming, output cap and cache salt are found; the payload is whole."""
+    body = {
+        "model": "m",
+        "messages": MESSAGES,
+        "stream": True,
+        "max_tokens": 7,
+        "max_completion_tokens": 5,
+        "cache_salt": "s",
+        "extra": 1,
+    }
+    assert parse(CHAT, body) == ParsedBody(
+        api=Api.CHAT_COMPLETIONS,
+        model="m",
+        stream=True,
+        payload=body,
+        max_output_tokens=5,
+        cache_salt="s",
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "api"),
+    [
+        ("/v1/chat/completions", Api.CHAT_COMPLETIONS),
+        ("/v1/chat/completions/render", Api.CHAT_COMPLETIONS),
+        ("/v1/completions/", Api.COMPLETIONS),
+        ("/v1/completions/render", Api.COMPLETIONS),
+        ("/v1/embeddings", Api.EMBEDDINGS),
+        ("/v1/responses", Api.RESPONSES),
+        ("/v1/conversations", Api.CONVERSATIONS),
+        ("/v1/images/generations", Api.IMAGES),
+        ("/anything", Api.COMPLETIONS),
+    ],
+)
+def test_the_api_is_chosen_by_the_end_of_the_path(path: str, api: Api) -> None:
+    """Rendering variants belong to their API; what is unknown is the oldest API."""
+    assert api_of(path) is api
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}),
+        (CHAT, {"messages": [{"role": "assistant"}]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}),
+        (COMPLETIONS, {"prompt": "x"}),
+        (COMPLETIONS, {"prompt": ["x", ""]}),
+        (COMPLETIONS, {"prompt": [0, 2**32 - 1]}),
+        ("/v1/embeddings", {"input": ["x"]}),
+        ("/v1/responses", {"input": [{"role": "user"}]}),
+        ("/v1/conversations", {"items": [{"type": "message"}]}),
+        ("/v1/images/generations", {"prompt": "a cat"}),
+    ],
+)
+def test_valid_bodies_pass(path: str, body: dict[str, Any]) -> None:
+    """Whatever an endpoint may understand is let through; a missing model is not judged here."""
+    parsed = parse(path, body)
+    assert parsed.payload == body
+    assert parsed.model == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "bodies", "message"),
+    [
+        (
+            CHAT,
+            [
+                {},
+                {"messages": []},
+                {"messages": "hi"},
+                {"messages": ["hi"]},
+                {"messages": [{"content": {"type": "text"}}]},
+                {"messages": [{"content": 3}]},
+                {"messages": [{"content": ["text"]}]},
+            ],
+            "invalid chat completions request: must have valid messages field",
+        ),
+        (
+            COMPLETIONS,
+            [
+                {},
+                {"prompt": ""},
+                {"prompt": []},
+                {"prompt": ["x", 1]},
+                {"prompt": [1, "x"]},
+                {"prompt": [[1, 2]]},
+                {"prompt": [-1]},
+                {"prompt": [2**32]},
+                {"prompt": [1.5]},
+                {"prompt": [True]},
+                {"prompt": 3},
+            ],
+            "invalid completions request: must have prompt field",
+        ),
+        ("/v1/embeddings", [{}, {"input": []}], "invalid embeddings request: must have input"),
+        ("/v1/responses", [{}, {"input": None}], "invalid responses request: must have input"),
+        ("/v1/conversations", [{}, {"items": []}], "invalid conversations request: must have it"),
+        ("/v1/images/generations", [{"prompt": ["a"]}], "invalid images generations request: mu"),
+    ],
+)
+def test_bodies_without_their_prompt_are_refused_by_name(
+    path: str, bodies: list[dict[str, Any]], message: str
+) -> None:
+    """Each API names the field that it cannot do without."""
+    for body in bodies:
+        assert refusal(path, body).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"no healthy upstream",
+        b"",
+        b"[1]",
+        b'"text"',
+        b"null",
+        b'{"prompt":"x"',
+        b'{"prompt":"\xff"}',
+        b'{"prompt":NaN}',
+        b'{"prompt":"\\ud800"}',
+        b'{"prompt":' + b"[" * 100_000,
+    ],
+)
+def test_what_is_no_json_object_is_refused_whatever_is_wrong(body: bytes) -> None:
+    """Broken text, wrong types and absurd depth all end in the same 400."""
+    assert refusal(COMPLETIONS, body).startswith("error unmarshaling request bodyMap: ")
+
+
+def test_of_a_repeated_member_the_last_counts() -> None:
+    """The endpoints behind us read JSON the same way."""
+    assert parse(COMPLETIONS, b'{"prompt":"a","model":"x","model":"y"}').model == "y"
+
+
+@pytest.mark.parametrize(
+    ("caps", "expected"),
+    [
+        ({"max_completion_tokens": 0, "max_tokens": 5}, 0),
+        ({"max_completion_tokens": -1, "max_tokens": 5}, 5),
+        ({"max_completion_tokens": "9", "max_tokens": 5.0}, 5),
+        ({"max_tokens": 5.5}, None),
+        ({"max_tokens": True}, None),
+        ({"max_tokens": None}, None),
+        ({}, None),
+    ],
+)
+def test_the_output_cap_is_the_first_whole_number(
+    caps: dict[str, Any], expected: int | None
+) -> None:
+    """An explicit zero counts; what is no such number is as good as absent."""
+    assert parse(CHAT, {"messages": MESSAGES, **caps}).max_output_tokens == expected
+
+
+@pytest.mark.parametrize("stream", ["true", 1, None, False])
+def test_only_a_true_boolean_asks_for_streaming(stream: object) -> None:
+    """A string or a number does not."""
+    assert parse(CHAT, {"messages": MESSAGES, "stream": stream}).stream is False
+
+
+def test_a_model_that_is_no_string_counts_as_none() -> None:
+    """The director then refuses unless a header names one."""
+    assert parse(CHAT, {"messages": MESSAGES, "model": 3}).model == ""
+
+
+def test_a_cache_salt_that_is_no_string_is_refused() -> None:
+    """Ignoring it would share cached prefixes between tenants that asked not to."""
+    assert "cache_salt" in refusal(CHAT, {"messages": MESSAGES, "cache_salt": 3})
+    assert parse(CHAT, {"messages": MESSAGES, "cache_salt": None}).cache_salt == ""
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["messages", "prompt", "content", "model"]), inner)
+    ),
+    max_leaves=10,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.sampled_from([CHAT, COMPLETIONS, "/v1/embeddings"]), json_values | st.binary())
+def test_nothing_but_a_refusal_ever_escapes(path: str, body: object) -> None:
+    """Any JSON value and any bytes are parsed or refused with 400."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode("utf-8", "replace")
+    try:
+        status = OpenAIParser().parse(path, {}, data) and 200
+    except RefusedError as error:
+        status = error.status
+    assert status in (200, 400)

@@ -1,0 +1,54 @@
+"""The subset hint and the in-flight counts turn the pool into candidates."""
+
+from __future__ import annotations
+
+import pytest
+
+from picker.requestcontrol.candidates import candidates_for
+from picker.types import Candidate, Endpoint, EndpointMetrics
+
+METRICS = EndpointMetrics(waiting_requests=3)
+POOL = (
+    Candidate(Endpoint("a", "10.0.0.1", 8000), METRICS),
+    Candidate(Endpoint("a-rank-1", "10.0.0.1", 8001)),
+    Candidate(Endpoint("b", "10.0.0.2", 8000)),
+    Candidate(Endpoint("six", "2001:db8::1", 8000)),
+)
+
+
+@pytest.mark.parametrize(
+    ("hint", "names"),
+    [
+        (None, ["a", "a-rank-1", "b", "six"]),
+        ((), []),
+        (("10.0.0.1",), ["a", "a-rank-1"]),
+        (("10.0.0.1:8001",), ["a-rank-1"]),
+        (("10.0.0.2:8000", "10.0.0.1:8000"), ["a", "b"]),
+        ((" 10.0.0.2 ",), ["b"]),
+        (("10.0.0.9:8000",), []),
+        (("10.0.0.1:9999",), []),
+        (("[2001:db8::1]:8000",), ["six"]),
+        (("[2001:db8::1]",), ["six"]),
+        (("2001:db8::1",), ["six"]),
+        (("2001:DB8:0:0:0:0:0:1",), ["six"]),
+        (("[2001:db8::1]:8001",), []),
+        (("10.0.0.1:", "10.0.0.1:http", ":8000", "", "10.0.0.1:99999999"), []),
+    ],
+)
+def test_the_subset_hint_compares_ports_only_where_it_names_one(
+    hint: tuple[str, ...] | None, names: list[str]
+) -> None:
+    """Without a hint all may serve, with an empty one nobody; the pool's order is kept."""
+    found = candidates_for(POOL, hint, {})
+    assert [candidate.endpoint.name for candidate in found] == names
+
+
+def test_the_pickers_own_load_is_filled_in() -> None:
+    """Endpoints with requests under way carry the count, with their metrics kept."""
+    found = candidates_for(POOL, ("10.0.0.1",), {"default/a": 2, "default/b": 7})
+    assert list(found) == [Candidate(POOL[0].endpoint, METRICS, 2), POOL[1]]
+
+
+def test_an_idle_pool_is_passed_through_untouched() -> None:
+    """Nothing is copied when there is nothing to say."""
+    assert candidates_for(POOL, None, {}) is POOL

@@ -1,0 +1,53 @@
+"""Replacing the model of a body, and nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.errors import RefusedError
+from picker.requestcontrol.rewrite import with_model
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def test_members_are_sorted_and_compact_as_the_reference_writes_them() -> None:
+    """The bytes of the reference picker's own hermetic case."""
+    body = b'{"model": "my-model", "prompt": "P", "max_tokens": 100, "temperature": 0}'
+    expected = b'{"max_tokens":100,"model":"my-model-12345","prompt":"P","temperature":0}'
+    assert with_model(body, "my-model-12345") == expected
+
+
+def test_other_values_keep_their_very_bytes() -> None:
+    """Numbers keep every digit and nested values their spelling."""
+    body = b'{"n":123456789012345678901234567890.10,"deep":{"b": 1,"a" :"\\u00e9"}}'
+    assert with_model(body, 'a"b') == (
+        b'{"deep":{"b": 1,"a" :"\\u00e9"},"model":"a\\"b","n":123456789012345678901234567890.10}'
+    )
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.dictionaries(st.text(), values, max_size=5), st.text())
+def test_every_body_differs_in_its_model_alone(members: dict[str, object], model: str) -> None:
+    """Read back by another library, all members but the model are what they were."""
+    rewritten = json.loads(with_model(json.dumps(members).encode(), model))
+    assert rewritten == {**members, "model": model}
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"a":' * 10_000])
+def test_what_is_no_json_object_is_a_400(body: bytes) -> None:
+    """The client is told, whatever is wrong with the body."""
+    with pytest.raises(RefusedError) as refusal:
+        with_model(body, "m")
+    assert refusal.value.status == 400
