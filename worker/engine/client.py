@@ -40,6 +40,8 @@ from worker.errors import EngineDeadError, WorkerError
 
 logger = logging.getLogger(__name__)
 
+MESSAGES_AT_ONCE = 32
+
 StepObserver = Callable[[StepOutputs], None]
 
 
@@ -47,7 +49,8 @@ class EngineClient:
     """Owns the engine process and every open request stream. Lives on one event loop.
 
     `start` once, `generate` any number of times at once, `shutdown` once. `on_step` is called on
-    the event loop with every message of the engine's steps; it must be quick and must not raise.
+    the event loop with every message of the engine's steps; it must be quick. What it raises is
+    logged and otherwise ignored.
     """
 
     def __init__(self, config: EngineConfig, on_step: StepObserver | None = None) -> None:
@@ -209,9 +212,15 @@ class EngineClient:
             asyncio.get_running_loop().call_soon(self._drain)
 
     def _drain(self) -> None:
-        """Take every message there is: the descriptor signals changes, not the state."""
-        while self._socket is not None and self._is_readable():
+        """Take every message there is: the descriptor signals changes, not the state.
+
+        After `MESSAGES_AT_ONCE` other callbacks get their turn, however fast the engine is.
+        """
+        for _ in range(MESSAGES_AT_ONCE):
+            if self._socket is None or not self._is_readable():
+                return
             self._receive(self._decoder.decode(self._socket.recv(zmq.DONTWAIT)))
+        asyncio.get_running_loop().call_soon(self._drain)
 
     def _is_readable(self) -> bool:
         assert self._socket is not None  # noqa: S101 (both callers have looked)
@@ -223,8 +232,7 @@ class EngineClient:
             self._last_step_seconds = time.monotonic()
             for output in message.outputs:
                 self._deliver(output)
-            if self._on_step is not None:
-                self._on_step(message)
+            self._observe(message)
         elif isinstance(message, EngineReady):
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(message)
@@ -232,6 +240,14 @@ class EngineClient:
             assert isinstance(message, EngineFailed)  # noqa: S101 (the union has no fourth member)
             self._die(message.message)
             self._send(Shutdown())  # the engine waits for this, so that its last words arrive
+
+    def _observe(self, step: StepOutputs) -> None:
+        if self._on_step is None:
+            return
+        try:
+            self._on_step(step)
+        except Exception:  # raised on, it would leave the socket undrained and every stream stuck
+            logger.exception("the observer of steps failed")
 
     def _deliver(self, output: RequestOutput) -> None:
         stream = self._streams.get(output.request_id)

@@ -147,6 +147,16 @@ async def test_stats_count_what_the_engine_has_not_seen_yet(make_request: Make) 
         assert client.last_step_seconds is not None
 
 
+async def test_a_failing_observer_disturbs_no_stream(make_request: Make) -> None:
+    """Metrics that raise cost a log line, not a token."""
+
+    def on_step(_: StepOutputs) -> None:
+        raise ValueError("metrics")
+
+    async with running(on_step=on_step) as client:
+        assert len((await collect(client, make_request("a", [1], max_tokens=100)))[0]) == 100
+
+
 async def test_an_id_in_use_is_refused(make_request: Make) -> None:
     """Two streams never share an id."""
     first = make_request("a", [1], max_tokens=5000)

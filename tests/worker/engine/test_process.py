@@ -1,0 +1,43 @@
+"""The engine process builds what its config says, and the simulator stays light."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from worker.config import EngineConfig, SchedulerConfig
+from worker.engine.process import DEFAULT_SIM_BLOCKS, build_core
+from worker.errors import ConfigError
+
+
+def test_the_simulator_has_a_default_cache() -> None:
+    """Without an override the pool has the simulator's size, and the model's length stands."""
+    _, ready = build_core(EngineConfig("sim", None))
+    assert (ready.num_blocks, ready.max_model_len) == (DEFAULT_SIM_BLOCKS, 8192)
+
+
+def test_a_small_pool_lowers_the_length_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """The front end learns the length that fits, the operator reads why."""
+    limits = SchedulerConfig(max_model_len=100)
+    config = EngineConfig("sim", None, block_size=4, num_blocks_override=5, scheduler=limits)
+    _, ready = build_core(config)
+    assert ready.max_model_len == 20
+    assert "20 tokens, fewer than max_model_len 100" in caplog.text
+
+
+def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
+    """The message names the fault and the fix."""
+    with pytest.raises(ConfigError, match=r"'abacus'.*'torch' and 'sim'"):
+        build_core(EngineConfig("abacus", None))
+
+
+async def test_the_engine_process_imports_no_tensor_library() -> None:
+    """Ten simulators on a laptop load neither torch nor numpy."""
+    script = "import sys, worker.engine.process; print({'torch', 'numpy'} & set(sys.modules))"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE
+    )
+    stdout, _ = await process.communicate()
+    assert stdout.strip() == b"set()"
