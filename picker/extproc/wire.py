@@ -152,8 +152,13 @@ def _value(header: _Message) -> str:
 
 def _status(headers: Iterable[_Message]) -> int | None:
     """The HTTP status: `:status`, else `status`; None when there is no number in it."""
-    found = _header_map(headers)
-    text = found.get(":status") or found.get("status") or ""
+    text = ""
+    for header in headers:
+        if header.key == ":status":
+            text = _value(header)
+            break
+        if header.key.lower() == "status":
+            text = _value(header)
     return int(text) if text.isascii() and text.isdigit() and len(text) == 3 else None
 
 
