@@ -32,7 +32,7 @@ _CALL_COST_TOKENS = 256
 class InputBatch:
     """One step's sequences in row order, and their tensors. Built once, read by the runner.
 
-    `sampled` are the sequences whose next token is wanted, in the order of the logits' rows.
+    `order` is the sequences in the order of their rows. `sampled` are the sequences whose next token is wanted, in the order of the logits' rows.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class InputBatch:
         self._device = device
         decodes = sorted((s for s in sequences if len(s.token_ids) == 1), key=lambda s: s.start)
         prompts = [s for s in sequences if len(s.token_ids) > 1]
-        self._sequences = [*decodes, *prompts]
+        self.order = [*decodes, *prompts]
         plan = AttentionPlan(
             tuple(self._group(members) for members in _by_context(decodes)),
             tuple(self._chunk(sequence) for sequence in prompts),
@@ -60,7 +60,7 @@ class InputBatch:
         positions: list[np.ndarray] = []
         slots: list[np.ndarray] = []
         sample_rows: list[int] = []
-        for sequence in self._sequences:
+        for sequence in self.order:
             token_ids.extend(sequence.token_ids)
             span = np.arange(sequence.start, sequence.start + len(sequence.token_ids))
             table = np.asarray(sequence.block_table, np.int64)

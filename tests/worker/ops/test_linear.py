@@ -1,0 +1,63 @@
+"""The product with a constant weight: right, and blind to the rest of the batch."""
+
+import pytest
+import torch
+
+from worker.ops.linear import DenseLinear, make_linear
+
+FLOATS = [torch.float32, torch.bfloat16]
+# Bitwise row invariance is a property measured with these instructions, not a promise of oneDNN's.
+needs_avx512 = pytest.mark.skipif(
+    not torch.cpu._is_avx512_bf16_supported(), reason="measured on AVX512_BF16 only"
+)
+
+
+def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Standard normal values."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float16])
+@pytest.mark.parametrize("rows", [1, 2, 33])
+@pytest.mark.parametrize("inputs", [48, 1536])
+@pytest.mark.parametrize("extras", [False, True])
+def test_computes_the_product(dtype: torch.dtype, rows: int, inputs: int, extras: bool) -> None:
+    """The result is the float64 product, with bias and residual when they are given."""
+    weight, x = draw(40, inputs, dtype=dtype), draw(rows, inputs, dtype=dtype, seed=1)
+    bias = draw(40, dtype=dtype, seed=2) if extras else None
+    residual = draw(rows, 40, dtype=dtype, seed=3) if extras else None
+    expected = x.double() @ weight.double().T
+    if bias is not None and residual is not None:
+        expected = expected + bias.double() + residual.double()
+    with torch.inference_mode():
+        result = make_linear(weight, bias)(x, residual)
+    tolerance = 1e-4 if dtype == torch.float32 else 1.0 if dtype == torch.bfloat16 else 0.2
+    torch.testing.assert_close(result.double(), expected, rtol=1e-2, atol=tolerance)
+
+
+def test_other_dtypes_are_computed_by_torch() -> None:
+    """What oneDNN has no packed product for still works."""
+    assert isinstance(make_linear(draw(4, 4, dtype=torch.float16)), DenseLinear)
+
+
+@needs_avx512
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("inputs", [576, 1536])
+def test_a_row_is_the_same_in_any_batch(dtype: torch.dtype, inputs: int) -> None:
+    """A row's result is bitwise the same for every number of rows around it, and at any place."""
+    x, residual = draw(300, inputs, dtype=dtype), draw(300, 576, dtype=dtype, seed=1)
+    with torch.inference_mode():
+        linear = make_linear(draw(576, inputs, dtype=dtype, seed=2))
+        together = linear(x, residual)
+        for start, count in [
+            (0, 1),
+            (7, 1),
+            (0, 2),
+            (5, 3),
+            (0, 16),
+            (31, 17),
+            (100, 64),
+            (2, 255),
+        ]:
+            part = slice(start, start + count)
+            assert torch.equal(linear(x[part], residual[part]), together[part]), (start, count)

@@ -1,0 +1,149 @@
+"""Attention over a paged cache against a loop over tokens, for any mixture of work."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.executor.input_batch import InputBatch
+from worker.ops import reference
+from worker.ops.kv_write import write_kv
+from worker.ops.paged_attention import MIN_ROWS, padded_context, paged_attention
+from worker.types import ScheduledSequence
+
+BLOCK_SIZE = 8
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Work:
+    """A step's sequences (start, number of tokens) and the heads they run with."""
+
+    spans: tuple[tuple[int, int], ...]
+    kv_heads: int
+    sharing: int
+    seed: int
+
+
+works = st.builds(
+    Work,
+    st.lists(
+        st.tuples(st.integers(0, 70), st.one_of(st.just(1), st.integers(1, 150))),
+        min_size=1,
+        max_size=5,
+    ).map(tuple),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(0, 2**16),
+)
+
+
+def schedule(work: Work) -> list[ScheduledSequence]:
+    """Sequences over blocks taken from a shuffled pool, so that no table is in order."""
+    counts = [-(-(start + length) // BLOCK_SIZE) for start, length in work.spans]
+    pool = list(range(sum(counts) + 1))
+    random.Random(work.seed).shuffle(pool)
+    tables = [[pool.pop() for _ in range(count)] for count in counts]
+    return [
+        ScheduledSequence(index, [0] * length, start, table, None)
+        for index, ((start, length), table) in enumerate(zip(work.spans, tables, strict=True))
+    ]
+
+
+def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Standard normal values."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def run(
+    sequences: list[ScheduledSequence], queries: dict[int, torch.Tensor], cache: torch.Tensor
+) -> dict[int, torch.Tensor]:
+    """Attention of one step; queries and results by sequence id."""
+    batch = InputBatch(sequences, BLOCK_SIZE, cache.dtype, CPU)
+    rows = torch.cat([queries[sequence.seq_id] for sequence in batch.order])
+    with torch.inference_mode():
+        out = paged_attention(rows, cache, batch.tensors.attention)
+    lengths = [len(sequence.token_ids) for sequence in batch.order]
+    parts = out.split(lengths)
+    return {s.seq_id: part for s, part in zip(batch.order, parts, strict=True)}
+
+
+@given(works)
+@settings(max_examples=40, deadline=None)
+def test_agrees_with_its_twin_on_any_step(work: Work) -> None:
+    """Single tokens and chunks, at any start, over any block tables, see exactly their past."""
+    sequences = schedule(work)
+    num_blocks = sum(len(s.block_table) for s in sequences) + 1
+    cache = draw(num_blocks, BLOCK_SIZE, 2, work.kv_heads, 16, seed=work.seed)
+    heads = work.kv_heads * work.sharing
+    queries = {
+        s.seq_id: draw(len(s.token_ids), heads, 16, seed=work.seed + s.seq_id + 1)
+        for s in sequences
+    }
+    result = run(sequences, queries, cache)
+    expected = reference.paged_attention(
+        torch.cat([queries[s.seq_id] for s in sequences]),
+        cache,
+        [s.block_table for s in sequences],
+        [range(s.start, s.start + len(s.token_ids)) for s in sequences],
+    )
+    actual = torch.cat([result[s.seq_id] for s in sequences])
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padding_groups_and_tiles_leave_a_row_alone(dtype: torch.dtype) -> None:
+    """A token's result does not depend on the batch or on how its prompt was cut."""
+    length, heads = 420, 9
+    cache = draw(4 * 53, BLOCK_SIZE, 2, 3, 64, seed=1, dtype=dtype)
+    tables = [list(range(i, 4 * 53, 4)) for i in range(4)]
+    queries = draw(length, heads, 64, seed=2, dtype=dtype)
+    whole = run([ScheduledSequence(0, [0] * length, 0, tables[0], None)], {0: queries}, cache)[0]
+    others = [
+        ScheduledSequence(1, [0], 35, tables[1], None),
+        ScheduledSequence(2, [0], 413, tables[2], None),
+        ScheduledSequence(3, [0] * 9, 130, tables[3], None),
+    ]
+    extra = {1: queries[:1], 2: queries[:1], 3: queries[:9]}
+    for start, count in [(0, 2), (17, 1), (211, 1), (300, 1), (419, 1), (3, 3), (100, 200)]:
+        part = queries[start : start + count]
+        mine = ScheduledSequence(0, [0] * count, start, tables[0], None)
+        alone = run([mine], {0: part}, cache)[0]
+        together = run([*others, mine], {0: part, **extra}, cache)[0]
+        torch.testing.assert_close(alone, together, rtol=0, atol=0)
+        if torch.cpu._is_avx512_bf16_supported():  # bitwise equal only where it was measured
+            torch.testing.assert_close(alone, whole[start : start + count], rtol=0, atol=0)
+
+
+@given(st.integers(1, 5000), st.sampled_from([8, 16, 32, 64, 128]))
+@settings(deadline=None)
+def test_a_padded_context_is_whole_blocks_and_never_splits_unevenly(
+    length: int, block_size: int
+) -> None:
+    """Padding covers the context, in whole blocks, outside the lengths MKL splits at random."""
+    padded = padded_context(length, block_size)
+    assert padded >= length
+    assert padded % block_size == 0
+    assert not 192 < padded % 512 < 384
+    assert padded - length < max(block_size, 16) + 192
+
+
+def test_tiny_chunks_are_filled_up_to_the_least_rows() -> None:
+    """A chunk of two tokens still runs at the row count whose sums are stable."""
+    batch = InputBatch([ScheduledSequence(0, [1, 2], 0, [0], None)], BLOCK_SIZE, torch.float32, CPU)
+    (tile,) = batch.tensors.attention.chunks[0].tiles
+    assert tile.num_queries == 2
+    assert tile.mask.shape[-2] == MIN_ROWS
+
+
+def test_write_kv_puts_every_token_into_its_slot() -> None:
+    """Keys and values land at block and offset of their slot, and nowhere else."""
+    cache = torch.zeros(3, BLOCK_SIZE, 2, 2, 4)
+    kv = draw(2, 16, seed=1)
+    write_kv(cache, kv, torch.tensor([5, 2 * BLOCK_SIZE + 1]))
+    assert torch.equal(cache[0, 5].flatten(), kv[0])
+    assert torch.equal(cache[2, 1].flatten(), kv[1])
+    assert int(cache.count_nonzero()) == 32
