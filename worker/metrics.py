@@ -122,11 +122,12 @@ class Histogram:
         self._buckets = buckets
         self._counts = [0] * (len(buckets) + 1)
         self._sum = 0.0
+        safe = labels.replace("%", "%%")
         bounds = [*(repr(float(b)) for b in buckets), "+Inf"]
-        lines = [f'{name}_bucket{{{labels},le="{bound}"}} %d\n' for bound in bounds]
-        tail = f"{name}_count{{{labels}}} %d\n{name}_sum{{{labels}}} %r\n"
-        escaped = (_head(name, "histogram", documentation)).replace("%", "%%")
-        self._template = escaped + "".join(lines) + tail
+        lines = [f'{name}_bucket{{{safe},le="{bound}"}} %d\n' for bound in bounds]
+        tail = f"{name}_count{{{safe}}} %d\n{name}_sum{{{safe}}} %r\n"
+        head = _head(name, "histogram", documentation).replace("%", "%%")
+        self._template = head + "".join(lines) + tail
         self._rendered: bytes | None = None
 
     def observe(self, value: float) -> None:

@@ -1,0 +1,188 @@
+"""A scripted engine, and the API served over it: in process (ASGI) or on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import httpx
+import msgspec
+import pytest
+import uvicorn
+
+from worker.api.admission import Admission
+from worker.api.openai import RequestPreparer, TextSide
+from worker.api.params import ModelLimits
+from worker.api.server import WorkerApi
+from worker.config import ApiConfig
+from worker.engine.messages import AddRequest, EngineStats, RequestOutput
+from worker.metrics import WorkerMetrics
+from worker.tokenizer import sim
+from worker.tokenizer.chat import ChatTemplate
+from worker.types import FinishReason
+
+Step = RequestOutput | Exception | asyncio.Event
+
+
+def output(
+    token_ids: Sequence[int] | str,
+    finish: FinishReason | None = None,
+    *,
+    stop_token: int | None = None,
+    error: str | None = None,
+    cached: int = 0,
+) -> RequestOutput:
+    """An engine output; text stands for its bytes, which are ids of the simulator's tokenizer."""
+    ids = list(token_ids.encode()) if isinstance(token_ids, str) else list(token_ids)
+    return RequestOutput(
+        "",
+        ids,
+        finish,
+        stop_token_id=stop_token,
+        num_cached_tokens=cached,
+        scheduled_seconds=1.0,
+        first_token_seconds=2.0,
+        last_token_seconds=3.0,
+        error=error,
+    )
+
+
+@dataclass
+class ScriptedEngine:
+    """Plays the same steps for every request: outputs, errors to raise, events to wait for."""
+
+    steps: list[Step] = field(default_factory=list)
+    is_alive: bool = True
+    stats: EngineStats = field(default_factory=EngineStats)
+    requests: list[AddRequest] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    saw_abort: asyncio.Event = field(default_factory=asyncio.Event)
+    saw_request: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
+        """As `EngineClient.generate`: leaving before the last output is an abort."""
+        self.requests.append(request)
+        self.saw_request.set()
+        finished = False
+        try:
+            for step in self.steps:
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                elif isinstance(step, Exception):
+                    raise step
+                else:
+                    finished = step.finish_reason is not None
+                    yield msgspec.structs.replace(step, request_id=request.request_id)
+        finally:
+            if not finished:
+                self.aborted.append(request.request_id)
+                self.saw_abort.set()
+
+
+@dataclass
+class Api:
+    """An application with the parts a test looks at."""
+
+    app: WorkerApi
+    engine: ScriptedEngine
+    admission: Admission
+    metrics: WorkerMetrics
+
+    def page(self) -> str:
+        """The metrics page."""
+        return self.metrics.render(self.engine.stats, 0.0).decode()
+
+
+def build(engine: ScriptedEngine, **settings: object) -> Api:
+    """The API over an engine; settings are fields of `ApiConfig`."""
+    config = msgspec.convert(
+        {
+            "served_model_names": ["tiny", "alias"],
+            "accepted_model_names": ["/models/tiny"],
+            "max_model_len": 64,
+            "vocab_size": sim.VOCAB_SIZE,
+            **settings,
+        },
+        ApiConfig,
+    )
+    metrics = WorkerMetrics("tiny", 64, 1.0)
+    admission = Admission(
+        engine,
+        metrics,
+        max_num_seqs=config.max_num_seqs,
+        max_num_queued_reqs=config.max_num_queued_reqs,
+    )
+    template = ChatTemplate(sim.CHAT_TEMPLATE, bos_token="", eos_token=sim.IM_END, now=datetime.now)
+    text = TextSide(
+        sim.SimTokenizer(), template, ModelLimits(config.max_model_len, config.vocab_size)
+    )
+    preparer = RequestPreparer(config, text, random.Random(0))
+    return Api(
+        WorkerApi(config, engine, admission, metrics, text, preparer), engine, admission, metrics
+    )
+
+
+def client_of(api: Api) -> httpx.AsyncClient:
+    """An HTTP client that calls the application without a socket."""
+    transport = httpx.ASGITransport(app=api.app)
+    return httpx.AsyncClient(transport=transport, base_url="http://worker")
+
+
+@asynccontextmanager
+async def listening(api: Api) -> AsyncIterator[str]:
+    """Serve the application on a free port, as the worker does; gives the base URL."""
+    server = uvicorn.Server(
+        uvicorn.Config(
+            api.app,
+            host="127.0.0.1",
+            port=0,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=1,
+        )
+    )
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(server.serve())
+        while True:
+            await asyncio.sleep(0)
+            if server.started:
+                break
+        port = server.servers[0].sockets[0].getsockname()[1]
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            await serving
+
+
+@dataclass
+class Bench:
+    """What a test of the API works with, in one fixture."""
+
+    engine: ScriptedEngine
+    say = staticmethod(output)
+
+    def api(self, **settings: object) -> Api:
+        """The API over the engine; settings are fields of `ApiConfig`."""
+        return build(self.engine, **settings)
+
+    def client(self, **settings: object) -> httpx.AsyncClient:
+        """A client that calls the application without a socket."""
+        return client_of(self.api(**settings))
+
+    client_of = staticmethod(client_of)
+    listening = staticmethod(listening)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """An engine that says "hi" and stops by its own end token, and ways to serve it."""
+    end = output([ord("i"), sim.IM_END_ID], FinishReason.STOP, stop_token=sim.IM_END_ID)
+    return Bench(ScriptedEngine([output("h"), end]))

@@ -1,0 +1,201 @@
+"""Behaviour that needs a socket or belongs to every route: cuts, disconnects, limits, keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from worker.errors import EngineDeadError
+from worker.types import FinishReason
+
+TEXT = "/v1/completions"
+STREAM = {"prompt": "a", "stream": True}
+
+
+@pytest.mark.parametrize("failure", ["dies", "error"])
+async def test_a_stream_that_fails_is_cut_after_the_error(bench: Any, failure: str) -> None:
+    """The error is the last event: no [DONE], and no regular end of the HTTP body."""
+    step = {
+        "dies": EngineDeadError("gone"),
+        "error": bench.say([], FinishReason.ERROR, error="no blocks"),
+    }[failure]
+    bench.engine.steps = [bench.say("x"), step]
+    chunks: list[bytes] = []
+
+    async def read(response: httpx.Response) -> None:
+        async for chunk in response.aiter_raw():
+            chunks[len(chunks) :] = [chunk]  # keeps what came before the cut
+
+    async with (
+        bench.listening(bench.api()) as url,
+        httpx.AsyncClient() as client,
+        client.stream("POST", url + TEXT, json=STREAM) as response,
+    ):
+        with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
+            await read(response)
+    received = b"".join(chunks)
+    assert response.status_code == 200
+    last = received.decode().rstrip().rsplit("\n\n", 1)[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] in (500, 503)
+    assert b"[DONE]" not in received
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_aborts_its_request(bench: Any, stream: bool) -> None:
+    """Closing the connection ends the request in the engine and in the counters."""
+    bench.engine.steps = [bench.say("x"), asyncio.Event()]
+    api = bench.api()
+    async with bench.listening(api) as url, httpx.AsyncClient() as client:
+        call = asyncio.ensure_future(client.post(url + TEXT, json={**STREAM, "stream": stream}))
+        await bench.engine.saw_request.wait()
+        call.cancel()
+        await asyncio.wait_for(bench.engine.saw_abort.wait(), 10)
+        assert await api.admission.wait_idle(10)
+    assert bench.engine.aborted == [bench.engine.requests[0].request_id]
+    assert 'finished_reason="abort"} 1\n' in api.page()
+
+
+async def test_nothing_is_sent_before_the_first_token(bench: Any) -> None:
+    """Headers wait for the engine, so that a proxy may still retry."""
+    go = asyncio.Event()
+    bench.engine.steps = [go, *bench.engine.steps]
+    async with bench.listening(bench.api()) as url, httpx.AsyncClient() as client:
+
+        async def first_byte() -> int:
+            async with client.stream("POST", url + TEXT, json=STREAM) as response:
+                await response.aread()
+                return response.status_code
+
+        call = asyncio.ensure_future(first_byte())
+        await bench.engine.saw_request.wait()
+        assert (await client.get(url + "/health")).status_code == 200
+        assert not call.done()
+        go.set()
+        assert await call == 200
+
+
+async def test_the_openai_client_understands_us(bench: Any) -> None:
+    """The official client reads answers, streams, errors and models."""
+    async with (
+        bench.listening(bench.api()) as url,
+        openai.AsyncOpenAI(base_url=url + "/v1", api_key="x", max_retries=0) as client,
+    ):
+        messages: Any = [{"role": "user", "content": "hello"}]
+        whole = await client.chat.completions.create(model="tiny", messages=messages)
+        assert whole.choices[0].message.content == "hi"
+        assert whole.usage is not None
+        assert whole.usage.prompt_tokens_details is not None
+        parts = []
+        async for chunk in await client.chat.completions.create(
+            model="tiny", messages=messages, stream=True, stream_options={"include_usage": True}
+        ):
+            parts += [choice.delta.content for choice in chunk.choices]
+        assert "".join(p or "" for p in parts) == "hi"
+        assert chunk.usage is not None
+        text = await client.completions.create(model="tiny", prompt=["a", "b"])
+        assert [c.text for c in text.choices] == ["hi", "hi"]
+        assert [m.id async for m in client.models.list()] == ["tiny", "alias"]
+        with pytest.raises(openai.NotFoundError, match="does not exist"):
+            await client.chat.completions.create(model="other", messages=messages)
+        with pytest.raises(openai.BadRequestError, match="not supported yet"):
+            await client.chat.completions.create(model="tiny", messages=messages, n=2)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nope", 404), ("GET", TEXT, 405), ("POST", "/metrics", 405), ("GET", "/v1/", 404)],
+)
+async def test_routes_are_exact(bench: Any, method: str, path: str, status: int) -> None:
+    """Unknown paths and methods are errors in OpenAI's envelope."""
+    async with bench.client() as client:
+        response = await client.request(method, path)
+    assert response.status_code == response.json()["error"]["code"] == status
+    assert ("allow" in response.headers) is (status == 405)
+
+
+async def test_bodies_are_bounded_and_json(bench: Any) -> None:
+    """A long body is a 413 whether it is announced or not; another type is a 400."""
+
+    async def trickle() -> Any:
+        for _ in range(20):
+            yield b" " * 100
+
+    async with bench.client(max_body_bytes=1000) as client:
+        announced = await client.post(TEXT, json={"prompt": "x" * 2000})
+        unannounced = await client.post(
+            TEXT, content=trickle(), headers={"content-type": "application/json"}
+        )
+        form = await client.post(TEXT, data={"prompt": "a"})
+        bare = await client.post(TEXT, content=b'{"prompt":"a"}')
+    assert [r.status_code for r in (announced, unannounced, form, bare)] == [413, 413, 400, 200]
+    assert announced.headers["connection"] == "close"
+
+
+async def test_headers_are_bounded(bench: Any) -> None:
+    """More than 100 headers, or 64 KiB of them, are refused."""
+    async with bench.client() as client:
+        many = await client.get("/health", headers={f"x-{n}": "1" for n in range(120)})
+        long = await client.get("/health", headers={"x-long": "x" * 70_000})
+    assert (many.status_code, long.status_code) == (431, 431)
+
+
+async def test_keys_guard_the_v1_routes(bench: Any) -> None:
+    """With --api-key, /v1 asks for one; health and metrics do not."""
+    async with bench.client(api_keys=["one", "two"]) as client:
+        statuses = [
+            (await client.get("/v1/models", headers=headers)).status_code
+            for headers in (
+                {},
+                {"authorization": "Bearer three"},
+                {"authorization": "Basic two"},
+                {"authorization": "Bearer two"},
+            )
+        ]
+        refused = await client.post(TEXT, json={"prompt": "a"})
+        assert (await client.get("/metrics")).status_code == 200
+    assert statuses == [401, 401, 401, 200]
+    assert refused.json() == {"error": "Unauthorized"}
+
+
+@pytest.mark.parametrize(
+    ("form", "value"),
+    [
+        (
+            "TEXT",
+            "TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=3.0",
+        ),
+        (
+            "json",
+            'JSON {"named_metrics": {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 3.0}}',
+        ),
+        ("xml", None),
+    ],
+)
+async def test_load_comes_in_a_header_when_asked_for(
+    bench: Any, form: str, value: str | None
+) -> None:
+    """Balancers may read the load off an answer."""
+    from worker.engine.messages import EngineStats
+
+    bench.engine.stats = EngineStats(num_waiting=3, kv_cache_usage=0.25)
+    async with bench.client() as client:
+        response = await client.post(
+            TEXT, json={"prompt": "a"}, headers={"endpoint-load-metrics-format": form}
+        )
+    assert response.headers.get("endpoint-load-metrics") == value
+
+
+async def test_an_unexpected_error_is_counted_and_said(bench: Any) -> None:
+    """A bug is a 500 that tells the client nothing of the inside, and a counter."""
+    bench.engine.steps = [KeyError("secret")]
+    api = bench.api()
+    async with bench.client_of(api) as client:
+        response = await client.post(TEXT, json={"prompt": "a"})
+    assert response.status_code == 500
+    assert "secret" not in response.text
+    assert 'where="http"} 1\n' in api.page()

@@ -1,0 +1,183 @@
+"""A real worker process, with the simulator behind it: start, serve, drain, die."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+CHAT = "/v1/chat/completions"
+ASK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+
+
+@dataclass
+class Running:
+    """A worker that has said it is ready."""
+
+    process: subprocess.Popen[str]
+    url: str
+
+    def engine_pid(self) -> int:
+        """The process id of its engine."""
+        pid = self.process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def spawn(*flags: str) -> subprocess.Popen[str]:
+    """A worker process with its output piped."""
+    command = [sys.executable, "-m", "worker", "--engine", "sim", "--port", "0", *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@contextmanager
+def worker(*flags: str) -> Iterator[Running]:
+    """Start a worker on a free port and wait for its ready line; kill it if it is still there."""
+    process = spawn(*flags)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        ready = re.fullmatch(r"worker ready on (http://127\.0\.0\.1:\d+) in \d+\.\d s\n", line)
+        assert ready, line + (process.stderr.read() if process.stderr else "")
+        yield Running(process, ready[1])
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        process.communicate()
+
+
+def is_running(pid: int) -> bool:
+    """A process with this id exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_worker_serves_and_drains() -> None:
+    """SIGTERM lets the running stream finish, refuses new requests, and exits 0 leaving nothing."""
+    slow = ("--sim-decode-base-ms", "60", "--served-model-name", "m")
+    with worker(*slow) as running, httpx.Client(base_url=running.url) as client:
+        engine = running.engine_pid()
+        assert client.get("/health").status_code == 200
+        assert client.get("/v1/models").json()["data"][0]["id"] == "m"
+        whole = client.post(CHAT, json={**ASK, "max_tokens": 2}).json()
+        assert whole["usage"]["completion_tokens"] == 2
+        assert "vllm:num_requests_running" in client.get("/metrics").text
+        with client.stream("POST", CHAT, json={**ASK, "stream": True}) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: ")
+            running.process.send_signal(signal.SIGTERM)
+            with httpx.Client(base_url=running.url) as other:
+                while other.get("/health/ready").status_code == 200:
+                    pass
+                refused = other.post(CHAT, json=ASK)
+            frames = [line for line in lines if line]
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert frames[-1] == "data: [DONE]"
+        assert json.loads(frames[-2][6:])["choices"][0]["finish_reason"] == "length"
+        assert running.process.wait(20) == 0
+        assert not is_running(engine)
+
+
+def test_a_drain_that_takes_too_long_aborts() -> None:
+    """After the timeout the stream ends with an error event and without [DONE]."""
+    flags = ("--sim-decode-base-ms", "100", "--shutdown-timeout", "0.2")
+    with worker(*flags) as running, httpx.Client(base_url=running.url) as client:
+        ask = {**ASK, "stream": True, "max_tokens": 4000}
+        frames = []
+        with client.stream("POST", CHAT, json=ask) as response:
+            lines = response.iter_lines()
+            next(lines)
+            running.process.send_signal(signal.SIGTERM)
+            with suppress(httpx.RemoteProtocolError):
+                frames += [line for line in lines if line]
+        assert running.process.wait(20) == 0
+    # The reader of lines loses what it had when the connection is cut; what came is no ending.
+    assert "data: [DONE]" not in frames
+
+
+def test_the_engines_death_ends_streams_and_the_worker() -> None:
+    """Killing the engine cuts streams after an error event, and the worker exits with status 1."""
+    with worker("--sim-decode-base-ms", "50") as running, httpx.Client(timeout=30) as client:
+        ask = {**ASK, "stream": True, "max_tokens": 4000}
+        received = b""
+        killed = False
+        with suppress(httpx.RemoteProtocolError):
+            with client.stream("POST", running.url + CHAT, json=ask) as response:
+                for chunk in response.iter_raw():
+                    received += chunk
+                    if not killed:
+                        killed = True
+                        os.kill(running.engine_pid(), signal.SIGKILL)
+            pytest.fail("the stream had a regular end")
+        last = received.decode().rstrip().rsplit("\n\n", 1)[-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == 503
+        assert b"[DONE]" not in received
+        assert running.process.wait(20) == 1
+
+
+def test_a_busy_port_is_one_sentence() -> None:
+    """The port is tried before the engine starts; the error names it and the flag."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        process = spawn("--port", port)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (1, "")
+    assert err == (
+        f"pointsman worker: port {port} on 127.0.0.1 is already in use; choose another with"
+        " --port\n"
+    )
+
+
+def test_a_bad_model_is_one_sentence(tmp_path: Path) -> None:
+    """A file that is no model ends the start with its reason, not with a traceback."""
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"not a model")
+    process = spawn("--model", str(bad))
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (1, "")
+    assert err.startswith(f"pointsman worker: {bad}: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.model
+def test_the_simulator_can_stand_behind_the_real_tokenizer(model_path: Path) -> None:
+    """With --model the simulator answers in the model's vocabulary, counted by its tokenizer."""
+    with worker("--model", str(model_path), "--sim-time-scale", "0") as running:
+        body = httpx.post(running.url + CHAT, json=ASK).json()
+    assert body["model"] == "SmolLM2-135M-Instruct"
+    assert body["usage"]["prompt_tokens"] == 31
+    assert body["choices"][0]["message"]["content"]
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    """Two SIGINTs end a worker whose request would take minutes."""
+    with worker("--sim-decode-base-ms", "1000") as running, httpx.Client(timeout=30) as client:
+        ask = {**ASK, "stream": True, "max_tokens": 4000}
+        with client.stream("POST", running.url + CHAT, json=ask) as response:
+            chunks = response.iter_raw()
+            next(chunks)
+            running.process.send_signal(signal.SIGINT)
+            while httpx.get(running.url + "/health/ready").status_code == 200:
+                pass
+            running.process.send_signal(signal.SIGINT)
+            assert running.process.wait(20) == 0
+
+
+def test_a_worker_starts_without_torch() -> None:
+    """The HTTP process never loads torch."""
+    code = "import sys, worker.__main__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,192 @@
+"""The metrics page is what Prometheus reads, and what dashboards of vLLM look for."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from worker import metrics
+from worker.engine.messages import EngineStats
+from worker.metrics import RequestRecord, WorkerMetrics
+from worker.types import FinishReason
+
+
+def page(of: WorkerMetrics, stats: EngineStats | None = None) -> dict[str, dict[str, float]]:
+    """Series name → labels (without the constant ones, as text) → value."""
+    found: dict[str, dict[str, float]] = {}
+    text = of.render(stats or EngineStats(), 0.0).decode()
+    for family in text_string_to_metric_families(text):
+        assert family.type != "unknown", family.name
+        for sample in family.samples:
+            rest = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
+            key = ",".join(f"{k}={v}" for k, v in rest.items())
+            assert key not in found.setdefault(sample.name, {}), sample
+            found[sample.name][key] = sample.value
+    return found
+
+
+def record(**changes: object) -> RequestRecord:
+    """A request that waited 1 s, prefilled 2 s and decoded 3 s for four tokens."""
+    fields: dict[str, object] = {
+        "reason": FinishReason.STOP,
+        "num_prompt_tokens": 30,
+        "num_generation_tokens": 4,
+        "max_tokens": 16,
+        "num_preemptions": 1,
+        "arrival_seconds": 10.0,
+        "scheduled_seconds": 11.0,
+        "first_token_seconds": 13.0,
+        "last_token_seconds": 16.0,
+        "finished_seconds": 16.5,
+    }
+    return RequestRecord(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_the_engines_numbers_are_shown_as_they_are() -> None:
+    """Gauges and counters are the snapshot's."""
+    stats = EngineStats(2, 3, 0.25, 100, 40, 5, 600, 70)
+    found = page(WorkerMetrics("m", 8192, 123.5), stats)
+    assert {
+        name: found[f"vllm:{name}"][""]
+        for name in (
+            "num_requests_running",
+            "num_requests_waiting",
+            "kv_cache_usage_perc",
+            "prefix_cache_queries_total",
+            "prefix_cache_hits_total",
+            "num_preemptions_total",
+            "prompt_tokens_total",
+            "generation_tokens_total",
+        )
+    } == {
+        "num_requests_running": 2,
+        "num_requests_waiting": 3,
+        "kv_cache_usage_perc": 0.25,
+        "prefix_cache_queries_total": 100,
+        "prefix_cache_hits_total": 40,
+        "num_preemptions_total": 5,
+        "prompt_tokens_total": 600,
+        "generation_tokens_total": 70,
+    }
+    assert found["process_start_time_seconds"][""] == 123.5
+
+
+def test_an_ended_request_is_counted_by_reason_and_stage() -> None:
+    """Each stage's time is the difference of its two moments."""
+    subject = WorkerMetrics("m", 8192, 0.0)
+    subject.request_ended(record())
+    found = page(subject)
+    sums = {
+        name: found[f"vllm:{name}_sum"][""]
+        for name in (
+            "e2e_request_latency_seconds",
+            "request_queue_time_seconds",
+            "request_prefill_time_seconds",
+            "request_decode_time_seconds",
+            "request_inference_time_seconds",
+            "request_time_per_output_token_seconds",
+            "request_prompt_tokens",
+            "request_generation_tokens",
+            "request_params_max_tokens",
+            "request_num_preemptions",
+        )
+    }
+    assert list(sums.values()) == [6.5, 1, 2, 3, 5, 1, 30, 4, 16, 1]
+    assert found["vllm:request_success_total"] == {
+        "finished_reason=stop": 1,
+        "finished_reason=length": 0,
+        "finished_reason=abort": 0,
+        "finished_reason=error": 0,
+    }
+
+
+def test_a_request_that_never_ran_has_no_stages() -> None:
+    """What did not happen is not observed as zero."""
+    subject = WorkerMetrics("m", 8192, 0.0)
+    subject.request_ended(
+        record(
+            reason=FinishReason.ABORT,
+            scheduled_seconds=None,
+            first_token_seconds=None,
+            last_token_seconds=None,
+        )
+    )
+    found = page(subject)
+    assert found["vllm:e2e_request_latency_seconds_count"][""] == 1
+    assert found["vllm:request_queue_time_seconds_count"][""] == 0
+    assert found["vllm:request_prefill_time_seconds_count"][""] == 0
+
+
+@pytest.mark.parametrize("values", [[], [0.0], [0.3, 0.30001, 7680, 1e9], [2.0] * 5])
+def test_a_histogram_renders_as_the_library_does(values: list[float]) -> None:
+    """Bucket for bucket, `prometheus_client` agrees."""
+    ours = metrics.Histogram("x", "Text.", metrics._LATENCY_BUCKETS, 'a="b"')
+    registry = CollectorRegistry()
+    theirs = Histogram("x", "Text.", ["a"], registry=registry, buckets=metrics._LATENCY_BUCKETS)
+    for value in values:
+        ours.observe(value)
+        ours.render()
+        theirs.labels("b").observe(value)
+    theirs.labels("b")
+    expected = {
+        (s.name, tuple(sorted(s.labels.items()))): s.value
+        for f in text_string_to_metric_families(generate_latest(registry).decode())
+        for s in f.samples
+        if not s.name.endswith("_created")
+    }
+    got = {
+        (s.name, tuple(sorted(s.labels.items()))): s.value
+        for f in text_string_to_metric_families(ours.render().decode())
+        for s in f.samples
+    }
+    assert got == expected
+
+
+def test_sizes_have_buckets_up_to_the_context() -> None:
+    """1, 2, 5, 10, … and not beyond the longest sequence."""
+    found = page(WorkerMetrics("m", 300, 0.0))["vllm:request_prompt_tokens_bucket"]
+    assert list(found) == [
+        f"le={b}" for b in ("1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "100.0", "200.0", "+Inf")
+    ]
+
+
+def test_names_are_escaped_and_the_cache_is_described() -> None:
+    """Odd model names and percent signs do no harm; the cache's shape is in labels."""
+    subject = WorkerMetrics('a"b\\c%d', 64, 0.0)
+    subject.set_cache_info({"block_size": "16", "num_gpu_blocks": "100"})
+    text = subject.render(EngineStats(), 0.0).decode()
+    samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
+    assert next(s for s in samples if "running" in s.name).labels["model_name"] == 'a"b\\c%d'
+    (info,) = [s for s in samples if s.name == "vllm:cache_config_info"]
+    assert info.labels == {"block_size": "16", "num_gpu_blocks": "100", "engine": "0"}
+
+
+def test_steps_tokens_and_refusals_are_observed() -> None:
+    """The remaining observers land in the series of their names."""
+    subject = WorkerMetrics("m", 64, 0.0)
+    subject.step_done(12)
+    subject.first_token(0.5)
+    subject.next_tokens(0.02)
+    subject.refused("draining")
+    subject.internal_error()
+    found = page(subject)
+    assert found["vllm:iteration_tokens_total_sum"][""] == 12
+    assert found["vllm:time_to_first_token_seconds_sum"][""] == 0.5
+    assert found["vllm:inter_token_latency_seconds_sum"][""] == 0.02
+    assert found["vllm:admission_rejections_total"]["reason=draining"] == 1
+    assert found["pointsman:internal_errors_total"]["where=http"] == 1
+
+
+def test_the_process_is_read_at_most_once_a_second() -> None:
+    """Two scrapes in one second show the same process numbers."""
+    subject = WorkerMetrics("m", 64, 0.0)
+
+    def process_lines(now: float) -> list[bytes]:
+        page = subject.render(EngineStats(), now)
+        return [line for line in page.splitlines() if line.startswith(b"process_cpu")]
+
+    first = process_lines(0.0)
+    sum(range(2_000_000))
+    assert process_lines(0.9) == first
+    assert subject.render(EngineStats(), 5.0).count(b"process_start_time_seconds ") == 3

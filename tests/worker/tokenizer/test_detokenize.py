@@ -1,0 +1,101 @@
+"""Text comes out the same however the tokens fall, and stop strings are cut exactly."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.tokenizer.detokenize import Detokenizer, decode
+
+
+def one_byte(token_id: int) -> bytes:
+    """A vocabulary in which every token is one byte."""
+    return bytes((token_id,))
+
+
+def run(detokenizer: Detokenizer, chunks: list[bytes]) -> str:
+    """Feed chunks of one-byte tokens to the end or the first stop string."""
+    text = ""
+    for chunk in chunks:
+        text += detokenizer.feed(chunk)
+        if detokenizer.matched is not None:
+            break
+    return text + detokenizer.finish()
+
+
+def split(raw: bytes, cuts: list[int]) -> list[bytes]:
+    """Bytes cut at some places."""
+    places = sorted({min(c, len(raw)) for c in cuts} | {0, len(raw)})
+    return [raw[a:b] for a, b in pairwise(places)]
+
+
+@given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode), st.lists(st.integers(0, 40)))
+@settings(max_examples=200, deadline=None)
+def test_every_split_gives_the_text_of_the_whole(raw: bytes, cuts: list[int]) -> None:
+    """The pieces of any split join to the decoding of all tokens, valid UTF-8 or not."""
+    got = run(Detokenizer(one_byte), split(raw, cuts))
+    assert got == decode(one_byte, raw) == raw.decode("utf-8", "replace")
+
+
+def expected_cut(text: str, stop: list[str]) -> tuple[str, str | None]:
+    """The slow twin: grow the text a character at a time and cut at the first stop string."""
+    for end in range(1, len(text) + 1):
+        for string in stop:
+            if text[:end].endswith(string):
+                return text[: end - len(string)], string
+    return text, None
+
+
+@given(
+    st.text("abc€", max_size=14),
+    st.lists(st.text("abc€", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.lists(st.integers(0, 40)),
+)
+@settings(max_examples=300, deadline=None)
+def test_stop_strings_are_cut_exactly_for_every_split(
+    text: str, stop: list[str], cuts: list[int]
+) -> None:
+    """The text ends before the stop string that is complete first, wherever chunks begin."""
+    detokenizer = Detokenizer(one_byte, stop=tuple(stop))
+    got = run(detokenizer, split(text.encode(), cuts))
+    assert (got, detokenizer.matched) == expected_cut(text, stop)
+
+
+def test_only_what_may_belong_to_a_stop_string_is_held_back() -> None:
+    """With a stop string of four characters, three stay behind until the end."""
+    detokenizer = Detokenizer(one_byte, stop=("STOP",))
+    assert detokenizer.feed(b"abcST") == "ab"
+    assert detokenizer.feed(b"ayed") == "cSTa"
+    assert detokenizer.finish() == "yed"
+
+
+def test_a_stop_string_may_be_kept() -> None:
+    """`include_stop` leaves the matched string in the text and drops what follows."""
+    detokenizer = Detokenizer(one_byte, stop=("lo",), include_stop=True)
+    assert detokenizer.feed(b"hello world") + detokenizer.finish() == "hello"
+    assert detokenizer.matched == "lo"
+
+
+def test_stop_strings_do_not_count_in_the_first_tokens() -> None:
+    """A match that ends within `min_tokens` tokens is text; a later one stops."""
+    detokenizer = Detokenizer(one_byte, stop=("a",), min_tokens=3)
+    assert detokenizer.feed(b"aaaba!") + detokenizer.finish() == "aaab"
+
+
+def test_an_incomplete_character_shows_at_the_end() -> None:
+    """Bytes that never become a character are one U+FFFD, and only at the end."""
+    detokenizer = Detokenizer(one_byte)
+    assert detokenizer.feed("€".encode()[:2]) == ""
+    assert detokenizer.finish() == "�"
+
+
+@pytest.mark.parametrize("stop", [(), ("zz",)])
+def test_skipped_tokens_have_no_text(stop: tuple[str, ...]) -> None:
+    """Control tokens leave no trace, not even inside a character."""
+    raw = "€".encode()
+    detokenizer = Detokenizer(one_byte, skip_ids=frozenset({0}), stop=stop)
+    got = detokenizer.feed(raw[:1] + b"\0" + raw[1:]) + detokenizer.finish()
+    assert got == "€"
