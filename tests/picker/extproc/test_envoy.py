@@ -109,13 +109,9 @@ def post(path: bytes, body: bytes, *headers: bytes) -> bytes:
     return b"\r\n".join([*head, b"content-length: %d" % len(body), b"", body])
 
 
-async def test_envoy_and_the_picker_agree_on_every_phase(tmp_path: Path) -> None:
-    """Bodies, rewrites, removals, trailers, refusals and Envoy's own errors reach who they should.
-
-    One Envoy serves all requests of this test, because starting it is what takes the time.
-    """
-    upstream = await asyncio.start_server(echo, "127.0.0.1", 0)
-    address, port = upstream.sockets[0].getsockname()
+@asynccontextmanager
+async def picker(address: str, port: int) -> AsyncIterator[tuple[int, Datastore, InflightLoad]]:
+    """A running picker over one endpoint: its port, its pool and its counters."""
     datastore, inflight = Datastore(), InflightLoad()
     datastore.set_endpoints([Endpoint("pod", address, port)])
     pipeline = RequestPipeline(
@@ -125,45 +121,60 @@ async def test_envoy_and_the_picker_agree_on_every_phase(tmp_path: Path) -> None
     director = Director(pipeline, datastore, inflight=inflight, rng=Random(1))
     options = ServerOptions(host="127.0.0.1", port=0, max_body_bytes=300_000)
     server = build_server(director, options=options)
-    async with upstream, envoy(await server.start(), tmp_path) as front:
-        smuggled = (
-            b"x-gateway-destination-endpoint: 192.0.2.1:1",
-            b"x-prefiller-host-port: 192.0.2.1:1",
-            b"x-llm-d-model-name-rewrite: big",
-        )
-        reply = await http(front, post(b"/v1/completions", BODY, *smuggled))
-        assert b'{"model":"big","prompt":"hello"}' in reply
-        assert b"x-went-into-resp-headers: true" in reply.lower()
-        assert b"192.0.2.1" not in reply
-        assert b"model-name-rewrite" not in reply
+    yield await server.start(), datastore, inflight
+    await server.stop(1)
 
-        big = bytes(range(48, 58)) * 20_000
-        reply = await http(front, post(b"/raw", big))
-        assert reply.startswith(b"HTTP/1.1 200")
-        assert reply.count(b"0123456789") >= 19_000  # chunk framing cuts a few apart
 
-        reply = await http(
-            front, b"GET /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
-        )
-        assert b"GET /v1/models" in reply
+async def bodies_pass(front: int) -> None:
+    """Rewritten, large, absent and trailed bodies arrive; smuggled routing headers do not."""
+    smuggled = (
+        b"x-gateway-destination-endpoint: 192.0.2.1:1",
+        b"x-prefiller-host-port: 192.0.2.1:1",
+        b"x-llm-d-model-name-rewrite: big",
+    )
+    reply = await http(front, post(b"/v1/completions", BODY, *smuggled))
+    assert b'{"model":"big","prompt":"hello"}' in reply
+    assert b"x-went-into-resp-headers: true" in reply.lower()
+    assert b"192.0.2.1" not in reply
+    assert b"model-name-rewrite" not in reply
 
-        chunked = b"host: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
-        pieces = b"%x\r\n%b\r\n0\r\nx-after: 1\r\n\r\n" % (len(BODY), BODY)
-        reply = await http(front, b"POST /v1/completions HTTP/1.1\r\n" + chunked + pieces)
-        assert BODY in reply
-        assert b"x-after: 1" in reply
+    reply = await http(front, post(b"/raw", bytes(range(48, 58)) * 20_000))
+    assert reply.startswith(b"HTTP/1.1 200")
+    assert reply.count(b"0123456789") >= 19_000  # chunk framing cuts a few apart
 
-        reply = await http(front, post(b"/v1/completions", b"no healthy upstream"))
-        assert reply.startswith(b"HTTP/1.1 400")
-        assert b"inference error: BadRequest - error unmarshaling request bodyMap" in reply
-        assert (await http(front, post(b"/raw", bytes(300_001)))).startswith(b"HTTP/1.1 413")
+    reply = await http(front, b"GET /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+    assert b"GET /v1/models" in reply
 
-        slow = post(b"/raw", b"half of it").replace(b"length: 10", b"length: 20")
-        assert (await http(front, slow)).startswith(b"HTTP/1.1 408")
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
+    chunks = b"%x\r\n%b\r\n0\r\nx-after: 1\r\n\r\n" % (len(BODY), BODY)
+    reply = await http(front, head + b"transfer-encoding: chunked\r\n\r\n" + chunks)
+    assert BODY in reply
+    assert b"x-after: 1" in reply
 
+
+async def errors_reach_the_client(front: int) -> None:
+    """The picker's refusals and Envoy's own error come out with their status and text."""
+    reply = await http(front, post(b"/v1/completions", b"no healthy upstream"))
+    assert reply.startswith(b"HTTP/1.1 400")
+    assert b"inference error: BadRequest - error unmarshaling request bodyMap" in reply
+    assert (await http(front, post(b"/raw", bytes(300_001)))).startswith(b"HTTP/1.1 413")
+    slow = post(b"/raw", b"half of it").replace(b"length: 10", b"length: 20")
+    assert (await http(front, slow)).startswith(b"HTTP/1.1 408")
+
+
+async def test_envoy_and_the_picker_agree_on_every_phase(tmp_path: Path) -> None:
+    """One Envoy serves all requests, because starting it is what takes the time."""
+    upstream = await asyncio.start_server(echo, "127.0.0.1", 0)
+    address, port = upstream.sockets[0].getsockname()
+    async with (
+        upstream,
+        picker(address, port) as (picker_port, datastore, inflight),
+        envoy(picker_port, tmp_path) as front,
+    ):
+        await bodies_pass(front)
+        await errors_reach_the_client(front)
         datastore.set_endpoints([])
         reply = await http(front, post(b"/v1/completions", BODY))
         assert reply.startswith(b"HTTP/1.1 503")
         assert b"rejected-no-endpoints" in reply
-    await server.stop(1)
     assert inflight.total == 0

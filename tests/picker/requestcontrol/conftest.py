@@ -1,0 +1,192 @@
+"""Fakes around the director: a pool, a scheduler, plugins, an observer, and a house of them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import pytest
+
+from picker.datalayer.inflight import InflightLoad
+from picker.errors import RefusedError
+from picker.framework.attributes import Attributes, DataKey
+from picker.plugins.parsers.openai_parser import OpenAIParser
+from picker.plugins.parsers.passthrough_parser import PassthroughParser
+from picker.requestcontrol.director import Director, Exchange, RequestPipeline
+from picker.requestcontrol.observer import Decision, Outcome
+from picker.requestcontrol.parsing import ParserTable
+from picker.types import (
+    Candidate,
+    Endpoint,
+    FinishCause,
+    InferenceRequest,
+    RawRequest,
+    RouteDecision,
+    SchedulingResult,
+)
+
+POOL = tuple(Candidate(Endpoint(f"pod-{n}", f"10.0.0.{n}", 8000)) for n in (1, 2, 3))
+SEEN: DataKey[str] = DataKey("Seen", "test")
+
+
+@dataclass
+class FixedPool:
+    """A datastore that never changes."""
+
+    candidates: Sequence[Candidate] = POOL
+
+    def snapshot(self) -> FixedPool:
+        """Itself."""
+        return self
+
+
+@dataclass
+class TakeLeastLoaded:
+    """Sorts by the in-flight count and remembers what it was asked."""
+
+    calls: list[tuple[InferenceRequest, list[Candidate], Attributes]] = field(default_factory=list)
+    fallbacks: int = 1
+    error: Exception | None = None
+
+    def schedule(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
+    ) -> SchedulingResult:
+        """The least loaded first."""
+        self.calls.append((request, list(candidates), attributes))
+        if self.error is not None:
+            raise self.error
+        ordered = sorted(candidates, key=lambda candidate: candidate.inflight_requests)
+        endpoints = tuple(candidate.endpoint for candidate in ordered[: self.fallbacks])
+        return SchedulingResult(endpoints, "default")
+
+
+@dataclass
+class Recorder:
+    """An observer, a data producer and a hook that write down what they see."""
+
+    decisions: list[Decision] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    prepared: list[tuple[InferenceRequest, SchedulingResult, str | None]] = field(
+        default_factory=list
+    )
+
+    def decided(self, decision: Decision) -> None:
+        """Keep the decision."""
+        self.decisions.append(decision)
+
+    def finished(self, outcome: Outcome) -> None:
+        """Keep the outcome."""
+        self.outcomes.append(outcome)
+
+    def plugin_failed(self, plugin: str) -> None:
+        """Keep the name."""
+        self.failed.append(plugin)
+
+    def produce(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> InferenceRequest:
+        """Leave a finding and enrich the request."""
+        attributes.put(SEEN, f"{len(candidates)} candidates")
+        return replace(request, prompts=(b"tokens",))
+
+    def pre_request(
+        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+    ) -> None:
+        """Keep what is about to leave."""
+        self.prepared.append((request, result, attributes.get(SEEN)))
+
+
+@dataclass
+class Failing:
+    """A producer and a hook that raise."""
+
+    error: Exception
+
+    def produce(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> InferenceRequest:
+        """Raise."""
+        raise self.error
+
+    def pre_request(
+        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+    ) -> None:
+        """Raise."""
+        raise self.error
+
+
+class House:
+    """A director with everything around it in reach of the test."""
+
+    def __init__(self, pool: Sequence[Candidate] = POOL) -> None:
+        self.pool = FixedPool(pool)
+        self.scheduler = TakeLeastLoaded()
+        self.recorder = Recorder()
+        self.inflight = InflightLoad()
+        self.now = 0.0
+        self.director = Director(
+            self.pipeline(),
+            self.pool,
+            inflight=self.inflight,
+            rng=Random(7),
+            observer=self.recorder,
+            clock=self.tick,
+        )
+
+    def pipeline(
+        self, producers: Sequence[object] = (), hooks: Sequence[object] = ()
+    ) -> RequestPipeline:
+        """The recorder as producer and hook, with others before it."""
+        return RequestPipeline(
+            ParserTable([OpenAIParser(), PassthroughParser()]),
+            self.scheduler,
+            (*producers, self.recorder),  # type: ignore[arg-type]
+            (*hooks, self.recorder),  # type: ignore[arg-type]
+        )
+
+    def tick(self) -> float:
+        """A clock on which everything takes a second."""
+        self.now += 1
+        return self.now
+
+    def pool_of(self, *candidates: Candidate) -> None:
+        """Make the pool exactly these."""
+        self.pool.candidates = candidates
+
+    def fail_in(self, place: str, *errors: Exception) -> None:
+        """Put plugins before the recorder that raise `errors`; `place` is a pipeline field."""
+        failing = [Failing(error) for error in errors]
+        self.director.use(self.pipeline(**{place: failing}))
+
+    async def route(self, raw: RawRequest) -> tuple[Exchange, RouteDecision]:
+        """Begin and route."""
+        exchange = self.director.begin()
+        return exchange, await exchange.route(raw)
+
+    async def refusal(self, raw: RawRequest) -> RefusedError:
+        """The refusal that `raw` gets; its exchange ends as refused and holds nothing."""
+        exchange = self.director.begin()
+        with pytest.raises(RefusedError) as error:
+            await exchange.route(raw)
+        exchange.finish(FinishCause.REFUSED, error.value.status)
+        assert self.inflight.total == 0
+        assert self.recorder.outcomes[-1].refusal is error.value.code
+        return error.value
+
+
+@pytest.fixture
+def house() -> House:
+    """A director over a pool of three endpoints."""
+    return House()
+
+
+@pytest.fixture
+def make_house() -> type[House]:
+    """Makes directors over other pools, or several."""
+    return House
