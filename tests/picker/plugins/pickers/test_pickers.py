@@ -1,0 +1,96 @@
+"""Pickers draw as their formulas say, from the generator they are given."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.framework.interfaces import Picker
+from picker.plugins.pickers.max_score_picker import MaxScorePicker
+from picker.plugins.pickers.random_picker import RandomPicker
+from picker.plugins.pickers.weighted_random_picker import WeightedRandomPicker
+from picker.types import Candidate, Endpoint, ScoredEndpoint
+
+Make = Callable[[int], Picker]
+ALL: list[Make] = [MaxScorePicker, RandomPicker, WeightedRandomPicker]
+
+
+def scored(*scores: float) -> list[ScoredEndpoint]:
+    return [
+        ScoredEndpoint(Candidate(Endpoint(f"w{i}", "10.0.0.1", 8000 + i)), score)
+        for i, score in enumerate(scores)
+    ]
+
+
+def names(picked: object) -> list[str]:
+    return [one.candidate.endpoint.name for one in picked]  # type: ignore[attr-defined]
+
+
+def first_picks(picker: Picker, scores: list[float], draws: int = 4000) -> Counter[str]:
+    rng = Random(7)
+    return Counter(names(picker.pick(scored(*scores), rng))[0] for _ in range(draws))
+
+
+@pytest.mark.parametrize("make", ALL)
+@settings(max_examples=40, deadline=None)
+@given(
+    scores=st.lists(st.floats(-1, 10), min_size=1, max_size=8),
+    count=st.integers(-1, 10),
+    seed=st.integers(0, 99),
+)
+def test_every_picker_picks_distinct_endpoints_and_repeats_itself(
+    make: Make, scores: list[float], count: int, seed: int
+) -> None:
+    """As many as asked for and there are, at least one; the same seed gives the same pick."""
+    picked = names(make(count).pick(scored(*scores), Random(seed)))
+    assert len(picked) == len(set(picked)) == min(max(1, count), len(scores))
+    assert names(make(count).pick(scored(*scores), Random(seed))) == picked
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_nothing_to_pick_from_picks_nothing(make: Make) -> None:
+    """The profile never asks, but asking does no harm."""
+    assert list(make(1).pick([], Random(1))) == []
+
+
+def test_max_score_takes_the_best_in_order() -> None:
+    """Score descending; the list is the fallback order."""
+    assert names(MaxScorePicker(1).pick(scored(1, 5, 3), Random(1))) == ["w1"]
+    assert names(MaxScorePicker(3).pick(scored(1, 5, 3, 0), Random(1))) == ["w1", "w2", "w0"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_max_score_breaks_ties_at_random(count: int) -> None:
+    """Every one of the best is first about equally often, no other ever."""
+    firsts = first_picks(MaxScorePicker(count), [2.0, 7.0, 7.0, 7.0])
+    assert set(firsts) == {"w1", "w2", "w3"}
+    assert min(firsts.values()) > 4000 / 3 * 0.85
+
+
+def test_random_ignores_scores() -> None:
+    """Each about equally often."""
+    firsts = first_picks(RandomPicker(1), [0.0, 100.0])
+    assert 0.45 < firsts["w0"] / 4000 < 0.55
+
+
+def test_weighted_random_draws_in_proportion() -> None:
+    """Three to one, and never one without a score."""
+    firsts = first_picks(WeightedRandomPicker(1), [1.0, 3.0, 0.0])
+    assert set(firsts) == {"w0", "w1"}
+    assert 0.71 < firsts["w1"] / 4000 < 0.79
+
+
+def test_weighted_random_without_any_score_is_uniform() -> None:
+    """Zero and negative scores are all the same."""
+    firsts = first_picks(WeightedRandomPicker(1), [0.0, -1.0])
+    assert 0.45 < firsts["w0"] / 4000 < 0.55
+
+
+def test_weighted_random_fills_a_longer_list_with_the_scoreless() -> None:
+    """They come last."""
+    assert names(WeightedRandomPicker(3).pick(scored(0.0, 0.5), Random(3))) == ["w1", "w0"]

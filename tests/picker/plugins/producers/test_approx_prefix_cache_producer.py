@@ -1,0 +1,220 @@
+"""approx-prefix-cache-producer: it remembers what it sent where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from struct import pack
+from typing import Any
+
+import pytest
+
+from picker.framework.attributes import Attributes
+from picker.plugins.producers.approx_prefix_cache_producer import (
+    ApproxPrefixCacheParameters,
+    ApproxPrefixCacheProducer,
+)
+from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.types import (
+    Candidate,
+    InferenceRequest,
+    ProfileResult,
+    SchedulingResult,
+    ScoredEndpoint,
+)
+
+B = 64
+
+
+def blocks(*numbers: int) -> bytes:
+    """One block of 64 equal tokens for each number."""
+    return b"".join(pack(f"<{B}I", *[number] * B) for number in numbers)
+
+
+class Scene:
+    """A producer and how the director uses it."""
+
+    def __init__(self, request_for: Callable[..., InferenceRequest], **parameters: Any) -> None:
+        self.request_for = request_for
+        self.producer = ApproxPrefixCacheProducer("p", ApproxPrefixCacheParameters(**parameters))
+
+    def find(
+        self, candidates: Sequence[Candidate], *prompts: bytes, **fields: Any
+    ) -> PrefixCacheMatchInfo | None:
+        """Match only."""
+        attributes = Attributes()
+        self.producer.produce(self.request_for(prompts=prompts, **fields), candidates, attributes)
+        return attributes.get(match_info_key("p"))
+
+    def send(self, candidate: Candidate, *prompts: bytes, prefill: Candidate | None = None) -> None:
+        """Match, then send to `candidate`."""
+        attributes = Attributes()
+        request = self.request_for(prompts=prompts)
+        request = self.producer.produce(request, [candidate], attributes)
+        profiles = {"default": ProfileResult((ScoredEndpoint(candidate, 1.0),))}
+        if prefill is not None:
+            profiles["prefill"] = ProfileResult((ScoredEndpoint(prefill, 1.0),))
+        result = SchedulingResult((candidate.endpoint,), "default", profiles)
+        self.producer.pre_request(request, result, attributes)
+        self.producer.check_integrity()
+
+
+@pytest.fixture
+def scene(request_for: Callable[..., InferenceRequest]) -> Callable[..., Scene]:
+    return lambda **parameters: Scene(request_for, **parameters)
+
+
+def test_a_prompt_matches_where_it_was_sent(
+    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
+) -> None:
+    """The primary profile's first endpoint and that of `prefill` learn; others do not."""
+    a, b, c = candidate("a"), candidate("b"), candidate("c")
+    s = scene()
+    s.send(a, blocks(1, 2), prefill=b)
+    info = s.find([a, b, c], blocks(1, 3))
+    assert info == PrefixCacheMatchInfo(2, B, {"default/a": 1, "default/b": 1})
+    assert s.producer.index_size == 2
+
+
+def test_matching_alone_teaches_nothing(
+    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
+) -> None:
+    """Only what is sent is remembered."""
+    s = scene()
+    s.find([candidate("a")], blocks(1))
+    info = s.find([candidate("a")], blocks(1))
+    assert info is not None
+    assert info.match_blocks == {}
+
+
+def test_models_and_salts_do_not_share(
+    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
+) -> None:
+    """An adapter's cache, or another tenant's, is no use."""
+    a = candidate("a")
+    s = scene()
+    s.send(a, blocks(1))
+    for fields in ({"model": "adapter"}, {"salt": "tenant"}):
+        info = s.find([a], blocks(1), **fields)
+        assert info is not None
+        assert info.match_blocks == {}
+
+
+def test_several_prompts_add_up(
+    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
+) -> None:
+    """Matches and totals."""
+    a = candidate("a")
+    s = scene()
+    s.send(a, blocks(1, 2), blocks(5))
+    info = s.find([a], blocks(1, 2, 3), blocks(5))
+    assert info == PrefixCacheMatchInfo(4, B, {"default/a": 3})
+
+
+def test_an_endpoint_that_left_or_restarted_is_forgotten(
+    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
+) -> None:
+    """Its cache is empty."""
+    a = candidate("a")
+    s = scene()
+    s.send(a, blocks(1))
+    s.producer.endpoint_removed("default/a")
+    info = s.find([a], blocks(1))
+    assert info is not None
+    assert info.match_blocks == {}
+    assert s.producer.index_size == 0
+
+
+def test_without_prompts_nothing_is_found_or_learnt(
+    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
+) -> None:
+    """Raw bodies."""
+    s = scene()
+    assert s.find([candidate("a")]) is None
+    s.send(candidate("a"))
+    assert s.producer.index_size == 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reported", "expected"),
+    [
+        ({}, 16, 3),  # never below 64 tokens
+        ({}, 128, 2),
+        ({}, None, 3),
+        ({"auto_tune": False, "block_size_tokens": 96}, 128, 2),
+        ({"block_size_tokens": 192}, None, 1),
+    ],
+)
+def test_block_size_is_what_engines_report_but_at_least_64(
+    scene: Callable[..., Scene],
+    candidate: Callable[..., Candidate],
+    parameters: dict[str, Any],
+    reported: int | None,
+    expected: int,
+) -> None:
+    """192 tokens; the first candidate that knows its block size decides."""
+    candidates = [candidate("a", known=False), candidate("b", block_size_tokens=reported)]
+    info = scene(**parameters).find(candidates, blocks(1, 2, 3))
+    assert info is not None
+    assert info.total_blocks == expected
+
+
+def test_memory_is_what_the_kv_cache_holds(
+    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
+) -> None:
+    """Eight engine blocks of 16 tokens hold two blocks of 64."""
+    a = candidate("a", block_size_tokens=16, num_kv_blocks=8)
+    s = scene()
+    for number in (1, 2, 3):
+        s.send(a, blocks(number))
+    held = [s.find([a], blocks(number)) for number in (1, 2, 3)]
+    assert [info.match_blocks.get("default/a", 0) for info in held if info] == [0, 1, 1]
+
+
+def test_memory_is_the_configured_one_when_engines_do_not_say(
+    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
+) -> None:
+    """Or when auto-tuning is off."""
+    a = candidate("a", block_size_tokens=16, num_kv_blocks=8000)
+    s = scene(auto_tune=False, lru_capacity_per_server=1)
+    s.send(a, blocks(1, 2))
+    info = s.find([a], blocks(1, 2))
+    assert info is not None
+    assert info.match_blocks == {"default/a": 1}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({"max_prefix_tokens_to_match": 128}, 2),
+        ({"max_prefix_tokens_to_match": 0, "max_prefix_blocks_to_match": 3}, 3),
+        ({"max_prefix_tokens_to_match": 0, "max_prefix_blocks_to_match": 0}, 4),
+        ({"max_prefix_tokens_to_match": 1}, 1),
+    ],
+)
+def test_only_the_beginning_of_a_long_prompt_is_considered(
+    scene: Callable[..., Scene],
+    candidate: Callable[..., Candidate],
+    parameters: dict[str, Any],
+    expected: int,
+) -> None:
+    """The cap in tokens wins over the one in blocks; both 0 mean no cap."""
+    info = scene(**parameters).find([candidate("a")], blocks(1, 2, 3, 4))
+    assert info is not None
+    assert info.total_blocks == expected
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"block_size_tokens": 0},
+        {"lru_capacity_per_server": 0},
+        {"max_prefix_tokens_to_match": -1},
+        {"max_prefix_blocks_to_match": -1},
+    ],
+)
+def test_sizes_that_cannot_work_are_refused(
+    scene: Callable[..., Scene], parameters: dict[str, Any]
+) -> None:
+    """When the picker starts."""
+    with pytest.raises(ValueError, match=r"must (not )?be"):
+        scene(**parameters)
