@@ -187,23 +187,22 @@ class _Builder:
     def _data_layer(self) -> tuple[MetricsDataSource, CoreMetricsExtractor]:
         layer = self._config.data_layer
         sources: Sequence[DataSource] = layer.sources if layer else ()
-        if not sources:
-            source, extractor = (
-                self._plugins.default(DEFAULT_SOURCE),
-                self._plugins.default(DEFAULT_EXTRACTOR),
-            )
-            path: Path = ()
-        else:
-            path = ("dataLayer", "sources", 0)
-            if len(sources) > 1:
-                raise self._source.error(path, "more than one source is not supported yet")
+        path: Path = ("dataLayer", "sources", 0) if sources else ()
+        refs = [ref.plugin_ref for ref in sources[0].extractors] if sources else []
+        if len(sources) > 1 or len(refs) > 1:
+            text = "more than one source or extractor is not supported yet"
+            raise self._source.error(("dataLayer", "sources"), text)
+        if sources:
             source = self._plugins.referenced(sources[0].plugin_ref, path)
-            refs = [ref.plugin_ref for ref in sources[0].extractors] or [DEFAULT_EXTRACTOR]
-            if len(refs) > 1:
-                raise self._source.error(path, "more than one extractor is not supported yet")
-            extractor = self._plugins.referenced(refs[0], (*path, "extractors", 0))
+        else:
+            source = self._plugins.default(DEFAULT_SOURCE)
         if not isinstance(source.plugin, MetricsDataSource):
             raise self._source.error(path, f"'{source.name}' is not a {DEFAULT_SOURCE}")
+        if refs:
+            path = (*path, "extractors", 0)
+            extractor = self._plugins.referenced(refs[0], path)
+        else:
+            extractor = self._plugins.default(DEFAULT_EXTRACTOR)
         if not isinstance(extractor.plugin, CoreMetricsExtractor):
             raise self._source.error(path, f"'{extractor.name}' is not a {DEFAULT_EXTRACTOR}")
         return source.plugin, extractor.plugin

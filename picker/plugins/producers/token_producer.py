@@ -54,13 +54,10 @@ class TokenProducerParameters(Parameters, frozen=True):
 class TokenProducer:
     """Fills `InferenceRequest.prompts`. Stateless."""
 
-    def __init__(self, name: str) -> None:
-        self._key: DataKey[None] = DataKey(TOKENIZED_PROMPT.data_type, name)
-
     @property
     def produces(self) -> tuple[DataKey[Any], ...]:
-        """The tokenized prompt, which travels in the request itself."""
-        return (self._key,)
+        """The tokenized prompt; it travels in the request, so the instance's name is no matter."""
+        return (TOKENIZED_PROMPT,)
 
     def produce(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
@@ -165,7 +162,7 @@ def _padded(text: bytes) -> bytes:
 PLUGIN = PluginType(
     "token-producer",
     TokenProducerParameters,
-    lambda name, _parameters: TokenProducer(name),
+    lambda _name, _parameters: TokenProducer(),
     default_for=(TOKENIZED_PROMPT.data_type,),
     deprecated_aliases=("tokenizer",),
 )

@@ -20,7 +20,7 @@ Prompts = Callable[[Api, dict[str, Any] | None], tuple[bytes, ...]]
 def prompts(request_for: Callable[..., InferenceRequest]) -> Prompts:
     def produce(api: Api, payload: dict[str, Any] | None) -> tuple[bytes, ...]:
         request = request_for(api, payload)
-        return TokenProducer("t").produce(request, [], Attributes()).prompts
+        return TokenProducer().produce(request, [], Attributes()).prompts
 
     return produce
 
@@ -112,4 +112,4 @@ def test_what_has_no_prompt_stays_as_it_is(
     assert prompts(Api.IMAGES, {"prompt": "a cat"}) == ()
     assert prompts(Api.CHAT_COMPLETIONS, {"messages": "nonsense"}) == ()
     request = request_for(Api.COMPLETIONS, {"prompt": "x"}, prompts=(b"abcd",))
-    assert TokenProducer("t").produce(request, [], Attributes()) is request
+    assert TokenProducer().produce(request, [], Attributes()) is request

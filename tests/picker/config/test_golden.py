@@ -1,0 +1,77 @@
+"""Configurations become exactly what their golden twins say, or fail with exactly that message.
+
+`name.in.yaml` is a configuration, `name.out.yaml` what it means. To accept a changed meaning, run
+with `POINTSMAN_UPDATE_GOLDEN=1` and review the difference.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from picker.config.build import Assembly, build
+from picker.config.catalog import builtin_plugins
+from picker.config.load import load_config
+from picker.errors import ConfigError
+from picker.metrics import PickerMetrics
+
+FOLDER = Path(__file__).parents[2] / "golden" / "config"
+CASES = sorted(path.name.removesuffix(".in.yaml") for path in FOLDER.glob("*.in.yaml"))
+
+
+def inner(wrapped: Any) -> Any:
+    """The plugin within its timing wrappers."""
+    while hasattr(wrapped, "inner"):
+        wrapped = wrapped.inner
+    return wrapped
+
+
+def meaning(assembly: Assembly) -> dict[str, Any]:
+    """An assembly in words."""
+    names = {id(instance.plugin): instance.name for instance in assembly.instances}
+
+    def named(plugin: Any) -> str:
+        return names[id(inner(plugin))]
+
+    return {
+        "profiles": {
+            name: {
+                "filters": [named(one) for one in profile.filters],
+                "scorers": {named(one.scorer): one.weight for one in profile.scorers},
+                "picker": named(profile.picker),
+            }
+            for name, profile in assembly.profiles.items()
+        },
+        "parsers": [named(parser) for parser in assembly.parsers],
+        "producers": [named(producer) for producer in assembly.producers],
+        "hooks": [named(hook) for hook in assembly.hooks],
+        "observers": [named(observer) for observer in assembly.observers],
+        "warnings": list(assembly.warnings),
+    }
+
+
+def outcome(path: Path) -> dict[str, Any]:
+    try:
+        loaded = load_config(path.read_bytes(), path.name)
+        return meaning(build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0))
+    except ConfigError as error:
+        return {"error": str(error)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_configuration_means_what_its_golden_twin_says(case: str) -> None:
+    """Field for field."""
+    found = outcome(FOLDER / f"{case}.in.yaml")
+    twin = FOLDER / f"{case}.out.yaml"
+    if os.environ.get("POINTSMAN_UPDATE_GOLDEN"):
+        twin.write_text(yaml.safe_dump(found, sort_keys=False, width=100, allow_unicode=True))
+    assert found == yaml.safe_load(twin.read_text())
+
+
+def test_there_are_golden_cases() -> None:
+    """A moved folder must not pass silently."""
+    assert len(CASES) > 30

@@ -1,0 +1,58 @@
+"""Durations and sizes are written as Go and Kubernetes write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from picker.config.units import duration_seconds, quantity_bytes
+from picker.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("50ms", 0.05),
+        ("2s", 2.0),
+        ("1m30s", 90.0),
+        ("1.5h", 5400.0),
+        ("0", 0.0),
+        ("250us", 0.00025),
+        ("7\u00b5s", 7e-6),
+        (".5s", 0.5),
+    ],
+)
+def test_a_go_duration_is_read(text: str, seconds: float) -> None:
+    """In seconds."""
+    assert duration_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "5", "-1s", "1 s", "s", "1x", "1s2", "fast"])
+def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+    """Negative ones too."""
+    with pytest.raises(ConfigError, match="50ms, 2s or 1m30s"):
+        duration_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4194304", 4194304),
+        ("4Mi", 4194304),
+        ("10MiB", 10485760),
+        ("25MB", 25000000),
+        ("1k", 1000),
+        ("1Ki", 1024),
+        ("0.5Gi", 536870912),
+        ("12B", 12),
+    ],
+)
+def test_a_quantity_is_read(text: str, size: int) -> None:
+    """In bytes, with or without a trailing B."""
+    assert quantity_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1K", "1Xi", "1 Mi", "MiB"])
+def test_what_is_no_quantity_is_refused_with_an_example(text: str) -> None:
+    """A capital K alone is no unit of Kubernetes."""
+    with pytest.raises(ConfigError, match="4194304, 4Mi or 10MiB"):
+        quantity_bytes(text)

@@ -1,0 +1,50 @@
+"""The registry knows every plugin file and helps with misspelt names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from picker import plugins
+from picker.config.catalog import NOT_SUPPORTED_YET, builtin_plugins
+from picker.errors import ConfigError
+from picker.framework.registry import Parameters, PluginType, Registry
+
+
+def row(name: str, **fields: tuple[str, ...]) -> PluginType[Parameters]:
+    return PluginType(name, Parameters, lambda _name, _parameters: object(), **fields)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    """Or with all names when none is near."""
+    registry = Registry([row("queue-scorer"), row("random-picker")])
+    with pytest.raises(ConfigError, match="'queue-score'; did you mean 'queue-scorer'"):
+        registry.get("queue-score")
+    with pytest.raises(ConfigError, match="known: queue-scorer, random-picker"):
+        registry.get("zzz")
+
+
+def test_aliases_and_defaults_lead_to_the_row() -> None:
+    """A deprecated name is the same type; a data type has at most one default producer."""
+    producer = row("new", default_for=("Thing",), deprecated_aliases=("old",))
+    registry = Registry([producer])
+    assert registry.get("old") is producer
+    assert list(registry) == [producer]
+    assert registry.default_producer("Thing") is producer
+    assert registry.default_producer("Other") is None
+
+
+def test_two_types_of_one_name_are_refused() -> None:
+    """Also when one is an alias."""
+    with pytest.raises(ConfigError, match="two plugins"):
+        Registry([row("a"), row("b", deprecated_aliases=("a",))])
+
+
+def test_every_plugin_file_is_a_type_called_like_it() -> None:
+    """Adding a plugin is adding a file."""
+    root = Path(plugins.__path__[0])
+    files = {path.stem.replace("_", "-") for path in root.glob("*/*.py")} - {"--init--"}
+    registry = builtin_plugins()
+    assert {row.name for row in registry} == files
+    assert not files & NOT_SUPPORTED_YET
