@@ -1,0 +1,92 @@
+"""From settings to the document Envoy starts from, by way of Envoy's own message types.
+
+A misspelt field is an error when the message is built, not when a proxy starts; Envoy's
+`--mode validate` (see `binary.validate`) checks the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import yaml
+from envoy.config.bootstrap.v3 import bootstrap_pb2
+from envoy.config.overload.v3 import overload_pb2
+from envoy.extensions.resource_monitors.downstream_connections.v3 import downstream_connections_pb2
+from envoy.extensions.resource_monitors.fixed_heap.v3 import fixed_heap_pb2
+from envoy.service.discovery.v3 import discovery_pb2
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from fleet.envoy.clusters import POOL, assignment, picker_cluster, pool_cluster
+from fleet.envoy.listener import listener
+from fleet.envoy.proto import address, packed, seconds
+from fleet.envoy.settings import BootstrapConfig, Limits, SocketAddress
+
+_HEAP = "envoy.resource_monitors.fixed_heap"
+_CONNECTIONS = "envoy.resource_monitors.global_downstream_max_connections"
+
+
+def build(config: BootstrapConfig) -> bootstrap_pb2.Bootstrap:
+    """The whole bootstrap as a typed message."""
+    return bootstrap_pb2.Bootstrap(
+        node={"id": "pointsman", "cluster": "pointsman"},
+        admin=bootstrap_pb2.Admin(address=address(config.admin)),
+        static_resources=bootstrap_pb2.Bootstrap.StaticResources(
+            listeners=[listener(config)],
+            clusters=[pool_cluster(config), picker_cluster(config)],
+        ),
+        overload_manager=_overload(config.limits),
+    )
+
+
+def _overload(limits: Limits) -> overload_pb2.OverloadManager:
+    monitors = [
+        overload_pb2.ResourceMonitor(
+            name=_HEAP,
+            typed_config=packed(
+                fixed_heap_pb2.FixedHeapConfig(max_heap_size_bytes=limits.max_heap_bytes)
+            ),
+        ),
+        overload_pb2.ResourceMonitor(
+            name=_CONNECTIONS,
+            typed_config=packed(
+                downstream_connections_pb2.DownstreamConnectionsConfig(
+                    max_active_downstream_connections=limits.max_downstream_connections
+                )
+            ),
+        ),
+    ]
+    actions = [
+        overload_pb2.OverloadAction(
+            name=name,
+            triggers=[overload_pb2.Trigger(name=_HEAP, threshold={"value": threshold})],
+        )
+        for name, threshold in (
+            ("envoy.overload_actions.shrink_heap", 0.85),
+            ("envoy.overload_actions.stop_accepting_requests", 0.9),
+        )
+    ]
+    return overload_pb2.OverloadManager(
+        refresh_interval=seconds(0.25), resource_monitors=monitors, actions=actions
+    )
+
+
+def to_yaml(message: Message, heading: str = "") -> str:
+    """`message` as YAML with Envoy's own field names; `heading` becomes a comment on top."""
+    document = json.loads(to_json(message))
+    comment = "".join(f"# {line}\n" for line in heading.splitlines())
+    return comment + yaml.safe_dump(document, sort_keys=False, width=100)
+
+
+def to_json(message: Message) -> str:
+    """`message` as JSON with Envoy's own field names."""
+    return json_format.MessageToJson(message, preserving_proto_field_name=True, indent=1)
+
+
+def endpoints_document(endpoints: Sequence[SocketAddress]) -> str:
+    """What `BootstrapConfig.endpoints_file` holds. Replace the file by a rename, which is what
+    Envoy watches for; a write in place goes unseen.
+    """
+    response = discovery_pb2.DiscoveryResponse(resources=[packed(assignment(POOL, endpoints))])
+    return to_json(response)

@@ -1,0 +1,217 @@
+"""Where requests can go: the pool of workers and the picker, with how each is watched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from envoy.config.cluster.v3 import circuit_breaker_pb2, cluster_pb2, outlier_detection_pb2
+from envoy.config.core.v3 import config_source_pb2, health_check_pb2, protocol_pb2
+from envoy.config.endpoint.v3 import endpoint_components_pb2, endpoint_pb2
+from envoy.extensions.load_balancing_policies.least_request.v3 import least_request_pb2
+from envoy.extensions.load_balancing_policies.override_host.v3 import override_host_pb2
+from envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2
+from envoy.type.metadata.v3 import metadata_pb2
+from envoy.type.v3 import percent_pb2
+
+from fleet.envoy.proto import address, boolean, extension, packed, seconds, uint32
+from fleet.envoy.settings import (
+    DESTINATION_KEY,
+    DESTINATION_NAMESPACE,
+    BootstrapConfig,
+    Limits,
+    Mechanism,
+    SocketAddress,
+)
+
+POOL = "pool"
+PICKER = "picker"
+EXT_PROC_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+_HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+# Workers close idle keep-alive connections after 5 s (uvicorn's default); closing first avoids
+# sending a request into a connection that is being closed.
+_UPSTREAM_IDLE_SECONDS = 4.0
+
+
+def assignment(
+    cluster: str, endpoints: Sequence[SocketAddress], health: SocketAddress | None = None
+) -> endpoint_pb2.ClusterLoadAssignment:
+    """The endpoints of `cluster` in one locality; `health` is where to ask for their health when
+    that is another port.
+    """
+    members = [
+        endpoint_components_pb2.LbEndpoint(
+            endpoint=endpoint_components_pb2.Endpoint(
+                address=address(endpoint),
+                health_check_config=None
+                if health is None
+                else endpoint_components_pb2.Endpoint.HealthCheckConfig(address=address(health)),
+            )
+        )
+        for endpoint in endpoints
+    ]
+    locality = endpoint_components_pb2.LocalityLbEndpoints(lb_endpoints=members)
+    return endpoint_pb2.ClusterLoadAssignment(cluster_name=cluster, endpoints=[locality])
+
+
+def pool_cluster(config: BootstrapConfig) -> cluster_pb2.Cluster:
+    """The workers, reached by the mechanism `config` names."""
+    cluster = cluster_pb2.Cluster(
+        name=POOL,
+        connect_timeout=seconds(1.0),
+        per_connection_buffer_limit_bytes=uint32(1024 * 1024),
+        circuit_breakers=_circuit_breakers(config.limits),
+        typed_extension_protocol_options={
+            _HTTP_OPTIONS: packed(
+                http_protocol_options_pb2.HttpProtocolOptions(
+                    common_http_protocol_options=protocol_pb2.HttpProtocolOptions(
+                        idle_timeout=seconds(_UPSTREAM_IDLE_SECONDS)
+                    ),
+                    explicit_http_config=http_protocol_options_pb2.HttpProtocolOptions.ExplicitHttpConfig(
+                        http_protocol_options=protocol_pb2.Http1ProtocolOptions()
+                    ),
+                )
+            )
+        },
+    )
+    if config.mechanism is Mechanism.ORIGINAL_DST:
+        _go_where_the_header_says(cluster)
+    else:
+        _go_where_the_metadata_says(cluster, config)
+    return cluster
+
+
+def _go_where_the_header_says(cluster: cluster_pb2.Cluster) -> None:
+    cluster.type = cluster_pb2.Cluster.ORIGINAL_DST
+    cluster.lb_policy = cluster_pb2.Cluster.CLUSTER_PROVIDED
+    cluster.original_dst_lb_config.CopyFrom(
+        cluster_pb2.Cluster.OriginalDstLbConfig(
+            use_http_header=True, http_header_name=DESTINATION_KEY
+        )
+    )
+
+
+def _go_where_the_metadata_says(cluster: cluster_pb2.Cluster, config: BootstrapConfig) -> None:
+    if config.endpoints_file is None:
+        cluster.type = cluster_pb2.Cluster.STATIC
+        cluster.load_assignment.CopyFrom(assignment(POOL, config.endpoints))
+    else:
+        cluster.type = cluster_pb2.Cluster.EDS
+        source = config_source_pb2.PathConfigSource(path=config.endpoints_file)
+        cluster.eds_cluster_config.eds_config.path_config_source.CopyFrom(source)
+        cluster.eds_cluster_config.eds_config.resource_api_version = config_source_pb2.V3
+    cluster.common_lb_config.CopyFrom(_believe_health_at_once())
+    cluster.load_balancing_policy.policies.add().typed_extension_config.CopyFrom(
+        extension("envoy.load_balancing_policies.override_host", _override_host())
+    )
+    cluster.health_checks.append(
+        health_check_pb2.HealthCheck(
+            timeout=seconds(2.0),
+            interval=seconds(1.0),
+            no_traffic_interval=seconds(1.0),
+            unhealthy_interval=seconds(0.25),
+            unhealthy_edge_interval=seconds(0.25),
+            unhealthy_threshold=uint32(2),
+            healthy_threshold=uint32(1),
+            http_health_check=health_check_pb2.HealthCheck.HttpHealthCheck(path="/health"),
+        )
+    )
+    cluster.outlier_detection.CopyFrom(
+        outlier_detection_pb2.OutlierDetection(
+            interval=seconds(1.0),
+            base_ejection_time=seconds(1.0),
+            max_ejection_time=seconds(30.0),
+            max_ejection_percent=uint32(50),
+            consecutive_5xx=uint32(5),
+            split_external_local_origin_errors=True,
+            consecutive_local_origin_failure=uint32(2),
+        )
+    )
+
+
+def _override_host() -> override_host_pb2.OverrideHost:
+    """The picked endpoints in the picker's order, then whoever has the fewest open requests."""
+    key = metadata_pb2.MetadataKey(
+        key=DESTINATION_NAMESPACE,
+        path=[metadata_pb2.MetadataKey.PathSegment(key=DESTINATION_KEY)],
+    )
+    policy = override_host_pb2.OverrideHost(
+        override_host_sources=[override_host_pb2.OverrideHost.OverrideHostSource(metadata=key)]
+    )
+    policy.fallback_policy.policies.add().typed_extension_config.CopyFrom(
+        extension(
+            "envoy.load_balancing_policies.least_request",
+            least_request_pb2.LeastRequest(choice_count=uint32(2)),
+        )
+    )
+    return policy
+
+
+def picker_cluster(config: BootstrapConfig) -> cluster_pb2.Cluster:
+    """The picker. One failed stream, or one failed health check, takes it out of use: a request
+    whose body is already on its way to a dead picker cannot be saved, the next one can.
+    """
+    http2 = protocol_pb2.Http2ProtocolOptions(max_concurrent_streams=uint32(2**20))
+    return cluster_pb2.Cluster(
+        name=PICKER,
+        type=cluster_pb2.Cluster.STATIC,
+        connect_timeout=seconds(0.25),
+        load_assignment=assignment(PICKER, [config.picker], config.picker_health),
+        circuit_breakers=_circuit_breakers(config.limits),
+        common_lb_config=_believe_health_at_once(),
+        close_connections_on_host_health_failure=True,
+        typed_extension_protocol_options={
+            _HTTP_OPTIONS: packed(
+                http_protocol_options_pb2.HttpProtocolOptions(
+                    explicit_http_config=http_protocol_options_pb2.HttpProtocolOptions.ExplicitHttpConfig(
+                        http2_protocol_options=http2
+                    )
+                )
+            )
+        },
+        health_checks=[
+            health_check_pb2.HealthCheck(
+                timeout=seconds(2.0),
+                interval=seconds(1.0),
+                no_traffic_interval=seconds(0.5),
+                unhealthy_interval=seconds(0.25),
+                unhealthy_edge_interval=seconds(0.25),
+                unhealthy_threshold=uint32(1),
+                healthy_threshold=uint32(1),
+                grpc_health_check=health_check_pb2.HealthCheck.GrpcHealthCheck(
+                    service_name=EXT_PROC_SERVICE
+                ),
+            )
+        ],
+        outlier_detection=outlier_detection_pb2.OutlierDetection(
+            interval=seconds(1.0),
+            base_ejection_time=seconds(1.0),
+            max_ejection_time=seconds(2.0),
+            max_ejection_percent=uint32(100),
+            split_external_local_origin_errors=True,
+            consecutive_local_origin_failure=uint32(1),
+            successful_active_health_check_uneject_host=boolean(True),
+        ),
+    )
+
+
+def _believe_health_at_once() -> cluster_pb2.Cluster.CommonLbConfig:
+    """Never try a dead endpoint just because too many are dead, and tell the threads that balance
+    about a change when it happens: by default Envoy gathers changes for a second.
+    """
+    return cluster_pb2.Cluster.CommonLbConfig(
+        healthy_panic_threshold=percent_pb2.Percent(value=0), update_merge_window=seconds(0)
+    )
+
+
+def _circuit_breakers(limits: Limits) -> circuit_breaker_pb2.CircuitBreakers:
+    return circuit_breaker_pb2.CircuitBreakers(
+        thresholds=[
+            circuit_breaker_pb2.CircuitBreakers.Thresholds(
+                max_connections=uint32(limits.max_upstream_connections),
+                max_pending_requests=uint32(limits.max_upstream_requests),
+                max_requests=uint32(limits.max_upstream_requests),
+                max_retries=uint32(limits.max_retries),
+            )
+        ]
+    )

@@ -1,0 +1,204 @@
+"""The door: one HTTP listener that cleans a request, asks the picker, and forwards."""
+
+from __future__ import annotations
+
+from envoy.config.accesslog.v3 import accesslog_pb2
+from envoy.config.common.mutation_rules.v3 import mutation_rules_pb2
+from envoy.config.core.v3 import grpc_service_pb2, protocol_pb2, substitution_format_string_pb2
+from envoy.config.listener.v3 import listener_components_pb2, listener_pb2
+from envoy.config.route.v3 import route_components_pb2, route_pb2
+from envoy.extensions.access_loggers.file.v3 import file_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_mode_pb2
+from envoy.extensions.filters.http.router.v3 import router_pb2
+from envoy.extensions.filters.network.http_connection_manager.v3 import http_connection_manager_pb2
+from envoy.extensions.http.early_header_mutation.header_mutation.v3 import header_mutation_pb2
+from envoy.extensions.retry.host.previous_hosts.v3 import previous_hosts_pb2
+from envoy.type.matcher.v3 import string_pb2
+
+from fleet.envoy.clusters import PICKER, POOL
+from fleet.envoy.proto import address, boolean, extension, packed, seconds, uint32
+from fleet.envoy.settings import (
+    CONTROL_PREFIXES,
+    DESTINATION_NAMESPACE,
+    ROUTING_HEADERS,
+    ROUTING_PREFIXES,
+    BootstrapConfig,
+)
+
+_ConnectionManager = http_connection_manager_pb2.HttpConnectionManager
+_ProcessingMode = processing_mode_pb2.ProcessingMode
+_ACCESS_LOG_LINE = (
+    "%START_TIME% %REQ(:METHOD)% %REQ(:PATH)% %RESPONSE_CODE% %RESPONSE_FLAGS% "
+    "%RESPONSE_CODE_DETAILS% %UPSTREAM_HOST% attempts=%UPSTREAM_REQUEST_ATTEMPT_COUNT% "
+    "%DURATION%ms %REQ(X-REQUEST-ID)%\n"
+)
+
+
+def listener(config: BootstrapConfig) -> listener_pb2.Listener:
+    """The listener of `config.listen`, with its single filter chain."""
+    chain = listener_components_pb2.FilterChain(
+        filters=[
+            listener_components_pb2.Filter(
+                name="envoy.filters.network.http_connection_manager",
+                typed_config=packed(_connection_manager(config)),
+            )
+        ]
+    )
+    return listener_pb2.Listener(
+        name="ingress",
+        address=address(config.listen),
+        # Two proxies on one port would share its connections silently.
+        enable_reuse_port=boolean(False),
+        per_connection_buffer_limit_bytes=uint32(1024 * 1024),
+        filter_chains=[chain],
+    )
+
+
+def _connection_manager(config: BootstrapConfig) -> http_connection_manager_pb2.Any:
+    limits = config.limits
+    manager = _ConnectionManager(
+        stat_prefix="ingress",
+        server_name="pointsman",
+        use_remote_address=boolean(True),
+        generate_request_id=boolean(True),
+        preserve_external_request_id=True,
+        always_set_request_id_in_response=True,
+        normalize_path=boolean(True),
+        merge_slashes=True,
+        path_with_escaped_slashes_action=_ConnectionManager.UNESCAPE_AND_REDIRECT,
+        max_request_headers_kb=uint32(limits.max_request_headers_kib),
+        request_headers_timeout=seconds(limits.request_headers_timeout_seconds),
+        request_timeout=seconds(limits.request_timeout_seconds),
+        stream_idle_timeout=seconds(limits.stream_idle_timeout_seconds),
+        drain_timeout=seconds(1.0),
+        common_http_protocol_options=protocol_pb2.HttpProtocolOptions(
+            idle_timeout=seconds(limits.stream_idle_timeout_seconds),
+            max_headers_count=uint32(limits.max_request_headers),
+            headers_with_underscores_action=protocol_pb2.HttpProtocolOptions.REJECT_REQUEST,
+        ),
+        http2_protocol_options=protocol_pb2.Http2ProtocolOptions(
+            max_concurrent_streams=uint32(limits.max_concurrent_streams),
+            initial_stream_window_size=uint32(65_536),
+            initial_connection_window_size=uint32(1_048_576),
+        ),
+        early_header_mutation_extensions=[
+            extension(
+                "envoy.http.early_header_mutation.header_mutation",
+                header_mutation_pb2.HeaderMutation(mutations=_strip(config.trust_control_headers)),
+            )
+        ],
+        route_config=_routes(config),
+        http_filters=[_ext_proc(config), _router()],
+    )
+    if config.access_log_path is not None:
+        manager.access_log.append(_access_log(config.access_log_path))
+    return manager
+
+
+def _strip(trust_control_headers: bool) -> list[mutation_rules_pb2.HeaderMutation]:
+    """What is removed from a request before anything, the route included, looks at it."""
+    prefixes = ROUTING_PREFIXES if trust_control_headers else CONTROL_PREFIXES + ROUTING_PREFIXES
+    exact = [name for name in ROUTING_HEADERS if not name.startswith(prefixes)]
+    mutation = mutation_rules_pb2.HeaderMutation
+    return [
+        *(
+            mutation(
+                remove_on_match=mutation.RemoveOnMatch(
+                    key_matcher=string_pb2.StringMatcher(prefix=prefix, ignore_case=True)
+                )
+            )
+            for prefix in prefixes
+        ),
+        *(mutation(remove=name) for name in exact),
+    ]
+
+
+def _routes(config: BootstrapConfig) -> route_pb2.RouteConfiguration:
+    action = route_components_pb2.RouteAction(
+        cluster=POOL,
+        # An answer may stream for as long as tokens come; only silence ends it.
+        timeout=seconds(0),
+        idle_timeout=seconds(config.limits.stream_idle_timeout_seconds),
+        retry_policy=_retry_policy(config),
+    )
+    route = route_components_pb2.Route(
+        name="pool",
+        match=route_components_pb2.RouteMatch(prefix="/"),
+        route=action,
+        request_body_buffer_limit={"value": config.limits.request_buffer_bytes},
+    )
+    host = route_components_pb2.VirtualHost(
+        name="pool", domains=["*"], routes=[route]
+    )
+    return route_pb2.RouteConfiguration(name="ingress", virtual_hosts=[host])
+
+
+def _retry_policy(config: BootstrapConfig) -> route_components_pb2.RetryPolicy:
+    """Try elsewhere when an endpoint cannot be reached or goes away before it answered.
+
+    Nothing is retried once response headers have arrived: tokens are never sent twice.
+    """
+    policy = route_components_pb2.RetryPolicy
+    return policy(
+        retry_on="connect-failure,refused-stream,reset",
+        num_retries=uint32(config.num_retries),
+        host_selection_retry_max_attempts=8,
+        retry_host_predicate=[
+            policy.RetryHostPredicate(
+                name="envoy.retry_host_predicates.previous_hosts",
+                typed_config=packed(previous_hosts_pb2.PreviousHostsPredicate()),
+            )
+        ],
+        retry_back_off=policy.RetryBackOff(
+            base_interval=seconds(0.01), max_interval=seconds(0.25)
+        ),
+    )
+
+
+def _ext_proc(config: BootstrapConfig) -> http_connection_manager_pb2.Any:
+    body = _ProcessingMode.FULL_DUPLEX_STREAMED if config.stream_response_body else None
+    processor = ext_proc_pb2.ExternalProcessor(
+        grpc_service=grpc_service_pb2.GrpcService(
+            envoy_grpc=grpc_service_pb2.GrpcService.EnvoyGrpc(cluster_name=PICKER)
+        ),
+        failure_mode_allow=config.failure_mode_allow,
+        message_timeout=seconds(config.message_timeout_seconds),
+        processing_mode=_ProcessingMode(
+            request_header_mode=_ProcessingMode.SEND,
+            request_body_mode=_ProcessingMode.FULL_DUPLEX_STREAMED,
+            request_trailer_mode=_ProcessingMode.SEND,
+            response_header_mode=_ProcessingMode.SEND,
+            response_body_mode=_ProcessingMode.NONE if body is None else body,
+            # Without it Envoy closes the stream at the response headers, and the picker would
+            # count a request as finished while its tokens are still streaming (measured).
+            response_trailer_mode=_ProcessingMode.SEND,
+        ),
+        metadata_options=ext_proc_pb2.MetadataOptions(
+            forwarding_namespaces=ext_proc_pb2.MetadataOptions.MetadataNamespaces(
+                untyped=[DESTINATION_NAMESPACE, f"{DESTINATION_NAMESPACE}.subset_hint"]
+            ),
+            receiving_namespaces=ext_proc_pb2.MetadataOptions.MetadataNamespaces(
+                untyped=[DESTINATION_NAMESPACE]
+            ),
+        ),
+    )
+    return http_connection_manager_pb2.HttpFilter(
+        name="envoy.filters.http.ext_proc", typed_config=packed(processor)
+    )
+
+
+def _router() -> http_connection_manager_pb2.Any:
+    return http_connection_manager_pb2.HttpFilter(
+        name="envoy.filters.http.router",
+        typed_config=packed(router_pb2.Router(suppress_envoy_headers=True)),
+    )
+
+
+def _access_log(path: str) -> accesslog_pb2.AccessLog:
+    line = substitution_format_string_pb2.SubstitutionFormatString(
+        text_format_source={"inline_string": _ACCESS_LOG_LINE}
+    )
+    return accesslog_pb2.AccessLog(
+        name="envoy.access_loggers.file",
+        typed_config=packed(file_pb2.FileAccessLog(path=path, log_format=line)),
+    )

@@ -1,0 +1,103 @@
+"""Frozen settings of a generated bootstrap, and the header names a client may not set itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+DESTINATION_KEY = "x-gateway-destination-endpoint"
+DESTINATION_NAMESPACE = "envoy.lb"
+
+# Every header that tells a picker or a worker where to send or take something. A client that could
+# set one would choose the endpoint itself, or make a worker call an address of its choosing.
+ROUTING_HEADERS = (
+    DESTINATION_KEY,
+    f"{DESTINATION_KEY}-subset",
+    f"{DESTINATION_KEY}-served",
+    f"{DESTINATION_KEY}-scores",
+    "x-gateway-model-name-rewrite",
+    "x-llm-d-model-name-rewrite",
+    "x-encoder-hosts-ports",
+    "x-kv-cache-source-host-port",
+)
+ROUTING_PREFIXES = ("x-prefiller-", "x-data-parallel-")
+# Families that also hold what a trusted hop may say about a request (objective, fairness, SLO).
+CONTROL_PREFIXES = ("x-gateway-", "x-llm-d-", "x-slo-")
+
+
+class Mechanism(Enum):
+    """How Envoy turns the picker's answer into an upstream connection."""
+
+    OVERRIDE_HOST = "override-host"
+    ORIGINAL_DST = "original-dst"
+
+
+@dataclass(frozen=True, slots=True)
+class SocketAddress:
+    """A TCP address; `host` is an IP literal."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class PipeAddress:
+    """A unix socket by its path (at most 107 bytes)."""
+
+    path: str
+
+
+Address = SocketAddress | PipeAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one client may ask of the proxy; bytes, seconds, counts.
+
+    `request_buffer_bytes` bounds the part of a body kept for a retry: a larger request is served
+    but never retried. `max_heap_bytes` is the point past which new requests are refused.
+    """
+
+    request_buffer_bytes: int = 4 * 1024 * 1024
+    max_request_headers_kib: int = 60
+    max_request_headers: int = 100
+    request_headers_timeout_seconds: float = 10.0
+    request_timeout_seconds: float = 300.0
+    stream_idle_timeout_seconds: float = 300.0
+    max_concurrent_streams: int = 100
+    max_downstream_connections: int = 10_000
+    max_upstream_connections: int = 10_000
+    max_upstream_requests: int = 10_000
+    max_retries: int = 1_024
+    max_heap_bytes: int = 1024 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapConfig:
+    """Everything a generated bootstrap depends on.
+
+    `endpoints` are the pool's workers. `endpoints_file`, when set, names a file holding an EDS
+    `DiscoveryResponse` (see `bootstrap.endpoints_document`) which Envoy re-reads when it is
+    replaced by a rename; `endpoints` is then ignored. Neither matters to `ORIGINAL_DST`, which
+    goes wherever the picker says. `picker_health` is where the picker answers gRPC health checks;
+    None: at the address of the picker itself. `trust_control_headers` lets clients set objective,
+    fairness and latency-target headers; headers that choose an endpoint are always stripped.
+    `message_timeout_seconds` bounds the picker's answers to response headers and trailers; Envoy
+    applies no timeout while a request body is streamed both ways (measured), so a picker that
+    hangs is found by its health check, which closes its connections.
+    """
+
+    listen: SocketAddress
+    admin: Address
+    picker: SocketAddress
+    endpoints: tuple[SocketAddress, ...] = ()
+    endpoints_file: str | None = None
+    mechanism: Mechanism = Mechanism.OVERRIDE_HOST
+    picker_health: SocketAddress | None = None
+    failure_mode_allow: bool = True
+    stream_response_body: bool = False
+    message_timeout_seconds: float = 10.0
+    trust_control_headers: bool = False
+    num_retries: int = 3
+    access_log_path: str | None = None
+    limits: Limits = Limits()

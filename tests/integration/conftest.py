@@ -1,0 +1,367 @@
+"""A real Envoy between echo workers and a scripted picker, all on free ports of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import aiohttp
+import grpc
+import h11
+import pytest
+from envoy.config.core.v3 import base_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from google.protobuf import struct_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from fleet.envoy.binary import find_envoy
+from fleet.envoy.bootstrap import build, to_yaml
+from fleet.envoy.settings import BootstrapConfig, SocketAddress
+
+DESTINATION = "x-gateway-destination-endpoint"
+LIMIT_SECONDS = 30.0
+
+
+def free_port() -> int:
+    """A port nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class EchoWorker:
+    """Answers every request with its own name and what it received; can vanish at any moment."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.port = free_port()
+        self.requests: list[str] = []
+        self.go_on = asyncio.Event()  # holds back the second half of /stream
+        self.held: set[str] = set()  # paths that never get an answer
+        self._server: asyncio.Server | None = None
+        self._connections: dict[asyncio.Task, asyncio.StreamWriter] = {}
+
+    @property
+    def host_port(self) -> str:
+        """What a picker names it by."""
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Listen on the port it always had."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+
+    async def stop(self) -> None:
+        """Close the socket and reset every connection at once, as a killed process does."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
+        tasks = list(self._connections)
+        for task in tasks:
+            self._connections[task].transport.abort()
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[task] = writer
+        try:
+            while await self._request(h11.Connection(h11.SERVER), reader, writer):
+                pass
+        except (asyncio.CancelledError, OSError):
+            pass  # stopped, or Envoy hung up: either way the connection is over
+        finally:
+            del self._connections[task]
+            writer.close()
+
+    async def _request(
+        self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Answer one request of a connection; False when the peer is gone."""
+        request, size = None, 0
+        while not isinstance(event := http.next_event(), h11.EndOfMessage):
+            if event is h11.NEED_DATA:
+                received = await reader.read(65_536)
+                if not received:
+                    return False
+                http.receive_data(received)
+            elif isinstance(event, h11.Request):
+                request = event
+            elif isinstance(event, h11.Data):
+                size += len(event.data)
+        assert request is not None
+        async for piece in self._answer(request, size):
+            for part in piece:
+                writer.write(http.send(part) or b"")
+            await writer.drain()
+        return True
+
+    async def _answer(self, request: h11.Request, size: int) -> AsyncIterator[list[h11.Event]]:
+        path = request.target.decode()
+        if path != "/health":
+            self.requests.append(path)
+        if path in self.held:
+            await asyncio.Event().wait()
+        if path == "/stream":
+            kind = ("content-type", "text/event-stream")
+            yield [h11.Response(status_code=200, headers=[kind]), h11.Data(b"data: first\n\n")]
+            await self.go_on.wait()
+            yield [h11.Data(b"data: [DONE]\n\n"), h11.EndOfMessage()]
+            return
+        headers = {name.decode(): value.decode() for name, value in request.headers}
+        body = json.dumps({"worker": self.name, "headers": headers, "size": size}).encode()
+        described = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        yield [h11.Response(status_code=200, headers=described), h11.Data(body), h11.EndOfMessage()]
+
+
+@dataclass
+class Answer:
+    """What the scripted picker says to the next requests."""
+
+    destination: str | None = None
+    header: bool = True
+    metadata: bool = True
+    append: bool = False
+    immediate_status: int | None = None
+
+
+@dataclass
+class Seen:
+    """One stream as the scripted picker saw it."""
+
+    headers: dict[str, str] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+    ended: bool = False
+
+
+class ScriptedPicker:
+    """An external processor that says what `answer` says, once a request's body is complete."""
+
+    def __init__(self) -> None:
+        self.answer = Answer()
+        self.port = free_port()
+        self.streams: list[Seen] = []
+        self.silent = False  # True: takes every message and answers none
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen on the port it always had, healthy."""
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        process = grpc.stream_stream_rpc_method_handler(
+            self._process,
+            request_deserializer=ext_proc.ProcessingRequest.FromString,
+            response_serializer=ext_proc.ProcessingResponse.SerializeToString,
+        )
+        service = "envoy.service.ext_proc.v3.ExternalProcessor"
+        handlers = grpc.method_handlers_generic_handler(service, {"Process": process})
+        self._server.add_generic_rpc_handlers((handlers,))
+        servicer = health.aio.HealthServicer()
+        await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+        self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Vanish at once, cutting every open stream."""
+        if self._server is not None:
+            await self._server.stop(grace=None)
+            self._server = None
+
+    async def _process(self, requests, context):
+        seen = Seen()
+        self.streams.append(seen)
+        body = b""
+        try:
+            async for message in requests:
+                kind = message.WhichOneof("request")
+                seen.messages.append(kind)
+                if self.silent:
+                    continue
+                if kind == "request_headers":
+                    seen.headers = {
+                        h.key: (h.raw_value or h.value.encode()).decode()
+                        for h in message.request_headers.headers.headers
+                    }
+                    if message.request_headers.end_of_stream:
+                        yield self._routed()
+                elif kind == "request_body":
+                    body += message.request_body.body
+                    if message.request_body.end_of_stream:
+                        yield self._routed()
+                        if self.answer.immediate_status is None:
+                            for reply in _chunks(body):
+                                yield reply
+                elif kind == "request_trailers":
+                    yield ext_proc.ProcessingResponse(request_trailers={})
+                elif kind == "response_headers":
+                    yield ext_proc.ProcessingResponse(response_headers={})
+                elif kind == "response_trailers":
+                    yield ext_proc.ProcessingResponse(response_trailers={})
+        finally:
+            seen.ended = True
+
+    def _routed(self) -> ext_proc.ProcessingResponse:
+        answer = self.answer
+        if answer.immediate_status is not None:
+            return ext_proc.ProcessingResponse(
+                immediate_response={"status": {"code": answer.immediate_status}, "body": b"no"}
+            )
+        response = ext_proc.ProcessingResponse(request_headers={})
+        if answer.destination is None:
+            return response
+        if answer.metadata:
+            inner = struct_pb2.Struct()
+            inner[DESTINATION] = answer.destination
+            response.dynamic_metadata["envoy.lb"] = inner
+        if answer.header:
+            option = base_pb2.HeaderValueOption(
+                header=base_pb2.HeaderValue(key=DESTINATION, raw_value=answer.destination.encode()),
+                append_action=base_pb2.HeaderValueOption.APPEND_IF_EXISTS_OR_ADD
+                if answer.append
+                else base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD,
+            )
+            common = response.request_headers.response
+            common.header_mutation.set_headers.append(option)
+            common.clear_route_cache = True
+        return response
+
+
+def _chunks(body: bytes, size: int = 62_000) -> list[ext_proc.ProcessingResponse]:
+    starts = range(0, len(body), size) or [0]
+    return [
+        ext_proc.ProcessingResponse(
+            request_body={
+                "response": {
+                    "body_mutation": {
+                        "streamed_response": {
+                            "body": body[at : at + size],
+                            "end_of_stream": at + size >= len(body),
+                        }
+                    }
+                }
+            }
+        )
+        for at in starts
+    ]
+
+
+class Proxy:
+    """One Envoy process."""
+
+    def __init__(self, config: BootstrapConfig, folder: Path) -> None:
+        self.config = config
+        self.url = f"http://{config.listen.host}:{config.listen.port}"
+        self._admin = f"http://{config.admin.host}:{config.admin.port}"  # type: ignore[union-attr]
+        self._folder = folder
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Run until the listener is up."""
+        path = self._folder / "bootstrap.yaml"
+        path.write_text(to_yaml(build(self.config)))
+        self._process = await asyncio.create_subprocess_exec(
+            str(find_envoy()),
+            *("-c", str(path), "--disable-hot-restart", "--concurrency", "1"),
+            *("--log-level", "warn", "--log-path", str(self._folder / "envoy.log")),
+        )
+        async with aiohttp.ClientSession() as session, asyncio.timeout(LIMIT_SECONDS):
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with session.get(f"{self._admin}/ready") as response:
+                        if response.status == 200:
+                            return
+                await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        """Kill it."""
+        if self._process is not None:
+            self._process.kill()
+            await self._process.wait()
+
+    async def stats(self, pattern: str) -> dict[str, int]:
+        """Counters and gauges whose name matches `pattern`."""
+        async with aiohttp.ClientSession() as session:
+            async with session.get(
+                f"{self._admin}/stats", params={"filter": pattern, "format": "json"}
+            ) as response:
+                found = (await response.json())["stats"]
+        return {s["name"]: s["value"] for s in found if "value" in s}
+
+    async def healthy_endpoints(self, cluster: str) -> int:
+        """How many endpoints of `cluster` Envoy would use."""
+        stats = await self.stats(f"^cluster.{cluster}.membership_healthy$")
+        return stats[f"cluster.{cluster}.membership_healthy"]
+
+
+@dataclass
+class Bench:
+    """Everything a test of the bootstrap needs."""
+
+    proxy: Proxy
+    picker: ScriptedPicker
+    workers: list[EchoWorker]
+    client: aiohttp.ClientSession
+
+    async def post(self, path: str = "/v1/echo", size: int = 100, **headers: str) -> dict:
+        """POST `size` bytes; the echo, or {"status": …} when the answer is no 200."""
+        named = {key.replace("_", "-"): value for key, value in headers.items()}
+        async with self.client.post(
+            f"{self.proxy.url}{path}", data=b"x" * size, headers=named
+        ) as response:
+            if response.status != 200:
+                return {"status": response.status, "text": await response.text()}
+            return await response.json()
+
+    async def until_healthy(self, cluster: str, count: int) -> None:
+        """Wait until Envoy uses exactly `count` endpoints of `cluster`."""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while await self.proxy.healthy_endpoints(cluster) != count:
+                await asyncio.sleep(0.02)
+
+    async def until(self, condition: Callable[[], object], what: str) -> None:
+        """Wait for `condition` to hold; fail naming `what` after a generous limit."""
+        try:
+            async with asyncio.timeout(LIMIT_SECONDS):
+                while not condition():
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            pytest.fail(f"never happened: {what}")
+
+
+Starter = Callable[..., "contextlib.AbstractAsyncContextManager[Bench]"]
+
+
+@contextlib.asynccontextmanager
+async def _bench(**changes: object) -> AsyncIterator[Bench]:
+    picker = ScriptedPicker()
+    workers = [EchoWorker("a"), EchoWorker("b")]
+    config = BootstrapConfig(
+        listen=SocketAddress("127.0.0.1", free_port()),
+        admin=SocketAddress("127.0.0.1", free_port()),
+        picker=SocketAddress("127.0.0.1", picker.port),
+        endpoints=tuple(SocketAddress("127.0.0.1", worker.port) for worker in workers),
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        proxy = Proxy(replace(config, **changes), folder)
+        for part in (picker, *workers, proxy):
+            stack.push_async_callback(part.stop)
+            await part.start()
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        bench = Bench(proxy, picker, workers, client)
+        await bench.until_healthy("picker", 1)
+        yield bench
+
+
+@pytest.fixture
+def bench() -> Starter:
+    """`async with bench(mechanism=…) as b`: Envoy, a scripted picker and two echo workers."""
+    return _bench

@@ -1,0 +1,134 @@
+"""What a generated bootstrap does when the picker is lost, hangs or returns, on the real Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from fleet.envoy.bootstrap import endpoints_document
+from fleet.envoy.settings import SocketAddress
+
+pytestmark = pytest.mark.envoy
+
+
+async def test_a_lost_picker_costs_at_most_one_request(bench) -> None:
+    """From the moment the picker vanishes at most one request fails; the pool serves the others."""
+    async with bench() as b:
+        await b.until_healthy("pool", 2)
+        b.picker.answer.destination = b.workers[1].host_port
+        assert (await b.post())["worker"] == "b"
+        await b.picker.stop()
+        answers = [await b.post() for _ in range(30)]
+        assert sum("worker" not in answer for answer in answers) <= 1
+        assert {answer["worker"] for answer in answers if "worker" in answer} == {"a", "b"}
+
+
+async def test_requests_already_with_a_dying_picker_fail_alone(bench) -> None:
+    """A body given to a picker that dies is lost with a 5xx; streams being answered go on."""
+    async with bench() as b:
+        await b.until_healthy("pool", 2)
+        b.picker.answer.destination = b.workers[0].host_port
+        async with b.client.post(f"{b.proxy.url}/stream", data=b"x") as response:
+            assert await response.content.readline() == b"data: first\n"
+            b.picker.silent = True
+            count = len(b.picker.streams)
+            async with asyncio.TaskGroup() as group:
+                lost = group.create_task(b.post())
+                await b.until(
+                    lambda: "request_body" in [m for s in b.picker.streams[count:] for m in s.messages],
+                    "the body reaches the picker",
+                )
+                await b.picker.stop()
+            assert lost.result()["status"] in (500, 503)
+            b.workers[0].go_on.set()
+            assert (await response.content.read()).endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_picker_that_returns_is_used_again(bench) -> None:
+    """After a restart on its old port the picker decides again, without touching Envoy."""
+    async with bench() as b:
+        await b.until_healthy("pool", 2)
+        b.picker.answer.destination = b.workers[1].host_port
+        await b.picker.stop()
+        await b.until_healthy("picker", 0)
+        assert "worker" in await b.post()
+        await b.picker.start()
+        await b.until_healthy("picker", 1)
+        seen = len(b.picker.streams)
+        assert {(await b.post())["worker"] for _ in range(10)} == {"b"}
+        assert len(b.picker.streams) == seen + 10
+
+
+async def test_without_a_picker_requests_are_refused_when_told_to_fail_closed(bench) -> None:
+    """With `failure_mode_allow` off nothing is served unpicked."""
+    async with bench(failure_mode_allow=False) as b:
+        await b.until_healthy("pool", 2)
+        await b.picker.stop()
+        await b.until_healthy("picker", 0)
+        assert (await b.post())["status"] >= 500
+        assert [worker.requests for worker in b.workers] == [[], []]
+
+
+async def test_a_dead_worker_is_no_longer_used(bench) -> None:
+    """Envoy notices a dead worker by itself, and uses it again once it is back."""
+    async with bench() as b:
+        await b.until_healthy("pool", 2)
+        await b.workers[0].stop()
+        await b.until_healthy("pool", 1)
+        b.picker.answer.destination = b.workers[0].host_port  # a picker that has not noticed
+        assert {(await b.post())["worker"] for _ in range(5)} == {"b"}
+        retries = await b.proxy.stats("^cluster.pool.upstream_rq_retry$")
+        assert retries == {"cluster.pool.upstream_rq_retry": 0}
+        await b.workers[0].start()
+        await b.until_healthy("pool", 2)
+        assert (await b.post())["worker"] == "a"
+
+
+async def test_the_pickers_stream_lasts_as_long_as_the_response(bench) -> None:
+    """The picker is told that a request ended when its last token is out, not at its headers."""
+    async with bench() as b:
+        await b.until_healthy("pool", 2)
+        b.picker.answer.destination = b.workers[0].host_port
+        async with b.client.post(f"{b.proxy.url}/stream", data=b"x") as response:
+            assert await response.content.readline() == b"data: first\n"
+            stream = b.picker.streams[-1]
+            await b.until(lambda: "response_headers" in stream.messages, "headers seen")
+            await b.post()  # another whole request: the first one's stream outlives it
+            assert not stream.ended
+            b.workers[0].go_on.set()
+            await response.content.read()
+            await b.until(lambda: stream.ended, "the stream ends with the response")
+
+
+async def test_a_client_that_leaves_ends_the_pickers_stream(bench) -> None:
+    """When the client hangs up in the middle of an answer the picker learns of it."""
+    async with bench() as b:
+        await b.until_healthy("pool", 2)
+        b.picker.answer.destination = b.workers[0].host_port
+        async with b.client.post(f"{b.proxy.url}/stream", data=b"x") as response:
+            await response.content.readline()
+            response.close()
+        await b.until(lambda: b.picker.streams[-1].ended, "the stream ends with the client")
+
+
+async def test_response_bodies_reach_the_picker_only_when_asked_for(bench) -> None:
+    """Tokens stay out of the picker by default."""
+    async with bench() as b:
+        await b.until_healthy("pool", 2)
+        await b.post()
+        assert "response_body" not in b.picker.streams[-1].messages
+
+
+async def test_the_endpoints_file_is_followed(bench, tmp_path) -> None:
+    """Replacing the endpoints file changes the pool of a running Envoy."""
+    file = tmp_path / "endpoints.json"
+    file.write_text(endpoints_document([]))
+    async with bench(endpoints_file=str(file)) as b:
+        new = tmp_path / "next.json"
+        new.write_text(endpoints_document([SocketAddress("127.0.0.1", b.workers[1].port)]))
+        new.rename(file)
+        await b.until_healthy("pool", 1)
+        assert {(await b.post())["worker"] for _ in range(4)} == {"b"}
+        assert json.loads(file.read_text())["resources"]

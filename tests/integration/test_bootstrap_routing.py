@@ -1,0 +1,145 @@
+"""Where a generated bootstrap sends requests, measured on the real Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from fleet.envoy.settings import Mechanism
+
+pytestmark = pytest.mark.envoy
+DESTINATION = "x-gateway-destination-endpoint"
+BOTH = pytest.mark.parametrize("mechanism", list(Mechanism), ids=lambda m: m.value)
+
+
+@BOTH
+async def test_the_picked_endpoint_serves(bench, mechanism) -> None:
+    """A request is served by the endpoint the picker named, its body intact, for both mechanisms."""
+    async with bench(mechanism=mechanism) as b:
+        for worker in b.workers:
+            b.picker.answer.destination = worker.host_port
+            for size in (1, 100_000, 3_000_000):
+                answer = await b.post(size=size)
+                assert (answer["worker"], answer["size"]) == (worker.name, size)
+
+
+async def test_dynamic_metadata_alone_is_enough(bench) -> None:
+    """The default mechanism needs no header: the picker's dynamic metadata decides."""
+    async with bench() as b:
+        b.picker.answer.header = False
+        b.picker.answer.destination = b.workers[1].host_port
+        assert {(await b.post())["worker"] for _ in range(10)} == {"b"}
+
+
+async def test_a_retry_walks_the_pickers_list(bench) -> None:
+    """When the first endpoint of the list is gone, the second one of the list serves."""
+    async with bench() as b:
+        first, second = b.workers
+        await b.until_healthy("pool", 2)
+        await first.stop()
+        b.picker.answer.destination = f"{first.host_port},{second.host_port}"
+        answers = [await b.post() for _ in range(5)]
+        assert [answer["worker"] for answer in answers] == ["b"] * 5
+
+
+async def test_a_worker_that_dies_before_answering_is_replaced(bench) -> None:
+    """A request whose worker vanishes before response headers is served by another one, body
+    intact.
+    """
+    async with bench() as b:
+        first, _ = b.workers
+        await b.until_healthy("pool", 2)
+        b.picker.answer.destination = first.host_port
+        first.held.add("/v1/slow")
+        async with asyncio.TaskGroup() as group:
+            size = 2_000_000
+            pending = [group.create_task(b.post("/v1/slow", size=size)) for _ in range(8)]
+            await b.until(lambda: len(first.requests) == len(pending), "all requests in")
+            await first.stop()
+        assert [task.result().get("worker") for task in pending] == ["b"] * len(pending)
+        assert {task.result()["size"] for task in pending} == {size}
+
+
+async def test_a_stream_that_has_begun_is_never_replayed(bench) -> None:
+    """When a worker dies after its first bytes the client sees the break, not a second answer."""
+    async with bench() as b:
+        await b.until_healthy("pool", 2)
+        b.picker.answer.destination = b.workers[0].host_port
+        async with b.client.post(f"{b.proxy.url}/stream", data=b"x") as response:
+            assert await response.content.readline() == b"data: first\n"
+            await b.workers[0].stop()
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await response.content.read()
+        retries = await b.proxy.stats("^cluster.pool.upstream_rq_retry$")
+        assert retries == {"cluster.pool.upstream_rq_retry": 0}
+
+
+@BOTH
+@pytest.mark.parametrize("picker_state", ["picks", "appends", "says nothing", "gone"])
+async def test_a_client_cannot_choose_its_endpoint(bench, mechanism, picker_state) -> None:
+    """A routing header set by the client never steers, whatever the picker does."""
+    async with bench(mechanism=mechanism) as b:
+        secret, picked = b.workers[1], b.workers[0]
+        if mechanism is Mechanism.OVERRIDE_HOST:
+            await b.until_healthy("pool", 2)
+        if picker_state in ("picks", "appends"):
+            b.picker.answer.destination = picked.host_port
+            b.picker.answer.append = picker_state == "appends"
+        if picker_state == "gone":
+            await b.picker.stop()
+            await b.until_healthy("picker", 0)
+        served = {
+            (await b.post(**{DESTINATION: secret.host_port})).get("worker", "nobody")
+            for _ in range(12)
+        }
+        if picker_state in ("picks", "appends"):
+            assert served == {"a"}
+        elif mechanism is Mechanism.ORIGINAL_DST:
+            assert served == {"nobody"}
+        else:
+            assert served == {"a", "b"}  # balanced by Envoy, not chosen by the client
+
+
+async def test_routing_and_control_headers_never_arrive(bench) -> None:
+    """Every header that could redirect a request is gone before the picker and the worker see it."""
+    spoofed = {
+        name: "10.0.0.1:1"
+        for name in (
+            "x-gateway-destination-endpoint-subset",
+            "x-gateway-inference-objective",
+            "x-llm-d-inference-fairness-id",
+            "x-llm-d-model-name-rewrite",
+            "x-prefiller-host-port",
+            "x-data-parallel-host-port",
+            "x-encoder-hosts-ports",
+            "x-kv-cache-source-host-port",
+        )
+    }
+    async with bench() as b:
+        answer = await b.post(**spoofed, **{"x-harmless": "kept"})
+        for headers in (answer["headers"], b.picker.streams[-1].headers):
+            assert headers.keys() & spoofed.keys() == set()
+            assert headers["x-harmless"] == "kept"
+
+
+async def test_trusted_clients_may_say_what_a_request_is_but_not_where_it_goes(bench) -> None:
+    """With trusted control headers the objective passes; routing headers are stripped still."""
+    async with bench(trust_control_headers=True) as b:
+        await b.post(
+            **{"x-llm-d-inference-objective": "batch", "x-prefiller-host-port": "10.0.0.1:1"},
+            **{DESTINATION: b.workers[0].host_port, "x-llm-d-model-name-rewrite": "other"},
+        )
+        seen = b.picker.streams[-1].headers
+        assert seen["x-llm-d-inference-objective"] == "batch"
+        hidden = {"x-prefiller-host-port", DESTINATION, "x-llm-d-model-name-rewrite"}
+        assert seen.keys() & hidden == set()
+
+
+async def test_the_picker_may_answer_instead_of_the_pool(bench) -> None:
+    """An immediate response reaches the client and no worker is asked."""
+    async with bench() as b:
+        b.picker.answer.immediate_status = 429
+        assert await b.post() == {"status": 429, "text": "no"}
+        assert [worker.requests for worker in b.workers] == [[], []]
