@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,40 +90,52 @@ def test_a_worker_serves_and_drains() -> None:
         assert not is_running(engine)
 
 
+def read_until_cut(response: httpx.Response, after_first: Callable[[], None]) -> bytes:
+    """What a stream gave before its connection was cut; a regular end fails the test."""
+    received = b""
+    chunks = response.iter_raw()
+    try:
+        received = next(chunks)
+        after_first()
+        for chunk in chunks:
+            received += chunk
+    except httpx.RemoteProtocolError:
+        return received
+    pytest.fail("the stream had a regular end")
+
+
+def assert_ends_in_error(received: bytes) -> None:
+    """The last event of a cut stream is an error, and there is no [DONE]."""
+    last = received.decode().rstrip().rsplit("\n\n", 1)[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == 503
+    assert b"[DONE]" not in received
+
+
+ENDLESS = {**ASK, "stream": True, "max_tokens": 4000}
+
+
 def test_a_drain_that_takes_too_long_aborts() -> None:
-    """After the timeout the stream ends with an error event and without [DONE]."""
+    """After the timeout the stream ends with an error event and without [DONE]; still exit 0."""
     flags = ("--sim-decode-base-ms", "100", "--shutdown-timeout", "0.2")
-    with worker(*flags) as running, httpx.Client(base_url=running.url) as client:
-        ask = {**ASK, "stream": True, "max_tokens": 4000}
-        frames = []
-        with client.stream("POST", CHAT, json=ask) as response:
-            lines = response.iter_lines()
-            next(lines)
-            running.process.send_signal(signal.SIGTERM)
-            with suppress(httpx.RemoteProtocolError):
-                frames += [line for line in lines if line]
+    with (
+        worker(*flags) as running,
+        httpx.Client(timeout=30) as client,
+        client.stream("POST", running.url + CHAT, json=ENDLESS) as response,
+    ):
+        received = read_until_cut(response, lambda: running.process.send_signal(signal.SIGTERM))
+        assert_ends_in_error(received)
         assert running.process.wait(20) == 0
-    # The reader of lines loses what it had when the connection is cut; what came is no ending.
-    assert "data: [DONE]" not in frames
 
 
 def test_the_engines_death_ends_streams_and_the_worker() -> None:
     """Killing the engine cuts streams after an error event, and the worker exits with status 1."""
-    with worker("--sim-decode-base-ms", "50") as running, httpx.Client(timeout=30) as client:
-        ask = {**ASK, "stream": True, "max_tokens": 4000}
-        received = b""
-        killed = False
-        with suppress(httpx.RemoteProtocolError):
-            with client.stream("POST", running.url + CHAT, json=ask) as response:
-                for chunk in response.iter_raw():
-                    received += chunk
-                    if not killed:
-                        killed = True
-                        os.kill(running.engine_pid(), signal.SIGKILL)
-            pytest.fail("the stream had a regular end")
-        last = received.decode().rstrip().rsplit("\n\n", 1)[-1]
-        assert json.loads(last.removeprefix("data: "))["error"]["code"] == 503
-        assert b"[DONE]" not in received
+    with (
+        worker("--sim-decode-base-ms", "50") as running,
+        httpx.Client(timeout=30) as client,
+        client.stream("POST", running.url + CHAT, json=ENDLESS) as response,
+    ):
+        received = read_until_cut(response, lambda: os.kill(running.engine_pid(), signal.SIGKILL))
+        assert_ends_in_error(received)
         assert running.process.wait(20) == 1
 
 
@@ -165,16 +177,30 @@ def test_the_simulator_can_stand_behind_the_real_tokenizer(model_path: Path) -> 
 
 def test_a_second_signal_does_not_wait() -> None:
     """Two SIGINTs end a worker whose request would take minutes."""
-    with worker("--sim-decode-base-ms", "1000") as running, httpx.Client(timeout=30) as client:
-        ask = {**ASK, "stream": True, "max_tokens": 4000}
-        with client.stream("POST", running.url + CHAT, json=ask) as response:
-            chunks = response.iter_raw()
-            next(chunks)
+    with worker("--sim-decode-base-ms", "500") as running, httpx.Client(timeout=30) as client:
+
+        def interrupt_twice() -> None:
             running.process.send_signal(signal.SIGINT)
             while httpx.get(running.url + "/health/ready").status_code == 200:
                 pass
             running.process.send_signal(signal.SIGINT)
-            assert running.process.wait(20) == 0
+
+        with client.stream("POST", running.url + CHAT, json=ENDLESS) as response:
+            assert_ends_in_error(read_until_cut(response, interrupt_twice))
+        assert running.process.wait(20) == 0
+
+
+def test_a_signal_during_the_start_ends_it() -> None:
+    """SIGTERM before the port is open ends the worker without serving."""
+    process = spawn("--port", "0")
+    pid = process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    while not (started := children.read_text().split()):
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert not is_running(int(started[0]))
 
 
 def test_a_worker_starts_without_torch() -> None:

@@ -52,7 +52,7 @@ from worker.types import FinishReason
 
 DEFAULT_COMPLETION_TOKENS = 16
 # A longer text is encoded in a thread; below, the hand-over costs more than it saves.
-_INLINE_CHARS = 8192
+_INLINE_CHARS = 4096
 
 
 class Engine(Protocol):
