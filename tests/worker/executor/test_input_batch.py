@@ -1,0 +1,71 @@
+"""A step of ints becomes the tensors its sequences mean."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.executor.input_batch import InputBatch
+from worker.types import SampleSpec, ScheduledSequence
+
+CPU = torch.device("cpu")
+SPEC = SampleSpec(0.0, 1.0, 0, 0, 0)
+
+
+def batch(*sequences: ScheduledSequence) -> InputBatch:
+    """A batch over blocks of 4 tokens."""
+    return InputBatch(sequences, 4, torch.float32, CPU)
+
+
+def test_rows_follow_the_attention_plan() -> None:
+    """Single tokens come first by context, then chunks; every row knows its token and slot."""
+    made = batch(
+        ScheduledSequence(1, [7, 8, 9], 2, [5, 3], SPEC),
+        ScheduledSequence(2, [4], 5, [1, 2], SPEC),
+        ScheduledSequence(3, [6], 0, [9], None),
+    )
+    assert [s.seq_id for s in made.order] == [3, 2, 1]
+    tensors = made.tensors
+    assert tensors.token_ids.tolist() == [6, 4, 7, 8, 9]
+    assert tensors.positions.tolist() == [0, 5, 2, 3, 4]
+    assert tensors.slots.tolist() == [36, 9, 22, 23, 12]
+    assert tensors.sample_rows.tolist() == [1, 4]
+    assert [seq_id for seq_id, _ in made.sampled] == [2, 1]
+
+
+def test_masks_show_the_past_and_nothing_else() -> None:
+    """A query sees the keys at positions up to its own."""
+    plan = batch(
+        ScheduledSequence(1, [0, 0], 3, [0, 1], None), ScheduledSequence(2, [0], 6, [2, 3], None)
+    ).tensors.attention
+    assert (plan.groups[0].mask[0, 0, 0] == 0).nonzero().flatten().tolist() == list(range(7))
+    tile = plan.chunks[0].tiles[0]
+    assert (tile.mask[0, 0] == 0).sum(dim=-1).tolist() == [4, 5, 5, 5]
+
+
+def test_far_contexts_are_not_padded_to_each_other() -> None:
+    """A short sequence beside a long one is a group of its own."""
+    plan = batch(
+        *[ScheduledSequence(i, [0], 9, [0, 1, 2], None) for i in range(3)],
+        ScheduledSequence(9, [0], 999, list(range(250)), None),
+    ).tensors.attention
+    assert [group.num_sequences for group in plan.groups] == [3, 1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2000), st.integers(1, 600)), min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_the_plan_covers_every_row_once(spans: list[tuple[int, int]]) -> None:
+    """Groups and tiles together have exactly the rows of the step, and read enough blocks."""
+    made = batch(
+        *[
+            ScheduledSequence(i, [0] * count, start, range((start + count) // 4 + 1), SPEC)
+            for i, (start, count) in enumerate(spans)
+        ]
+    )
+    plan = made.tensors.attention
+    rows = sum(group.num_sequences for group in plan.groups)
+    for chunk in plan.chunks:
+        rows += sum(tile.num_queries for tile in chunk.tiles)
+        assert all(tile.mask.shape[-1] <= len(chunk.blocks) * 4 for tile in chunk.tiles)
+        assert all(tile.mask.shape[-2] >= 4 for tile in chunk.tiles)
+    assert rows == len(made.tensors.token_ids) == sum(count for _, count in spans)
+    assert len(made.sampled) == len(spans)

@@ -1,0 +1,80 @@
+"""The size of the KV cache follows the configuration or the memory, and is refused when useless."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from worker.config import EngineConfig, SchedulerConfig
+from worker.errors import ConfigError
+from worker.executor.kv_cache import allocate, choose_num_blocks, copy_blocks
+from worker.models.config import ModelConfig
+
+CPU = torch.device("cpu")
+MODEL = ModelConfig(
+    architecture="llama",
+    vocab_size=100,
+    hidden_size=64,
+    intermediate_size=64,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_context=4096,
+    rms_norm_eps=1e-5,
+    rope_theta=1e4,
+)
+BLOCK_BYTES = 16 * 3 * 2 * 2 * 16 * 4
+CONFIG = EngineConfig("torch", "model", scheduler=SchedulerConfig(max_model_len=1000))
+
+
+def blocks(config: EngineConfig) -> int:
+    """Blocks chosen for the little model in float32."""
+    return choose_num_blocks(config, MODEL, torch.float32, CPU)
+
+
+def test_an_explicit_number_wins() -> None:
+    """The override is taken as it is."""
+    config = replace(CONFIG, num_blocks_override=70, kv_cache_memory_bytes=1 << 30)
+    assert blocks(config) == 70
+
+
+def test_memory_is_divided_into_whole_blocks() -> None:
+    """A budget in bytes gives as many blocks as fit in it."""
+    config = replace(CONFIG, kv_cache_memory_bytes=100 * BLOCK_BYTES + BLOCK_BYTES - 1)
+    assert blocks(config) == 100
+
+
+def test_the_default_holds_no_more_than_can_be_used() -> None:
+    """Every sequence at its longest is enough."""
+    few = SchedulerConfig(max_model_len=1000, max_num_seqs=2)
+    assert blocks(replace(CONFIG, scheduler=few)) == 2 * 63
+    many = SchedulerConfig(max_model_len=1000, max_num_seqs=10**9)
+    assert blocks(replace(CONFIG, scheduler=many)) == (1 << 30) // BLOCK_BYTES
+
+
+def test_a_cache_smaller_than_one_sequence_is_refused() -> None:
+    """The message names the flag and the length that would fit."""
+    with pytest.raises(ConfigError, match=r"--max-model-len 1000.*lower --max-model-len to 160"):
+        blocks(replace(CONFIG, num_blocks_override=10))
+
+
+def test_a_length_beyond_the_models_context_is_refused() -> None:
+    """No cache makes a model attend further than it can."""
+    with pytest.raises(ConfigError, match="context of 4096 tokens"):
+        blocks(replace(CONFIG, scheduler=SchedulerConfig(max_model_len=4097)))
+
+
+def test_the_cache_starts_at_zero() -> None:
+    """Fresh memory is finite, so that masked keys add nothing."""
+    cache = allocate(5, 16, MODEL, torch.bfloat16, CPU)
+    assert cache.shape == (3, 5, 16, 2, 2, 16)
+    assert cache.dtype is torch.bfloat16
+    assert int(cache.count_nonzero()) == 0
+
+
+def test_copies_read_every_source_before_they_write() -> None:
+    """Swapping two blocks in one list swaps them in every layer."""
+    cache = torch.arange(3 * 4).view(3, 4, 1, 1, 1, 1).float()
+    copy_blocks(cache, ((0, 1), (1, 0)))
+    assert cache[:, :, 0, 0, 0, 0].tolist() == [[1, 0, 2, 3], [5, 4, 6, 7], [9, 8, 10, 11]]

@@ -1,0 +1,232 @@
+"""The model runner: exact against transformers, and blind to batch, chunks and block tables.
+
+Prompts are random token ids: their continuations are far from certain, so that a small error shows.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from worker.config import EngineConfig, SchedulerConfig
+from worker.errors import ConfigError, ModelError
+from worker.executor.interface import Executor
+from worker.executor.model_runner import build_executor, choose_dtype
+from worker.types import SampleSpec, ScheduledSequence, SchedulerOutput
+
+BLOCK_SIZE = 16
+
+
+@dataclass
+class Generation:
+    """One request on its way: its tokens so far, how many have KV, and its blocks."""
+
+    prompt: list[int]
+    num_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    tokens: list[int] = field(default_factory=list)
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+    @property
+    def output(self) -> list[int]:
+        """What was generated so far."""
+        return self.tokens[len(self.prompt) :]
+
+    @property
+    def done(self) -> bool:
+        """Whether as many tokens as asked for are there."""
+        return len(self.output) == self.num_tokens
+
+
+def generate(
+    executor: Executor,
+    requests: list[Generation],
+    *,
+    budget: int = 10_000,
+    num_blocks: int = 1000,
+    shuffle: int | None = None,
+) -> list[list[int]]:
+    """Run requests together to their end, at most `budget` tokens a step; the outputs in order.
+
+    Blocks come from a pool shuffled by `shuffle`, so that tables are scattered and interleaved.
+    """
+    pool = list(range(num_blocks))
+    if shuffle is not None:
+        random.Random(shuffle).shuffle(pool)
+    for request in requests:
+        request.tokens = list(request.prompt)
+        need = -(-(len(request.prompt) + request.num_tokens) // BLOCK_SIZE)
+        request.blocks = [pool.pop() for _ in range(need)]
+    step = 0
+    while not all(request.done for request in requests):
+        scheduled = _schedule(requests, budget)
+        sampled = executor.execute(SchedulerOutput(step, tuple(scheduled))).sampled
+        assert sampled.keys() == {s.seq_id for s in scheduled if s.sample is not None}
+        for sequence in scheduled:
+            requests[sequence.seq_id].computed += len(sequence.token_ids)
+        for index, token in sampled.items():
+            requests[index].tokens.append(token)
+        step += 1
+    return [request.output for request in requests]
+
+
+def _schedule(requests: list[Generation], budget: int) -> list[ScheduledSequence]:
+    """Every unfinished request's next tokens, decodes first, while the budget lasts."""
+    scheduled = []
+    waiting = sorted(
+        (index for index, request in enumerate(requests) if not request.done),
+        key=lambda index: requests[index].computed == 0,
+    )
+    for index in waiting:
+        request = requests[index]
+        start = request.computed
+        token_ids = request.tokens[start : start + budget]
+        if not token_ids:
+            break
+        budget -= len(token_ids)
+        end = start + len(token_ids)
+        spec = SampleSpec(request.temperature, request.top_p, 0, request.seed, end)
+        reaches_end = end == len(request.tokens)
+        scheduled.append(
+            ScheduledSequence(
+                index, token_ids, start, request.blocks, spec if reaches_end else None
+            )
+        )
+    return scheduled
+
+
+@torch.inference_mode()
+def greedy_choices(model: Any, prompt: list[int], output: list[int]) -> list[int]:
+    """What transformers would choose at each place of `output`, given what comes before it."""
+    logits = model(torch.tensor([prompt + output])).logits[0]
+    choices: list[int] = logits[len(prompt) - 1 : -1].argmax(dim=-1).tolist()
+    return choices
+
+
+def prompts(count: int, seed: int) -> list[list[int]]:
+    """Prompts of random tokens and of 1 to 300 of them."""
+    draw = random.Random(seed)
+    return [[draw.randrange(17, 49152) for _ in range(draw.randint(1, 300))] for _ in range(count)]
+
+
+# <|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n
+CAPITAL = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
+PARIS = [504, 3575, 282, 4649, 314, 7042, 30]  # The capital of France is Paris.
+
+
+@pytest.mark.model
+def test_answers_a_question(float32_executor: Executor) -> None:
+    """The model knows what a model of its size knows, so weights are read in the right order."""
+    assert generate(float32_executor, [Generation(CAPITAL, 7)])[0] == PARIS
+
+
+@pytest.mark.model
+def test_greedy_decoding_is_token_identical_to_transformers(
+    float32_executor: Executor, transformers_model: Any
+) -> None:
+    """In float32 each of 64 tokens is the one transformers would choose, prompt by prompt."""
+    for prompt in [CAPITAL, *prompts(3, seed=11)]:
+        [output] = generate(float32_executor, [Generation(prompt, 64)])
+        assert output == greedy_choices(transformers_model, prompt, output)
+
+
+@pytest.mark.model
+def test_a_mixed_batch_in_chunks_is_token_identical_to_transformers(
+    float32_executor: Executor, transformers_model: Any
+) -> None:
+    """Sixteen requests at once, their prompts cut by a small budget, change no token."""
+    asked = prompts(16, seed=12)
+    outputs = generate(float32_executor, [Generation(p, 64) for p in asked], budget=100, shuffle=1)
+    for prompt, output in list(zip(asked, outputs, strict=True))[::4]:
+        assert output == greedy_choices(transformers_model, prompt, output)
+
+
+@pytest.mark.model
+def test_the_same_seed_gives_the_same_answer_in_any_company(auto_executor: Executor) -> None:
+    """Random and greedy requests draw the same tokens alone, together, chunked and shuffled."""
+
+    def requests() -> list[Generation]:
+        return [
+            Generation(prompt, 24, temperature=float(index % 2), top_p=0.95, seed=index)
+            for index, prompt in enumerate(prompts(6, seed=13))
+        ]
+
+    alone = [generate(auto_executor, [request])[0] for request in requests()]
+    assert generate(auto_executor, requests(), shuffle=2) == alone
+    assert generate(auto_executor, requests(), budget=37, shuffle=3) == alone
+
+
+@pytest.mark.model
+def test_another_seed_gives_another_answer(auto_executor: Executor) -> None:
+    """Two requests that differ in their seed alone go different ways."""
+    pair = [Generation(CAPITAL, 24, temperature=1.5, seed=seed) for seed in (1, 2)]
+    first, second = generate(auto_executor, pair)
+    assert first != second
+
+
+@pytest.mark.model
+def test_copied_blocks_carry_their_keys(auto_executor: Executor) -> None:
+    """A sequence continued on copies of its blocks goes on as on the originals."""
+    [prompt] = prompts(1, seed=14)
+    blocks = list(range(40))
+    spec = SampleSpec(0.0, 1.0, 0, 0, len(prompt))
+    first = ScheduledSequence(0, prompt, 0, blocks, spec)
+    token = auto_executor.execute(SchedulerOutput(0, (first,))).sampled[0]
+    spec = SampleSpec(0.0, 1.0, 0, 0, len(prompt) + 1)
+    copies = tuple((block, block + 100) for block in blocks)
+    results = []
+    for table, copied in ((blocks, ()), ([b + 100 for b in blocks], copies)):
+        after = ScheduledSequence(0, [token], len(prompt), table, spec)
+        results.append(auto_executor.execute(SchedulerOutput(1, (after,), copied)).sampled)
+    assert results[0] == results[1]
+
+
+@pytest.mark.model
+def test_a_step_may_sample_nothing(auto_executor: Executor) -> None:
+    """A chunk that does not reach its prompt's end, or no work at all, draws no token."""
+    chunk = ScheduledSequence(0, [5, 6, 7], 0, [0], None)
+    assert auto_executor.execute(SchedulerOutput(0, (chunk,))).sampled == {}
+    assert auto_executor.execute(SchedulerOutput(1, ())).sampled == {}
+
+
+@pytest.mark.model
+def test_shutdown_is_idempotent_and_final(model_path: Path) -> None:
+    """The device is given back once, and no step runs after."""
+    limits = SchedulerConfig(max_model_len=64)
+    executor, num_blocks = build_executor(
+        EngineConfig("torch", str(model_path), num_blocks_override=4, scheduler=limits)
+    )
+    assert num_blocks == 4
+    executor.shutdown()
+    executor.shutdown()
+    with pytest.raises(RuntimeError, match="shut down"):
+        executor.execute(SchedulerOutput(0, ()))
+
+
+def test_a_model_is_needed() -> None:
+    """The torch engine without a model says which flag is missing."""
+    with pytest.raises(ConfigError, match="--model"):
+        build_executor(EngineConfig("torch", None))
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """A wrong path ends in an error for the user, not a traceback from a library."""
+    with pytest.raises(ModelError, match="nowhere"):
+        build_executor(EngineConfig("torch", str(tmp_path / "nowhere.gguf")))
+
+
+def test_dtypes_are_chosen_by_name() -> None:
+    """Explicit names are kept, auto is a float type, and anything else is refused."""
+    cpu = torch.device("cpu")
+    assert choose_dtype("float32", cpu) is torch.float32
+    assert choose_dtype("auto", cpu) in (torch.float32, torch.bfloat16)
+    with pytest.raises(ConfigError, match="--dtype int8"):
+        choose_dtype("int8", cpu)
