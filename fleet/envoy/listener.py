@@ -155,24 +155,30 @@ def _retry_policy(config: BootstrapConfig) -> route_components_pb2.RetryPolicy:
     )
 
 
+def _processing_mode(config: BootstrapConfig) -> processing_mode_pb2.Any:
+    mode = _ProcessingMode
+    duplex = mode.FULL_DUPLEX_STREAMED
+    return mode(
+        request_header_mode=mode.SEND,
+        request_body_mode=mode.BUFFERED if config.buffer_request_body else duplex,
+        # The full-duplex mode insists on trailers.
+        request_trailer_mode=mode.SKIP if config.buffer_request_body else mode.SEND,
+        response_header_mode=mode.SEND,
+        response_body_mode=duplex if config.stream_response_body else mode.NONE,
+        # Without it Envoy closes the stream at the response headers, and the picker would count a
+        # request as finished while its tokens are still streaming (measured).
+        response_trailer_mode=mode.SEND,
+    )
+
+
 def _ext_proc(config: BootstrapConfig) -> http_connection_manager_pb2.Any:
-    body = _ProcessingMode.FULL_DUPLEX_STREAMED if config.stream_response_body else None
     processor = ext_proc_pb2.ExternalProcessor(
         grpc_service=grpc_service_pb2.GrpcService(
             envoy_grpc=grpc_service_pb2.GrpcService.EnvoyGrpc(cluster_name=PICKER)
         ),
         failure_mode_allow=config.failure_mode_allow,
         message_timeout=seconds(config.message_timeout_seconds),
-        processing_mode=_ProcessingMode(
-            request_header_mode=_ProcessingMode.SEND,
-            request_body_mode=_ProcessingMode.FULL_DUPLEX_STREAMED,
-            request_trailer_mode=_ProcessingMode.SEND,
-            response_header_mode=_ProcessingMode.SEND,
-            response_body_mode=_ProcessingMode.NONE if body is None else body,
-            # Without it Envoy closes the stream at the response headers, and the picker would
-            # count a request as finished while its tokens are still streaming (measured).
-            response_trailer_mode=_ProcessingMode.SEND,
-        ),
+        processing_mode=_processing_mode(config),
         metadata_options=ext_proc_pb2.MetadataOptions(
             forwarding_namespaces=ext_proc_pb2.MetadataOptions.MetadataNamespaces(
                 untyped=[DESTINATION_NAMESPACE, f"{DESTINATION_NAMESPACE}.subset_hint"]

@@ -82,9 +82,13 @@ class BootstrapConfig:
     goes wherever the picker says. `picker_health` is where the picker answers gRPC health checks;
     None: at the address of the picker itself. `trust_control_headers` lets clients set objective,
     fairness and latency-target headers; headers that choose an endpoint are always stripped.
-    `message_timeout_seconds` bounds the picker's answers to response headers and trailers; Envoy
-    applies no timeout while a request body is streamed both ways (measured), so a picker that
-    hangs is found by its health check, which closes its connections.
+    `buffer_request_body` gives the picker each body in one message and keeps it in Envoy until the
+    answer (up to `Limits.request_buffer_bytes`; more is a 413). Then the loss of a picker fails no
+    request and cuts no stream, which full-duplex streaming cannot promise; the picker has to
+    understand this mode.
+    `message_timeout_seconds` bounds the picker's answers; Envoy applies none while a request body
+    is streamed both ways (measured), so there a picker that hangs is found by its health check
+    alone, which closes its connections.
     """
 
     listen: SocketAddress
@@ -95,6 +99,7 @@ class BootstrapConfig:
     mechanism: Mechanism = Mechanism.OVERRIDE_HOST
     picker_health: SocketAddress | None = None
     failure_mode_allow: bool = True
+    buffer_request_body: bool = False
     stream_response_body: bool = False
     message_timeout_seconds: float = 10.0
     trust_control_headers: bool = False

@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import grpc
 import h11
 import pytest
 from envoy.config.core.v3 import base_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from google.protobuf import struct_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -152,6 +153,11 @@ class ScriptedPicker:
         self.silent = False  # True: takes every message and answers none
         self._server: grpc.aio.Server | None = None
 
+    @property
+    def has_a_body(self) -> bool:
+        """Whether the latest request's body has begun to arrive."""
+        return bool(self.streams) and "request_body" in self.streams[-1].messages
+
     async def start(self) -> None:
         """Listen on the port it always had, healthy."""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
@@ -178,35 +184,39 @@ class ScriptedPicker:
     async def _process(self, requests, context):
         seen = Seen()
         self.streams.append(seen)
-        body = b""
+        body, buffered = b"", False
         try:
             async for message in requests:
                 kind = message.WhichOneof("request")
                 seen.messages.append(kind)
-                if self.silent:
-                    continue
                 if kind == "request_headers":
-                    seen.headers = {
-                        h.key: (h.raw_value or h.value.encode()).decode()
-                        for h in message.request_headers.headers.headers
-                    }
-                    if message.request_headers.end_of_stream:
-                        yield self._routed()
+                    mode = message.protocol_config.request_body_mode
+                    buffered = mode == processing_mode_pb2.ProcessingMode.BUFFERED
+                    seen.headers = _named(message.request_headers.headers.headers)
                 elif kind == "request_body":
                     body += message.request_body.body
-                    if message.request_body.end_of_stream:
-                        yield self._routed()
-                        if self.answer.immediate_status is None:
-                            for reply in _chunks(body):
-                                yield reply
-                elif kind == "request_trailers":
-                    yield ext_proc.ProcessingResponse(request_trailers={})
-                elif kind == "response_headers":
-                    yield ext_proc.ProcessingResponse(response_headers={})
-                elif kind == "response_trailers":
-                    yield ext_proc.ProcessingResponse(response_trailers={})
+                if not self.silent:
+                    for reply in self._replies(message, body, buffered):
+                        yield reply
         finally:
             seen.ended = True
+
+    def _replies(
+        self, message: ext_proc.ProcessingRequest, body: bytes, buffered: bool
+    ) -> list[ext_proc.ProcessingResponse]:
+        kind = message.WhichOneof("request")
+        if kind == "request_headers":
+            if message.request_headers.end_of_stream:
+                return [self._routed()]
+            return [ext_proc.ProcessingResponse(request_headers={})] if buffered else []
+        if kind == "request_body":
+            if not message.request_body.end_of_stream:
+                return []
+            routed = self._routed()
+            if buffered or self.answer.immediate_status is not None:
+                return [_at_body(routed)]
+            return [routed, *_chunks(body)]
+        return [ext_proc.ProcessingResponse(**{kind: {}})]
 
     def _routed(self) -> ext_proc.ProcessingResponse:
         answer = self.answer
@@ -232,6 +242,20 @@ class ScriptedPicker:
             common.header_mutation.set_headers.append(option)
             common.clear_route_cache = True
         return response
+
+
+def _named(headers: Iterable[base_pb2.HeaderValue]) -> dict[str, str]:
+    return {h.key: (h.raw_value or h.value.encode()).decode() for h in headers}
+
+
+def _at_body(routed: ext_proc.ProcessingResponse) -> ext_proc.ProcessingResponse:
+    """The same decision as an answer to a buffered body."""
+    if routed.WhichOneof("response") == "immediate_response":
+        return routed
+    moved = ext_proc.ProcessingResponse(request_body={})
+    moved.dynamic_metadata.CopyFrom(routed.dynamic_metadata)
+    moved.request_body.response.CopyFrom(routed.request_headers.response)
+    return moved
 
 
 def _chunks(body: bytes, size: int = 62_000) -> list[ext_proc.ProcessingResponse]:
