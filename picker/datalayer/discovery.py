@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 1024 * 1024
 WATCH_STEP_MS = 50
 WATCH_DEBOUNCE_MS = 100
-RECHECK_MS = 2000  # finds what a file system without change events, or a race at start, hides
+RECHECK_MS = 1000  # finds what a file system without change events, or a race at start, hides
 _FIELDS = ("name", "namespace", "address", "port", "labels")
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

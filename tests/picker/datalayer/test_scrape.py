@@ -94,6 +94,18 @@ async def test_every_endpoint_is_asked_about_twenty_times_a_second() -> None:
 
 
 @pytest.mark.looptime
+async def test_a_large_pool_is_asked_less_often() -> None:
+    """About 600 scrapes a second in all, spread evenly over the endpoints."""
+    names = [f"w{i}" for i in range(120)]
+    pages = Pages(**dict.fromkeys(names, PAGE))
+    async with scraping(pages) as scene:
+        scene.store.set_endpoints([endpoint(name) for name in names])
+        await asyncio.sleep(2.0)
+    assert 1000 < pages.asked.total() < 1400
+    assert min(pages.asked.values()) >= 8
+
+
+@pytest.mark.looptime
 async def test_scraping_follows_the_endpoints() -> None:
     """One that joins is asked at once, one that leaves no more."""
     pages = Pages(a=PAGE, b=PAGE)
