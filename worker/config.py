@@ -45,6 +45,10 @@ class SimConfig:
     # are words of whatever tokenizer stands in front.
     first_word_id: int = 256
     num_words: int = 1024
+    # An answer ends with this token after `mean_output_tokens` tokens on average (a geometric
+    # distribution), unless the request's own limit comes first. None: only the limit ends it.
+    end_token_id: int | None = None
+    mean_output_tokens: float = 128.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,13 @@ def _add_sim_flags(group: argparse._ArgumentGroup) -> None:
         group.add_argument(flag, type=_not_negative, default=seconds * 1e3)
     group.add_argument("--sim-time-scale", type=_not_negative, default=_sim.time_scale)
     group.add_argument("--sim-seed", type=int, default=_sim.seed)
+    group.add_argument(
+        "--sim-mean-output-tokens",
+        type=_positive,
+        default=_sim.mean_output_tokens,
+        help="average length of answers that max_tokens does not cut; with ignore_eos they all run"
+        " to max_tokens",
+    )
 
 
 class _at_least:  # noqa: N801 (an argparse type, called like a function)
@@ -195,6 +202,7 @@ def _max_model_len(asked: int | None, checkpoint: Checkpoint | None) -> int:
 def _engine_config(
     options: argparse.Namespace, checkpoint: Checkpoint | None, max_model_len: int
 ) -> EngineConfig:
+    eos_token_ids = (sim.IM_END_ID,) if checkpoint is None else checkpoint.eos_token_ids
     return EngineConfig(
         engine=options.engine,
         model_path=None if checkpoint is None else os.path.abspath(checkpoint.path),
@@ -210,12 +218,14 @@ def _engine_config(
             long_prefill_token_threshold=options.long_prefill_token_threshold,
             max_num_queued_reqs=options.max_num_queued_reqs,
         ),
-        sim=_sim_config(options, checkpoint),
-        eos_token_ids=(sim.IM_END_ID,) if checkpoint is None else checkpoint.eos_token_ids,
+        sim=_sim_config(options, checkpoint, eos_token_ids),
+        eos_token_ids=eos_token_ids,
     )
 
 
-def _sim_config(options: argparse.Namespace, checkpoint: Checkpoint | None) -> SimConfig:
+def _sim_config(
+    options: argparse.Namespace, checkpoint: Checkpoint | None, eos_token_ids: tuple[int, ...]
+) -> SimConfig:
     first, count = sim.FIRST_WORD_ID, sim.NUM_WORDS
     if checkpoint is not None:
         # Real vocabularies begin with control tokens and bytes; what follows is ordinary text.
@@ -230,4 +240,6 @@ def _sim_config(options: argparse.Namespace, checkpoint: Checkpoint | None) -> S
         seed=options.sim_seed,
         first_word_id=first,
         num_words=count,
+        end_token_id=eos_token_ids[0] if eos_token_ids else None,
+        mean_output_tokens=options.sim_mean_output_tokens,
     )

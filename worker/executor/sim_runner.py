@@ -69,4 +69,7 @@ class SimExecutor:
         seed = sample.seed if sample.temperature > 0 else 0
         state = _scramble(config.seed + seed)
         state = _scramble(state + (sample.position << 32) + last_token)
+        ends_below = _MASK / config.mean_output_tokens
+        if config.end_token_id is not None and _scramble(state + 1) < ends_below:
+            return config.end_token_id
         return config.first_word_id + state % config.num_words

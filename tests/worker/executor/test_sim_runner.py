@@ -82,3 +82,13 @@ def test_greedy_requests_ignore_their_seed() -> None:
     ]
     assert [len(answer) for answer in answers] == [1, 1]
     assert answers[0] != answers[1]
+
+
+def test_answers_end_by_themselves_after_the_mean_length() -> None:
+    """The end token comes with probability 1 / mean_output_tokens, and only when one is known."""
+    step = SchedulerOutput(1, tuple(sequence(i, [i], i % 97, seed=i) for i in range(10_000)))
+    for end_token_id, least, most in ((7, 400, 600), (None, 0, 0)):
+        config = SimConfig(time_scale=0, end_token_id=end_token_id, mean_output_tokens=20.0)
+        draws = list(SimExecutor(config, lambda _: None).execute(step).sampled.values())
+        assert least <= draws.count(7) <= most
+        assert all(draw >= config.first_word_id for draw in draws if draw != 7)
