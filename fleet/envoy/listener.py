@@ -127,9 +127,7 @@ def _routes(config: BootstrapConfig) -> route_pb2.RouteConfiguration:
         route=action,
         request_body_buffer_limit={"value": config.limits.request_buffer_bytes},
     )
-    host = route_components_pb2.VirtualHost(
-        name="pool", domains=["*"], routes=[route]
-    )
+    host = route_components_pb2.VirtualHost(name="pool", domains=["*"], routes=[route])
     return route_pb2.RouteConfiguration(name="ingress", virtual_hosts=[host])
 
 
@@ -149,9 +147,7 @@ def _retry_policy(config: BootstrapConfig) -> route_components_pb2.RetryPolicy:
                 typed_config=packed(previous_hosts_pb2.PreviousHostsPredicate()),
             )
         ],
-        retry_back_off=policy.RetryBackOff(
-            base_interval=seconds(0.01), max_interval=seconds(0.25)
-        ),
+        retry_back_off=policy.RetryBackOff(base_interval=seconds(0.01), max_interval=seconds(0.25)),
     )
 
 

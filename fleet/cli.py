@@ -1,0 +1,204 @@
+"""The `pointsman` command. A subcommand's room is imported only when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fleet.errors import FleetError
+
+if TYPE_CHECKING:
+    from fleet.models import Progress
+
+_PASSED_ON = ("worker", "picker")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns the exit status. What the user can act on is one line on stderr
+    and status 1.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        # These two have their own flags, in the spelling of the systems they stand in for.
+        if arguments and arguments[0] == "worker":
+            return _worker(arguments[1:])
+        if arguments and arguments[0] == "picker":
+            return _picker(arguments[1:])
+        options = _parser().parse_args(arguments)
+        return {"up": _up, "chat": _chat, "version": _version}[options.command](options)
+    except FleetError as error:
+        print(f"pointsman: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pointsman",
+        description="An Envoy endpoint picker for LLM fleets, and the paged-KV worker behind it.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_up(commands.add_parser("up", help="run Envoy, a picker and workers on this machine"))
+    _add_chat(commands.add_parser("chat", help="talk to a fleet in the terminal"))
+    commands.add_parser("worker", help="serve one model (see `pointsman worker --help`)")
+    commands.add_parser("picker", help="pick endpoints for Envoy (see `pointsman picker --help`)")
+    commands.add_parser("version", help="print the version")
+    return parser
+
+
+def _add_up(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workers", type=int, default=2, metavar="N")
+    parser.add_argument(
+        "--engine",
+        choices=("torch", "sim"),
+        default="torch",
+        help="sim needs neither model nor torch",
+    )
+    parser.add_argument("--model", metavar="NAME", help="GGUF file, Hugging Face directory or id")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
+    parser.add_argument("--host", default="127.0.0.1", help="where Envoy listens")
+    parser.add_argument("--port", type=int, default=8080, help="of Envoy; the others are near it")
+    parser.add_argument("--insecure", action="store_true", help="allow a --host others can reach")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the picker's configuration")
+    parser.add_argument(
+        "--routing", choices=("override-host", "original-dst"), default="override-host"
+    )
+    parser.add_argument(
+        "--worker-args", default="", metavar="FLAGS", help="more flags for every worker, in quotes"
+    )
+    parser.add_argument("--envoy-concurrency", type=int, default=1, help="Envoy's threads")
+    parser.add_argument("--startup-timeout", type=float, default=120.0, metavar="SECONDS")
+    parser.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="how long running requests may take after Ctrl-C",
+    )
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="?", help="ask this and leave; else: a conversation")
+    parser.add_argument("--url", default="http://127.0.0.1:8080", help="default %(default)s")
+    parser.add_argument("--model", help="default: the first one served")
+    parser.add_argument("--system", help="instructions before the conversation")
+    parser.add_argument("--max-tokens", type=int)
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from fleet.envoy.settings import Mechanism
+    from fleet.plan import Options
+    from fleet.up import up
+
+    options = Options(
+        workers=arguments.workers,
+        engine=arguments.engine,
+        model=arguments.model,
+        dtype=arguments.dtype,
+        host=arguments.host,
+        port=arguments.port,
+        config=arguments.config,
+        routing=Mechanism(arguments.routing),
+        worker_args=tuple(shlex.split(arguments.worker_args)),
+        insecure=arguments.insecure,
+        envoy_concurrency=arguments.envoy_concurrency,
+        startup_seconds=arguments.startup_timeout,
+        drain_seconds=arguments.drain_timeout,
+    )
+    with _progress() as progress:
+        return up(options, lambda line: print(line, flush=True), progress)
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    from fleet.chat import Options, chat
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 (line editing and history in input())
+    options = Options(
+        url=arguments.url,
+        model=arguments.model,
+        system=arguments.system,
+        prompt=arguments.prompt,
+        max_tokens=arguments.max_tokens,
+    )
+    return chat(options, lambda text: print(text, end="", flush=True), input)
+
+
+def _version(_: argparse.Namespace) -> int:
+    print(f"pointsman {version('pointsman')}")
+    return 0
+
+
+def _worker(argv: list[str]) -> int:
+    argv = with_default_model(argv)
+    from worker.__main__ import main as worker_main
+
+    return worker_main(argv)
+
+
+def _picker(argv: list[str]) -> int:
+    from picker.__main__ import main as picker_main
+
+    return picker_main(argv)
+
+
+def with_default_model(argv: list[str]) -> list[str]:
+    """A worker's flags, completed: without a model the default one, fetched if need be; a name
+    instead of a path is resolved.
+    """
+    from fleet.models import resolve_model
+
+    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    known.add_argument("--model")
+    known.add_argument("--engine", default="torch")
+    known.add_argument("-h", "--help", action="store_true")
+    given, others = known.parse_known_args(argv)
+    if given.help or (given.engine == "sim" and given.model is None):
+        return argv
+    from os import environ
+
+    with _progress() as progress:
+        path = resolve_model(given.model or environ.get("POINTSMAN_MODEL"), progress)
+    return [*others, "--engine", given.engine, "--model", str(path)]
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Progress]:
+    """Show a download: a bar in a terminal, one line elsewhere; nothing while there is none."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("fetching the default model"), BarColumn(), DownloadColumn())
+    bar = Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True), transient=True)
+    task = bar.add_task("download", total=None)
+    announced = False
+
+    def show(done: int, total: int) -> None:
+        nonlocal announced
+        if not announced:
+            announced = True
+            if bar.console.is_terminal:
+                bar.start()
+            else:
+                print(f"fetching the default model ({total / 1e6:.0f} MB) …", file=sys.stderr)
+        bar.update(task, completed=done, total=total)
+        if done >= total and bar.live.is_started:
+            bar.stop()
+
+    try:
+        yield show
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Finding TCP ports nobody listens on."""
+
+from __future__ import annotations
+
+import socket
+
+from fleet.errors import FleetError
+
+_LAST_PORT = 65_535
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a server could listen on `host`:`port` right now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def free_ports(host: str, count: int, first: int) -> list[int]:
+    """`count` free ports, the lowest from `first` up.
+
+    Neighbours of a known port rather than whatever the kernel hands out: those belong to the range
+    of outgoing connections, and one of them could take the port while its owner restarts. Raises
+    `FleetError` when there are not enough.
+    """
+    found: list[int] = []
+    for port in range(first, _LAST_PORT + 1):
+        if len(found) == count:
+            return found
+        if is_free(host, port):
+            found.append(port)
+    if len(found) == count:
+        return found
+    raise FleetError(f"fewer than {count} free ports from {first} up on {host}")
+
+
+def require_free(host: str, port: int) -> None:
+    """Raise `FleetError` when somebody listens on `host`:`port` already."""
+    if not is_free(host, port):
+        raise FleetError(
+            f"port {port} on {host} is busy: stop what listens there, or choose another with --port"
+        )
