@@ -28,6 +28,7 @@ class Options:
     system: str | None = None
     prompt: str | None = None
     max_tokens: int | None = None
+    temperature: float | None = None
 
 
 @dataclass(slots=True)
@@ -114,6 +115,8 @@ async def _stream(
     body: dict[str, Any] = {"model": model, "messages": messages, "stream": True}
     if options.max_tokens is not None:
         body["max_tokens"] = options.max_tokens
+    if options.temperature is not None:
+        body["temperature"] = options.temperature
     async with _client(options.url) as client, _explained(options.url):  # noqa: SIM117
         async with client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != 200:

@@ -91,6 +91,7 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="default: the first one served")
     parser.add_argument("--system", help="instructions before the conversation")
     parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--temperature", type=float, help="0: always the likeliest word")
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -128,6 +129,7 @@ def _chat(arguments: argparse.Namespace) -> int:
         system=arguments.system,
         prompt=arguments.prompt,
         max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
     )
     return chat(options, lambda text: print(text, end="", flush=True), input)
 

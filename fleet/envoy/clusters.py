@@ -108,7 +108,8 @@ def _go_where_the_metadata_says(cluster: cluster_pb2.Cluster, config: BootstrapC
         health_check_pb2.HealthCheck(
             timeout=seconds(2.0),
             interval=seconds(1.0),
-            no_traffic_interval=seconds(1.0),
+            # Counts until the first request, and then a fleet that starts is waited for.
+            no_traffic_interval=seconds(0.25),
             unhealthy_interval=seconds(0.25),
             unhealthy_edge_interval=seconds(0.25),
             unhealthy_threshold=uint32(2),
@@ -173,7 +174,7 @@ def picker_cluster(config: BootstrapConfig) -> cluster_pb2.Cluster:
             health_check_pb2.HealthCheck(
                 timeout=seconds(2.0),
                 interval=seconds(1.0),
-                no_traffic_interval=seconds(0.5),
+                no_traffic_interval=seconds(0.25),
                 unhealthy_interval=seconds(0.25),
                 unhealthy_edge_interval=seconds(0.25),
                 unhealthy_threshold=uint32(1),

@@ -1,0 +1,121 @@
+"""The generated bootstraps: what is committed, what Envoy accepts, what is in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.envoy.__main__ import examples, main
+from fleet.envoy.binary import find_envoy, validate
+from fleet.envoy.bootstrap import build, endpoints_document, to_json, to_yaml
+from fleet.envoy.settings import BootstrapConfig, Limits, Mechanism, PipeAddress, SocketAddress
+from fleet.errors import FleetError
+
+COMMITTED = Path(__file__).parents[3] / "deploy" / "envoy"
+LOCAL = SocketAddress("127.0.0.1", 8080)
+
+
+def config(**changes: object) -> BootstrapConfig:
+    """A small valid configuration."""
+    return BootstrapConfig(**{"listen": LOCAL, "admin": LOCAL, "picker": LOCAL, **changes})
+
+
+def filter_of(document: dict) -> dict:
+    """The ext_proc filter of a bootstrap."""
+    chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
+    return chain["filters"][0]["typed_config"]["http_filters"][0]["typed_config"]
+
+
+@pytest.mark.parametrize("name", sorted(examples()))
+def test_the_committed_bootstraps_are_the_generated_ones(name: str) -> None:
+    """deploy/envoy holds exactly what `python -m fleet.envoy` writes."""
+    assert (COMMITTED / name).read_text() == examples()[name]
+
+
+def test_every_committed_bootstrap_has_a_generator() -> None:
+    """No file of deploy/envoy is left over from a mechanism that is gone."""
+    assert {path.name for path in COMMITTED.glob("*.yaml")} == set(examples())
+
+
+def test_the_script_writes_into_the_folder_it_is_given(tmp_path: Path) -> None:
+    """`python -m fleet.envoy FOLDER` creates the folder and writes every example."""
+    assert main([str(tmp_path / "new")]) == 0
+    assert {path.name for path in (tmp_path / "new").iterdir()} == set(examples())
+
+
+@pytest.mark.envoy
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"mechanism": Mechanism.ORIGINAL_DST},
+        {"buffer_request_body": True, "failure_mode_allow": False},
+        {"stream_response_body": True, "trust_control_headers": True},
+        {"admin": PipeAddress("/tmp/admin.sock"), "access_log_path": "/dev/null"},
+        {"endpoints": (SocketAddress("::1", 1), SocketAddress("10.0.0.1", 65535))},
+        {"limits": Limits(request_buffer_bytes=64 << 20, max_heap_bytes=1 << 34)},
+    ],
+    ids=lambda changes: "+".join(changes) or "default",
+)
+def test_envoy_accepts_what_is_generated(changes: dict) -> None:
+    """The real binary validates every variant."""
+    validate(find_envoy(), to_yaml(build(config(**changes))))
+
+
+@pytest.mark.envoy
+def test_envoy_says_what_is_wrong_with_a_bootstrap() -> None:
+    """A refused bootstrap is an error with Envoy's own words."""
+    with pytest.raises(FleetError, match="no such field"):
+        validate(find_envoy(), "no_such_field: 1\n")
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.builds(
+        BootstrapConfig,
+        listen=st.builds(SocketAddress, st.just("0.0.0.0"), st.integers(1, 65535)),
+        admin=st.builds(PipeAddress, st.just("/run/a")),
+        picker=st.builds(SocketAddress, st.just("127.0.0.1"), st.integers(1, 65535)),
+        endpoints=st.lists(st.integers(1, 65535), max_size=5).map(
+            lambda ports: tuple(SocketAddress("127.0.0.1", port) for port in ports)
+        ),
+        mechanism=st.sampled_from(Mechanism),
+        failure_mode_allow=st.booleans(),
+    )
+)
+def test_yaml_and_json_say_the_same(bootstrap: BootstrapConfig) -> None:
+    """Both renderings of a bootstrap hold the same document."""
+    message = build(bootstrap)
+    assert yaml.safe_load(to_yaml(message, "two\nlines")) == json.loads(to_json(message))
+
+
+def test_the_picker_is_told_when_a_response_ends() -> None:
+    """Response trailers are sent: without them Envoy ends the stream at the response headers."""
+    for buffered in (False, True):
+        document = json.loads(to_json(build(config(buffer_request_body=buffered))))
+        mode = filter_of(document)["processing_mode"]
+        assert mode["response_trailer_mode"] == "SEND"
+        assert "response_body_mode" not in mode  # NONE
+
+
+def test_envoy_listens_to_the_pickers_metadata() -> None:
+    """Dynamic metadata is dropped unless its namespace is named."""
+    document = json.loads(to_json(build(config())))
+    assert filter_of(document)["metadata_options"]["receiving_namespaces"] == {
+        "untyped": ["envoy.lb"]
+    }
+
+
+def test_an_endpoints_file_holds_the_pool() -> None:
+    """The document Envoy follows is one assignment of the pool's cluster."""
+    document = json.loads(endpoints_document([SocketAddress("10.0.0.1", 8000)]))
+    (resource,) = document["resources"]
+    assert resource["cluster_name"] == "pool"
+    (member,) = resource["endpoints"][0]["lb_endpoints"]
+    socket = member["endpoint"]["address"]["socket_address"]
+    assert socket == {"address": "10.0.0.1", "port_value": 8000}

@@ -1,0 +1,74 @@
+"""What a fleet consists of."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import yaml
+
+from fleet.envoy.settings import Mechanism, SocketAddress
+from fleet.plan import Options, Plan, Site, plan
+from picker.datalayer.discovery import parse_endpoints
+from picker.types import Endpoint
+
+SITE = Site(Path("/run/x"), (1, 2, 3), (11, 12), cores=5, envoy=Path("/bin/envoy"))
+MODEL = Path("/m/model.gguf")
+
+
+def flags(argv: tuple[str, ...]) -> dict[str, str]:
+    """Flag → the word after it."""
+    return {flag: value for flag, value in itertools.pairwise(argv) if flag[:2] == "--"}
+
+
+def lay_out(**changes: object) -> Plan:
+    """A fleet of two torch workers, changed."""
+    return plan(Options(**changes), SITE, MODEL)
+
+
+def test_workers_share_the_cores() -> None:
+    """Each worker's threads are its share of the cores, at least one."""
+    first, second = lay_out().workers
+    assert flags(first.argv)["--num-threads"] == "2"
+    assert first.environment == {"OMP_NUM_THREADS": "2"}
+    assert flags(second.argv)["--port"] == "12"
+    crowded = plan(Options(workers=9), SITE, MODEL)
+    assert flags(crowded.workers[0].argv)["--num-threads"] == "1"
+
+
+def test_the_simulator_needs_no_model_and_no_threads() -> None:
+    """A simulated worker is asked for neither."""
+    worker = plan(Options(engine="sim"), SITE, None).workers[0]
+    assert flags(worker.argv)["--engine"] == "sim"
+    assert not {"--model", "--num-threads"} & set(worker.argv)
+
+
+def test_extra_flags_come_last() -> None:
+    """What the user adds can override what we say."""
+    worker = lay_out(worker_args=("--port", "7", "--enable-x"), dtype="float32").workers[0]
+    assert worker.argv[-3:] == ("--port", "7", "--enable-x")
+    assert flags(worker.argv)["--dtype"] == "float32"
+
+
+def test_the_picker_learns_of_every_worker() -> None:
+    """The endpoints file is one the picker reads, and names all workers."""
+    parsed = parse_endpoints(lay_out().endpoints.encode())
+    assert parsed.problems == ()
+    assert parsed.endpoints == (
+        Endpoint("worker-1", "127.0.0.1", 11),
+        Endpoint("worker-2", "127.0.0.1", 12),
+    )
+    assert yaml.safe_load(lay_out().endpoints)["endpoints"][0]["name"] == "worker-1"
+
+
+def test_the_pieces_know_each_other() -> None:
+    """Envoy is told where the picker and the workers are, the picker which ports to take."""
+    layout = lay_out(config=Path("c.yaml"), routing=Mechanism.ORIGINAL_DST, port=99)
+    assert flags(layout.picker.argv)["--grpc-port"] == "1"
+    assert flags(layout.picker.argv)["--config-file"] == "c.yaml"
+    bootstrap = layout.bootstrap
+    assert bootstrap.picker == SocketAddress("127.0.0.1", 1)
+    assert bootstrap.picker_health == SocketAddress("127.0.0.1", 2)
+    assert bootstrap.endpoints == layout.worker_addresses
+    assert bootstrap.mechanism is Mechanism.ORIGINAL_DST
+    assert bootstrap.listen == SocketAddress("127.0.0.1", 99)

@@ -1,0 +1,173 @@
+"""Children: started, watched, restarted, stopped, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fleet.errors import FleetError
+from fleet.process import (
+    CALM_SECONDS,
+    LONGEST_DELAY_SECONDS,
+    Backoff,
+    Child,
+    Program,
+    Reaper,
+    describe_exit,
+)
+
+LIMIT_SECONDS = 30
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition; fail after a generous limit."""
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def guard() -> Iterator[Reaper]:
+    """A reaper that has nothing left to do in the end."""
+    reaper = Reaper()
+    yield reaper
+    reaper.close()
+
+
+@pytest.fixture
+def child(tmp_path: Path, guard: Reaper) -> Callable[..., Child]:
+    """`child(script)`: a supervised Python script that is ready once it has written to its log."""
+
+    def make(script: str) -> Child:
+        program = Program("thing", (sys.executable, "-c", script), tmp_path / "thing.log")
+
+        async def is_ready() -> None:
+            await until(lambda: b"ready" in program.log_path.read_bytes())
+
+        said: list[str] = []
+        made = Child(program, guard, is_ready, said.append)
+        made.said = said  # type: ignore[attr-defined]
+        return made
+
+    return make
+
+
+@contextlib.asynccontextmanager
+async def running(child: Child) -> AsyncIterator[Child]:
+    """Supervise `child` around a block, from ready to gone."""
+    async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
+        group.create_task(child.run())
+        await child.ready.wait()
+        yield child
+        await child.stop(LIMIT_SECONDS)
+
+
+WAIT = "print('ready', flush=True); import time; time.sleep(600)"
+
+
+async def test_a_child_that_dies_is_started_again(child) -> None:
+    """A killed child is reported and comes back with a new process."""
+    async with running(child(WAIT)) as thing:
+        first = thing.pid
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: thing.pid not in (None, first))
+        assert thing.deaths == 1
+        assert "thing was ended by SIGKILL; starting it again in 0.2 s" in thing.said[0]
+    assert not alive(first)
+    assert thing.pid is None
+
+
+async def test_a_child_that_cannot_start_is_an_error_with_its_last_words(child) -> None:
+    """Before it was ever ready there is no second try."""
+    with pytest.raises(FleetError, match=r"thing ended with status 3 while starting") as caught:
+        await child("import sys; sys.exit(print('no such flag') or 3)").run()
+    assert "| no such flag" in str(caught.value)
+
+
+async def test_what_a_child_started_goes_with_it(child) -> None:
+    """The whole process group ends, grandchildren included."""
+    script = (
+        "import subprocess, sys; p = subprocess.Popen(['sleep', '600']);"
+        "print(p.pid, 'ready', flush=True); p.wait()"
+    )
+    async with running(child(script)) as thing:
+        grandchild = int(thing.program.log_path.read_text().split()[0])
+        assert alive(grandchild)
+    await until(lambda: not alive(grandchild))
+
+
+async def test_a_stubborn_child_is_killed(child) -> None:
+    """A child that ignores SIGTERM is gone after the grace period."""
+    script = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAIT}"
+    thing = child(script)
+    async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
+        group.create_task(thing.run())
+        await thing.ready.wait()
+        pid = thing.pid
+        await thing.stop(0.05)
+    assert not alive(pid)
+
+
+async def test_cancelling_the_supervision_ends_the_child(child) -> None:
+    """When a sibling fails and the group is cancelled, nothing stays behind."""
+    thing = child(WAIT)
+    supervision = asyncio.ensure_future(thing.run())
+    await thing.ready.wait()
+    pid = thing.pid
+    supervision.cancel()
+    await asyncio.gather(supervision, return_exceptions=True)
+    await until(lambda: not alive(pid))
+
+
+def test_children_do_not_survive_the_death_of_their_owner() -> None:
+    """SIGKILL of the process that holds the reaper ends what it had adopted."""
+    owner_script = (
+        "import subprocess, sys; from fleet.process import Reaper;"
+        "reaper = Reaper();"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True);"
+        "reaper.adopt(child.pid); print(child.pid, flush=True); child.wait()"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", owner_script], stdout=subprocess.PIPE, text=True
+    )
+    orphan = int(owner.stdout.readline())
+    assert alive(orphan)
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    asyncio.run(until(lambda: not alive(orphan)))
+
+
+def test_pauses_grow_and_start_over() -> None:
+    """Quick deaths double the pause up to a bound; a long life resets it."""
+    backoff = Backoff()
+    pauses = []
+    for _ in range(12):
+        pauses.append(backoff.delay_seconds)
+        backoff = backoff.after(1.0)
+    assert pauses[:3] == [0.2, 0.4, 0.8]
+    assert max(pauses) == LONGEST_DELAY_SECONDS
+    assert backoff.after(CALM_SECONDS) == Backoff()
+
+
+def test_exits_are_described_in_words() -> None:
+    """Signals by name, statuses by number."""
+    assert describe_exit(-9) == "was ended by SIGKILL"
+    assert describe_exit(-250) == "was ended by signal 250"
+    assert describe_exit(2) == "ended with status 2"
