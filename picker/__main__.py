@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A command line that cannot be understood ends with status 2 (`SystemExit`), as usual.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.DEBUG if arguments.v >= 4 else logging.INFO,
@@ -80,7 +80,8 @@ def _options(arguments: argparse.Namespace) -> Options:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """The flags, named as the reference picker names them."""
     parser = argparse.ArgumentParser(
         prog="pointsman picker",
         description="Endpoint picker: an Envoy external processor that sends each LLM request to "

@@ -1,0 +1,87 @@
+"""Every example in the documentation is run, or at least taken by the program it is for."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fleet.cli
+import picker.__main__
+import worker.flags
+from picker.config.build import build
+from picker.config.catalog import builtin_plugins
+from picker.config.load import load_config
+from picker.datalayer.discovery import parse_endpoints
+from picker.metrics import PickerMetrics
+
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+
+
+def blocks(language: str) -> Iterator[tuple[str, str]]:
+    """Every fenced block of a language, with a name for it."""
+    for page in PAGES:
+        for number, (kind, text) in enumerate(FENCE.findall(page.read_text())):
+            if kind == language:
+                yield f"{page.relative_to(ROOT)}#{number}", text
+
+
+def commands() -> Iterator[str]:
+    """Every line of a shell block that runs `pointsman`, without its comment."""
+    for _, text in blocks("bash"):
+        for line in text.splitlines():
+            if line.startswith("pointsman "):
+                yield line
+
+
+YAML = list(blocks("yaml"))
+
+
+@pytest.mark.parametrize(("name", "text"), YAML, ids=[name for name, _ in YAML])
+def test_yaml_examples_are_valid(name: str, text: str) -> None:
+    """A configuration builds; a list of endpoints has no bad entry."""
+    if "kind: EndpointPickerConfig" in text:
+        loaded = load_config(text.encode(), name)
+        assembly = build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0)
+        assert not assembly.warnings
+    else:
+        listed = parse_endpoints(text.encode())
+        assert len(listed.endpoints) == 2
+        assert not listed.problems
+
+
+@pytest.mark.parametrize("line", sorted(set(commands())))
+def test_commands_are_taken_by_their_parsers(line: str) -> None:
+    """No example uses a flag that does not exist."""
+    words = shlex.split(line, comments=True)[1:]
+    parser: argparse.ArgumentParser = {
+        "worker": worker.flags.build_parser,
+        "picker": picker.__main__.build_parser,
+    }.get(words[0], fleet.cli._parser)()
+    arguments = words[1:] if words[0] in ("worker", "picker") else words
+    assert parser.parse_args(arguments)
+
+
+def test_there_are_examples_of_every_kind() -> None:
+    """The two tests above have something to check."""
+    assert len(YAML) >= 4
+    assert len(set(commands())) >= 4
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link names a file that exists."""
+    for target in LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_first_code_stands_in_the_first_twenty_lines() -> None:
+    """A newcomer sees what to type at once."""
+    assert "```bash\nmake up\n```" in "\n".join((ROOT / "README.md").read_text().splitlines()[:20])
