@@ -312,11 +312,10 @@ class Proxy:
 
     async def stats(self, pattern: str) -> dict[str, int]:
         """Counters and gauges whose name matches `pattern`."""
+        wanted = {"filter": pattern, "format": "json"}
         async with aiohttp.ClientSession() as session:
-            async with session.get(
-                f"{self._admin}/stats", params={"filter": pattern, "format": "json"}
-            ) as response:
-                found = (await response.json())["stats"]
+            response = await session.get(f"{self._admin}/stats", params=wanted)
+            found = (await response.json())["stats"]
         return {s["name"]: s["value"] for s in found if "value" in s}
 
     async def healthy_endpoints(self, cluster: str) -> int:
@@ -347,14 +346,14 @@ class Bench:
     async def until_healthy(self, cluster: str, count: int) -> None:
         """Wait until Envoy uses exactly `count` endpoints of `cluster`."""
         async with asyncio.timeout(LIMIT_SECONDS):
-            while await self.proxy.healthy_endpoints(cluster) != count:
+            while await self.proxy.healthy_endpoints(cluster) != count:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait for `condition` to hold; fail naming `what` after a generous limit."""
         try:
             async with asyncio.timeout(LIMIT_SECONDS):
-                while not condition():
+                while not condition():  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         except TimeoutError:
             pytest.fail(f"never happened: {what}")

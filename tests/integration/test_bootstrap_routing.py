@@ -16,7 +16,7 @@ BOTH = pytest.mark.parametrize("mechanism", list(Mechanism), ids=lambda m: m.val
 
 @BOTH
 async def test_the_picked_endpoint_serves(bench, mechanism) -> None:
-    """A request is served by the endpoint the picker named, its body intact, for both mechanisms."""
+    """Under both mechanisms the endpoint the picker named serves, and gets the body intact."""
     async with bench(mechanism=mechanism) as b:
         for worker in b.workers:
             b.picker.answer.destination = worker.host_port
@@ -103,20 +103,18 @@ async def test_a_client_cannot_choose_its_endpoint(bench, mechanism, picker_stat
 
 
 async def test_routing_and_control_headers_never_arrive(bench) -> None:
-    """Every header that could redirect a request is gone before the picker and the worker see it."""
-    spoofed = {
-        name: "10.0.0.1:1"
-        for name in (
-            "x-gateway-destination-endpoint-subset",
-            "x-gateway-inference-objective",
-            "x-llm-d-inference-fairness-id",
-            "x-llm-d-model-name-rewrite",
-            "x-prefiller-host-port",
-            "x-data-parallel-host-port",
-            "x-encoder-hosts-ports",
-            "x-kv-cache-source-host-port",
-        )
-    }
+    """Headers that could redirect a request are gone before the picker and the worker look."""
+    names = (
+        "x-gateway-destination-endpoint-subset",
+        "x-gateway-inference-objective",
+        "x-llm-d-inference-fairness-id",
+        "x-llm-d-model-name-rewrite",
+        "x-prefiller-host-port",
+        "x-data-parallel-host-port",
+        "x-encoder-hosts-ports",
+        "x-kv-cache-source-host-port",
+    )
+    spoofed = dict.fromkeys(names, "10.0.0.1:1")
     async with bench() as b:
         answer = await b.post(**spoofed, **{"x-harmless": "kept"})
         for headers in (answer["headers"], b.picker.streams[-1].headers):

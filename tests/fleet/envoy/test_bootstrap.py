@@ -70,7 +70,7 @@ def test_envoy_accepts_what_is_generated(changes: dict) -> None:
 @pytest.mark.envoy
 def test_envoy_says_what_is_wrong_with_a_bootstrap() -> None:
     """A refused bootstrap is an error with Envoy's own words."""
-    with pytest.raises(FleetError, match="no such field"):
+    with pytest.raises(FleetError, match="no_such_field"):
         validate(find_envoy(), "no_such_field: 1\n")
 
 
