@@ -8,8 +8,10 @@ gathers, masks) is made here, once a step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,24 +27,46 @@ from worker.ops.paged_attention import (
 )
 from worker.types import SampleSpec, ScheduledSequence
 
+_Ints = npt.NDArray[np.int64]
+
 # A call of attention costs about as much as reading this many tokens of padding.
 _CALL_COST_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """How a layer's cache [num_blocks, 2, kv_heads, block_size, head_dim] is addressed."""
+
+    block_size: int
+    kv_heads: int
+
+    def planes(self, blocks: _Ints) -> _Ints:
+        """Of blocks [B, n], the planes [B · 2 · kv_heads · n] of n blocks' head rows."""
+        planes = np.arange(2 * self.kv_heads)[:, None]
+        return (blocks[:, None] * (2 * self.kv_heads) + planes).ravel()
+
+    def slots(self, blocks: _Ints, offsets: _Ints) -> _Ints:
+        """Of tokens at offsets [T] in blocks [T], the rows [T · 2 · kv_heads] of their heads."""
+        planes = self.planes(blocks[:, None]).reshape(len(blocks), -1)
+        return (planes * self.block_size + offsets[:, None]).ravel()
 
 
 class InputBatch:
     """One step's sequences in row order, and their tensors. Built once, read by the runner.
 
-    `order` is the sequences in the order of their rows. `sampled` are the sequences whose next token is wanted, in the order of the logits' rows.
+    `order` is the sequences in the order of their rows. `sampled` are those whose next token is
+    wanted, in the order of the logits' rows.
     """
 
     def __init__(
         self,
         sequences: Sequence[ScheduledSequence],
-        block_size: int,
+        layout: CacheLayout,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._block_size = block_size
+        self._layout = layout
+        self._block_size = layout.block_size
         self._dtype = dtype
         self._device = device
         decodes = sorted((s for s in sequences if len(s.token_ids) == 1), key=lambda s: s.start)
@@ -57,8 +81,8 @@ class InputBatch:
 
     def _tensors(self, plan: AttentionPlan) -> StepTensors:
         token_ids: list[int] = []
-        positions: list[np.ndarray] = []
-        slots: list[np.ndarray] = []
+        positions: list[_Ints] = []
+        slots: list[_Ints] = []
         sample_rows: list[int] = []
         for sequence in self.order:
             token_ids.extend(sequence.token_ids)
@@ -66,7 +90,7 @@ class InputBatch:
             table = np.asarray(sequence.block_table, np.int64)
             positions.append(span)
             slots.append(
-                table[span // self._block_size] * self._block_size + span % self._block_size
+                self._layout.slots(table[span // self._block_size], span % self._block_size)
             )
             if sequence.sample is not None:
                 self.sampled.append((sequence.seq_id, sequence.sample))
@@ -84,8 +108,9 @@ class InputBatch:
         context = padded_context(members[-1].start + 1, self._block_size)
         lengths = self._ints(np.array([[s.start + 1] for s in members], np.int64))
         mask = self._mask(torch.arange(context, device=self._device) >= lengths)
-        blocks = np.concatenate([self._blocks(s, context) for s in members])
-        return DecodeGroup(len(members), self._ints(blocks), mask[:, None, None])
+        blocks = np.stack([self._blocks(s, context) for s in members])
+        planes = self._ints(self._layout.planes(blocks))
+        return DecodeGroup(len(members), planes, mask[:, None, None])
 
     def _chunk(self, sequence: ScheduledSequence) -> Chunk:
         """A sequence's tokens cut into tiles, none but a lone one shorter than `MIN_ROWS`."""
@@ -95,7 +120,8 @@ class InputBatch:
             self._tile(sequence.start + first, sequence.start + last)
             for first, last in zip(bounds, [*bounds[1:], count], strict=True)
         )
-        return Chunk(self._ints(self._blocks(sequence, tiles[-1].mask.shape[-1])), tiles)
+        blocks = self._blocks(sequence, tiles[-1].mask.shape[-1])
+        return Chunk(self._ints(self._layout.planes(blocks[None])), tiles)
 
     def _tile(self, first: int, last: int) -> QueryTile:
         """Queries at positions `first` to `last`-1; rows beyond them repeat the last one."""
@@ -106,7 +132,7 @@ class InputBatch:
         mask = self._mask(torch.arange(context, device=self._device) > rows[:, None])
         return QueryTile(last - first, mask[None, None])
 
-    def _blocks(self, sequence: ScheduledSequence, context: int) -> np.ndarray:
+    def _blocks(self, sequence: ScheduledSequence, context: int) -> _Ints:
         """The sequence's blocks, filled up with block 0 (its keys are masked) or cut to context."""
         blocks = np.zeros(context // self._block_size, np.int64)
         used = sequence.block_table[: len(blocks)]
@@ -118,7 +144,7 @@ class InputBatch:
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
         return mask.masked_fill_(hidden, -torch.inf)
 
-    def _ints(self, values: np.ndarray) -> Tensor:
+    def _ints(self, values: _Ints) -> Tensor:
         return torch.from_numpy(values).to(self._device)
 
 

@@ -67,12 +67,12 @@ def _available_bytes() -> int:
 def allocate(
     num_blocks: int, block_size: int, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The cache [layers, num_blocks, block_size, 2 (K, V), kv_heads, head_dim], all zero.
+    """The cache [layers, num_blocks, 2 (K, V), kv_heads, block_size, head_dim], all zero.
 
     Zero matters: a masked key weighs 0, and 0 times whatever memory held before may be NaN. On a
     CPU the pages come zeroed from the system and are only taken when written.
     """
-    shape = (model.num_layers, num_blocks, block_size, 2, model.num_kv_heads, model.head_dim)
+    shape = (model.num_layers, num_blocks, 2, model.num_kv_heads, block_size, model.head_dim)
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = int(np.prod(shape)) * dtype.itemsize

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
+# Before torch loads OpenMP, which reads it once: threads that wait by spinning stall each other for
+# hundreds of milliseconds a step as soon as anything else runs on their cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
 from torch import Tensor
 
 from worker.config import EngineConfig
 from worker.errors import ConfigError
-from worker.executor.input_batch import InputBatch
+from worker.executor.input_batch import CacheLayout, InputBatch
 from worker.executor.kv_cache import allocate, choose_num_blocks, copy_blocks
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
@@ -57,7 +63,7 @@ class ModelRunner:
     def __init__(self, model: LlamaModel, cache: Tensor) -> None:
         self._model: LlamaModel | None = model
         self._cache: Tensor | None = cache
-        self._block_size = cache.shape[2]
+        self._layout = CacheLayout(block_size=cache.shape[4], kv_heads=cache.shape[3])
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelOutput:
@@ -69,7 +75,7 @@ class ModelRunner:
             copy_blocks(cache, step.block_copies)
         if not step.sequences:
             return ModelOutput({})
-        batch = InputBatch(step.sequences, self._block_size, model.dtype, model.device)
+        batch = InputBatch(step.sequences, self._layout, model.dtype, model.device)
         logits = model.forward(batch.tensors, cache)
         if not batch.sampled:
             return ModelOutput({})

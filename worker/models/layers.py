@@ -21,8 +21,8 @@ from worker.ops.rope import RopeTable, apply_rope_
 class StepTensors:
     """One step as tensors. T rows, one a token; the attention plan says which rows are whose.
 
-    `token_ids`, `positions`, `slots` [T] int64; `sample_rows` [R] int64 are the rows whose next
-    token is wanted.
+    `token_ids`, `positions` [T] int64; `slots` [T · 2 · kv_heads] as `write_kv` takes them;
+    `sample_rows` [R] int64 are the rows whose next token is wanted.
     """
 
     token_ids: Tensor
@@ -54,7 +54,7 @@ def attention_block(
 ) -> Tensor:
     """x [T, hidden] + attention(norm(x)); writes the step's keys and values into `cache`.
 
-    cache [num_blocks, block_size, 2, kv_heads, head_dim] is this layer's; `rope` holds the rows of
+    cache [num_blocks, 2, kv_heads, block_size, head_dim] is this layer's; `rope` holds the rows of
     the step's positions.
     """
     heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim

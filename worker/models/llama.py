@@ -39,7 +39,7 @@ class LlamaModel:
     def forward(self, step: StepTensors, kv_cache: Tensor) -> Tensor:
         """Run a step; logits [R, vocab_size] float32 of the step's `sample_rows`.
 
-        kv_cache [num_layers, num_blocks, block_size, 2, kv_heads, head_dim] is read and written.
+        kv_cache [num_layers, num_blocks, 2, kv_heads, block_size, head_dim] is read and written.
         """
         x = functional.embedding(step.token_ids, self.embedding)
         rope = self.rope.rows(step.positions)

@@ -8,7 +8,8 @@ from torch import Tensor
 def write_kv(cache: Tensor, kv: Tensor, slots: Tensor) -> None:
     """Write kv [T, 2·kv_heads·head_dim] (keys, then values) into one layer's cache.
 
-    cache [num_blocks, block_size, 2, kv_heads, head_dim]; `slots` [T] int64 are
-    block · block_size + offset, each written once. Keys beside values make it one copy a token.
+    cache [num_blocks, 2, kv_heads, block_size, head_dim]; `slots` [T · 2 · kv_heads] int64 say
+    where each head of each token goes among the cache's rows of head_dim values; none twice.
     """
-    cache.view(-1, kv.shape[-1]).index_copy_(0, slots, kv)
+    head_dim = cache.shape[-1]
+    cache.view(-1, head_dim).index_copy_(0, slots, kv.reshape(-1, head_dim))

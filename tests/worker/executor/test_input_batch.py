@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.executor.input_batch import InputBatch
+from worker.executor.input_batch import CacheLayout, InputBatch
 from worker.types import SampleSpec, ScheduledSequence
 
 CPU = torch.device("cpu")
@@ -13,7 +13,7 @@ SPEC = SampleSpec(0.0, 1.0, 0, 0, 0)
 
 def batch(*sequences: ScheduledSequence) -> InputBatch:
     """A batch over blocks of 4 tokens."""
-    return InputBatch(sequences, 4, torch.float32, CPU)
+    return InputBatch(sequences, CacheLayout(4, 1), torch.float32, CPU)
 
 
 def test_rows_follow_the_attention_plan() -> None:
@@ -27,7 +27,8 @@ def test_rows_follow_the_attention_plan() -> None:
     tensors = made.tensors
     assert tensors.token_ids.tolist() == [6, 4, 7, 8, 9]
     assert tensors.positions.tolist() == [0, 5, 2, 3, 4]
-    assert tensors.slots.tolist() == [36, 9, 22, 23, 12]
+    # Block b of one KV head is the planes 2b (keys) and 2b + 1 (values), of 4 rows each.
+    assert tensors.slots.tolist() == [72, 76, 17, 21, 42, 46, 43, 47, 24, 28]
     assert tensors.sample_rows.tolist() == [1, 4]
     assert [seq_id for seq_id, _ in made.sampled] == [2, 1]
 
@@ -65,7 +66,7 @@ def test_the_plan_covers_every_row_once(spans: list[tuple[int, int]]) -> None:
     rows = sum(group.num_sequences for group in plan.groups)
     for chunk in plan.chunks:
         rows += sum(tile.num_queries for tile in chunk.tiles)
-        assert all(tile.mask.shape[-1] <= len(chunk.blocks) * 4 for tile in chunk.tiles)
+        assert all(tile.mask.shape[-1] <= len(chunk.planes) * 2 for tile in chunk.tiles)
         assert all(tile.mask.shape[-2] >= 4 for tile in chunk.tiles)
     assert rows == len(made.tensors.token_ids) == sum(count for _, count in spans)
     assert len(made.sampled) == len(spans)

@@ -68,7 +68,7 @@ def test_a_length_beyond_the_models_context_is_refused() -> None:
 def test_the_cache_starts_at_zero() -> None:
     """Fresh memory is finite, so that masked keys add nothing."""
     cache = allocate(5, 16, MODEL, torch.bfloat16, CPU)
-    assert cache.shape == (3, 5, 16, 2, 2, 16)
+    assert cache.shape == (3, 5, 2, 2, 16, 16)
     assert cache.dtype is torch.bfloat16
     assert int(cache.count_nonzero()) == 0
 

@@ -3,12 +3,13 @@
 import random
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.executor.input_batch import InputBatch
+from worker.executor.input_batch import CacheLayout, InputBatch
 from worker.ops import reference
 from worker.ops.kv_write import write_kv
 from worker.ops.paged_attention import MIN_ROWS, padded_context, paged_attention
@@ -62,7 +63,7 @@ def run(
     sequences: list[ScheduledSequence], queries: dict[int, torch.Tensor], cache: torch.Tensor
 ) -> dict[int, torch.Tensor]:
     """Attention of one step; queries and results by sequence id."""
-    batch = InputBatch(sequences, BLOCK_SIZE, cache.dtype, CPU)
+    batch = InputBatch(sequences, CacheLayout(BLOCK_SIZE, cache.shape[2]), cache.dtype, CPU)
     rows = torch.cat([queries[sequence.seq_id] for sequence in batch.order])
     with torch.inference_mode():
         out = paged_attention(rows, cache, batch.tensors.attention)
@@ -77,7 +78,7 @@ def test_agrees_with_its_twin_on_any_step(work: Work) -> None:
     """Single tokens and chunks, at any start, over any block tables, see exactly their past."""
     sequences = schedule(work)
     num_blocks = sum(len(s.block_table) for s in sequences) + 1
-    cache = draw(num_blocks, BLOCK_SIZE, 2, work.kv_heads, 16, seed=work.seed)
+    cache = draw(num_blocks, 2, work.kv_heads, BLOCK_SIZE, 16, seed=work.seed)
     heads = work.kv_heads * work.sharing
     queries = {
         s.seq_id: draw(len(s.token_ids), heads, 16, seed=work.seed + s.seq_id + 1)
@@ -98,7 +99,7 @@ def test_agrees_with_its_twin_on_any_step(work: Work) -> None:
 def test_padding_groups_and_tiles_leave_a_row_alone(dtype: torch.dtype) -> None:
     """A token's result does not depend on the batch or on how its prompt was cut."""
     length, heads = 420, 9
-    cache = draw(4 * 53, BLOCK_SIZE, 2, 3, 64, seed=1, dtype=dtype)
+    cache = draw(4 * 53, 2, 3, BLOCK_SIZE, 64, seed=1, dtype=dtype)
     tables = [list(range(i, 4 * 53, 4)) for i in range(4)]
     queries = draw(length, heads, 64, seed=2, dtype=dtype)
     whole = run([ScheduledSequence(0, [0] * length, 0, tables[0], None)], {0: queries}, cache)[0]
@@ -133,7 +134,9 @@ def test_a_padded_context_is_whole_blocks_and_never_splits_unevenly(
 
 def test_tiny_chunks_are_filled_up_to_the_least_rows() -> None:
     """A chunk of two tokens still runs at the row count whose sums are stable."""
-    batch = InputBatch([ScheduledSequence(0, [1, 2], 0, [0], None)], BLOCK_SIZE, torch.float32, CPU)
+    batch = InputBatch(
+        [ScheduledSequence(0, [1, 2], 0, [0], None)], CacheLayout(BLOCK_SIZE, 1), torch.float32, CPU
+    )
     (tile,) = batch.tensors.attention.chunks[0].tiles
     assert tile.num_queries == 2
     assert tile.mask.shape[-2] == MIN_ROWS
@@ -141,9 +144,10 @@ def test_tiny_chunks_are_filled_up_to_the_least_rows() -> None:
 
 def test_write_kv_puts_every_token_into_its_slot() -> None:
     """Keys and values land at block and offset of their slot, and nowhere else."""
-    cache = torch.zeros(3, BLOCK_SIZE, 2, 2, 4)
+    cache = torch.zeros(3, 2, 2, BLOCK_SIZE, 4)
     kv = draw(2, 16, seed=1)
-    write_kv(cache, kv, torch.tensor([5, 2 * BLOCK_SIZE + 1]))
-    assert torch.equal(cache[0, 5].flatten(), kv[0])
-    assert torch.equal(cache[2, 1].flatten(), kv[1])
+    slots = CacheLayout(BLOCK_SIZE, 2).slots(np.array([0, 2]), np.array([5, 1]))
+    write_kv(cache, kv, torch.from_numpy(slots))
+    assert torch.equal(cache[0, :, :, 5].flatten(), kv[0])
+    assert torch.equal(cache[2, :, :, 1].flatten(), kv[1])
     assert int(cache.count_nonzero()) == 32
