@@ -160,7 +160,6 @@ def picker_cluster(config: BootstrapConfig) -> cluster_pb2.Cluster:
         load_assignment=assignment(PICKER, [config.picker], config.picker_health),
         circuit_breakers=_circuit_breakers(config.limits),
         common_lb_config=_believe_health_at_once(),
-        close_connections_on_host_health_failure=True,
         typed_extension_protocol_options={
             _HTTP_OPTIONS: packed(
                 http_protocol_options_pb2.HttpProtocolOptions(

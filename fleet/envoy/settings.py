@@ -86,9 +86,9 @@ class BootstrapConfig:
     answer (up to `Limits.request_buffer_bytes`; more is a 413). Then the loss of a picker fails no
     request and cuts no stream, which full-duplex streaming cannot promise; the picker has to
     understand this mode.
-    `message_timeout_seconds` bounds the picker's answers; Envoy applies none while a request body
-    is streamed both ways (measured), so there a picker that hangs is found by its health check
-    alone, which closes its connections.
+    `message_timeout_seconds` bounds the picker's answers, but Envoy applies no timeout while a
+    request body is streamed both ways (measured): there a picker that hangs is taken out of use by
+    its health check, and requests it already holds wait for `request_timeout_seconds`.
     """
 
     listen: SocketAddress
