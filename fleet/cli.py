@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _worker(arguments[1:])
         if arguments and arguments[0] == "picker":
             return _picker(arguments[1:])
-        options = _parser().parse_args(arguments)
+        options = build_parser().parse_args(arguments)
         return {"up": _up, "chat": _chat, "version": _version}[options.command](options)
     except FleetError as error:
         print(f"pointsman: {error}", file=sys.stderr)
@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """The flags of every subcommand but `worker` and `picker`, which have their own."""
     parser = argparse.ArgumentParser(
         prog="pointsman",
         description="An Envoy endpoint picker for LLM fleets, and the paged-KV worker behind it.",

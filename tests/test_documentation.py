@@ -64,7 +64,7 @@ def test_commands_are_taken_by_their_parsers(line: str) -> None:
     parser: argparse.ArgumentParser = {
         "worker": worker.flags.build_parser,
         "picker": picker.__main__.build_parser,
-    }.get(words[0], fleet.cli._parser)()
+    }.get(words[0], fleet.cli.build_parser)()
     arguments = words[1:] if words[0] in ("worker", "picker") else words
     assert parser.parse_args(arguments)
 

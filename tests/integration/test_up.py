@@ -8,116 +8,25 @@ import os
 import re
 import signal
 import socket
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 
 import openai
 import pytest
+from running_fleet import LIMIT_SECONDS, Fleet, command, free_base_port, running_fleet, until
 
 pytestmark = pytest.mark.envoy
-LIMIT_SECONDS = 60
-
-
-def _children(pid: int) -> Iterator[int]:
-    """All descendants of a process."""
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                yield int(child)
-                yield from _children(int(child))
-
-
-def _command(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return ""
-
-
-async def _until(condition: Callable[[], object], what: str) -> None:
-    try:
-        async with asyncio.timeout(LIMIT_SECONDS):
-            while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        pytest.fail(f"never happened: {what}")
-
-
-class Fleet:
-    """A running `pointsman up`."""
-
-    def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
-        self.process = process
-        self.port = port
-        self.output = ""
-        self.url = f"http://127.0.0.1:{port}"
-        self.openai = openai.AsyncOpenAI(
-            base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=LIMIT_SECONDS
-        )
-
-    async def read(self) -> None:
-        """Follow its output to the end."""
-        assert self.process.stdout is not None
-        async for line in self.process.stdout:
-            self.output += line.decode()
-
-    async def ready(self) -> None:
-        """Wait for the invitation, or the end."""
-        await _until(
-            lambda: "curl -N" in self.output or self.process.returncode is not None, "ready"
-        )
-
-    def descendants(self) -> dict[int, str]:
-        """Process id → command line of everything it started."""
-        return {pid: _command(pid) for pid in _children(self.process.pid)}
-
-    async def say_hello(self) -> int:
-        """One chat completion of four tokens; how many came."""
-        answer = await self.openai.chat.completions.create(
-            model="sim",
-            max_tokens=4,
-            messages=[{"role": "user", "content": "hello"}],
-            extra_body={"ignore_eos": True},
-        )
-        assert answer.usage is not None
-        return answer.usage.completion_tokens
-
-
-@contextlib.asynccontextmanager
-async def _fleet(port: int, *flags: str) -> AsyncIterator[Fleet]:
-    argv = ["up", "--engine", "sim", "--port", str(port), *flags]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "fleet.cli", *argv),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    fleet = Fleet(process, port)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(fleet.read())
-        try:
-            yield fleet
-        finally:
-            await fleet.openai.close()
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
 
 
 @pytest.fixture
 def port() -> int:
-    """A port below the range of outgoing connections, different for every test process."""
-    for candidate in range(21_000 + os.getpid() % 8_000, 32_000, 20):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", candidate))
-            return candidate
-    pytest.fail("no free port")
+    """Where the fleet of a test listens."""
+    return free_base_port()
 
 
 async def test_a_fleet_serves_survives_and_goes(port: int) -> None:
     """Ready in a few lines, an OpenAI client works, a killed worker costs no request and comes
     back, Ctrl-C leaves nothing behind.
     """
-    async with _fleet(port, "--workers", "3", "--drain-timeout", "5") as fleet:
+    async with running_fleet(port, "--workers", "3", "--drain-timeout", "5") as fleet:
         await fleet.ready()
         lines = fleet.output.splitlines()
         assert len(lines) <= 12, fleet.output
@@ -130,14 +39,14 @@ async def test_a_fleet_serves_survives_and_goes(port: int) -> None:
         assert reasons[-1] in ("length", "stop")
 
         await _kill_a_worker_under_load(fleet)
-        await _until(lambda: "worker-2 is back" in fleet.output, "the worker is back")
+        await until(lambda: "worker-2 is back" in fleet.output, "the worker is back")
         assert "worker-2 was ended by SIGKILL; starting it again" in fleet.output
 
         before = fleet.descendants()
         assert len(before) >= 6  # envoy, picker, three workers, the reaper
         fleet.process.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 0, fleet.output
-        await _until(lambda: not _remaining(before), f"all gone: {_remaining(before)}")
+        await until(lambda: not _remaining(before), f"all gone: {_remaining(before)}")
     folder = re.search(r"log: (/\S+)/worker-2.log", fleet.output)
     assert folder is not None
     assert not os.path.exists(folder[1])  # noqa: ASYNC240
@@ -156,12 +65,12 @@ async def _kill_a_worker_under_load(fleet: Fleet) -> None:
 
 
 def _remaining(before: dict[int, str]) -> dict[int, str]:
-    return {pid: line for pid, line in before.items() if line and _command(pid) == line}
+    return {pid: line for pid, line in before.items() if line and command(pid) == line}
 
 
 async def test_a_lost_picker_costs_no_request_for_long(port: int) -> None:
     """With the picker killed requests are served all the same, and it comes back by itself."""
-    async with _fleet(port, "--workers", "2") as fleet:
+    async with running_fleet(port, "--workers", "2") as fleet:
         await fleet.ready()
         (picker,) = (pid for pid, line in fleet.descendants().items() if "-m picker" in line)
         os.kill(picker, signal.SIGKILL)
@@ -170,23 +79,23 @@ async def test_a_lost_picker_costs_no_request_for_long(port: int) -> None:
             with contextlib.suppress(openai.APIStatusError):
                 served += await fleet.say_hello() == 4
         assert served >= 19
-        await _until(lambda: "picker is back" in fleet.output, "the picker is back")
+        await until(lambda: "picker is back" in fleet.output, "the picker is back")
         assert await fleet.say_hello() == 4
 
 
 async def test_nothing_survives_the_sudden_death_of_up(port: int) -> None:
     """SIGKILL of `pointsman up` itself leaves no process behind."""
-    async with _fleet(port, "--workers", "2") as fleet:
+    async with running_fleet(port, "--workers", "2") as fleet:
         await fleet.ready()
         before = fleet.descendants()
         fleet.process.kill()
         await fleet.process.wait()
-        await _until(lambda: not _remaining(before), f"all gone: {_remaining(before)}")
+        await until(lambda: not _remaining(before), f"all gone: {_remaining(before)}")
 
 
 async def test_a_second_signal_stops_at_once(port: int) -> None:
     """While a long answer drains, a second Ctrl-C ends everything, with status 0."""
-    async with _fleet(port, "--workers", "1", "--drain-timeout", "600") as fleet:
+    async with running_fleet(port, "--workers", "1", "--drain-timeout", "600") as fleet:
         await fleet.ready()
         stream = await fleet.openai.chat.completions.create(
             model="sim",
@@ -198,17 +107,17 @@ async def test_a_second_signal_stops_at_once(port: int) -> None:
         await anext(aiter(stream))
         before = fleet.descendants()
         fleet.process.send_signal(signal.SIGINT)
-        await _until(lambda: "stopping" in fleet.output, "the drain begins")
+        await until(lambda: "stopping" in fleet.output, "the drain begins")
         assert fleet.process.returncode is None
         fleet.process.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 0
-        await _until(lambda: not _remaining(before), f"all gone: {_remaining(before)}")
+        await until(lambda: not _remaining(before), f"all gone: {_remaining(before)}")
 
 
 async def test_a_signal_during_the_start_stops_it(port: int) -> None:
     """Ctrl-C before everything is ready leaves nothing behind either."""
-    async with _fleet(port, "--workers", "2") as fleet:
-        await _until(lambda: "starting" in fleet.output, "it begins")
+    async with running_fleet(port, "--workers", "2") as fleet:
+        await until(lambda: "starting" in fleet.output, "it begins")
         fleet.process.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 0, fleet.output
         assert "curl" not in fleet.output
@@ -217,7 +126,7 @@ async def test_a_signal_during_the_start_stops_it(port: int) -> None:
 async def test_a_busy_port_is_one_sentence(port: int) -> None:
     """Nothing is started when the port is taken."""
     with socket.create_server(("127.0.0.1", port)):
-        async with _fleet(port) as fleet:
+        async with running_fleet(port) as fleet:
             assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 1
     assert fleet.output == (
         f"pointsman: port {port} on 127.0.0.1 is busy: stop what listens there, "
@@ -227,7 +136,7 @@ async def test_a_busy_port_is_one_sentence(port: int) -> None:
 
 async def test_a_worker_that_cannot_start_is_explained(port: int) -> None:
     """The reason is in the message, and nothing keeps running."""
-    async with _fleet(port, "--worker-args", "--no-such-flag 1") as fleet:
+    async with running_fleet(port, "--worker-args", "--no-such-flag 1") as fleet:
         assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 1
     assert "ended with status 2 while starting" in fleet.output
     assert "unrecognized arguments: --no-such-flag" in fleet.output
@@ -236,6 +145,6 @@ async def test_a_worker_that_cannot_start_is_explained(port: int) -> None:
 
 async def test_the_other_mechanism_serves_too(port: int) -> None:
     """A fleet routed by original-dst answers."""
-    async with _fleet(port, "--workers", "1", "--routing", "original-dst") as fleet:
+    async with running_fleet(port, "--workers", "1", "--routing", "original-dst") as fleet:
         await fleet.ready()
         assert await fleet.say_hello() == 4

@@ -1,0 +1,91 @@
+"""The README, followed to the letter: a fleet with the real model, its curl, its Python."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from running_fleet import Fleet, free_base_port, running_fleet
+
+pytestmark = [pytest.mark.envoy, pytest.mark.model]
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+# What transformers says, greedily, on the dequantized weights in float32.
+ANSWER = "The capital of France is Paris."
+
+
+def example(language: str, containing: str) -> str:
+    """A fenced block of the README."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    return next(block for block in blocks if containing in block)
+
+
+async def output_of(*argv: str) -> str:
+    """What a program prints; it must succeed."""
+    process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await process.communicate()
+    assert process.returncode == 0
+    return printed.decode()
+
+
+async def test_the_readme_works(model_path: Path) -> None:
+    """Ready without a question; curl streams; the OpenAI client chats; chat answers."""
+    flags = ("--engine", "torch", "--model", str(model_path))
+    async with running_fleet(free_base_port(), *flags) as fleet:
+        await fleet.ready()
+        lines = fleet.output.splitlines()
+        assert len(lines) <= 12
+        assert "warn" not in fleet.output.lower()
+        await the_printed_curl_streams(fleet)
+        await the_readmes_python_answers(fleet)
+        await the_openai_client_gets_the_models_answer(fleet)
+        argv = (sys.executable, "-m", "fleet.cli", "chat", "--url", fleet.url, "--max-tokens", "5")
+        assert (await output_of(*argv, "Hello!")).strip()
+
+
+async def the_printed_curl_streams(fleet: Fleet) -> None:
+    """Both curls, the one `up` prints and the README's, end in a complete stream."""
+    printed = fleet.output[fleet.output.index("curl -N") :]
+    readme = example("bash", "curl -N").replace("http://127.0.0.1:8080", fleet.url)
+    for command in (printed, readme):
+        short = command.replace('"stream": true', '"stream": true, "max_tokens": 8')
+        frames = (await output_of("bash", "-c", short)).strip().split("\n\n")
+        assert frames[-1] == "data: [DONE]"
+        deltas = [json.loads(f.removeprefix("data: "))["choices"][0] for f in frames[:-1]]
+        assert "".join(d["delta"].get("content") or "" for d in deltas).strip()
+        assert deltas[-1]["finish_reason"] == "length"
+
+
+async def the_readmes_python_answers(fleet: Fleet) -> None:
+    """The example runs as it stands, but for the port."""
+    code = example("python", "OpenAI").replace("http://127.0.0.1:8080", fleet.url)
+    assert (await output_of(sys.executable, "-c", code)).strip()
+
+
+async def the_openai_client_gets_the_models_answer(fleet: Fleet) -> None:
+    """Streamed or not, the text is what the model says; the model is listed."""
+    (listed,) = [model async for model in fleet.openai.models.list()]
+    model = listed.id
+    whole = await fleet.openai.chat.completions.create(
+        model=model, messages=QUESTION, temperature=0
+    )
+    assert whole.choices[0].message.content == ANSWER
+    assert whole.choices[0].finish_reason == "stop"
+    stream = await fleet.openai.chat.completions.create(
+        model=model,
+        messages=QUESTION,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = [chunk async for chunk in stream]
+    pieces = [c.choices[0].delta.content or "" for c in chunks if c.choices]
+    assert "".join(pieces) == ANSWER
+    assert chunks[-1].usage == whole.usage.model_copy(
+        update={"prompt_tokens_details": chunks[-1].usage.prompt_tokens_details}
+    )
