@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import signal
 import ssl
@@ -132,6 +133,8 @@ class Picker:
                 tasks = [group.create_task(self._scraper.run(), name="scraper")]
                 if self._follows_file:
                     tasks.append(group.create_task(self._discovery.run(), name="discovery"))
+                gc.collect()
+                gc.freeze()  # what start-up allocated stays; no later collection need look at it
                 announce(ports)
                 await self._stopped.wait()
                 await self._drain()

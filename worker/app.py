@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import gc
 import logging
 import random
 import signal
@@ -232,6 +233,8 @@ class _Worker:
             serving = group.create_task(self._server.serve([listener]), name="http-server")
             asked = group.create_task(stop.asked.wait(), name="stop")
             died = group.create_task(self._engine_died(), name="engine-liveness")
+            gc.collect()
+            gc.freeze()  # what start-up allocated stays; no later collection need look at it
             _announce(listener, time.monotonic() - started)
             await asyncio.wait({serving, asked, died}, return_when=asyncio.FIRST_COMPLETED)
             if asked.done():
