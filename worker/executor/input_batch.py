@@ -17,13 +17,13 @@ from torch import Tensor
 
 from worker.models.layers import StepTensors
 from worker.ops.paged_attention import (
-    MIN_ROWS,
     TILE_ROWS,
     AttentionPlan,
     Chunk,
     DecodeGroup,
     QueryTile,
     padded_context,
+    padded_rows,
 )
 from worker.types import SampleSpec, ScheduledSequence
 
@@ -113,12 +113,11 @@ class InputBatch:
         return DecodeGroup(len(members), planes, mask[:, None, None])
 
     def _chunk(self, sequence: ScheduledSequence) -> Chunk:
-        """A sequence's tokens cut into tiles, none but a lone one shorter than `MIN_ROWS`."""
-        count = len(sequence.token_ids)
-        bounds = list(range(0, max(count - MIN_ROWS + 1, 1), TILE_ROWS))
+        """A sequence's tokens cut into tiles of `TILE_ROWS` queries."""
+        end = sequence.start + len(sequence.token_ids)
         tiles = tuple(
-            self._tile(sequence.start + first, sequence.start + last)
-            for first, last in zip(bounds, [*bounds[1:], count], strict=True)
+            self._tile(first, min(first + TILE_ROWS, end))
+            for first in range(sequence.start, end, TILE_ROWS)
         )
         blocks = self._blocks(sequence, tiles[-1].mask.shape[-1])
         return Chunk(self._ints(self._layout.planes(blocks[None])), tiles)
@@ -126,9 +125,8 @@ class InputBatch:
     def _tile(self, first: int, last: int) -> QueryTile:
         """Queries at positions `first` to `last`-1; rows beyond them repeat the last one."""
         context = padded_context(last, self._block_size)
-        rows = torch.arange(first, max(last, first + MIN_ROWS), device=self._device).clamp_(
-            max=last - 1
-        )
+        rows = torch.arange(first, first + padded_rows(last - first), device=self._device)
+        rows.clamp_(max=last - 1)
         mask = self._mask(torch.arange(context, device=self._device) > rows[:, None])
         return QueryTile(last - first, mask[None, None])
 

@@ -7,8 +7,8 @@ cut into tiles of queries, each attending from the start of the sequence to the 
 
 Masked keys weigh exactly zero, so padding does not change a result. What could change it is the
 shape of the products inside the fused kernel, so shapes are kept to a class in which a row's sums
-always run in the same order: at least `MIN_ROWS` query rows, and contexts padded by
-`padded_context` to lengths at which their sums are split alike. Keys and values of a chunk are
+always run in the same order: never fewer than `MIN_ROWS` query rows (`padded_rows`), and contexts
+of lengths at which sums are split alike (`padded_context`). Keys and values of a chunk are
 written to the cache first and read back from it, so prompts, chunks and prefix hits are one path.
 """
 
@@ -23,12 +23,21 @@ from torch.nn import functional
 
 MIN_ROWS = 4
 TILE_ROWS = 128
-# Measured on a CPU: vectors take 16 keys at a time, the fused kernel reduces over 512 keys at a
-# time, and MKL splits a last part longer than 192 and shorter than 384 keys at a point that depends
-# on its length.
+# Measured on a CPU: the fused kernel takes 32 rows and 512 keys at a time, in vectors of 16 keys,
+# and MKL splits a last part longer than 192 and shorter than 384 keys at a point that depends on
+# its length.
+_ROW_PARTITION = 32
 _KEY_VECTOR = 16
 _KEY_PARTITION = 512
 _UNEVEN_SPLIT = (192, 384)
+
+
+def padded_rows(count: int) -> int:
+    """Query rows to run for `count` queries (at most `TILE_ROWS`), so that no part of them that the
+    fused kernel takes at a time has fewer than `MIN_ROWS`.
+    """
+    tail = count % _ROW_PARTITION
+    return count + max(MIN_ROWS - tail, 0) if tail else count
 
 
 def padded_context(length: int, block_size: int) -> int:
