@@ -43,10 +43,11 @@ def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The torch dtype of a configured name; "auto" is the fastest the device computes natively.
+    """The torch dtype of a configured name; "auto" is float32 on a CPU, half precision on a GPU.
 
-    Measured on a CPU with AVX512_BF16, bfloat16 is about twice as fast as float32 in prefill and
-    decode alike; without those instructions it is emulated and slower than float32.
+    Small quantized models have near ties that bfloat16 decides wrongly, so a CPU is exact unless it
+    is told otherwise; bfloat16 is about 1.6 times as fast there (benchmarks/worker_engine.py), given
+    AVX512_BF16.
     """
     if name != "auto":
         if name not in _DTYPES:
@@ -54,7 +55,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
         return _DTYPES[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+    return torch.float32
 
 
 class ModelRunner:
