@@ -46,8 +46,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """The torch dtype of a configured name; "auto" is float32 on a CPU, half precision on a GPU.
 
     Small quantized models have near ties that bfloat16 decides wrongly, so a CPU is exact unless it
-    is told otherwise; bfloat16 is about 1.6 times as fast there (benchmarks/worker_engine.py), given
-    AVX512_BF16.
+    is told otherwise; bfloat16 is about 1.6 times as fast there (benchmarks/worker_engine.py) if
+    the CPU has AVX512_BF16.
     """
     if name != "auto":
         if name not in _DTYPES:
