@@ -157,8 +157,9 @@ def _processing_mode(config: BootstrapConfig) -> processing_mode_pb2.Any:
     return mode(
         request_header_mode=mode.SEND,
         request_body_mode=mode.BUFFERED if config.buffer_request_body else duplex,
-        # The full-duplex mode insists on trailers.
-        request_trailer_mode=mode.SKIP if config.buffer_request_body else mode.SEND,
+        # The full-duplex mode insists on trailers. In the buffered mode a request without a body
+        # but with trailers would pass the picker unseen (measured).
+        request_trailer_mode=mode.SEND,
         response_header_mode=mode.SEND,
         response_body_mode=duplex if config.stream_response_body else mode.NONE,
         # Without it Envoy closes the stream at the response headers, and the picker would count a
@@ -173,7 +174,7 @@ def _ext_proc(config: BootstrapConfig) -> http_connection_manager_pb2.Any:
             envoy_grpc=grpc_service_pb2.GrpcService.EnvoyGrpc(cluster_name=PICKER)
         ),
         failure_mode_allow=config.failure_mode_allow,
-        message_timeout=seconds(config.message_timeout_seconds),
+        message_timeout=seconds(config.effective_message_timeout_seconds),
         processing_mode=_processing_mode(config),
         metadata_options=ext_proc_pb2.MetadataOptions(
             forwarding_namespaces=ext_proc_pb2.MetadataOptions.MetadataNamespaces(

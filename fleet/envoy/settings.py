@@ -86,9 +86,8 @@ class BootstrapConfig:
     answer (up to `Limits.request_buffer_bytes`; more is a 413). Then the loss of a picker fails no
     request and cuts no stream, which full-duplex streaming cannot promise; the picker has to
     understand this mode.
-    `message_timeout_seconds` bounds the picker's answers, but Envoy applies no timeout while a
-    request body is streamed both ways (measured): there a picker that hangs is taken out of use by
-    its health check, and requests it already holds wait for `request_timeout_seconds`.
+    `message_timeout_seconds` bounds each of the picker's answers; None is the mode's default, see
+    `effective_message_timeout_seconds`.
     """
 
     listen: SocketAddress
@@ -101,8 +100,23 @@ class BootstrapConfig:
     failure_mode_allow: bool = True
     buffer_request_body: bool = False
     stream_response_body: bool = False
-    message_timeout_seconds: float = 10.0
+    message_timeout_seconds: float | None = None
     trust_control_headers: bool = False
     num_retries: int = 3
     access_log_path: str | None = None
     limits: Limits = Limits()
+
+    @property
+    def effective_message_timeout_seconds(self) -> float:
+        """How long one answer of the picker may take before Envoy goes on without it.
+
+        With buffered bodies 1 s: an answer takes milliseconds, and each request sent to a picker
+        that hangs waits this long, until the health check has found out. Shorter would send
+        requests past a picker that is merely busy. In full duplex 10 s, to no great effect: Envoy
+        applies no timeout while a request body is streamed both ways (measured), so a picker that
+        hangs is taken out of use by its health check alone, and requests it already holds wait for
+        `Limits.request_timeout_seconds`.
+        """
+        if self.message_timeout_seconds is not None:
+            return self.message_timeout_seconds
+        return 1.0 if self.buffer_request_body else 10.0

@@ -19,7 +19,8 @@ class BodyMode(Enum):
     """How the proxy shows bodies of one direction."""
 
     DUPLEX = "duplex"  # pieces go both ways independently; what is not sent back is lost
-    LOCKSTEP = "lockstep"  # every body message waits for its reply, which may say "unchanged"
+    BUFFERED = "buffered"  # one message with the whole body, which the proxy keeps until the reply
+    LOCKSTEP = "lockstep"  # every piece waits for its reply, which may say "unchanged"
     ABSENT = "absent"  # bodies do not pass through the picker
 
 
@@ -154,6 +155,24 @@ class SendRequestHeaders:
 
 
 @dataclass(frozen=True, slots=True)
+class SendRequestHeadersUnchanged:
+    """Tell a proxy that waits for this reply to go on to the body; nothing is decided yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendBufferedRequest:
+    """Let the request whose whole body the proxy holds go to `destination` with these headers set.
+
+    `body` None leaves the held body alone, `content_length` None the length.
+    """
+
+    destination: str
+    set_headers: tuple[tuple[str, str], ...] = ()
+    body: bytes | None = None
+    content_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SendRequestBody:
     """Forward a piece of the request body, at most `stream.MAX_CHUNK_BYTES`."""
 
@@ -183,7 +202,7 @@ class SendResponseBody:
 
 @dataclass(frozen=True, slots=True)
 class SendResponseBodyUnchanged:
-    """Tell a proxy in lockstep mode to go on with the piece it holds."""
+    """Tell a proxy that waits for this reply to go on with what it holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +221,8 @@ class SendImmediate:
 
 Reply: TypeAlias = (
     SendRequestHeaders
+    | SendRequestHeadersUnchanged
+    | SendBufferedRequest
     | SendRequestBody
     | SendRequestTrailers
     | SendResponseHeaders

@@ -15,7 +15,9 @@ from picker.extproc.pump import ExchangeSource, StreamFailedError, serve_stream
 from picker.extproc.stream import DEFAULT_MAX_BODY_BYTES
 from picker.extproc.wire import SERVICE
 
-DEFAULT_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+# A buffered body is one message. One that the transport refused would break the stream, where the
+# limit on bodies gives a 413; so the latter has to be the smaller.
+DEFAULT_MAX_MESSAGE_BYTES = DEFAULT_MAX_BODY_BYTES + 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,27 @@ Theory of operation
 -------------------
 One stream is one HTTP request. Its messages come as two phases, request then response, each made
 of headers, body pieces and perhaps trailers. In full-duplex mode the proxy forwards nothing that
-the picker has not sent back, so the picker may hold everything until it has seen the whole body:
+the picker has not sent back, so the picker may hold everything until it has seen the whole body.
+In buffered mode it is the proxy that holds: it waits for an answer to the headers before it reads
+the body, shows the body as one message, and keeps everything until that is answered, so that it can
+go on without a picker that fails. The headers are then answered at once, with nothing in the
+answer, and the decision is the answer to the body:
 
-    START --headers--> RECEIVING --end of body--> ROUTING --Routed--> ROUTED
-    RECEIVING | ROUTING | ROUTED --response headers--> RESPONDING --end of response--> DONE
-    START | RECEIVING | ROUTING --too large, Dropped--> REFUSED;  any --Closed--> CLOSED
+    START --headers, full duplex--> RECEIVING --end of body--> ROUTING --Routed--> ROUTED
+    START --headers, buffered--> AWAITING_BODY --body--> ROUTING
+    RECEIVING | AWAITING_BODY | ROUTING | ROUTED --response headers--> RESPONDING
+    RESPONDING --end of response--> DONE
+    START | RECEIVING | AWAITING_BODY | ROUTING --refused by us, Dropped--> REFUSED
+    any --Closed--> CLOSED
 
-The end of the body is a body message with `end_of_stream`, request headers with `end_of_stream`,
-or trailers. It yields `Route`; the shell asks the director and comes back with `routed()` or
-`dropped()`. Replies leave in the order headers, body, trailers. Trailers that arrive while a
+A request whose headers carry `end_of_stream` is routed at once and answered by its headers in
+either mode. Otherwise the end of the body is, in full duplex, a body message with `end_of_stream`
+or trailers; in buffered mode it is the body message, whatever it says of the stream's end, since
+trailers may follow it. The end yields `Route`; the shell asks the director and comes back with
+`routed()` or `dropped()`. Other modes (pieces in lockstep, part of a body) are refused: there a
+decision would come too late.
+
+Replies leave in the order headers, body, trailers. Trailers that arrive while a
 decision is pending are answered after the body. Response messages are answered at once and pass
 through unchanged. A response may start before the decision: a proxy that gives up on a request (a
 client too slow, say) shows its own error reply, and an error from us would hide it from the client.
@@ -25,7 +37,8 @@ have been seen to repeat the last body message.
 Whatever ends the request emits exactly one `Finish`, always before the replies of its batch, so
 that a shell whose writes fail has already let go of what the request held.
 
-Source: Endpoint Picker Protocol v1.0.0; Envoy `external_processor.proto`, FULL_DUPLEX_STREAMED.
+Source: Endpoint Picker Protocol v1.0.0; Envoy `external_processor.proto` and
+`processing_mode.proto`, FULL_DUPLEX_STREAMED and BUFFERED.
 """
 
 from __future__ import annotations
@@ -34,7 +47,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TypeAlias, cast
 
-from picker.errors import Code, PickerError, RefusedError
+from picker.errors import Code, PickerError, RefusedError, bad_request
 from picker.extproc.messages import (
     Action,
     BodyMode,
@@ -52,9 +65,11 @@ from picker.extproc.messages import (
     ResponseTrailers,
     Route,
     Routed,
+    SendBufferedRequest,
     SendImmediate,
     SendRequestBody,
     SendRequestHeaders,
+    SendRequestHeadersUnchanged,
     SendRequestTrailers,
     SendResponseBody,
     SendResponseBodyUnchanged,
@@ -85,6 +100,7 @@ class State(Enum):
 
     START = "start"
     RECEIVING = "receiving"
+    AWAITING_BODY = "awaiting the body"
     ROUTING = "routing"
     ROUTED = "routed"
     RESPONDING = "responding"
@@ -115,6 +131,7 @@ class StreamMachine:
         "_has_body",
         "_headers",
         "_max_body_bytes",
+        "_proxy_holds_body",
         "_response_body",
         "_response_status",
         "_served_by",
@@ -133,6 +150,7 @@ class StreamMachine:
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._has_body = True
+        self._proxy_holds_body = False
         self._trailers_seen = False
         self._trailers_pending = False
         self._trailers_end_body = False
@@ -174,12 +192,22 @@ class StreamMachine:
         if event.end_of_stream or event.request_body is BodyMode.ABSENT:
             self._has_body = False
             return self._route()
+        if event.request_body is BodyMode.BUFFERED:
+            self._proxy_holds_body = True
+            self._state = State.AWAITING_BODY
+            return [SendRequestHeadersUnchanged()]
         if event.request_body is BodyMode.LOCKSTEP:
             return self._refuse(_LOCKSTEP_REFUSAL)
         self._state = State.RECEIVING
         return []
 
     def _collect(self, event: RequestBody) -> list[Action]:
+        return self._take(event, event.end_of_stream)
+
+    def _collect_whole(self, event: RequestBody) -> list[Action]:
+        return self._take(event, is_last=True)
+
+    def _take(self, event: RequestBody, is_last: bool) -> list[Action]:
         if event.subset_hint is not None:
             self._subset_hint = event.subset_hint
         self._body_bytes += len(event.data)
@@ -188,11 +216,17 @@ class StreamMachine:
             return self._refuse(RefusedError(Code.PAYLOAD_TOO_LARGE, limit))
         if event.data:
             self._body.append(event.data)
-        return self._route() if event.end_of_stream else []
+        return self._route() if is_last else []
 
     def _end_body_with_trailers(self, _: RequestTrailers) -> list[Action]:
         self._trailers_seen = self._trailers_pending = self._trailers_end_body = True
         return self._route()
+
+    def _refuse_trailers_alone(self, _: RequestTrailers) -> list[Action]:
+        """A buffering proxy shows no body that is not there, and an answer to trailers cannot
+        change headers, so that a decision could not be told.
+        """
+        return self._refuse(_TRAILERS_ALONE_REFUSAL)
 
     def _route(self) -> list[Action]:
         body = b"".join(self._body) if self._has_body else None
@@ -217,8 +251,10 @@ class StreamMachine:
     def _answer(self, event: Routed) -> list[Action]:
         decision = event.decision
         original = self._body[0] if self._body else b""
-        body = original if decision.body is None else decision.body
         self._state, self._body = State.ROUTED, []
+        if self._proxy_holds_body:
+            return self._answer_held_body(decision)
+        body = original if decision.body is None else decision.body
         # A length next to trailers would make an HTTP/1 upstream drop the trailers.
         length = len(body) if self._has_body and body and not self._trailers_seen else None
         headers = SendRequestHeaders(decision.destination, decision.set_headers, length)
@@ -230,6 +266,15 @@ class StreamMachine:
         if self._trailers_pending:
             actions.append(SendRequestTrailers())
         return actions
+
+    def _answer_held_body(self, decision: RouteDecision) -> list[Action]:
+        body, length = decision.body, None
+        # The proxy refuses a new body that differs from the length the client stated. Where none
+        # was stated, none is added: next to a length an HTTP/1 upstream drops the trailers.
+        if body is not None and "content-length" in self._headers:
+            length = len(body)
+        reply = SendBufferedRequest(decision.destination, decision.set_headers, body, length)
+        return [reply, SendRequestTrailers()] if self._trailers_pending else [reply]
 
     def _drop(self, event: Dropped) -> list[Action]:
         return self._refuse(event.refusal)
@@ -257,7 +302,7 @@ class StreamMachine:
 
     def _pass_body(self, event: ResponseBody) -> list[Action]:
         actions: list[Action] = self._end_response() if event.end_of_stream else []
-        if self._response_body is BodyMode.LOCKSTEP:
+        if self._response_body in _HELD_RESPONSES:
             return [*actions, SendResponseBodyUnchanged()]
         pieces = body_chunks(event.data)
         actions += [SendResponseBody(piece, False) for piece in pieces[:-1]]
@@ -297,8 +342,11 @@ class StreamMachine:
 
 _LOCKSTEP_REFUSAL = RefusedError(
     Code.INTERNAL,
-    "the gateway must send request bodies to the endpoint picker in FULL_DUPLEX_STREAMED mode",
+    "the gateway must send request bodies to the endpoint picker in FULL_DUPLEX_STREAMED or "
+    "BUFFERED mode",
 )
+_TRAILERS_ALONE_REFUSAL = bad_request("a request of headers and trailers needs a body")
+_HELD_RESPONSES = (BodyMode.LOCKSTEP, BodyMode.BUFFERED)
 
 _CAUSE_OF_ENDING = {
     Ending.END_OF_STREAM: FinishCause.CLIENT_GONE,
@@ -317,6 +365,9 @@ _TRANSITIONS: dict[tuple[State, type], _Step] = cast(
         (State.RECEIVING, RequestBody): _M._collect,
         (State.RECEIVING, RequestTrailers): _M._end_body_with_trailers,
         (State.RECEIVING, ResponseHeaders): _M._respond_early,
+        (State.AWAITING_BODY, RequestBody): _M._collect_whole,
+        (State.AWAITING_BODY, RequestTrailers): _M._refuse_trailers_alone,
+        (State.AWAITING_BODY, ResponseHeaders): _M._respond_early,
         (State.ROUTING, RequestBody): _M._ignore,
         (State.ROUTING, RequestTrailers): _M._defer_trailers,
         (State.ROUTING, Routed): _M._answer,

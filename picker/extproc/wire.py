@@ -27,9 +27,11 @@ from picker.extproc.messages import (
     ResponseBody,
     ResponseHeaders,
     ResponseTrailers,
+    SendBufferedRequest,
     SendImmediate,
     SendRequestBody,
     SendRequestHeaders,
+    SendRequestHeadersUnchanged,
     SendRequestTrailers,
     SendResponseBody,
     SendResponseBodyUnchanged,
@@ -53,7 +55,7 @@ _Mode = processing_mode_pb2.ProcessingMode
 _BODY_MODES: Mapping[int, BodyMode] = {
     _Mode.NONE: BodyMode.ABSENT,
     _Mode.STREAMED: BodyMode.LOCKSTEP,
-    _Mode.BUFFERED: BodyMode.LOCKSTEP,
+    _Mode.BUFFERED: BodyMode.BUFFERED,
     _Mode.BUFFERED_PARTIAL: BodyMode.LOCKSTEP,
 }
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
@@ -200,7 +202,27 @@ def _served_by(message: _Message) -> str | None:
 
 def _send_request_headers(reply: SendRequestHeaders) -> _Message:
     message = pb.ProcessingResponse()
-    response = message.request_headers.response
+    _direct(message, message.request_headers.response, reply)
+    return message
+
+
+def _send_request_headers_unchanged(_: SendRequestHeadersUnchanged) -> _Message:
+    return pb.ProcessingResponse(request_headers=pb.HeadersResponse())
+
+
+def _send_buffered_request(reply: SendBufferedRequest) -> _Message:
+    message = pb.ProcessingResponse()
+    response = message.request_body.response
+    _direct(message, response, reply)
+    if reply.body is not None:
+        response.body_mutation.body = reply.body
+    return message
+
+
+def _direct(
+    message: _Message, response: _Message, reply: SendRequestHeaders | SendBufferedRequest
+) -> None:
+    """Write a decision into `response`, a part of `message`, and into the metadata beside it."""
     response.clear_route_cache = True
     mutation = response.header_mutation
     _set(mutation, DESTINATION, reply.destination)
@@ -212,7 +234,6 @@ def _send_request_headers(reply: SendRequestHeaders) -> _Message:
     mutation.remove_headers.extend([name for name in _REMOVABLE if name not in set_names])
     destination = message.dynamic_metadata.fields[DESTINATION_NAMESPACE].struct_value
     destination.fields[DESTINATION].string_value = reply.destination
-    return message
 
 
 def _send_request_body(reply: SendRequestBody) -> _Message:
@@ -269,6 +290,8 @@ def _set(mutation: _Message, name: str, value: str) -> None:
 
 _ENCODERS: Mapping[type, Callable[[Any], _Message]] = {
     SendRequestHeaders: _send_request_headers,
+    SendRequestHeadersUnchanged: _send_request_headers_unchanged,
+    SendBufferedRequest: _send_buffered_request,
     SendRequestBody: _send_request_body,
     SendRequestTrailers: _send_request_trailers,
     SendResponseHeaders: _send_response_headers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -52,16 +53,26 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     if b"chunked" in head:
         while not got.endswith(b"0\r\n\r\n") and b"\r\n0\r\n" not in got:
             got += await reader.read(65536)
+    elif stated := re.search(rb"content-length: (\d+)", head):
+        got += await reader.readexactly(int(stated[1]))
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(got), got))
     await writer.drain()
     writer.close()
 
 
 @asynccontextmanager
-async def envoy(picker_port: int, folder: Path) -> AsyncIterator[int]:
+async def envoy(
+    picker_port: int, folder: Path, body_mode: str, trailer_mode: str
+) -> AsyncIterator[int]:
     """A running Envoy that asks the picker on `picker_port`; yields its own port."""
     config, admin = folder / "envoy.yaml", folder / "admin"
-    config.write_text(CONFIG.read_text().replace("PICKER_PORT", str(picker_port)))
+    text = CONFIG.read_text().replace("PICKER_PORT", str(picker_port))
+    text = text.replace("request_body_mode: REQUEST_BODY_MODE", f"request_body_mode: {body_mode}")
+    config.write_text(
+        text.replace(
+            "request_trailer_mode: REQUEST_TRAILER_MODE", f"request_trailer_mode: {trailer_mode}"
+        )
+    )
     arguments = ["-c", str(config), "--admin-address-path", str(admin), "--concurrency", "1"]
     process = await asyncio.create_subprocess_exec(
         ENVOY, *arguments, "--disable-hot-restart", "--log-level", "error"
@@ -121,8 +132,11 @@ async def picker(address: str, port: int) -> AsyncIterator[tuple[int, Datastore,
     director = Director(pipeline, datastore, inflight=inflight, rng=Random(1))
     options = ServerOptions(host="127.0.0.1", port=0, max_body_bytes=300_000)
     server = build_server(director, options=options)
-    yield await server.start(), datastore, inflight
-    await server.stop(1)
+    port_taken = await server.start()
+    try:
+        yield port_taken, datastore, inflight
+    finally:
+        await server.stop(1)
 
 
 async def bodies_pass(front: int) -> None:
@@ -134,6 +148,7 @@ async def bodies_pass(front: int) -> None:
     )
     reply = await http(front, post(b"/v1/completions", BODY, *smuggled))
     assert b'{"model":"big","prompt":"hello"}' in reply
+    assert b"content-length: 32\r\n" in reply
     assert b"x-went-into-resp-headers: true" in reply.lower()
     assert b"192.0.2.1" not in reply
     assert b"model-name-rewrite" not in reply
@@ -162,17 +177,35 @@ async def errors_reach_the_client(front: int) -> None:
     assert (await http(front, slow)).startswith(b"HTTP/1.1 408")
 
 
-async def test_envoy_and_the_picker_agree_on_every_phase(tmp_path: Path) -> None:
+async def trailers_alone_are_refused(front: int) -> None:
+    """A buffering Envoy shows them where no decision can be told any more."""
+    head = (
+        b"POST /raw HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    reply = await http(front, head + b"0\r\nx-after: 1\r\n\r\n")
+    assert reply.startswith(b"HTTP/1.1 400")
+    assert b"needs a body" in reply
+
+
+@pytest.mark.parametrize(
+    ("body_mode", "trailer_mode"),
+    [("FULL_DUPLEX_STREAMED", "SEND"), ("BUFFERED", "SEND"), ("BUFFERED", "SKIP")],
+)
+async def test_envoy_and_the_picker_agree_on_every_phase(
+    tmp_path: Path, body_mode: str, trailer_mode: str
+) -> None:
     """One Envoy serves all requests, because starting it is what takes the time."""
     upstream = await asyncio.start_server(echo, "127.0.0.1", 0)
     address, port = upstream.sockets[0].getsockname()
     async with (
         upstream,
         picker(address, port) as (picker_port, datastore, inflight),
-        envoy(picker_port, tmp_path) as front,
+        envoy(picker_port, tmp_path, body_mode, trailer_mode) as front,
     ):
         await bodies_pass(front)
         await errors_reach_the_client(front)
+        if (body_mode, trailer_mode) == ("BUFFERED", "SEND"):
+            await trailers_alone_are_refused(front)
         datastore.set_endpoints([])
         reply = await http(front, post(b"/v1/completions", BODY))
         assert reply.startswith(b"HTTP/1.1 503")

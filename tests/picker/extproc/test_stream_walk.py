@@ -21,9 +21,11 @@ from picker.extproc.messages import (
     ResponseTrailers,
     Route,
     Routed,
+    SendBufferedRequest,
     SendImmediate,
     SendRequestBody,
     SendRequestHeaders,
+    SendRequestHeadersUnchanged,
     SendRequestTrailers,
     SendResponseBody,
     SendResponseHeaders,
@@ -45,7 +47,7 @@ steps = st.one_of(
         RequestHeaders,
         st.just({":path": "/"}),
         st.booleans(),
-        request_body=st.one_of(st.just(BodyMode.DUPLEX), modes),
+        request_body=st.sampled_from([BodyMode.DUPLEX, BodyMode.BUFFERED]) | modes,
         response_body=modes,
     ),
     st.builds(RequestBody, data, st.booleans()),
@@ -59,13 +61,16 @@ steps = st.one_of(
 )
 RANK = {
     SendRequestHeaders: 0,
+    SendRequestHeadersUnchanged: 0,
     SendRequestBody: 1,
+    SendBufferedRequest: 1,
     SendRequestTrailers: 2,
     SendResponseHeaders: 0,
     SendResponseBody: 1,
     SendResponseTrailers: 2,
 }
-REQUEST_SIDE = (SendRequestHeaders, SendRequestBody, SendRequestTrailers)
+DECIDED = (SendRequestHeaders, SendBufferedRequest)
+REQUEST_SIDE = (*DECIDED, SendRequestHeadersUnchanged, SendRequestBody, SendRequestTrailers)
 RESPONSE_SIDE = (SendResponseHeaders, SendResponseBody, SendResponseTrailers)
 
 
@@ -94,7 +99,13 @@ def likely(events: list[object]) -> list[object]:
     return [RequestHeaders({":path": "/"}), *events]
 
 
-walks = st.lists(steps, max_size=14) | st.lists(steps, max_size=14).map(likely)
+def likely_buffered(events: list[object]) -> list[object]:
+    """The same with a proxy that keeps the body."""
+    return [RequestHeaders({":path": "/"}, request_body=BodyMode.BUFFERED), *events]
+
+
+some = st.lists(steps, max_size=14)
+walks = some | some.map(likely) | some.map(likely_buffered)
 
 
 def check_bodies(taken: list[object], actions: list[Action]) -> None:
@@ -102,10 +113,17 @@ def check_bodies(taken: list[object], actions: list[Action]) -> None:
     routes = [action for action in actions if isinstance(action, Route)]
     decisions = [event.decision for event in taken if isinstance(event, Routed)]
     sent = [action for action in actions if isinstance(action, SendRequestBody)]
+    held = [action for action in actions if isinstance(action, SendBufferedRequest)]
+    assert sum(isinstance(action, DECIDED) for action in actions) == len(decisions)
     if not decisions:
         assert sent == []
         return
     raw, decision = routes[0].request, decisions[0]
+    if held:
+        assert sent == []
+        assert held[0].body == decision.body
+        assert SendRequestHeadersUnchanged() in actions
+        return
     replacement = decision.body if decision.body is not None and raw.body is not None else None
     expected = raw.body or b"" if replacement is None else replacement
     assert b"".join(piece.data for piece in sent) == expected
@@ -137,7 +155,8 @@ def test_every_walk_ends_what_it_begins(events: list[object]) -> None:
     immediate = [i for i, action in enumerate(actions) if isinstance(action, SendImmediate)]
     assert len(immediate) <= 1
     if immediate:
-        assert not any(isinstance(a, REQUEST_SIDE + RESPONSE_SIDE) for a in actions)
+        others = [a for a in actions if isinstance(a, REQUEST_SIDE + RESPONSE_SIDE)]
+        assert others in ([], [SendRequestHeadersUnchanged()])
         assert isinstance(actions[immediate[0] - 1], Finish)
     for kind in (SendRequestBody, SendResponseBody):
         pieces = [action for action in actions if isinstance(action, kind)]

@@ -18,9 +18,11 @@ from picker.extproc.messages import (
     ResponseBody,
     ResponseHeaders,
     ResponseTrailers,
+    SendBufferedRequest,
     SendImmediate,
     SendRequestBody,
     SendRequestHeaders,
+    SendRequestHeadersUnchanged,
     SendRequestTrailers,
     SendResponseBody,
     SendResponseBodyUnchanged,
@@ -127,7 +129,7 @@ def test_metadata_without_the_subset_key_is_no_hint() -> None:
     [
         ("NONE", BodyMode.ABSENT),
         ("STREAMED", BodyMode.LOCKSTEP),
-        ("BUFFERED", BodyMode.LOCKSTEP),
+        ("BUFFERED", BodyMode.BUFFERED),
         ("BUFFERED_PARTIAL", BodyMode.LOCKSTEP),
         ("FULL_DUPLEX_STREAMED", BodyMode.DUPLEX),
     ],
@@ -232,9 +234,45 @@ def test_no_length_is_set_when_none_is_known() -> None:
     ]
 
 
+@pytest.mark.parametrize("body", [None, b"", b'{"model":"big"}'])
+def test_the_reply_to_a_buffered_body_says_all_that_a_header_reply_says(body: bytes | None) -> None:
+    """The same decision in the place of the body reply, with a new body where there is one."""
+    ours = (("x-request-id", "7"), ("x-prefiller-host-port", "b:2"))
+    message = replied(SendBufferedRequest("10.0.0.1:8000,[::1]:80", ours, body, 15))
+    at_headers = replied(SendRequestHeaders("10.0.0.1:8000,[::1]:80", ours, 15))
+    assert message.dynamic_metadata == at_headers.dynamic_metadata
+    expected = pb.CommonResponse()
+    expected.CopyFrom(at_headers.request_headers.response)
+    if body is not None:
+        expected.body_mutation.body = body
+    response = message.request_body.response
+    assert response == expected
+    assert response.body_mutation.WhichOneof("mutation") == (None if body is None else "body")
+    assert "x-gateway-model-name-rewrite" in response.header_mutation.remove_headers
+
+
+def test_a_decision_on_an_untouched_buffered_body_is_this_message() -> None:
+    """Written out whole, but for the names it removes."""
+    message = replied(SendBufferedRequest("a:1", (("x-request-id", "7"),)))
+    removed = message.request_body.response.header_mutation.remove_headers
+    assert set(removed) == set(PICKER_OWNED) - {"x-gateway-destination-endpoint"}
+    del removed[:]
+    assert message == text_format.Parse(
+        """request_body { response { clear_route_cache: true header_mutation {
+             set_headers { header { key: "x-gateway-destination-endpoint" raw_value: "a:1" }
+                           append_action: OVERWRITE_IF_EXISTS_OR_ADD }
+             set_headers { header { key: "x-request-id" raw_value: "7" }
+                           append_action: OVERWRITE_IF_EXISTS_OR_ADD } } } }
+           dynamic_metadata { fields { key: "envoy.lb" value { struct_value { fields {
+             key: "x-gateway-destination-endpoint" value { string_value: "a:1" } } } } } }""",
+        pb.ProcessingResponse(),
+    )
+
+
 @pytest.mark.parametrize(
     ("reply", "text"),
     [
+        (SendRequestHeadersUnchanged(), "request_headers {}"),
         (
             SendRequestBody(b"ab", False),
             'request_body { response { body_mutation { streamed_response { body: "ab" } } } }',

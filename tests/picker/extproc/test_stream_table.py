@@ -1,0 +1,128 @@
+"""The stream machine's transition table: every pair of state and event, in both modes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from stream_ways import BUFFERED_HEADERS, DECISION, HEADERS, REFUSAL, WAY_TO, WAY_TO_BUFFERED, feed
+
+from picker.extproc.messages import (
+    BodyMode,
+    CancelRoute,
+    Closed,
+    Dropped,
+    Ending,
+    Finish,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Route,
+    Routed,
+    SendBufferedRequest,
+    SendImmediate,
+    SendRequestBody,
+    SendRequestHeaders,
+    SendRequestHeadersUnchanged,
+    SendRequestTrailers,
+    SendResponseBody,
+    SendResponseHeaders,
+    SendResponseTrailers,
+)
+from picker.extproc.stream import LocalProtocolError, RemoteProtocolError, State, StreamMachine
+
+EVENTS = {
+    RequestHeaders: RequestHeaders(HEADERS),
+    RequestBody: RequestBody(b"more", end_of_stream=True),
+    RequestTrailers: RequestTrailers(),
+    ResponseHeaders: ResponseHeaders(200),
+    ResponseBody: ResponseBody(b"out", end_of_stream=True),
+    ResponseTrailers: ResponseTrailers(),
+    Closed: Closed(Ending.END_OF_STREAM),
+    Routed: Routed(DECISION),
+    Dropped: Dropped(REFUSAL),
+}
+
+
+# (state, event) -> the kinds of the actions and the next state. What is not here is an error.
+LEGAL: dict[tuple[State, type], tuple[tuple[type, ...], State]] = {
+    (State.START, RequestHeaders): ((), State.RECEIVING),
+    (State.START, Closed): ((Finish,), State.CLOSED),
+    (State.RECEIVING, RequestBody): ((Route,), State.ROUTING),
+    (State.RECEIVING, RequestTrailers): ((Route,), State.ROUTING),
+    (State.RECEIVING, ResponseHeaders): ((SendResponseHeaders,), State.RESPONDING),
+    (State.RECEIVING, Closed): ((Finish,), State.CLOSED),
+    (State.AWAITING_BODY, RequestBody): ((Route,), State.ROUTING),
+    (State.AWAITING_BODY, RequestTrailers): ((Finish, SendImmediate), State.REFUSED),
+    (State.AWAITING_BODY, ResponseHeaders): ((SendResponseHeaders,), State.RESPONDING),
+    (State.AWAITING_BODY, Closed): ((Finish,), State.CLOSED),
+    (State.ROUTING, RequestBody): ((), State.ROUTING),
+    (State.ROUTING, RequestTrailers): ((), State.ROUTING),
+    (State.ROUTING, ResponseHeaders): ((CancelRoute, SendResponseHeaders), State.RESPONDING),
+    (State.ROUTING, Routed): ((SendRequestHeaders, SendRequestBody), State.ROUTED),
+    (State.ROUTING, Dropped): ((Finish, SendImmediate), State.REFUSED),
+    (State.ROUTING, Closed): ((Finish,), State.CLOSED),
+    (State.ROUTED, RequestBody): ((), State.ROUTED),
+    (State.ROUTED, RequestTrailers): ((SendRequestTrailers,), State.ROUTED),
+    (State.ROUTED, ResponseHeaders): ((SendResponseHeaders,), State.RESPONDING),
+    (State.ROUTED, Closed): ((Finish,), State.CLOSED),
+    (State.RESPONDING, RequestBody): ((), State.RESPONDING),
+    (State.RESPONDING, RequestTrailers): ((SendRequestTrailers,), State.RESPONDING),
+    (State.RESPONDING, ResponseBody): ((Finish, SendResponseBody), State.DONE),
+    (State.RESPONDING, ResponseTrailers): ((Finish, SendResponseTrailers), State.DONE),
+    (State.RESPONDING, Closed): ((Finish,), State.CLOSED),
+    (State.DONE, RequestBody): ((), State.DONE),
+    (State.DONE, RequestTrailers): ((SendRequestTrailers,), State.DONE),
+    (State.DONE, ResponseBody): ((), State.DONE),
+    (State.DONE, Closed): ((), State.CLOSED),
+    (State.REFUSED, RequestBody): ((), State.REFUSED),
+    (State.REFUSED, RequestTrailers): ((), State.REFUSED),
+    (State.REFUSED, ResponseHeaders): ((), State.REFUSED),
+    (State.REFUSED, ResponseBody): ((), State.REFUSED),
+    (State.REFUSED, ResponseTrailers): ((), State.REFUSED),
+    (State.REFUSED, Closed): ((), State.CLOSED),
+    (State.CLOSED, Closed): ((), State.CLOSED),
+}
+# The pairs whose outcome is another one in buffered mode.
+LEGAL_BUFFERED = LEGAL | {
+    (State.START, RequestHeaders): ((SendRequestHeadersUnchanged,), State.AWAITING_BODY),
+    (State.ROUTING, Routed): ((SendBufferedRequest,), State.ROUTED),
+}
+EVERY_CASE = [
+    (mode, state, kind)
+    for mode, way_to in ((BodyMode.DUPLEX, WAY_TO), (BodyMode.BUFFERED, WAY_TO_BUFFERED))
+    for state, kind in itertools.product(way_to, EVENTS)
+]
+
+
+@pytest.mark.parametrize(
+    ("mode", "state", "kind"),
+    EVERY_CASE,
+    ids=[f"{mode.value}-{state.value}-{kind.__name__}" for mode, state, kind in EVERY_CASE],
+)
+def test_every_pair_of_state_and_event_does_what_the_table_says(
+    mode: BodyMode, state: State, kind: type
+) -> None:
+    """Each pair either gives the actions and the state of the table, or is its culprit's error."""
+    buffered = mode is BodyMode.BUFFERED
+    machine = StreamMachine()
+    feed(machine, *(WAY_TO_BUFFERED if buffered else WAY_TO)[state])
+    assert machine.state is state
+    event = BUFFERED_HEADERS if buffered and kind is RequestHeaders else EVENTS[kind]
+    expected = (LEGAL_BUFFERED if buffered else LEGAL).get((state, kind))
+    if expected is None:
+        culprit = LocalProtocolError if kind in (Routed, Dropped) else RemoteProtocolError
+        with pytest.raises(culprit, match=kind.__name__):
+            feed(machine, event)
+        assert machine.state is state
+        return
+    actions = feed(machine, event)
+    assert (tuple(map(type, actions)), machine.state) == expected
+
+
+def test_every_state_is_reached_in_one_mode_or_the_other() -> None:
+    """The cases above leave no state out."""
+    assert {*WAY_TO, *WAY_TO_BUFFERED} == set(State)

@@ -1,0 +1,57 @@
+"""How a stream machine gets into each of its states, for the tests that start there."""
+
+from __future__ import annotations
+
+from picker.errors import Code, DropReason, RefusedError
+from picker.extproc.messages import (
+    Action,
+    BodyMode,
+    Closed,
+    Dropped,
+    Ending,
+    RequestBody,
+    RequestHeaders,
+    ResponseHeaders,
+    Routed,
+)
+from picker.extproc.stream import State, StreamMachine
+from picker.types import RouteDecision
+
+HEADERS = {":path": "/v1/completions", ":method": "POST"}
+DECISION = RouteDecision("10.0.0.1:8000")
+REFUSAL = RefusedError(Code.SERVICE_UNAVAILABLE, "nobody there", DropReason.NO_ENDPOINTS)
+
+
+def feed(machine: StreamMachine, *events: object) -> list[Action]:
+    """Give the machine events, its own shell's included; the actions of the last one."""
+    actions: list[Action] = []
+    for event in events:
+        if isinstance(event, Routed):
+            actions = machine.routed(event.decision)
+        elif isinstance(event, Dropped):
+            actions = machine.dropped(event.refusal)
+        else:
+            actions = machine.receive(event)  # type: ignore[arg-type]
+    return actions
+
+
+BUFFERED_HEADERS = RequestHeaders(HEADERS, request_body=BodyMode.BUFFERED)
+
+
+def ways(begun: State, headers: RequestHeaders) -> dict[State, tuple[object, ...]]:
+    """How to get into each state that a request with a body can be in; `begun` after `headers`."""
+    body_done = (headers, RequestBody(b"{}", end_of_stream=True))
+    return {
+        State.START: (),
+        begun: (headers,),
+        State.ROUTING: body_done,
+        State.ROUTED: (*body_done, Routed(DECISION)),
+        State.RESPONDING: (*body_done, Routed(DECISION), ResponseHeaders(200)),
+        State.DONE: (*body_done, Routed(DECISION), ResponseHeaders(204, end_of_stream=True)),
+        State.REFUSED: (*body_done, Dropped(REFUSAL)),
+        State.CLOSED: (Closed(Ending.CANCELLED),),
+    }
+
+
+WAY_TO = ways(State.RECEIVING, RequestHeaders(HEADERS))
+WAY_TO_BUFFERED = ways(State.AWAITING_BODY, BUFFERED_HEADERS)
