@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from picker.__main__ import _options, _parser, main
+from picker.__main__ import _options, build_parser, main
 from picker.app import Options
 
 
 def parsed(*argv: str) -> Options:
-    return _options(_parser().parse_args(argv))
+    return _options(build_parser().parse_args(argv))
 
 
 def test_without_flags_the_defaults_of_the_reference_apply() -> None:
