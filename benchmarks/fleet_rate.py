@@ -249,6 +249,7 @@ async def fleet(arguments: argparse.Namespace) -> AsyncIterator[Fleet]:
     command = [sys.executable, "-m", "fleet.cli", "up", "--engine", "sim", "--port", str(port)]
     command += ["--workers", str(arguments.workers), "--worker-args", arguments.worker_args]
     command += ["--envoy-concurrency", str(arguments.envoy_concurrency)]
+    command += ["--request-body", arguments.request_body]
     if arguments.config:
         command += ["--config", arguments.config]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
@@ -366,6 +367,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--worker-args", default="", help="more flags for the simulated workers")
     parser.add_argument("--config", help="the picker's configuration file")
+    parser.add_argument("--request-body", choices=("buffered", "full-duplex"), default="buffered")
     parser.add_argument("--envoy-concurrency", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()

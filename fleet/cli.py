@@ -73,6 +73,12 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
         "--routing", choices=("override-host", "original-dst"), default="override-host"
     )
     parser.add_argument(
+        "--request-body",
+        choices=("buffered", "full-duplex"),
+        default="buffered",
+        help="buffered: Envoy keeps each body, and losing the picker costs no request",
+    )
+    parser.add_argument(
         "--worker-args", default="", metavar="FLAGS", help="more flags for every worker, in quotes"
     )
     parser.add_argument("--envoy-concurrency", type=int, default=1, help="Envoy's threads")
@@ -109,6 +115,7 @@ def _up(arguments: argparse.Namespace) -> int:
         port=arguments.port,
         config=arguments.config,
         routing=Mechanism(arguments.routing),
+        buffer_request_body=arguments.request_body == "buffered",
         worker_args=tuple(shlex.split(arguments.worker_args)),
         insecure=arguments.insecure,
         envoy_concurrency=arguments.envoy_concurrency,

@@ -21,6 +21,7 @@ class Options:
 
     `model` is what `models.resolve_model` takes; None is the default model. `config` is the
     picker's configuration file. `worker_args` are added to every worker's command line.
+    `buffer_request_body` is that of `BootstrapConfig`.
     """
 
     workers: int = 2
@@ -31,6 +32,7 @@ class Options:
     port: int = 8080
     config: Path | None = None
     routing: Mechanism = Mechanism.OVERRIDE_HOST
+    buffer_request_body: bool = True
     worker_args: tuple[str, ...] = ()
     insecure: bool = False
     envoy_concurrency: int = 1
@@ -91,6 +93,7 @@ def plan(options: Options, site: Site, model: Path | None) -> Plan:
             picker_health=SocketAddress(_LOOPBACK, health),
             endpoints=addresses,
             mechanism=options.routing,
+            buffer_request_body=options.buffer_request_body,
         ),
         bootstrap_path=bootstrap_path,
         endpoints_path=endpoints_path,

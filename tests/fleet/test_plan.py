@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import pytest
 import yaml
 
 from fleet.envoy.settings import Mechanism, SocketAddress
@@ -72,3 +73,10 @@ def test_the_pieces_know_each_other() -> None:
     assert bootstrap.endpoints == layout.worker_addresses
     assert bootstrap.mechanism is Mechanism.ORIGINAL_DST
     assert bootstrap.listen == SocketAddress("127.0.0.1", 99)
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_envoy_keeps_request_bodies_unless_told_otherwise(buffered: bool) -> None:
+    """The choice reaches the bootstrap, whose own default is the protocol's full duplex."""
+    changes = {} if buffered else {"buffer_request_body": False}
+    assert lay_out(**changes).bootstrap.buffer_request_body is buffered

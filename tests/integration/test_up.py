@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import signal
 import socket
 
-import openai
 import pytest
 from running_fleet import LIMIT_SECONDS, Fleet, command, free_base_port, running_fleet, until
 
@@ -66,21 +64,6 @@ async def _kill_a_worker_under_load(fleet: Fleet) -> None:
 
 def _remaining(before: dict[int, str]) -> dict[int, str]:
     return {pid: line for pid, line in before.items() if line and command(pid) == line}
-
-
-async def test_a_lost_picker_costs_no_request_for_long(port: int) -> None:
-    """With the picker killed requests are served all the same, and it comes back by itself."""
-    async with running_fleet(port, "--workers", "2") as fleet:
-        await fleet.ready()
-        (picker,) = (pid for pid, line in fleet.descendants().items() if "-m picker" in line)
-        os.kill(picker, signal.SIGKILL)
-        served = 0
-        for _ in range(20):
-            with contextlib.suppress(openai.APIStatusError):
-                served += await fleet.say_hello() == 4
-        assert served >= 19
-        await until(lambda: "picker is back" in fleet.output, "the picker is back")
-        assert await fleet.say_hello() == 4
 
 
 async def test_nothing_survives_the_sudden_death_of_up(port: int) -> None:

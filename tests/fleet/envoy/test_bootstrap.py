@@ -103,6 +103,27 @@ def test_the_picker_is_told_when_a_response_ends() -> None:
         assert "response_body_mode" not in mode  # NONE
 
 
+def test_an_answer_of_the_picker_is_waited_for_as_long_as_its_mode_needs() -> None:
+    """A second where a late answer is done without; what is set counts in either mode."""
+    for changes, expected in (
+        ({}, "10s"),
+        ({"buffer_request_body": True}, "1s"),
+        ({"buffer_request_body": True, "message_timeout_seconds": 0.25}, "0.250s"),
+        ({"message_timeout_seconds": 3.0}, "3s"),
+    ):
+        document = json.loads(to_json(build(config(**changes))))
+        assert filter_of(document)["message_timeout"] == expected
+
+
+def test_request_trailers_always_reach_the_picker() -> None:
+    """Where they are skipped, a request of headers and trailers would pass it unseen."""
+    for buffered in (False, True):
+        document = json.loads(to_json(build(config(buffer_request_body=buffered))))
+        mode = filter_of(document)["processing_mode"]
+        assert mode["request_trailer_mode"] == "SEND"
+        assert mode["request_body_mode"] == ("BUFFERED" if buffered else "FULL_DUPLEX_STREAMED")
+
+
 def test_envoy_listens_to_the_pickers_metadata() -> None:
     """Dynamic metadata is dropped unless its namespace is named."""
     document = json.loads(to_json(build(config())))

@@ -1,0 +1,133 @@
+"""Buffered request bodies: the picker's own server behind a generated bootstrap on a real Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from random import Random
+
+import pytest
+
+from fleet.envoy.settings import Mechanism, SocketAddress
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.inflight import InflightLoad
+from picker.extproc.health import HealthService
+from picker.extproc.server import ServerOptions, build_server
+from picker.framework.attributes import Attributes
+from picker.plugins.parsers.openai_parser import OpenAIParser
+from picker.plugins.parsers.passthrough_parser import PassthroughParser
+from picker.requestcontrol.director import Director, RequestPipeline
+from picker.requestcontrol.parsing import ParserTable
+from picker.types import Candidate, Endpoint, InferenceRequest, SchedulingResult
+
+pytestmark = pytest.mark.envoy
+BOTH = pytest.mark.parametrize("mechanism", list(Mechanism), ids=lambda m: m.value)
+
+
+class FirstCandidate:
+    """Takes the first one."""
+
+    def schedule(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
+    ) -> SchedulingResult:
+        """The first candidate."""
+        return SchedulingResult((candidates[0].endpoint,), "default")
+
+
+class Picker:
+    """This project's picker over whatever endpoint it is told, in this process."""
+
+    def __init__(self) -> None:
+        self.inflight = InflightLoad()
+        self._datastore = Datastore()
+        pipeline = RequestPipeline(
+            ParserTable([OpenAIParser(), PassthroughParser()]), FirstCandidate()
+        )
+        director = Director(pipeline, self._datastore, inflight=self.inflight, rng=Random(1))
+        options = ServerOptions(host="127.0.0.1", port=0)
+        health = HealthService(lambda: True)
+        self.server = build_server(director, options=options, health=health)
+
+    def pick(self, *ports: int) -> None:
+        """From now on choose the first of these workers."""
+        self._datastore.set_endpoints(
+            [Endpoint(f"pod-{port}", "127.0.0.1", port) for port in ports]
+        )
+
+
+@contextlib.asynccontextmanager
+async def picked(bench, mechanism: Mechanism = Mechanism.OVERRIDE_HOST) -> AsyncIterator:
+    """Envoy with buffered bodies, echo workers, and our picker instead of the scripted one."""
+    picker = Picker()
+    address = SocketAddress("127.0.0.1", await picker.server.start())
+    try:
+        async with bench(buffer_request_body=True, mechanism=mechanism, picker=address) as b:
+            if mechanism is Mechanism.OVERRIDE_HOST:
+                await b.until_healthy("pool", 2)
+            yield b, picker
+    finally:
+        await picker.server.stop(0)
+
+
+@BOTH
+async def test_the_picked_endpoint_serves_bodies_up_to_the_limit(bench, mechanism) -> None:
+    """The decision beside the body is followed, by its metadata (override-host) and by its header
+    (original-dst); what Envoy does not keep is a 413.
+    """
+    async with picked(bench, mechanism) as (b, picker):
+        for worker in b.workers:
+            picker.pick(worker.port)
+            for size in (1, 100_000, 3_000_000, 4 * 1024 * 1024):
+                answer = await b.post(size=size)
+                assert (answer["worker"], answer["size"]) == (worker.name, size)
+        assert (await b.post(size=4 * 1024 * 1024 + 1))["status"] == 413
+        await b.until(lambda: picker.inflight.total == 0, "all is released")
+
+
+async def test_a_request_without_a_body_is_picked(bench) -> None:
+    """It is decided by its headers, as in full duplex."""
+    async with picked(bench) as (b, picker):
+        picker.pick(b.workers[1].port)
+        async with b.client.get(f"{b.proxy.url}/v1/models") as response:
+            assert (await response.json())["worker"] == "b"
+
+
+async def test_a_refusal_reaches_the_client(bench) -> None:
+    """What the picker refuses is asked of no worker."""
+    async with picked(bench) as (b, _):
+        answer = await b.post()
+        assert answer["status"] == 503
+        assert [worker.requests for worker in b.workers] == [[], []]
+
+
+async def test_a_retry_has_the_body(bench) -> None:
+    """A worker that vanishes before it answers is replaced, and the body is whole."""
+    async with picked(bench) as (b, picker):
+        first, _ = b.workers
+        picker.pick(first.port)
+        first.held.add("/v1/slow")
+        async with asyncio.TaskGroup() as group:
+            size = 2_000_000
+            pending = [group.create_task(b.post("/v1/slow", size=size)) for _ in range(4)]
+            await b.until(lambda: len(first.requests) == len(pending), "all requests in")
+            await first.stop()
+        assert [task.result()["worker"] for task in pending] == ["b"] * len(pending)
+        assert {task.result()["size"] for task in pending} == {size}
+
+
+async def test_a_request_counts_until_its_last_token(bench) -> None:
+    """The picker's own load count covers a stream from its decision to its end."""
+    async with picked(bench) as (b, picker):
+        picker.pick(b.workers[0].port)
+        async with b.client.post(f"{b.proxy.url}/stream", data=b"x") as response:
+            assert await response.content.readline() == b"data: first\n"
+            await b.post()
+            await b.until(lambda: picker.inflight.total == 1, "the short one is released")
+            b.workers[0].go_on.set()
+            await response.content.read()
+            await b.until(lambda: picker.inflight.total == 0, "the stream is released")

@@ -1,0 +1,114 @@
+"""`pointsman up` when its picker dies or hangs, with real processes and real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+import openai
+import pytest
+from running_fleet import Fleet, free_base_port, running_fleet, until
+
+pytestmark = pytest.mark.envoy
+STREAM_TOKENS = 300
+
+
+@pytest.fixture
+def port() -> int:
+    """Where the fleet of a test listens."""
+    return free_base_port()
+
+
+def picker_of(fleet: Fleet) -> int:
+    """The process id of the picker."""
+    (picker,) = (pid for pid, line in fleet.descendants().items() if "-m picker" in line)
+    return picker
+
+
+class Streams:
+    """Long answers that are being read while something happens to the picker."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.begun = 0
+
+    async def read(self) -> int:
+        """One streamed answer to its end; how many tokens came."""
+        tokens = None
+        stream = await self._fleet.openai.chat.completions.create(
+            model="sim",
+            max_tokens=STREAM_TOKENS,
+            stream=True,
+            stream_options={"include_usage": True},
+            messages=[{"role": "user", "content": "hello"}],
+            extra_body={"ignore_eos": True},
+        )
+        self.begun += 1
+        async for event in stream:
+            tokens = event.usage.completion_tokens if event.usage else None
+        assert tokens is not None, "the stream was cut"
+        return tokens
+
+
+async def test_a_killed_picker_costs_no_request_and_cuts_no_stream(port: int) -> None:
+    """SIGKILL while answers stream and requests keep coming: all are served, none is cut, and the
+    picker comes back by itself.
+    """
+    async with running_fleet(port, "--workers", "2") as fleet:
+        await fleet.ready()
+        streams = Streams(fleet)
+        async with asyncio.TaskGroup() as group:
+            streamed = [group.create_task(streams.read()) for _ in range(8)]
+            await until(lambda: streams.begun == 8, "all answers stream")
+            answers = [group.create_task(fleet.say_hello()) for _ in range(20)]
+            await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+            os.kill(picker_of(fleet), signal.SIGKILL)
+            assert not any(task.done() for task in streamed), "nothing was there to be cut"
+            answers += [group.create_task(fleet.say_hello()) for _ in range(40)]
+        assert [task.result() for task in answers] == [4] * 60
+        assert [task.result() for task in streamed] == [STREAM_TOKENS] * 8
+        await until(lambda: "picker is back" in fleet.output, "the picker is back")
+        assert await fleet.say_hello() == 4
+
+
+async def test_a_hanging_picker_costs_no_request(port: int) -> None:
+    """While the picker is stopped (SIGSTOP) requests are served after a wait, and with it again
+    once it goes on.
+    """
+    async with running_fleet(port, "--workers", "2") as fleet:
+        await fleet.ready()
+        with stopped(picker_of(fleet)):
+            for _ in range(3):
+                async with asyncio.TaskGroup() as group:
+                    answers = [group.create_task(fleet.say_hello()) for _ in range(10)]
+                assert [task.result() for task in answers] == [4] * 10
+        assert await fleet.say_hello() == 4
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that does nothing for the length of the block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def test_in_full_duplex_a_lost_picker_costs_no_request_for_long(port: int) -> None:
+    """The flag is heeded: requests served one by one lose at most one to the death of the picker,
+    and it comes back by itself.
+    """
+    async with running_fleet(port, "--workers", "2", "--request-body", "full-duplex") as fleet:
+        await fleet.ready()
+        os.kill(picker_of(fleet), signal.SIGKILL)
+        served = 0
+        for _ in range(20):
+            with contextlib.suppress(openai.APIStatusError):
+                served += await fleet.say_hello() == 4
+        assert served >= 19
+        await until(lambda: "picker is back" in fleet.output, "the picker is back")
+        assert await fleet.say_hello() == 4
