@@ -103,15 +103,20 @@ def _is_message(message: object) -> bool:
 
 
 def _is_prompt(prompt: object) -> bool:
-    """Text, a list of texts, or a list of token ids; not empty."""
+    """Text, a list of texts, a list of token ids, or a list of such lists; not empty."""
     if isinstance(prompt, str):
         return bool(prompt)
     if not isinstance(prompt, list) or not prompt:
         return False
-    kinds = set(map(type, prompt))  # a bool is an int to isinstance, and token lists are long
-    if kinds == {int}:
-        return bool(min(prompt) >= 0 and max(prompt) <= _MAX_TOKEN_ID)
-    return kinds == {str}
+    kinds = set(map(type, prompt))
+    if kinds == {list}:
+        return all(map(_are_token_ids, prompt))
+    return kinds == {str} or _are_token_ids(prompt)
+
+
+def _are_token_ids(value: list[Any]) -> bool:
+    # By type, as a bool is an int to isinstance; without a loop, as token lists are long.
+    return set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= _MAX_TOKEN_ID
 
 
 def _is_text(value: object) -> bool:
