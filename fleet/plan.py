@@ -129,10 +129,11 @@ def _worker(options: Options, site: Site, model: Path | None, index: int) -> Pro
         argv += ["--model", str(model)]
     if options.dtype is not None:
         argv += ["--dtype", options.dtype]
-    environment = {}
+    # In our folder, so that what a killed worker could not remove goes with it.
+    environment = {"TMPDIR": str(site.folder)}
     if options.engine == "torch":
         argv += ["--num-threads", str(threads)]
-        environment = {"OMP_NUM_THREADS": str(threads)}
+        environment["OMP_NUM_THREADS"] = str(threads)
     name = worker_name(index)
     log = site.folder / f"{name}.log"
     return Program(name, (*argv, *options.worker_args), log, environment)

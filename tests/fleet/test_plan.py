@@ -31,7 +31,7 @@ def test_workers_share_the_cores() -> None:
     """Each worker's threads are its share of the cores, at least one."""
     first, second = lay_out().workers
     assert flags(first.argv)["--num-threads"] == "2"
-    assert first.environment == {"OMP_NUM_THREADS": "2"}
+    assert first.environment["OMP_NUM_THREADS"] == "2"
     assert flags(second.argv)["--port"] == "12"
     crowded = plan(Options(workers=9), SITE, MODEL)
     assert flags(crowded.workers[0].argv)["--num-threads"] == "1"
@@ -42,6 +42,11 @@ def test_the_simulator_needs_no_model_and_no_threads() -> None:
     worker = plan(Options(engine="sim"), SITE, None).workers[0]
     assert flags(worker.argv)["--engine"] == "sim"
     assert not {"--model", "--num-threads"} & set(worker.argv)
+
+
+def test_workers_leave_nothing_behind() -> None:
+    """Their temporary files are in the fleet's folder, which goes when the fleet does."""
+    assert {worker.environment["TMPDIR"] for worker in lay_out().workers} == {"/run/x"}
 
 
 def test_extra_flags_come_last() -> None:
