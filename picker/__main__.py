@@ -17,6 +17,7 @@ import uvloop
 from picker.app import Options, Ports, serve
 from picker.config.units import duration_seconds, quantity_bytes
 from picker.errors import ConfigError, PickerError
+from picker.extproc.options import Transport
 
 log = logging.getLogger("picker")
 
@@ -77,6 +78,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         cert_path=arguments.cert_path,
         grpc_max_recv_msg_bytes=arguments.grpc_max_recv_msg_size,
         health_checking=arguments.health_checking,
+        grpc_transport=arguments.grpc_transport,
     )
 
 
@@ -156,6 +158,13 @@ def _add_ports(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="largest gRPC message, e.g. 10MiB",
     )
+    parser.add_argument(
+        "--grpc-transport",
+        type=_checked(_transport),
+        default=_DEFAULTS.grpc_transport,
+        metavar="|".join(transport.value for transport in Transport),
+        help="what carries gRPC: the h2 library or grpc.aio (default: %(default)s)",
+    )
 
 
 def _add_behaviour(parser: argparse.ArgumentParser) -> None:
@@ -202,6 +211,13 @@ def _port(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) > 65535:
         raise ConfigError(f"'{text}' is no port; write a number from 0 to 65535")
     return int(text)
+
+
+def _transport(text: str) -> Transport:
+    try:
+        return Transport(text)
+    except ValueError:
+        raise ConfigError(f"'{text}' is no transport; write h2 or grpcio") from None
 
 
 def _truth(text: str) -> bool:

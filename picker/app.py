@@ -37,6 +37,7 @@ from picker.extproc.server import (
     GrpcServer,
     ServerOptions,
     TlsMaterial,
+    Transport,
     build_health_server,
     build_server,
 )
@@ -72,6 +73,7 @@ class Options:
     cert_path: Path | None = None
     grpc_max_recv_msg_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     health_checking: bool = False
+    grpc_transport: Transport = Transport.H2
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +235,16 @@ class Picker:
             port=options.grpc_port,
             tls=_tls(options),
             max_message_bytes=options.grpc_max_recv_msg_bytes,
+            transport=options.grpc_transport,
         )
         server = build_server(
             director, options=ext_proc, health=health if options.health_checking else None
         )
-        plain = ServerOptions(host=options.bind_address, port=options.grpc_health_port)
+        plain = ServerOptions(
+            host=options.bind_address,
+            port=options.grpc_health_port,
+            transport=options.grpc_transport,
+        )
         return server, build_health_server(health, options=plain)
 
 

@@ -6,27 +6,31 @@ Source: `grpc.health.v1`, and the service names that gateways and kubelets ask f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
 
+from picker.extproc.pump import Read, Write
+from picker.extproc.rpc import Method, RpcError, Status
 from picker.extproc.wire import SERVICE
 
 LIVENESS = "liveness"
 READINESS = ("", "readiness", SERVICE, "inference-extension")
+HEALTH_SERVICE = "grpc.health.v1.Health"
 DEFAULT_WATCH_SECONDS = 0.2
 
 _Response = health_pb2.HealthCheckResponse
 
 
-class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+class HealthService:
     """Answers `Check`, `List` and `Watch`.
 
     `is_ready` is asked for every answer, so that no copy of it can go stale; it must be quick. It
     decides for the names in `READINESS`; `LIVENESS` is always serving. `Check` of another name is
-    NOT_FOUND. A watcher hears of a change within `watch_seconds`.
+    NOT_FOUND. A watcher hears of a change within `watch_seconds`. One service may be on several
+    servers.
     """
 
     def __init__(
@@ -35,9 +39,13 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._is_ready = is_ready
         self._watch_seconds = watch_seconds
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve on `server`; one service may be on several."""
-        health_pb2_grpc.add_HealthServicer_to_server(self, server)
+    def methods(self) -> Mapping[str, Method]:
+        """Paths to methods."""
+        return {
+            f"/{HEALTH_SERVICE}/Check": self.check,
+            f"/{HEALTH_SERVICE}/List": self.list_all,
+            f"/{HEALTH_SERVICE}/Watch": self.watch,
+        }
 
     def status(self, service: str) -> int | None:
         """The serving status of `service`, None for a name nobody serves."""
@@ -47,27 +55,47 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             return None
         return int(_Response.SERVING if self._is_ready() else _Response.NOT_SERVING)
 
-    async def Check(self, request: Any, context: grpc.aio.ServicerContext) -> Any:  # noqa: N802
+    async def check(self, read: Read, write: Write) -> None:
         """The status now."""
-        status = self.status(request.service)
+        service = await _asked_for(read)
+        status = self.status(service)
         if status is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service '{request.service}'")
-        return _Response(status=status)
+            raise RpcError(Status.NOT_FOUND, f"no service '{service}'")
+        await write(_response(status))
 
-    async def List(self, request: Any, context: grpc.aio.ServicerContext) -> Any:  # noqa: N802
+    async def list_all(self, read: Read, write: Write) -> None:
         """The status of every service."""
+        await _asked_for(read)
         statuses = {name: _Response(status=self.status(name)) for name in (LIVENESS, *READINESS)}
-        return health_pb2.HealthListResponse(statuses=statuses)
+        await write(health_pb2.HealthListResponse(statuses=statuses).SerializeToString())
 
-    async def Watch(  # noqa: N802
-        self, request: Any, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[Any]:
-        """The status now and after each change; SERVICE_UNKNOWN for an unknown name."""
+    async def watch(self, read: Read, write: Write) -> None:
+        """The status now and after each change; SERVICE_UNKNOWN for an unknown name.
+
+        Ends only by being cancelled.
+        """
+        service = await _asked_for(read)
         told: int | None = None
         while True:
-            status = self.status(request.service)
+            status = self.status(service)
             status = int(_Response.SERVICE_UNKNOWN) if status is None else status
             if status != told:
                 told = status
-                yield _Response(status=status)
+                await write(_response(status))
             await asyncio.sleep(self._watch_seconds)
+
+
+async def _asked_for(read: Read) -> str:
+    """The service that the one message of a request names."""
+    data = await read()
+    if data is None:
+        raise RpcError(Status.INVALID_ARGUMENT, "a request without a message")
+    try:
+        message: Any = health_pb2.HealthCheckRequest.FromString(data)
+    except DecodeError as error:
+        raise RpcError(Status.INVALID_ARGUMENT, f"not a health request: {error}") from error
+    return str(message.service)
+
+
+def _response(status: int) -> bytes:
+    return cast("bytes", _Response(status=status).SerializeToString())

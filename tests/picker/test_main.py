@@ -11,6 +11,7 @@ import pytest
 
 from picker.__main__ import _options, build_parser, main
 from picker.app import Options
+from picker.extproc.options import Transport
 
 
 def parsed(*argv: str) -> Options:
@@ -33,6 +34,7 @@ def test_flags_are_read_in_the_spelling_of_the_reference() -> None:
         *("--config-file", "c.yaml", "--endpoints-file", "e.yaml", "--grpc-port", "1"),
         *("--refresh-metrics-interval", "1m", "--drain-timeout=5s", "--cert-path", "certs"),
         *("--grpc-max-recv-msg-size", "10MiB", "--health-checking", "-v", "4"),
+        *("--grpc-transport", "grpcio"),
     )
     assert chosen == Options(
         config_file=Path("c.yaml"),
@@ -44,6 +46,7 @@ def test_flags_are_read_in_the_spelling_of_the_reference() -> None:
         cert_path=Path("certs"),
         grpc_max_recv_msg_bytes=10 * 1024 * 1024,
         health_checking=True,
+        grpc_transport=Transport.GRPCIO,
     )
     assert not parsed("--cert-path", "certs", "--secure-serving=false").secure_serving
 
@@ -56,6 +59,7 @@ def test_flags_are_read_in_the_spelling_of_the_reference() -> None:
         ["--drain-timeout", "5"],
         ["--grpc-max-recv-msg-size", "big"],
         ["--secure-serving=maybe"],
+        ["--grpc-transport", "carrier-pigeon"],
         ["--config-file", "a", "--config-text", "b"],
         ["--grpc-po", "1"],
     ],

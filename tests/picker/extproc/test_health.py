@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from picker.extproc.health import READINESS, HealthService
-from picker.extproc.server import ServerOptions, build_health_server
+from picker.extproc.server import ServerOptions, Transport, build_health_server
 
 Status = health_pb2.HealthCheckResponse
 
@@ -32,10 +32,13 @@ def readiness() -> Readiness:
 
 
 @pytest.fixture
-async def stub(readiness: Readiness) -> AsyncIterator[health_pb2_grpc.HealthStub]:
+async def stub(
+    readiness: Readiness, transport: Transport
+) -> AsyncIterator[health_pb2_grpc.HealthStub]:
     """A client of a running health server."""
     health = HealthService(readiness, watch_seconds=0.01)
-    server = build_health_server(health, options=ServerOptions(host="127.0.0.1", port=0))
+    options = ServerOptions(host="127.0.0.1", port=0, transport=transport)
+    server = build_health_server(health, options=options)
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield health_pb2_grpc.HealthStub(channel)
@@ -73,6 +76,20 @@ async def test_the_list_holds_every_name(stub: health_pb2_grpc.HealthStub) -> No
     """One call shows them all."""
     reply = await stub.List(health_pb2.HealthListRequest())
     assert set(reply.statuses) == {"liveness", *READINESS}
+
+
+async def test_a_request_that_is_no_health_request_is_refused(
+    readiness: Readiness, transport: Transport
+) -> None:
+    """Bytes of another kind are the caller's mistake."""
+    options = ServerOptions(host="127.0.0.1", port=0, transport=transport)
+    server = build_health_server(HealthService(readiness), options=options)
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await channel.unary_unary("/grpc.health.v1.Health/Check")(b"\xff\xff")
+    await server.stop(0)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_watcher_hears_of_each_change(

@@ -1,4 +1,4 @@
-"""The gRPC server on a real socket, with the client stub that the Envoy protobufs generate."""
+"""The gRPC server on a real socket, on each transport, with the client that grpc.aio makes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,31 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from picker.errors import no_endpoints
 from picker.extproc.health import HealthService
-from picker.extproc.server import GrpcServer, ServerOptions, build_health_server, build_server
+from picker.extproc.server import (
+    GrpcServer,
+    ServerOptions,
+    Transport,
+    build_health_server,
+    build_server,
+)
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 MakeDirector = Callable[..., Any]
 
 
-def loopback(**changes: Any) -> ServerOptions:
-    """A free port of this machine."""
-    return ServerOptions(host="127.0.0.1", port=0, **changes)
-
-
 class Fleet:
     """Servers and channels of one test, closed at its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
         self.servers: list[GrpcServer] = []
         self.channels: list[grpc.aio.Channel] = []
+
+    def options(self, **changes: Any) -> ServerOptions:
+        """A free port of this machine."""
+        return ServerOptions(
+            **{"host": "127.0.0.1", "port": 0, **changes}, transport=self.transport
+        )
 
     async def channel_to(self, server: GrpcServer) -> grpc.aio.Channel:
         """Start `server` and connect to it."""
@@ -41,14 +49,14 @@ class Fleet:
 
     async def call(self, director: Any, **changes: Any) -> Any:
         """An open ext_proc stream to a server of `director`."""
-        server = build_server(director, options=loopback(**changes))
+        server = build_server(director, options=self.options(**changes))
         return pb_grpc.ExternalProcessorStub(await self.channel_to(server)).Process()
 
 
 @pytest.fixture
-async def fleet() -> AsyncIterator[Fleet]:
+async def fleet(transport: Transport) -> AsyncIterator[Fleet]:
     """Starts servers, and takes them down."""
-    fleet = Fleet()
+    fleet = Fleet(transport)
     yield fleet
     for channel in fleet.channels:
         await channel.close()
@@ -229,7 +237,7 @@ async def test_many_streams_at_once_keep_apart(fleet: Fleet, director: MakeDirec
     async def echo(raw: RawRequest) -> RouteDecision:
         return RouteDecision((raw.body or b"").decode())
 
-    server = build_server(director(echo), options=loopback())
+    server = build_server(director(echo), options=fleet.options())
     stub = pb_grpc.ExternalProcessorStub(await fleet.channel_to(server))
 
     async def one(name: str) -> str:
@@ -249,10 +257,10 @@ async def test_a_taken_port_is_an_error_with_its_address(
     fleet: Fleet, director: MakeDirector
 ) -> None:
     """Two servers cannot share a port by accident."""
-    first = build_server(director(), options=loopback())
+    first = build_server(director(), options=fleet.options())
     port = await first.start()
     fleet.servers.append(first)
-    second = build_server(director(), options=ServerOptions(host="127.0.0.1", port=port))
+    second = build_server(director(), options=fleet.options(port=port))
     with pytest.raises(OSError, match=f"127.0.0.1:{port}"):
         await second.start()
 
@@ -263,10 +271,84 @@ async def test_health_is_answered_on_the_ext_proc_port_and_on_its_own(
     """One health service may stand on several ports."""
     health = HealthService(lambda: True)
     servers = [
-        build_server(director(), options=loopback(), health=health),
-        build_health_server(health, options=loopback()),
+        build_server(director(), options=fleet.options(), health=health),
+        build_health_server(health, options=fleet.options()),
     ]
     for server in servers:
         stub = health_pb2_grpc.HealthStub(await fleet.channel_to(server))
         reply = await stub.Check(health_pb2.HealthCheckRequest(service="inference-extension"))
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_an_unknown_method_is_unimplemented(fleet: Fleet, director: MakeDirector) -> None:
+    """A client of another service learns that it is in the wrong place."""
+    channel = await fleet.channel_to(build_server(director(), options=fleet.options()))
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await channel.unary_unary("/no.such.Service/Method")(b"")
+    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_message_over_the_limit_ends_its_stream(
+    fleet: Fleet, director: MakeDirector
+) -> None:
+    """The status names the cause, and the exchange is finished."""
+    source = director()
+    call = await fleet.call(source, max_message_bytes=1000)
+    await call.write(request_headers())
+    await call.write(request_body(bytes(2000)))
+    assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    cause, _, _ = await source.exchanges[0].finished
+    assert cause in (FinishCause.RESET, FinishCause.CLIENT_GONE)
+
+
+async def test_stopping_lets_a_stream_end_within_the_grace(
+    fleet: Fleet, director: MakeDirector, held_routing: Callable[[], Any]
+) -> None:
+    """A request under way gets its answer, and the server stops as soon as it is over."""
+    held = held_routing()
+    source = director(held)
+    call = await fleet.call(source)
+    await call.write(request_headers(end_of_stream=True))
+    await held.started.wait()
+    stopping = asyncio.create_task(fleet.servers[0].stop(60))
+    held.release.set()
+    assert (await call.read()).HasField("request_headers")
+    await call.done_writing()
+    assert await call.code() is grpc.StatusCode.OK
+    await stopping
+    assert (await source.exchanges[0].finished)[0] is not FinishCause.SHUTDOWN
+
+
+async def test_a_deadline_of_the_caller_ends_the_call(
+    fleet: Fleet, director: MakeDirector, held_routing: Callable[[], Any]
+) -> None:
+    """A request that nobody waits for any more is released."""
+    source = director(held_routing())
+    channel = await fleet.channel_to(build_server(source, options=fleet.options()))
+    call = pb_grpc.ExternalProcessorStub(channel).Process(timeout=0.2)
+    await call.write(request_headers(end_of_stream=True))
+    assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert await source.exchanges[0].finished == (FinishCause.CLIENT_GONE, None, None)
+
+
+async def test_16_mb_go_through_both_ways(fleet: Fleet, director: MakeDirector) -> None:
+    """Far more than any window: both sides make room again and again."""
+    body = bytes(range(256)) * 65536
+    call = await fleet.call(director())
+    await call.write(request_headers())
+
+    async def send() -> None:
+        for at in range(0, len(body), 2**20):
+            last = at + 2**20 == len(body)
+            await call.write(request_body(body[at : at + 2**20], end_of_stream=last))
+
+    sending = asyncio.create_task(send())
+    assert (await call.read()).HasField("request_headers")
+    pieces = []
+    while not pieces or not pieces[-1].end_of_stream:
+        pieces.append((await call.read()).request_body.response.body_mutation.streamed_response)
+    await sending
+    assert b"".join(piece.body for piece in pieces) == body

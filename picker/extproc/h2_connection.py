@@ -1,0 +1,360 @@
+"""One HTTP/2 connection of gRPC calls: asyncio's bytes to `h2` events to calls, and back.
+
+Theory of operation
+-------------------
+`data_received` gives the bytes to `h2` and each event to its call. A call is a task that runs its
+method; tasks write into the buffers of their `CallStream` and ask for a flush. A flush happens once
+per turn of the event loop: it moves what the peer's windows allow from the calls to `h2`, and then
+gives the transport everything at once, so that replies of one turn leave in one system call.
+
+What a call sends waits for the event loop's next turn, for the peer's window, and for the socket
+(while the transport is paused). All the time the call's own buffer holds it, and the method's
+`write` waits when that is full. A peer that makes us answer its control frames without reading the
+answers is cut off.
+
+A connection ends in order when it drains (the server stops, the peer says goodbye, nothing happened
+for long) and its last call is over; or at once when either side breaks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, cast
+
+from h2 import events
+from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
+
+from picker.extproc.framing import timeout_seconds
+from picker.extproc.h2_protocol import GrpcHttp2, graceful_goaway
+from picker.extproc.h2_sending import SendQueue, trailers
+from picker.extproc.h2_stream import CallStream
+from picker.extproc.rpc import Method, RpcError, Status
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 900.0
+HANDSHAKE_SECONDS = 20.0
+LINGER_SECONDS = 5.0
+HIGH_WATER_BYTES = 1024 * 1024  # unsent by the transport: calls wait
+# Unsent by the transport although calls wait: the peer does not read. More than the high water and
+# one call's turn, so that only control frames get there.
+ABORT_BYTES = 4 * 1024 * 1024
+
+
+class GrpcConnection(asyncio.Protocol):
+    """Owns one connection and its calls.
+
+    `methods` maps paths to what serves them. `on_made` is called once, when the connection stands,
+    and then `on_gone` once, when it is closed and no task of it runs any more.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        max_message_bytes: int,
+        on_made: Callable[[GrpcConnection], None],
+        on_gone: Callable[[GrpcConnection], None],
+    ) -> None:
+        self._methods = {path.encode(): method for path, method in methods.items()}
+        self._max_message_bytes = max_message_bytes
+        self._on_made = on_made
+        self._on_gone = on_gone
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._http2 = GrpcHttp2()
+        self._streams: dict[int, CallStream] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sending = SendQueue(self._http2, self._write_out, self._sent_to_the_end)
+        self._flush_handle: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # for a peer that does nothing
+        self._last_heard: float | None = None
+        self._paused = False
+        self._draining = False
+        self._cancelled = False
+        self._receive: Mapping[type[events.Event], Callable[[Any], None]] = {
+            events.RequestReceived: self._request,
+            events.DataReceived: self._data,
+            events.StreamEnded: self._input_ended,
+            events.StreamReset: self._reset,
+            events.WindowUpdated: self._window_updated,
+            events.RemoteSettingsChanged: self._settings_changed,
+            events.ConnectionTerminated: self._goodbye,
+        }
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the settings."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        self._http2.initiate_connection()
+        self._timer = self._loop.call_later(HANDSHAKE_SECONDS, self._check_idle)
+        self._on_made(self)
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        """Whatever the peer sent."""
+        self._last_heard = self._loop.time()
+        try:
+            for event in self._http2.receive_data(data):
+                receive = self._receive.get(type(event))
+                if receive is not None:
+                    receive(event)
+        except ProtocolError as error:
+            log.info("a peer broke HTTP/2: %s", error)
+            self._break_off()
+            return
+        except Exception:
+            log.exception("an HTTP/2 connection failed")
+            self._break_off()
+            return
+        self._schedule_flush()
+
+    def eof_received(self) -> bool:
+        """The peer sends no more; a half-closed connection is of no use to HTTP/2."""
+        return False
+
+    def pause_writing(self) -> None:
+        """The peer reads slower than calls write."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """The transport takes more."""
+        self._paused = False
+        self._schedule_flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End every call."""
+        self._transport = None
+        for handle in (self._timer, self._flush_handle):
+            if handle is not None:
+                handle.cancel()
+        self._abandon_all()
+        self._tell_when_gone()
+
+    # The server's side
+
+    def drain(self) -> None:
+        """Ask for no more calls, and close once those under way are over."""
+        if not self._draining:
+            self._draining = True
+            if self._transport is not None:
+                self._transport.write(graceful_goaway())
+        self._schedule_flush()
+
+    def cancel(self) -> None:
+        """End the calls under way; they are told UNAVAILABLE."""
+        self._cancelled = True
+        for stream in tuple(self._streams.values()):
+            stream.discard_unsent()
+            if stream.task is not None:
+                stream.task.cancel()
+            if stream.ending is not None:
+                self.schedule(stream)
+        self.drain()
+
+    def abort(self) -> None:
+        """Close without a word to a peer that does not read."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # The calls' side
+
+    def acknowledge(self, stream_id: int, count: int) -> None:
+        """`count` flow-controlled bytes have been dealt with."""
+        if self._transport is not None:
+            self._http2.acknowledge_received_data(count, stream_id)
+            self._schedule_flush()
+
+    def schedule(self, stream: CallStream) -> None:
+        """`stream` has something to send."""
+        if self._sending.add(stream):
+            self._schedule_flush()
+
+    # What the peer did
+
+    def _request(self, event: events.RequestReceived) -> None:
+        stream_id = event.stream_id
+        headers = dict(event.headers)
+        stream = CallStream(stream_id, self, self._max_message_bytes)
+        self._streams[stream_id] = stream
+        if headers.get(b":method") != b"POST":
+            stream.end(((b":status", b"405"), (b"allow", b"POST")))
+        elif not headers.get(b"content-type", b"").startswith(b"application/grpc"):
+            stream.end(((b":status", b"415"),))
+        elif self._cancelled:
+            stream.end(trailers(Status.UNAVAILABLE, "shutting down"))
+        else:
+            self._call(stream, headers)
+
+    def _call(self, stream: CallStream, headers: Mapping[bytes, bytes]) -> None:
+        path = headers.get(b":path", b"")
+        method = self._methods.get(path)
+        if method is None:
+            text = f"unknown method {path.decode('ascii', 'replace')}"
+            stream.end(trailers(Status.UNIMPLEMENTED, text))
+            return
+        task = self._loop.create_task(method(stream.read, stream.write), name="grpc call")
+        stream.task = task
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._finished, stream))
+        seconds = timeout_seconds(headers.get(b"grpc-timeout", b""))
+        if seconds is not None:
+            stream.timer = self._loop.call_later(seconds, self._expire, stream)
+
+    def _data(self, event: events.DataReceived) -> None:
+        stream = self._streams.get(event.stream_id)
+        length = event.flow_controlled_length
+        if stream is None:
+            self._http2.acknowledge_received_data(length, event.stream_id)
+        else:
+            stream.feed(event.data, length)
+
+    def _input_ended(self, event: events.StreamEnded) -> None:
+        stream = self._streams.get(event.stream_id)
+        if stream is not None:
+            stream.end_input()
+
+    def _reset(self, event: events.StreamReset) -> None:
+        stream = self._streams.get(event.stream_id)
+        if stream is not None:
+            self._forget(stream)
+            self._abandon(stream)
+
+    def _window_updated(self, event: events.WindowUpdated) -> None:
+        self._sending.unblock(event.stream_id or 0)
+
+    def _settings_changed(self, _: events.RemoteSettingsChanged) -> None:
+        self._sending.unblock(0)  # the initial window, which open streams have too, may have grown
+
+    def _goodbye(self, event: events.ConnectionTerminated) -> None:
+        if event.error_code == ErrorCodes.NO_ERROR:
+            self.drain()
+        else:
+            log.info("a peer gave up an HTTP/2 connection: %s", event.error_code)
+            self._close()
+
+    # The course of a call
+
+    def _finished(self, stream: CallStream, task: asyncio.Task[None]) -> None:
+        """A method has returned, failed or been cancelled; runs exactly once per call."""
+        self._tasks.discard(task)
+        if stream.timer is not None:
+            stream.timer.cancel()
+        outcome = self._outcome(stream, task)
+        if not stream.gone:
+            stream.end(trailers(*outcome))
+        self._tell_when_gone()
+
+    def _outcome(self, stream: CallStream, task: asyncio.Task[None]) -> tuple[Status, str]:
+        if task.cancelled():
+            if self._cancelled:
+                return Status.UNAVAILABLE, "shutting down"
+            return Status.CANCELLED, "cancelled"
+        error = task.exception()
+        if stream.failure is not None:
+            return stream.failure.status, str(stream.failure)
+        if error is None:
+            return Status.OK, ""
+        if isinstance(error, RpcError):
+            return error.status, str(error)
+        log.error("a call failed", exc_info=error)
+        return Status.INTERNAL, "internal error"
+
+    def _expire(self, stream: CallStream) -> None:
+        stream.discard_unsent()
+        stream.end(trailers(Status.DEADLINE_EXCEEDED, "deadline exceeded"))
+        if stream.task is not None:
+            stream.task.cancel()
+
+    def _abandon(self, stream: CallStream) -> None:
+        left = stream.drop()
+        if left:
+            self.acknowledge(stream.stream_id, left)
+        if stream.task is not None:
+            stream.task.cancel()
+
+    def _abandon_all(self) -> None:
+        for stream in tuple(self._streams.values()):
+            self._forget(stream)
+            self._abandon(stream)
+
+    def _forget(self, stream: CallStream) -> None:
+        self._streams.pop(stream.stream_id, None)
+        self._sending.remove(stream.stream_id)
+
+    # Sending
+
+    def _schedule_flush(self) -> None:
+        if self._flush_handle is None and self._transport is not None:
+            self._flush_handle = self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_handle = None
+        if self._transport is None or self._transport.is_closing():
+            return
+        try:
+            if not self._paused:
+                self._sending.send()
+        except ProtocolError:
+            log.exception("cannot send on an HTTP/2 connection")
+            self._break_off()
+            return
+        self._write_out()
+        if self._draining and not self._streams:
+            self._close()
+
+    def _sent_to_the_end(self, stream: CallStream) -> None:
+        self._forget(stream)
+        left = stream.drop()
+        if left:
+            self._http2.acknowledge_received_data(left, stream.stream_id)
+
+    def _write_out(self) -> bool:
+        """Give the transport what `h2` has; whether it takes more."""
+        if self._transport is None:
+            return False
+        data = self._http2.data_to_send()
+        if data:
+            self._transport.write(data)
+            if self._paused and self._transport.get_write_buffer_size() > ABORT_BYTES:
+                log.info("a peer does not read what it asks for; its connection is closed")
+                self._transport.abort()
+        return not self._paused
+
+    # The end
+
+    def _check_idle(self) -> None:
+        if self._last_heard is None:
+            self.abort()
+            return
+        quiet = self._loop.time() - self._last_heard
+        if not self._streams and quiet >= IDLE_SECONDS:
+            self.drain()
+            return
+        wait = IDLE_SECONDS if self._streams else IDLE_SECONDS - quiet
+        self._timer = self._loop.call_later(wait, self._check_idle)
+
+    def _break_off(self) -> None:
+        """Say what was wrong, as far as `h2` has prepared it, and close."""
+        self._abandon_all()
+        self._write_out()
+        if self._transport is not None:
+            self._transport.close()
+            if self._timer is not None:
+                self._timer.cancel()
+            # What the peer does not read would keep the connection open.
+            self._timer = self._loop.call_later(LINGER_SECONDS, self.abort)
+
+    def _close(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._http2.close_connection()
+            self._break_off()
+
+    def _tell_when_gone(self) -> None:
+        if self._transport is None and not self._tasks:
+            self._on_gone(self)

@@ -1,0 +1,37 @@
+"""What a gRPC method is, independent of the transport: reads bytes, writes bytes, ends or fails.
+
+Unary calls are streams of one message, on the wire as here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from enum import IntEnum
+from typing import Any, TypeAlias
+
+from picker.errors import PickerError
+from picker.extproc.pump import Read, Write
+
+Method: TypeAlias = Callable[[Read, Write], Coroutine[Any, Any, None]]
+
+
+class Status(IntEnum):
+    """The gRPC status codes in use here."""
+
+    OK = 0
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    RESOURCE_EXHAUSTED = 8
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+class RpcError(PickerError):
+    """A call that ends with a status other than OK."""
+
+    def __init__(self, status: Status, text: str) -> None:
+        super().__init__(text)
+        self.status = status
