@@ -132,13 +132,15 @@ def _routes(config: BootstrapConfig) -> route_pb2.RouteConfiguration:
 
 
 def _retry_policy(config: BootstrapConfig) -> route_components_pb2.RetryPolicy:
-    """Try elsewhere when an endpoint cannot be reached or goes away before it answered.
+    """Try elsewhere when an endpoint cannot be reached, goes away before it answered, or answers
+    that it cannot serve now (503: it drains, its queue is full, its engine is gone).
 
-    Nothing is retried once response headers have arrived: tokens are never sent twice.
+    Nothing else is retried once response headers have arrived: tokens are never sent twice.
     """
     policy = route_components_pb2.RetryPolicy
     return policy(
-        retry_on="connect-failure,refused-stream,reset",
+        retry_on="connect-failure,refused-stream,reset,retriable-status-codes",
+        retriable_status_codes=[503],
         num_retries=uint32(config.num_retries),
         host_selection_retry_max_attempts=8,
         retry_host_predicate=[

@@ -46,6 +46,7 @@ class EchoWorker:
         self.requests: list[str] = []
         self.go_on = asyncio.Event()  # holds back the second half of /stream
         self.held: set[str] = set()  # paths that never get an answer
+        self.status = 200  # of every answer but those to health checks
         self._server: asyncio.Server | None = None
         self._connections: dict[asyncio.Task, asyncio.StreamWriter] = {}
 
@@ -120,7 +121,9 @@ class EchoWorker:
         headers = {name.decode(): value.decode() for name, value in request.headers}
         body = json.dumps({"worker": self.name, "headers": headers, "size": size}).encode()
         described = [("content-type", "application/json"), ("content-length", str(len(body)))]
-        yield [h11.Response(status_code=200, headers=described), h11.Data(body), h11.EndOfMessage()]
+        status = 200 if path == "/health" else self.status
+        head = h11.Response(status_code=status, headers=described)
+        yield [head, h11.Data(body), h11.EndOfMessage()]
 
 
 @dataclass

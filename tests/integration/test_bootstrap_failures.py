@@ -159,3 +159,19 @@ async def test_the_endpoints_file_is_followed(bench, tmp_path) -> None:
         await b.until_healthy("pool", 1)
         assert {(await b.post())["worker"] for _ in range(4)} == {"b"}
         assert json.loads(file.read_text())["resources"]
+
+
+async def test_an_endpoint_that_cannot_serve_now_is_passed_over(bench) -> None:
+    """A 503 is tried elsewhere, with its body; another error is the endpoint's answer."""
+    async with bench() as b:
+        await b.until_healthy("pool", 2)
+        first, second = b.workers
+        b.picker.answer.destination = first.host_port
+        first.status = 503
+        answer = await b.post(size=100_000)
+        assert (answer["worker"], answer["size"]) == (second.name, 100_000)
+        second.requests.clear()
+        for status in (500, 429):
+            first.status = status
+            assert (await b.post())["status"] == status
+        assert second.requests == []
