@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from fleet.envoy.bootstrap import build, to_yaml
@@ -30,14 +30,15 @@ def examples() -> dict[str, str]:
     return documents
 
 
-def main(argv: list[str]) -> int:
-    """Write every example into the folder named by `argv[0]`."""
-    folder = Path(argv[0] if argv else "deploy/envoy")
+def main() -> None:
+    """Write every example into the folder the command line names."""
+    parser = argparse.ArgumentParser(prog="python -m fleet.envoy", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("deploy/envoy"))
+    folder: Path = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in examples().items():
         (folder / name).write_text(text, encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()
