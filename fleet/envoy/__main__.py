@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from fleet.envoy.bootstrap import build, to_yaml
@@ -30,11 +31,11 @@ def examples() -> dict[str, str]:
     return documents
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Write every example into the folder the command line names."""
     parser = argparse.ArgumentParser(prog="python -m fleet.envoy", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("deploy/envoy"))
-    folder: Path = parser.parse_args().folder
+    folder: Path = parser.parse_args(argv).folder
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in examples().items():
         (folder / name).write_text(text, encoding="utf-8")

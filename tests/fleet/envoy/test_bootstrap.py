@@ -44,7 +44,7 @@ def test_every_committed_bootstrap_has_a_generator() -> None:
 
 def test_the_script_writes_into_the_folder_it_is_given(tmp_path: Path) -> None:
     """`python -m fleet.envoy FOLDER` creates the folder and writes every example."""
-    assert main([str(tmp_path / "new")]) == 0
+    main([str(tmp_path / "new")])
     assert {path.name for path in (tmp_path / "new").iterdir()} == set(examples())
 
 
