@@ -13,6 +13,7 @@ from picker.extproc.h2_stream import CallStream, Headers
 from picker.extproc.rpc import Status
 
 TURN_BYTES = 128 * 1024  # of one call, before it is another's turn
+WRITE_BYTES = 256 * 1024  # given to the transport at once
 
 _HEAD: Final[Headers] = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 
@@ -60,16 +61,18 @@ class SendQueue:
 
     def send(self) -> None:
         """Serve calls in turn until all is sent or the transport is full."""
-        room = True
-        while self._ready and room:
+        moved = 0
+        while self._ready:
             for stream in tuple(self._ready.values()):
-                self._send_turn(stream)
-                if self._ready:
-                    room = self._write_out()
-                if not room:
-                    break
+                moved += self._send_turn(stream)
+                if moved >= WRITE_BYTES:
+                    moved = 0
+                    if not self._write_out():
+                        return
 
-    def _send_turn(self, stream: CallStream) -> None:
+    def _send_turn(self, stream: CallStream) -> int:
+        """Move one call's share to `h2`; returns its bytes."""
+        moved = 0
         http2, stream_id = self._http2, stream.stream_id
         if stream.unsent_bytes:
             if not stream.head_sent:
@@ -80,6 +83,7 @@ class SendQueue:
                 data = stream.take(min(allowed, http2.max_outbound_frame_size))
                 http2.send_data(stream_id, data)
                 allowed -= len(data)
+                moved += len(data)
         if not stream.unsent_bytes:
             self.remove(stream_id)
             if stream.ending is not None:
@@ -87,6 +91,7 @@ class SendQueue:
         elif http2.local_flow_control_window(stream_id) <= 0:
             del self._ready[stream_id]
             self._blocked[stream_id] = stream
+        return moved
 
     def _send_ending(self, stream: CallStream, ending: Headers) -> None:
         opening = ending[0][0] == b":status"

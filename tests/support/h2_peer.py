@@ -1,0 +1,153 @@
+"""An HTTP/2 client without a socket, joined to a connection of the h2 transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from h2 import events
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.settings import SettingCodes, Settings
+
+from picker.extproc.framing import prefix
+from picker.extproc.h2_connection import GrpcConnection
+from picker.extproc.pump import Read, Write
+from picker.extproc.rpc import Method
+
+PATH = "/a.Service/Method"
+REQUEST = [
+    *((":method", "POST"), (":scheme", "http"), (":authority", "a"), (":path", PATH)),
+    *(("te", "trailers"), ("content-type", "application/grpc")),
+]
+
+
+class BufferTransport(asyncio.Transport):
+    """Keeps what is written; pauses its protocol when told to."""
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        super().__init__()
+        self.protocol = protocol
+        self.written: list[bytes] = []
+        self.unread_bytes = 0
+        self.closed = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """The test decides when to pause."""
+
+    def get_write_buffer_size(self) -> int:
+        """What the test pretends."""
+        return self.unread_bytes
+
+    def write(self, data: Any) -> None:
+        """Keep it."""
+        assert not self.closed
+        self.written.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        """Whether it was closed."""
+        return self.closed
+
+    def close(self) -> None:
+        """Close, and say so in the next turn."""
+        if not self.closed:
+            self.closed = True
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+    abort = close
+
+
+class Peer:
+    """An HTTP/2 client made of the library's other half, joined to a connection under test."""
+
+    def __init__(self, methods: Mapping[str, Method], max_message_bytes: int = 2**20) -> None:
+        self.gone: list[GrpcConnection] = []
+        self.connection = GrpcConnection(
+            methods, max_message_bytes, lambda connection: None, self.gone.append
+        )
+        self.transport = BufferTransport(self.connection)
+        self.http2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
+        self.seen: list[events.Event] = []
+
+    def connect(self, window_bytes: int = 65_535) -> None:
+        """Exchange the first bytes; each stream lets us receive `window_bytes`."""
+        window = {SettingCodes.INITIAL_WINDOW_SIZE: window_bytes}
+        self.http2.local_settings = Settings(client=True, initial_values=window)
+        self.http2.initiate_connection()
+        self.connection.connection_made(self.transport)
+        self.push()
+
+    def push(self) -> None:
+        """Give our bytes to the connection."""
+        data = self.http2.data_to_send()
+        if data:
+            self.connection.data_received(data)
+
+    def call(self, *messages: bytes, end: bool = False, **changes: str) -> int:
+        """Open a stream and send messages; its number."""
+        stream_id = self.http2.get_next_available_stream_id()
+        headers = [(name, changes.get(name.strip(":"), value)) for name, value in REQUEST]
+        self.http2.send_headers(stream_id, headers, end_stream=end and not messages)
+        for message in messages:
+            self.http2.send_data(stream_id, prefix(message) + message)
+        if end and messages:
+            self.http2.end_stream(stream_id)
+        self.push()
+        return stream_id
+
+    async def settle(self) -> None:
+        """Let the other side run until it has nothing more to say, and read it."""
+        for _ in range(10):
+            await asyncio.sleep(0)
+            data = b"".join(self.transport.written)
+            self.transport.written.clear()
+            if data:
+                self.seen += self.http2.receive_data(data)
+                self.push()
+
+    def data(self, stream_id: int) -> bytes:
+        """The content of the DATA frames seen so far."""
+        return b"".join(
+            event.data
+            for event in self.seen
+            if isinstance(event, events.DataReceived) and event.stream_id == stream_id
+        )
+
+    def fields(self, stream_id: int) -> dict[str, str]:
+        """Header and trailer fields seen so far."""
+        found: dict[str, str] = {}
+        for event in self.seen:
+            headers = (events.ResponseReceived, events.TrailersReceived)
+            if isinstance(event, headers) and event.stream_id == stream_id:
+                found |= dict(event.headers)
+        return found
+
+    def saw(self, kind: type[events.Event]) -> list[Any]:
+        """Events of one kind."""
+        return [event for event in self.seen if isinstance(event, kind)]
+
+
+async def echo(read: Read, write: Write) -> None:
+    """Send every message back."""
+    while (message := await read()) is not None:
+        await write(message)
+
+
+class Held:
+    """A method that says it runs, waits, and says how it ended."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.release = asyncio.Event()
+        self.ended: list[str] = []
+
+    async def __call__(self, read: Read, write: Write) -> None:
+        """Wait for `release`."""
+        self.started.set()
+        try:
+            await self.release.wait()
+        except asyncio.CancelledError:
+            self.ended.append("cancelled")
+            raise
+        self.ended.append("returned")
