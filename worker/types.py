@@ -41,7 +41,7 @@ class SampleSpec:
 
     The random numbers of a draw are a pure function of (`seed`, `position`), so that the same
     request gives the same tokens in any batch, chunking or after preemption. `position` is the
-    index of the token being drawn.
+    index of the token being drawn. `banned_ids` cannot be drawn.
     """
 
     temperature: float
@@ -49,6 +49,7 @@ class SampleSpec:
     top_k: int
     seed: int
     position: int
+    banned_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

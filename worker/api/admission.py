@@ -46,8 +46,12 @@ class Admission:
         if self._max_queued is None:
             return
         # The engine's own count lags behind by a step: whoever came since and exceeds the running
-        # slots waits too.
-        queued = max(self._engine.stats.num_waiting, self._inside - self._max_num_seqs)
+        # slots waits too. An engine that lets nobody wait has no queue, and room for one more.
+        beyond_slots = self._inside - self._max_num_seqs
+        reported = self._engine.num_waiting_reported
+        if reported == 0 and beyond_slots < 0:
+            return
+        queued = max(reported, beyond_slots)
         if queued >= self._max_queued:
             self._metrics.refused("max_num_queued_reqs")
             raise unavailable(f"{queued} requests are waiting already (--max-num-queued-reqs)")

@@ -45,15 +45,19 @@ class Choice:
     def take(self, output: RequestOutput) -> str:
         """The text an output adds. Raises `RequestError` when the engine gave the request up."""
         self._last = output
-        self.num_generated += len(output.token_ids)
         self.num_cached = output.num_cached_tokens
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             self.reason = output.finish_reason
+            self.num_generated += len(output.token_ids)
             raise _given_up(output)
         tokens = output.token_ids
         if output.stop_token_id is not None and not self._include_stop:
             tokens = tokens[:-1]
         text = self._detokenizer.feed(tokens)
+        # What came after a stop string was drawn in vain; a stop token has no text but counts.
+        self.num_generated = self._detokenizer.num_consumed
+        if self._detokenizer.matched is None:
+            self.num_generated += len(output.token_ids) - len(tokens)
         if output.finish_reason is not None:
             text += self._detokenizer.finish()
             self._end(output.finish_reason, self._stop_token(output))

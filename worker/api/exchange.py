@@ -114,14 +114,17 @@ class Exchange:
         """Send a whole reply."""
         self.started = True
         length = (b"content-length", b"%d" % len(body))
-        await self._send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [*headers, length, *self._extra],
-            }
-        )
-        await self._send({"type": "http.response.body", "body": body})
+        start = {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [*headers, length, *self._extra],
+        }
+        try:
+            async with asyncio.timeout(self._stall):
+                await self._send(start)
+                await self._send({"type": "http.response.body", "body": body})
+        except TimeoutError as error:
+            raise ClientGoneError from error
 
     async def write_event(self, frames: bytes, *, last: bool) -> None:
         """Send frames of an event stream, with the headers before the first ones."""

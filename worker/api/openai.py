@@ -68,6 +68,11 @@ class Engine(Protocol):
         """Counters of the moment."""
         ...
 
+    @property
+    def num_waiting_reported(self) -> int:
+        """Requests that waited at the engine's last step."""
+        ...
+
     def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """Run a request; closing the iterator aborts it. Raises `EngineDeadError`."""
         ...

@@ -24,7 +24,7 @@ MAX_CACHE_SALT_CHARS = 128
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
-    "logprobs": (False, 0),
+    "logprobs": (False,),
     "top_logprobs": (0,),
     "prompt_logprobs": (),
     "presence_penalty": (0,),
@@ -51,6 +51,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (),
     "prediction": (),
     "web_search_options": (),
+    "moderation": (),
     "echo": (False,),
     "suffix": ("",),
     "prompt_embeds": (),
@@ -112,6 +113,8 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     metadata: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
     session_id: Any = None
 
     n: Any = None
@@ -194,6 +197,7 @@ class ChatRequest(GenerationFields):
     audio: Any = None
     prediction: Any = None
     web_search_options: Any = None
+    moderation: Any = None
     store: Any = None
     chat_template: Any = None
     continue_final_message: Any = None

@@ -105,6 +105,11 @@ class EngineClient:
         waiting = len(self._streams) - running
         return msgspec.structs.replace(self._stats, num_running=running, num_waiting=waiting)
 
+    @property
+    def num_waiting_reported(self) -> int:
+        """Requests that waited when the engine reported last; it knew nothing of later ones."""
+        return self._stats.num_waiting
+
     # ---- life -------------------------------------------------------------------------------
 
     async def start(self, timeout_seconds: float | None = None) -> EngineReady:

@@ -57,10 +57,16 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt
 
     def sample_spec(self) -> SampleSpec:
-        """How to draw the token that comes after all of `token_ids`."""
+        """How to draw the token that comes after all of `token_ids`.
+
+        Until `min_tokens` outputs are there, no token that could end the sequence can be drawn.
+        """
         params = self.request.params
+        banned: tuple[int, ...] = ()
+        if self.num_outputs < params.min_tokens:
+            banned = (*self.eos_token_ids, *params.stop_token_ids)
         return SampleSpec(
-            params.temperature, params.top_p, params.top_k, params.seed, len(self.token_ids)
+            params.temperature, params.top_p, params.top_k, params.seed, len(self.token_ids), banned
         )
 
     def append(self, token: int, now: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from worker.config import SimConfig
 from worker.types import ModelOutput, SampleSpec, SchedulerOutput
@@ -69,7 +70,8 @@ class SimExecutor:
         seed = sample.seed if sample.temperature > 0 else 0
         state = _scramble(config.seed + seed)
         state = _scramble(state + (sample.position << 32) + last_token)
-        ends_below = _MASK / config.mean_output_tokens
-        if config.end_token_id is not None and _scramble(state + 1) < ends_below:
-            return config.end_token_id
+        end = config.end_token_id
+        may_end = end is not None and end not in sample.banned_ids
+        if may_end and _scramble(state + 1) < _MASK / config.mean_output_tokens:
+            return cast(int, end)
         return config.first_word_id + state % config.num_words

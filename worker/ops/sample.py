@@ -27,8 +27,11 @@ _NUCLEUS_TRY = 256
 def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> list[int]:
     """One token id for each row of logits [R, V] float32, by the spec of the same index.
 
-    Temperature 0 is greedy. Equal logits: the lowest id wins.
+    Temperature 0 is greedy. Equal logits: the lowest id wins. Banned ids are masked in `logits`.
     """
+    for index, spec in enumerate(specs):
+        if spec.banned_ids:
+            logits[index, list(spec.banned_ids)] = -torch.inf
     tokens: list[int] = logits.argmax(dim=-1).tolist()
     for index, spec in enumerate(specs):
         if spec.temperature > 0:

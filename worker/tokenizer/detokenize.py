@@ -10,7 +10,7 @@ may begin there and end later; everything older can never be part of a match and
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 
@@ -39,16 +39,19 @@ class Detokenizer:
         self._decoder = _UTF8("replace")
         self._held = ""
         self.matched: str | None = None
+        self.num_consumed = 0  # tokens that were looked at: all, but those after a match
 
-    def feed(self, token_ids: Iterable[int]) -> str:
+    def feed(self, token_ids: Sequence[int]) -> str:
         """Text that is now certain. Nothing more comes once `matched` is set."""
         if not self._stop:
             skip, lookup = self._skip_ids, self._token_bytes
+            self.num_consumed += len(token_ids)
             return self._decoder.decode(b"".join([lookup(t) for t in token_ids if t not in skip]))
         released = []
         for token_id in token_ids:
             if self.matched is not None:
                 break
+            self.num_consumed += 1
             raw = b"" if token_id in self._skip_ids else self._token_bytes(token_id)
             released.append(self._push(self._decoder.decode(raw)))
         return "".join(released)

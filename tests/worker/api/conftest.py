@@ -63,6 +63,11 @@ class ScriptedEngine:
     saw_abort: asyncio.Event = field(default_factory=asyncio.Event)
     saw_request: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def num_waiting_reported(self) -> int:
+        """As `EngineClient.num_waiting_reported`."""
+        return self.stats.num_waiting
+
     async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """As `EngineClient.generate`: leaving before the last output is an abort."""
         self.requests.append(request)

@@ -44,6 +44,21 @@ async def test_a_burst_is_counted_before_the_engine_knows_it(bench: Any) -> None
     assert admission.num_inside == 0
 
 
+@pytest.mark.parametrize(("inside", "refused"), [(0, False), (3, False), (4, True)])
+async def test_a_queue_of_none_still_uses_every_slot(
+    bench: Any, inside: int, refused: bool
+) -> None:
+    """With a limit of 0 nobody waits, but whoever finds a free slot is let in."""
+    admission = bench.api(max_num_queued_reqs=0, max_num_seqs=4).admission
+    with admission.entered(inside):
+        if refused:
+            with pytest.raises(RequestError, match="waiting already"):
+                admission.check()
+        else:
+            admission.check()
+    assert admission.num_inside == 0
+
+
 async def test_draining_refuses_and_waits_for_those_inside(bench: Any) -> None:
     """New requests get 503 while the running one finishes; then the worker is idle."""
     go = asyncio.Event()

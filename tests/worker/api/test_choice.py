@@ -72,3 +72,11 @@ def test_a_request_the_engine_gives_up_is_an_error(bench: Any) -> None:
     with pytest.raises(RequestError, match="no blocks"):
         subject.take(bench.say([], FinishReason.ERROR, error="no blocks"))
     assert subject.record(1.0).reason is FinishReason.ERROR
+
+
+def test_tokens_after_a_stop_string_do_not_count(bench: Any) -> None:
+    """A merged output may hold more than was needed; usage ends with the match."""
+    subject = choice(TextParams(stop=("b",)))
+    assert subject.take(bench.say("xabcdef", FinishReason.LENGTH)) == "xa"
+    assert subject.ending is not None
+    assert (subject.ending.stop_reason, subject.num_generated) == ("b", 3)

@@ -183,6 +183,22 @@ def test_salts_do_not_share(make_request: Make) -> None:
         assert advance(engine)[0] == {index: 1 if index == 3 else 9}
 
 
+def test_nothing_can_end_a_sequence_before_its_minimum(make_request: Make) -> None:
+    """Until `min_tokens` outputs are there, the end and the stop tokens cannot be drawn."""
+    engine = scheduler()
+    engine.add(make_request("a", [1, 2], max_tokens=9, min_tokens=2, stop_token_ids=(5,)))
+    banned = []
+    for token in (3, 4, 5):
+        step = engine.schedule(0.0)
+        assert step is not None
+        (planned,) = step.sequences
+        assert planned.sample is not None
+        banned.append(set(planned.sample.banned_ids))
+        engine.update(step, ModelOutput({planned.seq_id: token}), 0.0)
+    assert banned == [{0, 5}, {0, 5}, set()]
+    assert not engine.has_unfinished
+
+
 @pytest.mark.parametrize(
     ("params", "drawn", "expected"),
     [

@@ -156,3 +156,12 @@ def test_noise_has_the_moments_of_a_gumbel() -> None:
     noise = torch.cat([gumbel_noise(3, position, 20_000) for position in range(10)]).double()
     assert float(noise.mean()) == pytest.approx(0.5772, abs=0.012)
     assert float(noise.var()) == pytest.approx(math.pi**2 / 6, rel=0.02)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_banned_ids_are_never_drawn(temperature: float) -> None:
+    """Not greedily although they are the largest, and not by chance."""
+    logits = torch.tensor([[9.0, 8.0, 1.0, 0.0]])
+    for position in range(200):
+        banned = SampleSpec(temperature, 1.0, 0, 7, position, banned_ids=(0, 1))
+        assert sample(logits.clone(), [banned])[0] in (2, 3)
