@@ -13,6 +13,7 @@ from picker.extproc.rpc import RpcError, Status
 
 _PREFIX = Struct(">BI")  # compressed flag, length
 PREFIX_BYTES = _PREFIX.size
+MAX_STATUS_TEXT_BYTES = 1024  # before percent-encoding; peers bound their headers
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])", re.ASCII)
 _UNIT_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
@@ -80,8 +81,14 @@ def prefix(message: bytes) -> bytes:
 
 
 def status_text(text: str) -> bytes:
-    """`text` as a `grpc-message` header carries it: percent-encoded UTF-8."""
-    return quote_from_bytes(text.encode("utf-8", "replace"), safe=_PRINTABLE).encode("ascii")
+    """`text` as a `grpc-message` header carries it: percent-encoded UTF-8.
+
+    Of a text over `MAX_STATUS_TEXT_BYTES` only the whole characters that fit are kept.
+    """
+    data = text.encode("utf-8", "replace")
+    if len(data) > MAX_STATUS_TEXT_BYTES:
+        data = data[:MAX_STATUS_TEXT_BYTES].decode("utf-8", "ignore").encode()
+    return quote_from_bytes(data, safe=_PRINTABLE).encode("ascii")
 
 
 def timeout_seconds(value: bytes) -> float | None:

@@ -18,7 +18,14 @@ from picker.extproc.services import methods
 
 BACKLOG = 1024  # connections not accepted yet
 CLOSING_SECONDS = 1.0  # how long a peer may take to read our last words
-_KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+# A peer that vanished is noticed within two minutes: when nothing is sent, and when something is,
+# for which keepalive does not count and the system alone would try for a quarter of an hour.
+_PEER_LOSS = (
+    ("TCP_KEEPIDLE", 60),
+    ("TCP_KEEPINTVL", 15),
+    ("TCP_KEEPCNT", 4),
+    ("TCP_USER_TIMEOUT", 120_000),  # milliseconds
+)
 
 
 class H2Server:
@@ -118,8 +125,8 @@ def _listen(options: ServerOptions) -> socket.socket:
     except OSError as error:
         raise OSError(error.errno, f"cannot listen on {options.address}: {error}") from error
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # connections inherit it
-    for name, value in _KEEPALIVE:
-        option = getattr(socket, name, None)  # not every system has all three
+    for name, value in _PEER_LOSS:
+        option = getattr(socket, name, None)  # not every system has them all
         if option is not None:
             listening.setsockopt(socket.IPPROTO_TCP, option, value)
     return listening

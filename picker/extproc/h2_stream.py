@@ -18,6 +18,7 @@ from picker.extproc.rpc import RpcError, Status
 Headers = tuple[tuple[bytes, bytes], ...]
 
 MAX_UNREAD_BYTES = 256 * 1024  # beyond it received data is not acknowledged
+MESSAGE_BYTES = 64  # what keeping an unread message costs beside its content; empty ones cost too
 MAX_UNSENT_BYTES = 256 * 1024  # beyond it `write` waits
 # Smaller amounts wait for more: a window's update costs more than they do. All streams of a
 # connection together must stay below the connection's window, or it would never open again.
@@ -107,7 +108,7 @@ class CallStream:
                 messages = []
             for message in messages:
                 self._messages.append(message)
-                self._unread_bytes += len(message)
+                self._unread_bytes += len(message) + MESSAGE_BYTES
             if messages or self._failure is not None:
                 _wake(self._more)
         self._acknowledge()
@@ -165,7 +166,7 @@ class CallStream:
             self._more = asyncio.get_running_loop().create_future()
             await self._more
         message = self._messages.popleft()
-        self._unread_bytes -= len(message)
+        self._unread_bytes -= len(message) + MESSAGE_BYTES
         self._acknowledge()
         return message
 

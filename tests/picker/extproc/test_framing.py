@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.extproc.framing import MessageSplitter, prefix, status_text, timeout_seconds
+from picker.extproc.framing import (
+    MAX_STATUS_TEXT_BYTES,
+    MessageSplitter,
+    prefix,
+    status_text,
+    timeout_seconds,
+)
 from picker.extproc.rpc import RpcError, Status
 
 
@@ -70,6 +76,14 @@ def test_status_texts_are_printable_ascii_and_come_back(text: str) -> None:
     encoded = status_text(text)
     assert all(0x20 <= byte <= 0x7E for byte in encoded)
     assert unquote(encoded.decode()) == text.encode("utf-8", "replace").decode()
+
+
+def test_a_long_status_text_is_cut_at_a_whole_character() -> None:
+    """Peers refuse headers that are too large, and with them the status."""
+    text = "x" + "é" * MAX_STATUS_TEXT_BYTES
+    cut = unquote(status_text(text).decode(), errors="strict")
+    assert text.startswith(cut)
+    assert MAX_STATUS_TEXT_BYTES - 1 <= len(cut.encode()) <= MAX_STATUS_TEXT_BYTES
 
 
 @pytest.mark.parametrize(

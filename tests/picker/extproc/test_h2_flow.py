@@ -10,7 +10,7 @@ from h2.settings import SettingCodes
 from h2_peer import PATH, REQUEST, Peer, echo
 from hyperframe.frame import PingFrame
 
-from picker.extproc import h2_connection
+from picker.extproc import h2_connection, h2_stream
 from picker.extproc.framing import prefix
 from picker.extproc.pump import Read, Write
 
@@ -140,6 +140,26 @@ async def test_unread_messages_close_the_window_and_reading_opens_it() -> None:
     peer.push()
     await peer.settle()
     assert got == [16_000] * sent
+
+
+async def test_empty_messages_close_the_window_too() -> None:
+    """Each costs memory while nobody reads it."""
+
+    async def deaf(read: Read, write: Write) -> None:
+        await asyncio.Event().wait()
+
+    peer = Peer({PATH: deaf})
+    peer.connect()
+    await peer.settle()
+    stream_id = peer.call()
+    window = peer.http2.local_flow_control_window(stream_id)
+    sent = 0
+    while peer.http2.local_flow_control_window(stream_id) >= 16_000 and sent < 4 * window:
+        peer.http2.send_data(stream_id, prefix(b"") * 3200)
+        sent += 16_000
+        peer.push()
+        await peer.settle()
+    assert sent < window + h2_stream.MAX_UNREAD_BYTES
 
 
 async def test_a_paused_transport_holds_calls_back_but_not_control_frames(peer: Peer) -> None:
