@@ -13,7 +13,9 @@ What a call sends waits for the event loop's next turn, for the peer's window, a
 answers is cut off.
 
 A connection ends in order when it drains (the server stops, the peer says goodbye, nothing happened
-for long) and its last call is over; or at once when either side breaks it.
+for long) and its last call is over; or at once when either side breaks it. Calls that cross our
+GOAWAY on the way are served: a PING behind it tells when the peer has read it, and only then the
+end of the last call ends the connection.
 """
 
 from __future__ import annotations
@@ -39,10 +41,12 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 900.0
 HANDSHAKE_SECONDS = 20.0
 LINGER_SECONDS = 5.0
+DRAIN_SECONDS = 1.0  # how long a peer may take to say that it has read our GOAWAY
 HIGH_WATER_BYTES = 1024 * 1024  # unsent by the transport: calls wait
 # Unsent by the transport although calls wait: the peer does not read. More than the high water and
 # one call's turn, so that only control frames get there.
 ABORT_BYTES = 4 * 1024 * 1024
+_DRAIN_PING = b"draining"
 
 
 class GrpcConnection(asyncio.Protocol):
@@ -74,12 +78,14 @@ class GrpcConnection(asyncio.Protocol):
         self._last_heard: float | None = None
         self._paused = False
         self._draining = False
+        self._no_more_calls = False  # the peer knows that it should open none
         self._cancelled = False
         self._receive: Mapping[type[events.Event], Callable[[Any], None]] = {
             events.RequestReceived: self._request,
             events.DataReceived: self._data,
             events.StreamEnded: self._input_ended,
             events.StreamReset: self._reset,
+            events.PingAckReceived: self._ping_answered,
             events.WindowUpdated: self._window_updated,
             events.RemoteSettingsChanged: self._settings_changed,
             events.ConnectionTerminated: self._goodbye,
@@ -92,12 +98,14 @@ class GrpcConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         self._http2.initiate_connection()
-        self._timer = self._loop.call_later(HANDSHAKE_SECONDS, self._check_idle)
+        self._set_timer(HANDSHAKE_SECONDS, self._check_idle)
         self._on_made(self)
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        """Whatever the peer sent."""
+        """Whatever the peer sent; of no interest once the connection closes."""
+        if self._transport is None or self._transport.is_closing():
+            return
         self._last_heard = self._loop.time()
         try:
             for event in self._http2.receive_data(data):
@@ -115,7 +123,11 @@ class GrpcConnection(asyncio.Protocol):
         self._schedule_flush()
 
     def eof_received(self) -> bool:
-        """The peer sends no more; a half-closed connection is of no use to HTTP/2."""
+        """The peer sends no more; a half-closed connection is of no use to HTTP/2.
+
+        The transport would first send all it holds, to a peer that perhaps reads no more either.
+        """
+        self._break_off()
         return False
 
     def pause_writing(self) -> None:
@@ -140,10 +152,14 @@ class GrpcConnection(asyncio.Protocol):
 
     def drain(self) -> None:
         """Ask for no more calls, and close once those under way are over."""
-        if not self._draining:
-            self._draining = True
-            if self._transport is not None:
-                self._transport.write(graceful_goaway())
+        transport = self._transport
+        if self._draining or transport is None or transport.is_closing():
+            return
+        self._draining = True
+        self._write_out()  # nothing may stand before our settings
+        transport.write(graceful_goaway())
+        self._http2.ping(_DRAIN_PING)
+        self._set_timer(DRAIN_SECONDS, self._drained)
         self._schedule_flush()
 
     def cancel(self) -> None:
@@ -156,6 +172,7 @@ class GrpcConnection(asyncio.Protocol):
             if stream.ending is not None:
                 self.schedule(stream)
         self.drain()
+        self._drained()  # a call that comes later would be refused: nothing to wait for
 
     def abort(self) -> None:
         """Close without a word to a peer that does not read."""
@@ -231,9 +248,14 @@ class GrpcConnection(asyncio.Protocol):
     def _settings_changed(self, _: events.RemoteSettingsChanged) -> None:
         self._sending.unblock(0)  # the initial window, which open streams have too, may have grown
 
+    def _ping_answered(self, event: events.PingAckReceived) -> None:
+        if event.ping_data == _DRAIN_PING:
+            self._drained()
+
     def _goodbye(self, event: events.ConnectionTerminated) -> None:
         if event.error_code == ErrorCodes.NO_ERROR:
             self.drain()
+            self._drained()
         else:
             log.info("a peer gave up an HTTP/2 connection: %s", event.error_code)
             self._close()
@@ -305,7 +327,7 @@ class GrpcConnection(asyncio.Protocol):
             self._break_off()
             return
         self._write_out()
-        if self._draining and not self._streams:
+        if self._no_more_calls and not self._streams:
             self._close()
 
     def _sent_to_the_end(self, stream: CallStream) -> None:
@@ -337,18 +359,25 @@ class GrpcConnection(asyncio.Protocol):
             self.drain()
             return
         wait = IDLE_SECONDS if self._streams else IDLE_SECONDS - quiet
-        self._timer = self._loop.call_later(wait, self._check_idle)
+        self._set_timer(wait, self._check_idle)
+
+    def _drained(self) -> None:
+        self._no_more_calls = True
+        self._schedule_flush()
+
+    def _set_timer(self, seconds: float, callback: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, callback)
 
     def _break_off(self) -> None:
         """Say what was wrong, as far as `h2` has prepared it, and close."""
         self._abandon_all()
-        self._write_out()
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._write_out()
             self._transport.close()
-            if self._timer is not None:
-                self._timer.cancel()
             # What the peer does not read would keep the connection open.
-            self._timer = self._loop.call_later(LINGER_SECONDS, self.abort)
+            self._set_timer(LINGER_SECONDS, self.abort)
 
     def _close(self) -> None:
         if self._transport is not None and not self._transport.is_closing():

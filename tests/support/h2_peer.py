@@ -10,6 +10,7 @@ from h2 import events
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.settings import SettingCodes, Settings
+from hyperframe.frame import GoAwayFrame
 
 from picker.extproc.framing import prefix
 from picker.extproc.h2_connection import GrpcConnection
@@ -21,6 +22,15 @@ REQUEST = [
     *((":method", "POST"), (":scheme", "http"), (":authority", "a"), (":path", PATH)),
     *(("te", "trailers"), ("content-type", "application/grpc")),
 ]
+
+
+class GracefulHttp2(H2Connection):
+    """A client that goes on after a GOAWAY which gives up no stream; the library would stop."""
+
+    def _receive_goaway_frame(self, frame: GoAwayFrame) -> Any:
+        if frame.last_stream_id == 2**31 - 1:
+            return [], []
+        return super()._receive_goaway_frame(frame)
 
 
 class BufferTransport(asyncio.Transport):
@@ -67,7 +77,7 @@ class Peer:
             methods, max_message_bytes, lambda connection: None, self.gone.append
         )
         self.transport = BufferTransport(self.connection)
-        self.http2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
+        self.http2 = GracefulHttp2(H2Configuration(client_side=True, header_encoding="utf-8"))
         self.seen: list[events.Event] = []
 
     def connect(self, window_bytes: int = 65_535) -> None:

@@ -11,13 +11,16 @@ from h2 import events
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 from h2_peer import PATH, REQUEST, Held, Peer, echo
-from hyperframe.frame import GoAwayFrame
+from hyperframe.frame import GoAwayFrame, SettingsFrame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from picker.extproc import h2_connection
 from picker.extproc.framing import prefix
 from picker.extproc.pump import Read, Write
 from picker.extproc.rpc import RpcError, Status
+
+DAMAGE = b"\0\0\1" + bytes(6) + b"x"  # DATA on stream 0
 
 
 @pytest.fixture
@@ -128,11 +131,8 @@ async def test_draining_says_so_and_waits_for_the_calls_under_way() -> None:
     stream_id = peer.call(end=True)
     await held.started.wait()
     peer.connection.drain()
-    frames = b"".join(peer.transport.written)
-    peer.transport.written.clear()
     goaway = GoAwayFrame(0, last_stream_id=2**31 - 1).serialize()
-    assert frames.endswith(goaway)
-    peer.http2.receive_data(frames.removesuffix(goaway))  # the library would stop at it
+    assert b"".join(peer.transport.written).endswith(goaway)
     await peer.settle()
     assert not peer.transport.closed
     held.release.set()
@@ -141,6 +141,80 @@ async def test_draining_says_so_and_waits_for_the_calls_under_way() -> None:
     assert [end.last_stream_id for end in peer.saw(events.ConnectionTerminated)] == [stream_id]
     assert peer.transport.closed
     assert peer.gone == [peer.connection]
+
+
+async def test_a_call_that_crosses_our_goodbye_is_served(peer: Peer) -> None:
+    """The peer opened it before it could know."""
+    await peer.settle()
+    peer.connection.drain()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not peer.transport.closed
+    stream_id = peer.call(b"late", end=True)
+    await peer.settle()
+    assert peer.data(stream_id) == prefix(b"late") + b"late"
+    assert peer.fields(stream_id)["grpc-status"] == "0"
+    assert [end.last_stream_id for end in peer.saw(events.ConnectionTerminated)] == [stream_id]
+    assert peer.gone == [peer.connection]
+
+
+@pytest.mark.looptime
+async def test_a_peer_that_never_reads_our_goodbye_is_not_waited_for_long(peer: Peer) -> None:
+    """Draining an idle connection ends by itself."""
+    peer.connection.drain()
+    await asyncio.sleep(h2_connection.DRAIN_SECONDS * 0.9)
+    assert not peer.transport.closed
+    await asyncio.sleep(h2_connection.DRAIN_SECONDS * 0.2)
+    assert peer.gone == [peer.connection]
+
+
+async def test_cancelling_does_not_wait_for_an_answer(peer: Peer) -> None:
+    """A server out of patience closes what has no call at once."""
+    await peer.settle()
+    peer.connection.drain()
+    peer.connection.cancel()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert peer.gone == [peer.connection]
+
+
+async def test_a_connection_that_drains_as_it_is_made_sends_its_settings_first() -> None:
+    """Anything else as the first frame is an error to the peer."""
+    peer = Peer({PATH: echo})
+    peer.connection._on_made = lambda connection: connection.drain()
+    peer.connect()
+    first = b"".join(peer.transport.written)
+    assert first[3] == SettingsFrame.type
+    await peer.settle()
+    assert peer.gone == [peer.connection]
+
+
+async def test_a_half_closed_connection_ends_its_calls() -> None:
+    """Even when what they wrote cannot be sent, and the transport would try for ever."""
+    held = Held()
+    peer = Peer({PATH: held})
+    peer.connect()
+    peer.call()
+    await held.started.wait()
+    peer.connection.pause_writing()
+    assert not peer.connection.eof_received()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert held.ended == ["cancelled"]
+    assert peer.gone == [peer.connection]
+
+
+async def test_what_arrives_after_the_close_is_ignored(peer: Peer) -> None:
+    """It neither answers nor gives the peer more time."""
+    peer.connection.data_received(DAMAGE)
+    assert peer.transport.closed
+    timer = peer.connection._timer
+    peer.transport.written.clear()
+    peer.connection.data_received(DAMAGE)
+    assert peer.connection._timer is timer
+    await asyncio.sleep(0)
+    peer.connection.data_received(DAMAGE)
+    assert not peer.transport.written
 
 
 async def test_a_peer_that_says_goodbye_gets_its_answers_first() -> None:
