@@ -114,6 +114,9 @@ class _Session:
             async with self._tasks:
                 await self._read_to_end()
                 if self._machine.state is State.ROUTING:
+                    # grpc.aio may show its own stop as the peer's end of the stream.
+                    if self._ending is Ending.END_OF_STREAM and is_stopping():
+                        self._ending = Ending.SHUTDOWN
                     self._cancel_routing()
         except asyncio.CancelledError:
             self._ending = Ending.SHUTDOWN if is_stopping() else Ending.CANCELLED
