@@ -140,15 +140,18 @@ def _not_negative(text: str) -> float:
 
 
 def find_model(options: argparse.Namespace, environment: Mapping[str, str]) -> Path | None:
-    """The model to serve: the flag, `POINTSMAN_MODEL`, or the cached default. None only with the
-    simulator, which needs none; raises `ConfigError` otherwise.
+    """The model to serve: the flag, `POINTSMAN_MODEL`, or the default in the cache (which
+    `POINTSMAN_CACHE` moves). None only with the simulator, which needs none; raises `ConfigError`
+    otherwise.
     """
     given = options.model or environment.get("POINTSMAN_MODEL")
     if options.engine == "sim":
         return Path(options.model) if options.model else None
     if given:
         return Path(given)
-    cached = Path.home() / ".cache/pointsman/models" / DEFAULT_MODEL_FILE
+    cache = environment.get("POINTSMAN_CACHE")
+    folder = Path(cache) if cache else Path.home() / ".cache/pointsman"
+    cached = folder / "models" / DEFAULT_MODEL_FILE
     if cached.is_file():
         return cached
     raise ConfigError(

@@ -121,3 +121,10 @@ def test_the_model_is_found_by_flag_environment_or_cache(
     cached.parent.mkdir(parents=True)
     cached.touch()
     assert find_model(parse([]), {}) == cached
+    moved = tmp_path / "moved"
+    with pytest.raises(ConfigError, match="moved"):
+        find_model(parse([]), {"POINTSMAN_CACHE": str(moved)})
+    (moved / "models").mkdir(parents=True)
+    (moved / "models" / cached.name).touch()
+    found = find_model(parse([]), {"POINTSMAN_CACHE": str(moved)})
+    assert found == moved / "models" / cached.name
