@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
+HASH_ALGOS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
+
+
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """The paged KV cache: `num_blocks` blocks of `block_size` tokens (a power of two)."""
@@ -13,17 +16,37 @@ class CacheConfig:
     block_size: int = 16
     enable_prefix_caching: bool = True
     watermark: float = 0.0  # fraction of blocks kept free when admitting
+    # Re-use the matching head of a block whose tail differs, by copying it.
+    enable_partial_hits: bool = True
+    # Evict from tenants that hold more than an equal share first.
+    enable_fair_eviction: bool = True
+    hash_algo: str = "sha256"  # one of HASH_ALGOS
+    hash_seed: str | None = None  # None: the algorithm's default (see engine.block_hash)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits of one step, in tokens and sequences. `max_num_queued_reqs` None: unbounded."""
+    """Limits of one step, in tokens and sequences, and the policies.
+
+    `policy` "priority" goes by priority, then arrival; "fcfs" by arrival alone. `waiting_order`
+    "lpm" puts the longest cached prefix first within a priority, "fcfs" does not. `victim` is who
+    loses its blocks when there are too few: see `engine.policies.VICTIM_POLICIES`. At most
+    `max_bypasses` times may others be admitted before a waiting sequence that does not fit yet.
+    """
 
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 128
     max_model_len: int = 8192
     long_prefill_token_threshold: int = 0  # 0: off
-    max_num_queued_reqs: int | None = None
+    enable_chunked_prefill: bool = True
+    policy: str = "priority"
+    waiting_order: str = "fcfs"
+    victim: str = "recompute-cost"
+    max_bypasses: int = 8
+    # Hold a request back while another computes at least this much of its prompt; None: never.
+    in_batch_prefix_tokens: int | None = 32
+    # Room for a whole prompt before its first chunk runs; off admits by the chunk.
+    reserve_full_prompt: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +75,23 @@ class SimConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class KvEventsConfig:
+    """`--kv-events-config`, field names and defaults those of vLLM; `format` "map" or "array" is
+    ours. `endpoint` binds when it has `*` or `::` or is ipc or inproc, else it connects.
+    """
+
+    enable_kv_cache_events: bool = False
+    publisher: str | None = None
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+    format: str = "map"
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine process needs; sent to it as msgpack on its command line's pipe.
 
@@ -66,9 +106,20 @@ class EngineConfig:
     num_blocks_override: int | None = None
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
+    enable_partial_hits: bool = True
+    enable_fair_eviction: bool = True
+    watermark: float = 0.0
+    prefix_caching_hash_algo: str = "sha256"
+    prefix_caching_hash_seed: str | None = None
+    # Schedule a step while the one before it still runs.
+    async_scheduling: bool = True
+    # Multiple of the expected time of a step after which it counts as stalled, and its least value.
+    step_budget_factor: float = 4.0
+    step_budget_seconds: float = 2.5
     num_threads: int | None = None
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     sim: SimConfig = field(default_factory=SimConfig)
+    kv_events: KvEventsConfig = field(default_factory=lambda: KvEventsConfig())
     eos_token_ids: tuple[int, ...] = ()
 
 
@@ -91,6 +142,17 @@ class ApiConfig:
     max_num_queued_reqs: int | None = None
     write_stall_seconds: float = 30.0
     seed: int | None = None
+    max_num_queued_tokens: int | None = None
+    max_logprobs: int = 20
+    enable_priority: bool = True  # False: a priority other than 0 is refused
+    enable_request_id_headers: bool = False
+    enable_prompt_tokens_details: bool = True
+    enable_force_include_usage: bool = False
+    return_tokens_as_token_ids: bool = False
+    enable_per_request_metrics: bool = False
+    sse_keep_alive_seconds: float | None = None
+    # Memory of this process above which new requests are refused (503); None: no limit.
+    max_rss_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +166,9 @@ class ServeConfig:
     api: ApiConfig
     engine: EngineConfig
     shutdown_timeout_seconds: float = 30.0
+    # What to do when the engine process dies or hangs: "restart" or "exit".
+    engine_failure_policy: str = "restart"
+    # Restarts within ten minutes; one more and the worker exits.
+    max_engine_restarts: int = 5
+    # Silence of the engine process after which it counts as hung, and is killed.
+    heartbeat_timeout_seconds: float = 2.0

@@ -219,7 +219,6 @@ def _engine_config(
             max_num_seqs=options.max_num_seqs,
             max_model_len=max_model_len,
             long_prefill_token_threshold=options.long_prefill_token_threshold,
-            max_num_queued_reqs=options.max_num_queued_reqs,
         ),
         sim=_sim_config(options, checkpoint, eos_token_ids),
         eos_token_ids=eos_token_ids,

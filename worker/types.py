@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -14,15 +14,34 @@ class FinishReason(Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    REPETITION = "repetition"
+
+
+@dataclass(frozen=True, slots=True)
+class RepetitionDetection:
+    """Ends a sequence whose tail is one pattern of `min_pattern_size` to `max_pattern_size` tokens
+    (the shortest is tried first), repeated at least `min_count` times.
+    """
+
+    max_pattern_size: int
+    min_pattern_size: int
+    min_count: int
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose tokens. Validated at the API; the engine trusts it.
 
-    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. `seed` is always set: the API draws
-    one for requests that give none, so that the engine itself owns no randomness. Stop strings live
-    in the API process (it detokenizes); the engine knows token ids only.
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0, `repetition_penalty` 1 and the other
+    penalties 0 are off. `seed` is always set: the API draws one for requests that give none, so
+    that the engine itself owns no randomness. Stop strings live in the API process (it
+    detokenizes); the engine knows token ids only.
+
+    `logit_bias` pairs (token id, bias) are added to the logits. A token that would complete one of
+    the `bad_words` (token sequences) cannot be drawn; `allowed_token_ids` None allows all.
+    `logprobs` N asks for the log probabilities of the drawn token and of the N likeliest (0: only
+    the drawn one; None: none at all; -1: the whole vocabulary), `logprob_token_ids` for those of
+    fixed tokens too; `prompt_logprobs` the same for each prompt token after the first.
     """
 
     max_tokens: int
@@ -33,23 +52,45 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
+    repetition_detection: RepetitionDetection | None = None
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether a draw depends on the tokens before it in other ways than through the logits."""
+        return bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.bad_words
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
     """Asks the executor for the next token after the last position of a chunk.
 
-    The random numbers of a draw are a pure function of (`seed`, `position`), so that the same
-    request gives the same tokens in any batch, chunking or after preemption. `position` is the
-    index of the token being drawn. `banned_ids` cannot be drawn.
+    The random numbers of a draw are a pure function of (`params.seed`, `position`, purpose), so
+    that the same request gives the same tokens in any batch, chunking or after preemption.
+    `position` is the index of the token being drawn. `banned_ids` cannot be drawn. `history` is
+    every token before `position` (the first `num_prompt` of them are the prompt), given only when
+    `params.needs_history`.
     """
 
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
+    params: SamplingParams
     position: int
     banned_ids: tuple[int, ...] = ()
+    history: Sequence[int] = ()
+    num_prompt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +98,39 @@ class ScheduledSequence:
     """One sequence's share of a step: run `token_ids` at positions `start`, `start`+1, …
 
     The KV of position p lives in block `block_table[p // block_size]`, slot `p % block_size`; every
-    position below `start` has its KV there already. `sample` is None for a chunk that does not
-    reach the sequence's last token.
+    position below `start` has its KV there already. `samples` asks for one draw each from the
+    logits after the last token (several for a request with n > 1, at its first token); it is empty
+    for a chunk that does not reach the sequence's last token.
+
+    With `takes_pending` one more token follows `token_ids`: the one that the step before this one
+    draws for this sequence, which nobody knew when this step was scheduled. Executors never see
+    it: the pipeline fills it in (and appends it to the `history` of the samples).
+
+    `prompt_targets` asks for the log probabilities of prompt tokens: of the token
+    `prompt_targets[i]` after position `start` + i, for the first rows of the chunk;
+    `num_prompt_logprobs` is how many of the likeliest tokens go with each.
     """
 
     seq_id: int
     token_ids: Sequence[int]
     start: int
     block_table: Sequence[int]
-    sample: SampleSpec | None
+    samples: tuple[SampleSpec, ...] = ()
+    takes_pending: bool = False
+    prompt_targets: Sequence[int] = ()
+    num_prompt_logprobs: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that this sequence runs in the step."""
+        return len(self.token_ids) + self.takes_pending
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step's work. `block_copies` (source, destination) are done before anything is written."""
+    """One step's work. `block_copies` (source, destination) are done before anything is written;
+    every source is read before any destination is written.
+    """
 
     step: int
     sequences: tuple[ScheduledSequence, ...]
@@ -79,11 +139,40 @@ class SchedulerOutput:
     @property
     def num_tokens(self) -> int:
         """Tokens run in this step."""
-        return sum(len(s.token_ids) for s in self.sequences)
+        return sum(s.num_tokens for s in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities at one position: first of the token that stands there, then of the
+    likeliest ones in descending order (ties: the lower id first), then of the fixed ones asked for.
+
+    `rank` is how many tokens of the vocabulary are at least as likely as the first (1: it is the
+    likeliest). Computed from the raw logits: before bias, penalties and temperature.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One drawn token; `logprobs` when the request asked for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """The tokens drawn in one step, by sequence id, for every sequence whose `sample` was set."""
+    """What one step gave, by sequence id.
 
-    sampled: dict[int, int]
+    `sampled` holds a `Draw` for each `SampleSpec`, in order. `prompt_logprobs` holds one entry for
+    each of `prompt_targets`. `failed` names sequences that could not be answered (logits that are
+    not numbers) and why; they stand in neither of the others.
+    """
+
+    sampled: dict[int, tuple[Draw, ...]]
+    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)

@@ -6,12 +6,17 @@ from __future__ import annotations
 
 import msgspec
 
-from worker.types import FinishReason, SamplingParams
+from worker.types import FinishReason, SamplingParams, TokenLogprobs
 
 
 class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     """Admit a request. `arrival_seconds` is on the sender's monotonic clock (same machine, same
     clock).
+
+    `branch_ids` names further sequences that continue the same prompt (n > 1): the prompt is run
+    once, then `request_id` draws with the seed of `params` and branch i with that seed + 1 + i.
+    Each has its own outputs and is aborted by its own id. `tenant` is whom the blocks it leaves in
+    the prefix cache are counted for.
     """
 
     request_id: str
@@ -20,10 +25,12 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     arrival_seconds: float
     priority: int = 0
     cache_salt: str | None = None
+    branch_ids: list[str] = []
+    tenant: str = ""
 
 
 class AbortRequests(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
-    """Stop these requests; unknown ids are ignored (they ended already)."""
+    """Stop these sequences; unknown ids are ignored (they ended already)."""
 
     request_ids: list[str]
 
@@ -32,7 +39,59 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
     """End the engine process at once; whatever still runs is aborted."""
 
 
-ToEngine = AddRequest | AbortRequests | Shutdown
+class ResetPrefixCache(msgspec.Struct, frozen=True, array_like=True, tag="reset"):
+    """Forget every cached content; with `reset_running` preempt what runs first. Answered by a
+    `CommandReply` whose `ok` says if it was done (without `reset_running` it is refused while any
+    sequence holds blocks).
+    """
+
+    command_id: int
+    reset_running: bool = False
+
+
+class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
+    """Stop scheduling. `mode` "abort" ends what is in flight, "wait" lets it finish (nobody new is
+    admitted), "keep" freezes it. Answered when that state is reached.
+    """
+
+    command_id: int
+    mode: str = "abort"
+
+
+class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
+    """Schedule again after `Pause`."""
+
+    command_id: int
+
+
+class Sleep(msgspec.Struct, frozen=True, array_like=True, tag="sleep"):
+    """`Pause`, then give memory back: level 0 nothing, level 1 the KV cache and (where the device
+    is not the host) the weights to the host, level 2 both dropped. The prefix cache is reset at
+    level 1 and above.
+    """
+
+    command_id: int
+    level: int = 1
+    mode: str = "abort"
+
+
+class WakeUp(msgspec.Struct, frozen=True, array_like=True, tag="wake"):
+    """Undo `Sleep`: `tags` of "weights" and "kv_cache", or None for both. Scheduling resumes when
+    nothing is missing any more.
+    """
+
+    command_id: int
+    tags: list[str] | None = None
+
+
+class DumpCache(msgspec.Struct, frozen=True, array_like=True, tag="dump"):
+    """Tell every block in the prefix cache: `CommandReply.blocks`, parents before children."""
+
+    command_id: int
+
+
+Command = ResetPrefixCache | Pause | Resume | Sleep | WakeUp | DumpCache
+ToEngine = AddRequest | AbortRequests | Shutdown | Command
 
 
 class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -45,18 +104,55 @@ class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """Sent instead of `EngineReady` when start-up fails; `message` is meant for the user."""
+    """Sent instead of `EngineReady` when start-up fails, and before the engine ends because of an
+    error; `message` is meant for the user.
+    """
 
     message: str
 
 
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
+    """The engine process is alive: sent several times a second by a thread of its own, whatever
+    the step does. `stalled_seconds` is how long the current step has run beyond its budget; 0.0
+    while all is well or there is no work.
+    """
+
+    stalled_seconds: float = 0.0
+
+
+class CachedBlock(msgspec.Struct, frozen=True, array_like=True):
+    """One full block of the prefix cache, as KV events name it: hashes are the block's full
+    digests, `parent` None for the first of a chain.
+    """
+
+    block_hash: bytes
+    parent: bytes | None
+    token_ids: list[int]
+    cache_salt: str | None = None
+
+
+class CommandReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
+    """The answer to a `Command`. `error` says why `ok` is False, for the user. `event_sequence` is
+    the sequence number of the last batch of KV events sent before a dump; None when there was none.
+    """
+
+    command_id: int
+    ok: bool = True
+    error: str | None = None
+    blocks: list[CachedBlock] = []
+    event_sequence: int | None = None
+
+
 class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
-    """New tokens of one request since its last output; the last one carries `finish_reason`.
+    """New tokens of one sequence since its last output; the last one carries `finish_reason`.
 
     `stop_token_id` is the token that ended it, when one did (it is also the last of `token_ids`).
     `num_cached_tokens` counts prompt tokens served from the prefix cache at first admission.
     The three times are on the engine's monotonic clock; None until they have happened.
-    `error` says why, for the user, when `finish_reason` is `ERROR`.
+    `error` says why, for the user, when `finish_reason` is `ERROR`. `logprobs` has one entry for
+    each of `token_ids` when the request asked for them. `prompt_logprobs`, when asked for, comes
+    in order with the outputs up to and with that of the first token, one entry for each prompt
+    token but the first; an output with prompt logprobs may have no tokens.
     """
 
     request_id: str
@@ -69,10 +165,16 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     last_token_seconds: float | None = None
     num_preemptions: int = 0
     error: str | None = None
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] = []
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
-    """Gauges of the moment and counters since start; the source of `/metrics`."""
+    """Gauges of the moment and counters since start; the source of `/metrics`.
+
+    Of the waiting sequences `num_deferred` could run but are held back on purpose (a sibling is
+    computing their prefix, scheduling is paused). `sleep_level` None: awake.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -83,6 +185,13 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int = 0
     generation_tokens: int = 0
     num_steps: int = 0
+    num_deferred: int = 0
+    prompt_tokens_cached: int = 0
+    num_evictions: int = 0
+    num_hash_collisions: int = 0
+    num_corrupted_requests: int = 0
+    num_event_batches_dropped: int = 0
+    sleep_level: int | None = None
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
@@ -95,4 +204,4 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     num_scheduled_tokens: int = 0
 
 
-FromEngine = EngineReady | EngineFailed | StepOutputs
+FromEngine = EngineReady | EngineFailed | StepOutputs | Heartbeat | CommandReply

@@ -24,6 +24,7 @@ import zmq
 from worker.config import CacheConfig, EngineConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import (
+    AbortRequests,
     AddRequest,
     EngineFailed,
     EngineReady,
@@ -113,7 +114,7 @@ def serve(core: EngineCore, channel: Channel) -> None:
                 core.add(message)
             elif isinstance(message, Shutdown):
                 return
-            else:
+            elif isinstance(message, AbortRequests):
                 core.abort(message.request_ids)
         outputs = core.step()
         if outputs is not None:

@@ -168,8 +168,9 @@ class Scheduler:
             sequence = self._by_seq_id[scheduled.seq_id]
             sequence.num_computed += len(scheduled.token_ids)
             self._seal(sequence)
-            if scheduled.sample is not None:
-                outputs.append(self._take_token(sequence, result.sampled[scheduled.seq_id], now))
+            if scheduled.samples:
+                (draw,) = result.sampled[scheduled.seq_id]
+                outputs.append(self._take_token(sequence, draw.token_id, now))
         return outputs
 
     def check_integrity(self) -> None:
@@ -244,7 +245,7 @@ class Scheduler:
                 tokens[start:end],
                 start,
                 self.blocks.table(sequence.seq_id),
-                sequence.sample_spec() if end == len(tokens) else None,
+                (sequence.sample_spec(),) if end == len(tokens) else (),
             )
         )
 

@@ -65,9 +65,7 @@ class Sequence:
         banned: tuple[int, ...] = ()
         if self.num_outputs < params.min_tokens:
             banned = (*self.eos_token_ids, *params.stop_token_ids)
-        return SampleSpec(
-            params.temperature, params.top_p, params.top_k, params.seed, len(self.token_ids), banned
-        )
+        return SampleSpec(params, len(self.token_ids), banned)
 
     def append(self, token: int, now: float) -> None:
         """Take a token that was drawn."""

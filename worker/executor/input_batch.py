@@ -92,8 +92,8 @@ class InputBatch:
             slots.append(
                 self._layout.slots(table[span // self._block_size], span % self._block_size)
             )
-            if sequence.sample is not None:
-                self.sampled.append((sequence.seq_id, sequence.sample))
+            for sample in sequence.samples:
+                self.sampled.append((sequence.seq_id, sample))
                 sample_rows.append(len(token_ids) - 1)
         return StepTensors(
             token_ids=self._ints(np.asarray(token_ids, np.int64)),

@@ -13,9 +13,20 @@ class Executor(Protocol):
     """
 
     def execute(self, step: SchedulerOutput) -> ModelOutput:
-        """Run one step to its end. A sequence with `sample` set has exactly one token in the
-        result.
+        """Run one step to its end. Every sequence with `samples` has exactly as many draws in the
+        result, or stands in `failed`. `takes_pending` is never set: the pipeline has filled in the
+        token. Called from one thread at a time, not always the same one.
         """
+        ...
+
+    def sleep(self, level: int) -> None:
+        """Give memory back: level 1 the KV cache (and the device's copy of the weights), level 2
+        the weights too. Only between steps; `execute` must not be called until `wake`.
+        """
+        ...
+
+    def wake(self, tags: frozenset[str]) -> None:
+        """Take back "weights", "kv_cache" or both after `sleep`; the KV cache comes back empty."""
         ...
 
     def shutdown(self) -> None:

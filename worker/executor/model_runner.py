@@ -18,7 +18,7 @@ from worker.executor.kv_cache import allocate, choose_num_blocks, copy_blocks
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
 from worker.ops.sample import sample
-from worker.types import ModelOutput, SchedulerOutput
+from worker.types import Draw, ModelOutput, SchedulerOutput
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -81,9 +81,18 @@ class ModelRunner:
         if not batch.sampled:
             return ModelOutput({})
         tokens = sample(logits, [spec for _, spec in batch.sampled])
-        return ModelOutput(
-            {seq_id: t for (seq_id, _), t in zip(batch.sampled, tokens, strict=True)}
-        )
+        drawn: dict[int, tuple[Draw, ...]] = {}
+        for (seq_id, _), token in zip(batch.sampled, tokens, strict=True):
+            drawn[seq_id] = (*drawn.get(seq_id, ()), Draw(token))
+        return ModelOutput(drawn)
+
+    def sleep(self, level: int) -> None:
+        """Drop the KV cache, and the weights at level 2."""
+        raise NotImplementedError
+
+    def wake(self, tags: frozenset[str]) -> None:
+        """Take back what `sleep` gave away."""
+        raise NotImplementedError
 
     def shutdown(self) -> None:
         """Drop the weights and the cache. Idempotent."""

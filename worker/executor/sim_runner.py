@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import cast
 
 from worker.config import SimConfig
-from worker.types import ModelOutput, SampleSpec, SchedulerOutput
+from worker.types import Draw, ModelOutput, SampleSpec, SchedulerOutput
 
 _MASK = (1 << 64) - 1
 
@@ -39,9 +39,11 @@ class SimExecutor:
             self._wait(seconds)
         return ModelOutput(
             {
-                sequence.seq_id: self._draw(sequence.token_ids[-1], sequence.sample)
+                sequence.seq_id: tuple(
+                    Draw(self._draw(sequence.token_ids[-1], sample)) for sample in sequence.samples
+                )
                 for sequence in step.sequences
-                if sequence.sample is not None
+                if sequence.samples
             }
         )
 
@@ -51,7 +53,7 @@ class SimExecutor:
         num_prefill_tokens = num_decoding = 0
         for sequence in step.sequences:
             num_tokens = len(sequence.token_ids)
-            if num_tokens == 1 and sequence.sample is not None:
+            if num_tokens == 1 and sequence.samples:
                 num_decoding += 1
             else:
                 num_prefill_tokens += num_tokens
@@ -62,12 +64,18 @@ class SimExecutor:
             seconds += num_decoding * config.decode_per_sequence_seconds
         return seconds * config.time_scale
 
+    def sleep(self, level: int) -> None:
+        """There is no memory to give back."""
+
+    def wake(self, tags: frozenset[str]) -> None:
+        """Nothing was given back."""
+
     def shutdown(self) -> None:
         """There is no device to give back."""
 
     def _draw(self, last_token: int, sample: SampleSpec) -> int:
         config = self._config
-        seed = sample.seed if sample.temperature > 0 else 0
+        seed = sample.params.seed if sample.params.temperature > 0 else 0
         state = _scramble(config.seed + seed)
         state = _scramble(state + (sample.position << 32) + last_token)
         end = config.end_token_id

@@ -34,15 +34,15 @@ def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> list[int]:
             logits[index, list(spec.banned_ids)] = -torch.inf
     tokens: list[int] = logits.argmax(dim=-1).tolist()
     for index, spec in enumerate(specs):
-        if spec.temperature > 0:
+        if spec.params.temperature > 0:
             tokens[index] = _draw(logits[index], spec)
     return tokens
 
 
 def _draw(logits: Tensor, spec: SampleSpec) -> int:
     """logits [V] → a token id."""
-    scores = keep_top(logits / spec.temperature, spec.top_k, spec.top_p)
-    scores += gumbel_noise(spec.seed, spec.position, len(scores)).to(scores.device)
+    scores = keep_top(logits / spec.params.temperature, spec.params.top_k, spec.params.top_p)
+    scores += gumbel_noise(spec.params.seed, spec.position, len(scores)).to(scores.device)
     return int(scores.argmax())
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from worker.engine.messages import AddRequest
-from worker.types import ModelOutput, SamplingParams, SchedulerOutput
+from worker.types import Draw, ModelOutput, SamplingParams, SchedulerOutput
 
 VOCABULARY = 7
 
@@ -41,13 +41,22 @@ class PagedExecutor:
                 self._slots[self._slot(sequence.block_table, position)] = (token, position)
         sampled = {}
         for sequence in step.sequences:
-            if sequence.sample is not None:
+            if sequence.samples:
                 end = sequence.start + len(sequence.token_ids)
-                assert sequence.sample.position == end
+                assert all(sample.position == end for sample in sequence.samples)
                 context = list(self._read(sequence.block_table, end))
-                sampled[sequence.seq_id] = next_token(context, sequence.sample.seed)
+                sampled[sequence.seq_id] = tuple(
+                    Draw(next_token(context, sample.params.seed)) for sample in sequence.samples
+                )
         self.steps.append(step)
         return ModelOutput(sampled)
+
+    def sleep(self, level: int) -> None:
+        """Forget every slot."""
+        self._slots.clear()
+
+    def wake(self, tags: frozenset[str]) -> None:
+        """Nothing to take back."""
 
     def shutdown(self) -> None:
         """Nothing to give back."""

@@ -1,0 +1,64 @@
+"""What the API needs of the engine; `engine.client.EngineClient` is one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from worker.engine.messages import AddRequest, Command, CommandReply, EngineStats, RequestOutput
+
+
+class OutputStream(Protocol):
+    """The outputs of one sequence. One consumer at a time."""
+
+    @property
+    def request_id(self) -> str:
+        """The sequence's id: the request's own, or one of its `branch_ids`."""
+        ...
+
+    async def next(self) -> RequestOutput:
+        """The tokens drawn since the last call; what a slow consumer missed comes as one output.
+
+        Raises `EngineDeadError` when the engine is lost. Not called again after an output with a
+        `finish_reason`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Abort the sequence, unless it has ended. Idempotent."""
+        ...
+
+
+class Engine(Protocol):
+    """Runs requests and commands, in whatever process."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Requests can be served."""
+        ...
+
+    @property
+    def is_progressing(self) -> bool:
+        """Alive, and its current step is within its budget; an idle engine progresses."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters of the moment."""
+        ...
+
+    @property
+    def num_waiting_reported(self) -> int:
+        """Requests that waited at the engine's last step."""
+        ...
+
+    def open(self, request: AddRequest) -> tuple[OutputStream, ...]:
+        """Send a request; one stream for it and one for each of its branches, in order.
+
+        Whoever opens closes every stream. Raises `EngineDeadError`, and `WorkerError` when an id is
+        in use.
+        """
+        ...
+
+    async def run(self, command: Command) -> CommandReply:
+        """Have a command done; its `command_id` is replaced. Raises `EngineDeadError`."""
+        ...
