@@ -7,8 +7,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from worker.config import ApiConfig, EngineConfig, SchedulerConfig, ServeConfig, SimConfig
+from worker.config import ApiConfig, EngineConfig, SchedulerConfig, ServeConfig
 from worker.errors import ConfigError
+from worker.sim_flags import add_sim_flags, sim_config
 from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint
 
@@ -18,7 +19,6 @@ SIM_MAX_MODEL_LEN = 8192
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MAX_BODY_BYTES_LIMIT = 64 << 20
 
-_sim = SimConfig()
 _scheduler = SchedulerConfig()
 
 
@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_server_flags(parser.add_argument_group("server"))
     _add_engine_flags(parser.add_argument_group("engine"))
-    _add_sim_flags(parser.add_argument_group("simulator (--engine sim)"))
+    add_sim_flags(parser.add_argument_group("simulator (--engine sim)"))
     return parser
 
 
@@ -88,30 +88,6 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--num-threads", type=_at_least(1), help="CPU threads of the torch engine")
 
 
-def _add_sim_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--sim-prefill-tokens-per-second",
-        type=_positive,
-        default=_sim.prefill_tokens_per_second,
-    )
-    milliseconds = (
-        ("--sim-decode-base-ms", _sim.decode_base_seconds),
-        ("--sim-decode-per-seq-ms", _sim.decode_per_sequence_seconds),
-        ("--sim-step-overhead-ms", _sim.step_overhead_seconds),
-    )
-    for flag, seconds in milliseconds:
-        group.add_argument(flag, type=_not_negative, default=seconds * 1e3)
-    group.add_argument("--sim-time-scale", type=_not_negative, default=_sim.time_scale)
-    group.add_argument("--sim-seed", type=int, default=_sim.seed)
-    group.add_argument(
-        "--sim-mean-output-tokens",
-        type=_positive,
-        default=_sim.mean_output_tokens,
-        help="average length of answers that max_tokens does not cut; with ignore_eos they all run"
-        " to max_tokens",
-    )
-
-
 class _at_least:  # noqa: N801 (an argparse type, called like a function)
     """An integer with a lower bound."""
 
@@ -123,20 +99,6 @@ class _at_least:  # noqa: N801 (an argparse type, called like a function)
         if value < self._minimum:
             raise argparse.ArgumentTypeError(f"must be at least {self._minimum}, got {value}")
         return value
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return value
-
-
-def _not_negative(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
-    return value
 
 
 def find_model(options: argparse.Namespace, environment: Mapping[str, str]) -> Path | None:
@@ -220,28 +182,6 @@ def _engine_config(
             max_model_len=max_model_len,
             long_prefill_token_threshold=options.long_prefill_token_threshold,
         ),
-        sim=_sim_config(options, checkpoint, eos_token_ids),
+        sim=sim_config(options, checkpoint, eos_token_ids),
         eos_token_ids=eos_token_ids,
-    )
-
-
-def _sim_config(
-    options: argparse.Namespace, checkpoint: Checkpoint | None, eos_token_ids: tuple[int, ...]
-) -> SimConfig:
-    first, count = sim.FIRST_WORD_ID, sim.NUM_WORDS
-    if checkpoint is not None:
-        # Real vocabularies begin with control tokens and bytes; what follows is ordinary text.
-        first = min(512, checkpoint.vocab_size // 2)
-        count = max(1, min(16_384, checkpoint.vocab_size - first))
-    return SimConfig(
-        prefill_tokens_per_second=options.sim_prefill_tokens_per_second,
-        decode_base_seconds=options.sim_decode_base_ms / 1e3,
-        decode_per_sequence_seconds=options.sim_decode_per_seq_ms / 1e3,
-        step_overhead_seconds=options.sim_step_overhead_ms / 1e3,
-        time_scale=options.sim_time_scale,
-        seed=options.sim_seed,
-        first_word_id=first,
-        num_words=count,
-        end_token_id=eos_token_ids[0] if eos_token_ids else None,
-        mean_output_tokens=options.sim_mean_output_tokens,
     )

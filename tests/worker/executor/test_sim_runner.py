@@ -8,7 +8,7 @@ import pytest
 
 from worker.config import SimConfig
 from worker.executor.sim_runner import SimExecutor
-from worker.types import SampleSpec, ScheduledSequence, SchedulerOutput
+from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 CONFIG = SimConfig(
     prefill_tokens_per_second=1000.0,
@@ -22,9 +22,14 @@ def sequence(
     seq_id: int, tokens: list[int], start: int, sample: bool = True, **spec: float
 ) -> ScheduledSequence:
     """A share of a step that samples the next position."""
-    fields = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 0, **spec}
-    drawn = SampleSpec(position=start + len(tokens), **fields) if sample else None  # type: ignore[arg-type]
+    params = SamplingParams(100, **spec)  # type: ignore[arg-type]
+    drawn = (SampleSpec(params, start + len(tokens)),) if sample else ()
     return ScheduledSequence(seq_id, tokens, start, [0], drawn)
+
+
+def drawn(output: ModelOutput) -> list[int]:
+    """The one token of every sequence that has one, in the order of the step."""
+    return [draw.token_id for draws in output.sampled.values() for draw in draws]
 
 
 @pytest.mark.parametrize(
@@ -57,9 +62,9 @@ def test_only_sampling_sequences_get_a_token_and_it_is_a_word() -> None:
             *(sequence(i, [i], 3) for i in range(1, 100)),
         ),
     )
-    sampled = executor.execute(step).sampled
-    assert sorted(sampled) == list(range(1, 100))
-    assert set(sampled.values()) == {300, 301, 302, 303, 304}
+    output = executor.execute(step)
+    assert sorted(output.sampled) == list(range(1, 100))
+    assert set(drawn(output)) == {300, 301, 302, 303, 304}
 
 
 def test_tokens_do_not_depend_on_chunking_or_company() -> None:
@@ -77,7 +82,7 @@ def test_greedy_requests_ignore_their_seed() -> None:
     """Temperature 0 is one answer, whatever the seed; another simulator seed is another answer."""
     step = SchedulerOutput(1, tuple(sequence(i, [6], 2, seed=i, temperature=0.0) for i in range(8)))
     answers = [
-        set(SimExecutor(SimConfig(seed=seed), lambda _: None).execute(step).sampled.values())
+        set(drawn(SimExecutor(SimConfig(seed=seed), lambda _: None).execute(step)))
         for seed in (0, 1)
     ]
     assert [len(answer) for answer in answers] == [1, 1]
@@ -89,6 +94,6 @@ def test_answers_end_by_themselves_after_the_mean_length() -> None:
     step = SchedulerOutput(1, tuple(sequence(i, [i], i % 97, seed=i) for i in range(10_000)))
     for end_token_id, least, most in ((7, 400, 600), (None, 0, 0)):
         config = SimConfig(time_scale=0, end_token_id=end_token_id, mean_output_tokens=20.0)
-        draws = list(SimExecutor(config, lambda _: None).execute(step).sampled.values())
+        draws = drawn(SimExecutor(config, lambda _: None).execute(step))
         assert least <= draws.count(7) <= most
         assert all(draw >= config.first_word_id for draw in draws if draw != 7)
