@@ -8,6 +8,7 @@ edge-triggered readiness, so whoever touches the socket must drain it (`_drain`)
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import shutil
 import sys
@@ -15,7 +16,7 @@ import tempfile
 import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import cast
 
@@ -26,6 +27,8 @@ from worker.config import EngineConfig
 from worker.engine.messages import (
     AbortRequests,
     AddRequest,
+    Command,
+    CommandReply,
     EngineFailed,
     EngineReady,
     EngineStats,
@@ -57,6 +60,8 @@ class EngineClient:
         self._config = config
         self._on_step = on_step
         self._streams: dict[str, RequestStream] = {}
+        self._replies: dict[int, asyncio.Future[CommandReply]] = {}
+        self._command_ids = itertools.count(1)
         self._stats = EngineStats()
         self._last_step_seconds: float | None = None
         self._ready: asyncio.Future[EngineReady] | None = None
@@ -75,6 +80,11 @@ class EngineClient:
     def is_alive(self) -> bool:
         """The engine is up and can take requests."""
         return self._dead is None and self._ready is not None and self._ready.done()
+
+    @property
+    def is_progressing(self) -> bool:
+        """Alive, and the engine's current step is within its budget."""
+        return self.is_alive
 
     @property
     def pid(self) -> int | None:
@@ -165,15 +175,41 @@ class EngineClient:
         `contextlib.aclosing`). Raises EngineDeadError when the engine is or goes down, WorkerError
         when `request_id` is in use.
         """
-        stream = self._open(request)
-        try:
+        (stream,) = self.open(request)
+        with closing(stream):
             while True:
                 output = await stream.next()
                 yield output
                 if output.finish_reason is not None:
                     return
+
+    def open(self, request: AddRequest) -> tuple[RequestStream, ...]:
+        """Send a request; one stream for it and one for each of its branches, in order.
+
+        Whoever opens closes every stream. Raises `EngineDeadError`, and `WorkerError` when an id is
+        in use.
+        """
+        self._check_alive()
+        ids = [request.request_id, *request.branch_ids]
+        taken = [i for n, i in enumerate(ids) if i in self._streams or i in ids[:n]]
+        if taken:
+            raise WorkerError(f"request id {taken[0]!r} is in use")
+        streams = tuple(RequestStream(i, self._close) for i in ids)
+        self._streams.update(zip(ids, streams, strict=True))
+        self._send(request)
+        return streams
+
+    async def run(self, command: Command) -> CommandReply:
+        """Have a command done; its `command_id` is replaced. Raises `EngineDeadError`."""
+        self._check_alive()
+        number = next(self._command_ids)
+        reply: asyncio.Future[CommandReply] = asyncio.get_running_loop().create_future()
+        self._replies[number] = reply
+        try:
+            self._send(msgspec.structs.replace(command, command_id=number))
+            return await reply
         finally:
-            self._close(stream)
+            del self._replies[number]
 
     def abort(self, request_id: str) -> None:
         """Stop a request: its stream ends with `FinishReason.ABORT`. Unknown ids are ignored."""
@@ -187,17 +223,11 @@ class EngineClient:
 
     # ---- below: private ---------------------------------------------------------------------
 
-    def _open(self, request: AddRequest) -> RequestStream:
+    def _check_alive(self) -> None:
         if self._dead is not None:
-            raise self._dead
+            raise EngineDeadError(str(self._dead))
         if not self.is_alive:
             raise EngineDeadError("the engine has not been started")
-        if request.request_id in self._streams:
-            raise WorkerError(f"request id {request.request_id!r} is in use")
-        stream = RequestStream(request.request_id)
-        self._streams[request.request_id] = stream
-        self._send(request)
-        return stream
 
     def _close(self, stream: RequestStream) -> None:
         if self._streams.pop(stream.request_id, None) is not None:
@@ -241,8 +271,11 @@ class EngineClient:
         elif isinstance(message, EngineReady):
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(message)
-        else:
-            assert isinstance(message, EngineFailed)  # noqa: S101 (the union has no fourth member)
+        elif isinstance(message, CommandReply):
+            reply = self._replies.get(message.command_id)
+            if reply is not None and not reply.done():
+                reply.set_result(message)
+        elif isinstance(message, EngineFailed):
             self._die(message.message)
             self._send(Shutdown())  # the engine waits for this, so that its last words arrive
 
@@ -270,6 +303,9 @@ class EngineClient:
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(self._dead)
             self._ready.exception()  # counts as looked at, should `start` have failed before it
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(EngineDeadError(message))
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(EngineDeadError(message))

@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from worker.engine.messages import RequestOutput
 from worker.errors import EngineDeadError
 
 
 def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
-    """One output that says what two consecutive ones say: tokens in order, the rest from `later`.
-
-    `later` repeats every fact of `earlier` (the engine sends running values), so only the tokens
-    have to be joined.
+    """One output that says what two consecutive ones say: tokens and log probabilities in order,
+    the rest from `later`, which repeats every other fact of `earlier` (they are running values).
     """
-    return RequestOutput(
-        request_id=later.request_id,
+    return msgspec.structs.replace(
+        later,
         token_ids=earlier.token_ids + later.token_ids,
-        finish_reason=later.finish_reason,
-        stop_token_id=later.stop_token_id,
-        num_cached_tokens=later.num_cached_tokens,
-        scheduled_seconds=later.scheduled_seconds,
-        first_token_seconds=later.first_token_seconds,
-        last_token_seconds=later.last_token_seconds,
-        num_preemptions=later.num_preemptions,
-        error=later.error,
+        logprobs=earlier.logprobs + later.logprobs,
+        prompt_logprobs=earlier.prompt_logprobs + later.prompt_logprobs,
     )
 
 
 @dataclass(slots=True)
 class RequestStream:
-    """Hands one request's outputs from the engine's socket to the task that awaits them.
+    """Hands one sequence's outputs from the engine's socket to the task that awaits them.
 
     At most one output is kept: a consumer that lags gets the outputs it missed as one, so a slow
-    reader costs no more memory than its own tokens. One consumer at a time.
+    reader costs no more memory than its own tokens. One consumer at a time. `on_close` is told when
+    the consumer closes the stream before its last output has come.
     """
 
     request_id: str
+    on_close: Callable[[RequestStream], None]
     finished: bool = False
+    _closed: bool = False
     _pending: RequestOutput | None = None
     _error: EngineDeadError | None = None
     _waiter: asyncio.Future[None] | None = field(default=None, repr=False)
@@ -67,6 +65,14 @@ class RequestStream:
                 await self._waiter
             finally:
                 self._waiter = None
+
+    def close(self) -> None:
+        """Abort the sequence, unless it has ended. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self.finished and self._error is None:
+            self.on_close(self)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

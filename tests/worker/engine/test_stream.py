@@ -14,7 +14,7 @@ from worker.types import FinishReason
 
 async def test_a_lagging_consumer_gets_one_merged_output() -> None:
     """Tokens are joined in order; everything else is the latest."""
-    stream = RequestStream("a")
+    stream = RequestStream("a", [].append)
     stream.push(RequestOutput("a", [1], num_cached_tokens=4, scheduled_seconds=1.0))
     stream.push(RequestOutput("a", [2, 3], None, None, 4, 1.0, 2.0, 3.0))
     stream.push(RequestOutput("a", [4], FinishReason.STOP, 4, 4, 1.0, 2.0, 5.0, 1))
@@ -25,7 +25,7 @@ async def test_a_lagging_consumer_gets_one_merged_output() -> None:
 
 async def test_a_waiting_consumer_is_woken() -> None:
     """An output that comes while the consumer waits ends the wait."""
-    stream = RequestStream("a")
+    stream = RequestStream("a", [].append)
     waiting = asyncio.create_task(stream.next())
     await asyncio.sleep(0)
     stream.push(RequestOutput("a", [1]))
@@ -34,7 +34,7 @@ async def test_a_waiting_consumer_is_woken() -> None:
 
 async def test_a_cancelled_wait_leaves_the_stream_usable() -> None:
     """Cancellation of one wait does not swallow the next output."""
-    stream = RequestStream("a")
+    stream = RequestStream("a", [].append)
     waiting = asyncio.create_task(stream.next())
     await asyncio.sleep(0)
     waiting.cancel()
@@ -46,7 +46,7 @@ async def test_a_cancelled_wait_leaves_the_stream_usable() -> None:
 
 async def test_failure_comes_after_what_was_received() -> None:
     """Tokens that arrived are handed out before the error is raised, again and again."""
-    stream = RequestStream("a")
+    stream = RequestStream("a", [].append)
     stream.push(RequestOutput("a", [1]))
     stream.fail(EngineDeadError("gone"))
     assert (await stream.next()).token_ids == [1]

@@ -10,13 +10,13 @@ Every series is declared here, once. Names, labels and buckets are those of vLLM
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-
+from worker.metrics.families import Histogram, LabelledCounter, head_text, label_text
+from worker.metrics.http import HttpMetrics
+from worker.metrics.process import ProcessNumbers
+from worker.metrics.record import RequestRecord
 from worker.types import FinishReason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,7 +35,6 @@ _LATENCY_BUCKETS = (
 )  # fmt: skip
 _ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
-_PROCESS_REFRESH_SECONDS = 1.0
 
 
 class EngineNumbers(Protocol):
@@ -85,92 +84,6 @@ def _engine_values(numbers: EngineNumbers) -> tuple[float, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
-    """One ended request, for the histograms. Times are on one monotonic clock; None: never came."""
-
-    reason: FinishReason
-    num_prompt_tokens: int
-    num_generation_tokens: int
-    max_tokens: int
-    num_preemptions: int
-    arrival_seconds: float
-    scheduled_seconds: float | None
-    first_token_seconds: float | None
-    last_token_seconds: float | None
-    finished_seconds: float
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _label_text(labels: Mapping[str, str]) -> str:
-    return ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
-
-
-def _head(name: str, kind: str, documentation: str) -> str:
-    return f"# HELP {name} {documentation}\n# TYPE {name} {kind}\n"
-
-
-class Histogram:
-    """One histogram. Owns its counts and the text last rendered from them."""
-
-    def __init__(
-        self, name: str, documentation: str, buckets: tuple[float, ...], labels: str
-    ) -> None:
-        self._buckets = buckets
-        self._counts = [0] * (len(buckets) + 1)
-        self._sum = 0.0
-        safe = labels.replace("%", "%%")
-        bounds = [*(repr(float(b)) for b in buckets), "+Inf"]
-        lines = [f'{name}_bucket{{{safe},le="{bound}"}} %d\n' for bound in bounds]
-        tail = f"{name}_count{{{safe}}} %d\n{name}_sum{{{safe}}} %r\n"
-        head = _head(name, "histogram", documentation).replace("%", "%%")
-        self._template = head + "".join(lines) + tail
-        self._rendered: bytes | None = None
-
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self._counts[bisect_left(self._buckets, value)] += 1
-        self._sum += value
-        self._rendered = None
-
-    def render(self) -> bytes:
-        """The histogram's text."""
-        if self._rendered is None:
-            total = 0
-            values: list[float] = []
-            for count in self._counts:
-                total += count
-                values.append(total)
-            values += [total, self._sum]
-            self._rendered = (self._template % tuple(values)).encode()
-        return self._rendered
-
-
-class LabelledCounter:
-    """A counter with one extra label. Every label value is known beforehand, so that the series
-    exist from the start and cannot grow without bound.
-    """
-
-    def __init__(
-        self, name: str, documentation: str, labels: str, label: str, values: tuple[str, ...]
-    ) -> None:
-        self._counts = dict.fromkeys(values, 0)
-        self._head = _head(name, "counter", documentation)
-        self._prefixes = {v: f'{name}{{{labels},{label}="{v}"}} ' for v in values}
-
-    def add(self, value: str) -> None:
-        """Count one; `value` is one of those declared."""
-        self._counts[value] += 1
-
-    def render(self) -> bytes:
-        """The counter's text."""
-        lines = [f"{self._prefixes[v]}{count}\n" for v, count in self._counts.items()]
-        return (self._head + "".join(lines)).encode()
-
-
 def _one_two_five(limit: int) -> tuple[float, ...]:
     """1, 2, 5, 10, 20, 50, … up to `limit`."""
     buckets: list[float] = []
@@ -190,17 +103,18 @@ class WorkerMetrics:
         """`start_unix_seconds` becomes `process_start_time_seconds`, by which scrapers tell a
         restarted worker from one whose counters stand still.
         """
-        self._labels = _label_text({"model_name": model_name, "engine": "0"})
+        self._labels = label_text({"model_name": model_name, "engine": "0"})
         self._engine_template = "".join(
-            f"{_head(name, kind, text)}{name}{{{self._labels}}} ".replace("%", "%%") + "%r\n"
+            f"{head_text(name, kind, text)}{name}{{{self._labels}}} ".replace("%", "%%") + "%r\n"
             for name, kind, text in _ENGINE_SERIES
         )
         self._constant = (
-            _head("process_start_time_seconds", "gauge", "Start of the process, unix time.")
+            head_text("process_start_time_seconds", "gauge", "Start of the process, unix time.")
             + f"process_start_time_seconds {start_unix_seconds!r}\n"
         ).encode()
         self._cache_info = b""
-        self._process = _ProcessNumbers()
+        self._process = ProcessNumbers()
+        self._http = HttpMetrics()
         self._declare_latencies()
         self._declare_sizes(max_model_len)
         self._finished = self._counter(
@@ -223,6 +137,7 @@ class WorkerMetrics:
             self._finished.render,
             self._rejections.render,
             self._errors.render,
+            self._http.render,
         )
 
     def _declare_latencies(self) -> None:
@@ -275,8 +190,8 @@ class WorkerMetrics:
     def set_cache_info(self, info: Mapping[str, str]) -> None:
         """Publish the shape of the KV cache (`block_size`, `num_gpu_blocks`, …) as labels."""
         name = "vllm:cache_config_info"
-        labels = _label_text({**info, "engine": "0"})
-        head = _head(name, "gauge", "Information of the cache config.")
+        labels = label_text({**info, "engine": "0"})
+        head = head_text(name, "gauge", "Information of the cache config.")
         self._cache_info = f"{head}{name}{{{labels}}} 1\n".encode()
 
     def step_done(self, num_tokens: int) -> None:
@@ -319,27 +234,21 @@ class WorkerMetrics:
         rest = record.num_generation_tokens - 1
         self._tpot.observe((last - first) / rest if rest > 0 else 0.0)
 
+    def http_done(
+        self,
+        handler: str,
+        method: str,
+        status: int,
+        seconds: float,
+        request_bytes: int,
+        response_bytes: int,
+    ) -> None:
+        """An HTTP exchange ended. `handler` is the route's path, "none" when no route matched."""
+        self._http.done(handler, method, status, seconds, request_bytes, response_bytes)
+
     def render(self, numbers: EngineNumbers, now_seconds: float) -> bytes:
         """The whole page, gauges as of `numbers`; `now_seconds` is a monotonic clock."""
         engine = self._engine_template % _engine_values(numbers)
         families = [render() for render in self._families]
         process = self._process.render(now_seconds)
         return b"".join((engine.encode(), self._cache_info, *families, self._constant, process))
-
-
-class _ProcessNumbers:
-    """CPU, memory and file descriptors of this process, read at most once a second."""
-
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        self._read_at: float | None = None
-        self._text = b""
-
-    def render(self, now_seconds: float) -> bytes:
-        """The text, without the start time, which the worker states itself on every platform."""
-        if self._read_at is None or now_seconds - self._read_at >= _PROCESS_REFRESH_SECONDS:
-            lines = generate_latest(self._registry).splitlines(keepends=True)
-            self._text = b"".join(li for li in lines if b"process_start_time_seconds" not in li)
-            self._read_at = now_seconds
-        return self._text

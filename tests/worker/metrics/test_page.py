@@ -6,9 +6,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from worker import metrics
 from worker.engine.messages import EngineStats
-from worker.metrics import RequestRecord, WorkerMetrics
+from worker.metrics import RequestRecord, WorkerMetrics, families
+from worker.metrics import page as series
 from worker.types import FinishReason
 
 
@@ -98,6 +98,7 @@ def test_an_ended_request_is_counted_by_reason_and_stage() -> None:
         "finished_reason=length": 0,
         "finished_reason=abort": 0,
         "finished_reason=error": 0,
+        "finished_reason=repetition": 0,
     }
 
 
@@ -121,9 +122,9 @@ def test_a_request_that_never_ran_has_no_stages() -> None:
 @pytest.mark.parametrize("values", [[], [0.0], [0.3, 0.30001, 7680, 1e9], [2.0] * 5])
 def test_a_histogram_renders_as_the_library_does(values: list[float]) -> None:
     """Bucket for bucket, `prometheus_client` agrees."""
-    ours = metrics.Histogram("x", "Text.", metrics._LATENCY_BUCKETS, 'a="b"')
+    ours = families.Histogram("x", "Text.", series._LATENCY_BUCKETS, 'a="b"')
     registry = CollectorRegistry()
-    theirs = Histogram("x", "Text.", ["a"], registry=registry, buckets=metrics._LATENCY_BUCKETS)
+    theirs = Histogram("x", "Text.", ["a"], registry=registry, buckets=series._LATENCY_BUCKETS)
     for value in values:
         ours.observe(value)
         ours.render()
