@@ -30,13 +30,14 @@ from worker.config import EngineConfig, SchedulerConfig
 from worker.executor.interface import Executor
 from worker.executor.model_runner import build_executor, choose_dtype
 from worker.models.loader import GgufCheckpoint
-from worker.types import SampleSpec, ScheduledSequence, SchedulerOutput
+from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 BATCHES = (1, 4, 16)
 PROMPT_TOKENS = 128
 PREFILL_TOKENS = 512
 BLOCK_SIZE = 16
 REPEATS = 3
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 RESULTS = Path(__file__).parent / "results" / "worker_engine.json"
 DEFAULT_MODEL = Path.home() / ".cache/pointsman/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -69,12 +70,12 @@ class Ours:
                 tokens,
                 start,
                 range(index * 64, index * 64 + 64),
-                SampleSpec(0.0, 1.0, 0, 0, start + len(tokens)),
+                (SampleSpec(GREEDY, start + len(tokens)),),
             )
             for index, tokens in enumerate(chunks)
         )
         sampled = self.executor.execute(SchedulerOutput(0, sequences)).sampled
-        return [sampled[index] for index in range(len(chunks))]
+        return [sampled[index][0].token_id for index in range(len(chunks))]
 
     def prefill(self, prompt: list[int]) -> float:
         """Seconds of one prompt in one step."""

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.executor.input_batch import CacheLayout, InputBatch
-from worker.types import SampleSpec, ScheduledSequence
+from worker.types import SampleSpec, SamplingParams, ScheduledSequence
 
 CPU = torch.device("cpu")
-SPEC = SampleSpec(0.0, 1.0, 0, 0, 0)
+SPECS = (SampleSpec(SamplingParams(max_tokens=1, temperature=0.0), 0),)
 
 
 def batch(*sequences: ScheduledSequence) -> InputBatch:
@@ -19,9 +19,9 @@ def batch(*sequences: ScheduledSequence) -> InputBatch:
 def test_rows_follow_the_attention_plan() -> None:
     """Single tokens come first by context, then chunks; every row knows its token and slot."""
     made = batch(
-        ScheduledSequence(1, [7, 8, 9], 2, [5, 3], SPEC),
-        ScheduledSequence(2, [4], 5, [1, 2], SPEC),
-        ScheduledSequence(3, [6], 0, [9], None),
+        ScheduledSequence(1, [7, 8, 9], 2, [5, 3], SPECS),
+        ScheduledSequence(2, [4], 5, [1, 2], SPECS),
+        ScheduledSequence(3, [6], 0, [9]),
     )
     assert [s.seq_id for s in made.order] == [3, 2, 1]
     tensors = made.tensors
@@ -36,7 +36,7 @@ def test_rows_follow_the_attention_plan() -> None:
 def test_masks_show_the_past_and_nothing_else() -> None:
     """A query sees the keys at positions up to its own."""
     plan = batch(
-        ScheduledSequence(1, [0, 0], 3, [0, 1], None), ScheduledSequence(2, [0], 6, [2, 3], None)
+        ScheduledSequence(1, [0, 0], 3, [0, 1]), ScheduledSequence(2, [0], 6, [2, 3])
     ).tensors.attention
     assert (plan.groups[0].mask[0, 0, 0] == 0).nonzero().flatten().tolist() == list(range(7))
     tile = plan.chunks[0].tiles[0]
@@ -46,8 +46,8 @@ def test_masks_show_the_past_and_nothing_else() -> None:
 def test_far_contexts_are_not_padded_to_each_other() -> None:
     """A short sequence beside a long one is a group of its own."""
     plan = batch(
-        *[ScheduledSequence(i, [0], 9, [0, 1, 2], None) for i in range(3)],
-        ScheduledSequence(9, [0], 999, list(range(250)), None),
+        *[ScheduledSequence(i, [0], 9, [0, 1, 2]) for i in range(3)],
+        ScheduledSequence(9, [0], 999, list(range(250))),
     ).tensors.attention
     assert [group.num_sequences for group in plan.groups] == [3, 1]
 
@@ -58,7 +58,7 @@ def test_the_plan_covers_every_row_once(spans: list[tuple[int, int]]) -> None:
     """Groups and tiles together have exactly the rows of the step, and read enough blocks."""
     made = batch(
         *[
-            ScheduledSequence(i, [0] * count, start, range((start + count) // 4 + 1), SPEC)
+            ScheduledSequence(i, [0] * count, start, range((start + count) // 4 + 1), SPECS)
             for i, (start, count) in enumerate(spans)
         ]
     )

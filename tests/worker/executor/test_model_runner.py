@@ -17,9 +17,10 @@ from worker.config import EngineConfig, SchedulerConfig
 from worker.errors import ConfigError, ModelError
 from worker.executor.interface import Executor
 from worker.executor.model_runner import build_executor, choose_dtype
-from worker.types import SampleSpec, ScheduledSequence, SchedulerOutput
+from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 BLOCK_SIZE = 16
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 @dataclass
@@ -69,11 +70,11 @@ def generate(
     while not all(request.done for request in requests):
         scheduled = _schedule(requests, budget)
         sampled = executor.execute(SchedulerOutput(step, tuple(scheduled))).sampled
-        assert sampled.keys() == {s.seq_id for s in scheduled if s.sample is not None}
+        assert sampled.keys() == {s.seq_id for s in scheduled if s.samples}
         for sequence in scheduled:
             requests[sequence.seq_id].computed += len(sequence.token_ids)
-        for index, token in sampled.items():
-            requests[index].tokens.append(token)
+        for index, draws in sampled.items():
+            requests[index].tokens.append(draws[0].token_id)
         step += 1
     return [request.output for request in requests]
 
@@ -93,11 +94,17 @@ def _schedule(requests: list[Generation], budget: int) -> list[ScheduledSequence
             break
         budget -= len(token_ids)
         end = start + len(token_ids)
-        spec = SampleSpec(request.temperature, request.top_p, 0, request.seed, end)
+        params = SamplingParams(
+            max_tokens=1, temperature=request.temperature, top_p=request.top_p, seed=request.seed
+        )
         reaches_end = end == len(request.tokens)
         scheduled.append(
             ScheduledSequence(
-                index, token_ids, start, request.blocks, spec if reaches_end else None
+                index,
+                token_ids,
+                start,
+                request.blocks,
+                (SampleSpec(params, end),) if reaches_end else (),
             )
         )
     return scheduled
@@ -177,14 +184,14 @@ def test_copied_blocks_carry_their_keys(auto_executor: Executor) -> None:
     """A sequence continued on copies of its blocks goes on as on the originals."""
     [prompt] = prompts(1, seed=14)
     blocks = list(range(40))
-    spec = SampleSpec(0.0, 1.0, 0, 0, len(prompt))
-    first = ScheduledSequence(0, prompt, 0, blocks, spec)
-    token = auto_executor.execute(SchedulerOutput(0, (first,))).sampled[0]
-    spec = SampleSpec(0.0, 1.0, 0, 0, len(prompt) + 1)
+    samples = (SampleSpec(GREEDY, len(prompt)),)
+    first = ScheduledSequence(0, prompt, 0, blocks, samples)
+    token = auto_executor.execute(SchedulerOutput(0, (first,))).sampled[0][0].token_id
+    samples = (SampleSpec(GREEDY, len(prompt) + 1),)
     copies = tuple((block, block + 100) for block in blocks)
     results = []
     for table, copied in ((blocks, ()), ([b + 100 for b in blocks], copies)):
-        after = ScheduledSequence(0, [token], len(prompt), table, spec)
+        after = ScheduledSequence(0, [token], len(prompt), table, samples)
         results.append(auto_executor.execute(SchedulerOutput(1, (after,), copied)).sampled)
     assert results[0] == results[1]
 
@@ -192,7 +199,7 @@ def test_copied_blocks_carry_their_keys(auto_executor: Executor) -> None:
 @pytest.mark.model
 def test_a_step_may_sample_nothing(auto_executor: Executor) -> None:
     """A chunk that does not reach its prompt's end, or no work at all, draws no token."""
-    chunk = ScheduledSequence(0, [5, 6, 7], 0, [0], None)
+    chunk = ScheduledSequence(0, [5, 6, 7], 0, [0])
     assert auto_executor.execute(SchedulerOutput(0, (chunk,))).sampled == {}
     assert auto_executor.execute(SchedulerOutput(1, ())).sampled == {}
 

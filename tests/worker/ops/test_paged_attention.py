@@ -51,7 +51,7 @@ def schedule(work: Work) -> list[ScheduledSequence]:
     random.Random(work.seed).shuffle(pool)
     tables = [[pool.pop() for _ in range(count)] for count in counts]
     return [
-        ScheduledSequence(index, [0] * length, start, table, None)
+        ScheduledSequence(index, [0] * length, start, table)
         for index, ((start, length), table) in enumerate(zip(work.spans, tables, strict=True))
     ]
 
@@ -104,16 +104,16 @@ def test_padding_groups_and_tiles_leave_a_row_alone(dtype: torch.dtype) -> None:
     cache = draw(4 * 53, 2, 3, BLOCK_SIZE, 64, seed=1, dtype=dtype)
     tables = [list(range(i, 4 * 53, 4)) for i in range(4)]
     queries = draw(length, heads, 64, seed=2, dtype=dtype)
-    whole = run([ScheduledSequence(0, [0] * length, 0, tables[0], None)], {0: queries}, cache)[0]
+    whole = run([ScheduledSequence(0, [0] * length, 0, tables[0])], {0: queries}, cache)[0]
     others = [
-        ScheduledSequence(1, [0], 35, tables[1], None),
-        ScheduledSequence(2, [0], 413, tables[2], None),
-        ScheduledSequence(3, [0] * 9, 130, tables[3], None),
+        ScheduledSequence(1, [0], 35, tables[1]),
+        ScheduledSequence(2, [0], 413, tables[2]),
+        ScheduledSequence(3, [0] * 9, 130, tables[3]),
     ]
     extra = {1: queries[:1], 2: queries[:1], 3: queries[:9]}
     for start, count in [(0, 2), (17, 1), (211, 1), (300, 1), (419, 1), (3, 3), (100, 200)]:
         part = queries[start : start + count]
-        mine = ScheduledSequence(0, [0] * count, start, tables[0], None)
+        mine = ScheduledSequence(0, [0] * count, start, tables[0])
         alone = run([mine], {0: part}, cache)[0]
         together = run([*others, mine], {0: part, **extra}, cache)[0]
         torch.testing.assert_close(alone, together, rtol=0, atol=0)
@@ -130,7 +130,7 @@ def test_chunks_of_any_length_give_the_same_rows(dtype: torch.dtype) -> None:
     queries = draw(length, 9, 64, seed=2, dtype=dtype)
 
     def rows(start: int, count: int) -> torch.Tensor:
-        chunk = ScheduledSequence(0, [0] * count, start, range(50), None)
+        chunk = ScheduledSequence(0, [0] * count, start, range(50))
         return run([chunk], {0: queries[start : start + count]}, cache)[0]
 
     whole = rows(0, length)
@@ -153,7 +153,7 @@ def test_a_padded_context_is_whole_blocks_and_never_splits_unevenly(
 def test_tiny_chunks_are_filled_up_to_the_least_rows() -> None:
     """A chunk of two tokens still runs at the row count whose sums are stable."""
     batch = InputBatch(
-        [ScheduledSequence(0, [1, 2], 0, [0], None)], CacheLayout(BLOCK_SIZE, 1), torch.float32, CPU
+        [ScheduledSequence(0, [1, 2], 0, [0])], CacheLayout(BLOCK_SIZE, 1), torch.float32, CPU
     )
     (tile,) = batch.tensors.attention.chunks[0].tiles
     assert tile.num_queries == 2

@@ -1,6 +1,7 @@
 """Sampling: exact support, right frequencies, and draws that are a pure function of their seed."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,16 +10,14 @@ from hypothesis import strategies as st
 
 from worker.ops import reference
 from worker.ops.sample import gumbel_noise, keep_top, sample
-from worker.types import SampleSpec
+from worker.types import SampleSpec, SamplingParams
 
-GREEDY = SampleSpec(temperature=0.0, top_p=1.0, top_k=0, seed=0, position=0)
+GREEDY = SampleSpec(SamplingParams(max_tokens=1, temperature=0.0), 0)
 
 
-def spec(position: int, seed: int = 7, **changes: float) -> SampleSpec:
+def spec(position: int, seed: int = 7, **changes: Any) -> SampleSpec:
     """A draw at temperature 1 with the given changes."""
-    values = {"temperature": 1.0, "top_p": 1.0, **changes}
-    top_k = int(values.pop("top_k", 0))
-    return SampleSpec(top_k=top_k, seed=seed, position=position, **values)
+    return SampleSpec(SamplingParams(max_tokens=1, seed=seed, **changes), position)
 
 
 def draw_logits(*shape: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
@@ -163,5 +162,6 @@ def test_banned_ids_are_never_drawn(temperature: float) -> None:
     """Not greedily although they are the largest, and not by chance."""
     logits = torch.tensor([[9.0, 8.0, 1.0, 0.0]])
     for position in range(200):
-        banned = SampleSpec(temperature, 1.0, 0, 7, position, banned_ids=(0, 1))
+        params = SamplingParams(max_tokens=1, temperature=temperature, seed=7)
+        banned = SampleSpec(params, position, banned_ids=(0, 1))
         assert sample(logits.clone(), [banned])[0] in (2, 3)
