@@ -153,6 +153,14 @@ class ApiConfig:
     sse_keep_alive_seconds: float | None = None
     # Memory of this process above which new requests are refused (503); None: no limit.
     max_rss_bytes: int | None = None
+    # Routes that change or reveal the state of the whole worker: sleep, pause, reset, server info.
+    enable_admin_routes: bool = False
+    enable_tokenizer_info: bool = False
+    # From a request's first byte to the end of its headers, and from there to the end of its body.
+    header_timeout_seconds: float = 10.0
+    body_timeout_seconds: float = 30.0
+    # Open connections above which new ones are answered 503; None: what the file limit allows.
+    max_connections: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,10 @@ class Engine(Protocol):
         """
         ...
 
+    def abort(self, request_id: str) -> None:
+        """Stop a sequence: its stream ends with `FinishReason.ABORT`. Unknown ids are ignored."""
+        ...
+
     async def run(self, command: Command) -> CommandReply:
         """Have a command done; its `command_id` is replaced. Raises `EngineDeadError`."""
         ...
