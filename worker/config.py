@@ -51,27 +51,49 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class SimConfig:
-    """Latency model of `--engine sim`, in seconds and tokens.
+    """`--engine sim`: how long steps take and what is answered. Seconds and tokens throughout.
 
-    step time = `step_overhead_seconds` + prefill tokens / `prefill_tokens_per_second`
-    + (`decode_base_seconds` + `decode_per_sequence_seconds` × decoding sequences, when any decode).
-    `time_scale` multiplies it; 0 does not wait at all.
+    `latency_model` is one of `executor.sim_latency.MODELS`, which documents their formulas; each
+    reads only its own fields. `time_scale` multiplies every step; 0 does not wait at all.
     """
 
-    prefill_tokens_per_second: float = 20_000.0
-    decode_base_seconds: float = 0.010
-    decode_per_sequence_seconds: float = 0.0002
-    step_overhead_seconds: float = 0.0
+    latency_model: str = "linear"
     time_scale: float = 1.0
     seed: int = 0
-    # The answers are drawn from the ids [first_word_id, first_word_id + num_words), so that they
-    # are words of whatever tokenizer stands in front.
+    # linear: by what a step contains.
+    step_overhead_seconds: float = 0.0
+    prefill_tokens_per_second: float = 20_000.0
+    prefill_context_seconds: float = 0.0  # per prompt token and token of its context
+    decode_base_seconds: float = 0.010  # when anything decodes
+    decode_per_sequence_seconds: float = 0.0002
+    kv_read_seconds: float = 0.0  # per token of a decoding sequence's context
+    # constant and llm-d: by the request. A std is at most 30 % of its mean.
+    time_to_first_token_seconds: float = 0.0
+    time_to_first_token_std_seconds: float = 0.0
+    inter_token_latency_seconds: float = 0.0
+    inter_token_latency_std_seconds: float = 0.0
+    prefill_overhead_seconds: float = 0.0
+    prefill_per_token_seconds: float = 0.0
+    prefill_std_seconds: float = 0.0
+    time_factor_under_load: float = 1.0  # of a full batch
+    # dynamo: polynomials; the ratios divide times.
+    speedup_ratio: float = 1.0
+    decode_speedup_ratio: float = 1.0
+    # "random" answers with words, "echo" with the prompt.
+    mode: str = "random"
+    # Answers are drawn from the ids [first_word_id, first_word_id + num_words), so that they are
+    # words of whatever tokenizer stands in front.
     first_word_id: int = 256
     num_words: int = 1024
-    # An answer ends with this token after `mean_output_tokens` tokens on average (a geometric
-    # distribution), unless the request's own limit comes first. None: only the limit ends it.
+    vocab_size: int = 1282
+    # What ends an answer before the request's own limit does; None: only the limit.
     end_token_id: int | None = None
+    # What begins a turn of a conversation, in prompts of the simulator's own tokenizer.
+    turn_token_id: int | None = None
+    # How long answers are, this token included: one of `executor.sim_tokens.OUTPUT_LENGTHS`.
+    output_length: str = "geometric"
     mean_output_tokens: float = 128.0
+    output_tokens_std: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
