@@ -11,8 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 import msgspec
 
 from worker.api.admission import Admission
+from worker.api.engine import Engine
 from worker.api.exchange import Exchange
-from worker.api.openai import Engine, RequestPreparer, TextSide
+from worker.api.openai import RequestPreparer, TextSide
 from worker.api.params import check_token_ids
 from worker.api.schema import DetokenizeRequest, TokenizeRequest, decode
 from worker.config import ApiConfig

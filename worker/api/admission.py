@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from worker.api.openai import Engine
+from worker.api.engine import Engine
 from worker.errors import RequestError
 from worker.metrics import WorkerMetrics
 

@@ -6,12 +6,13 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
 from worker.api.choice import Choice
+from worker.api.engine import Engine, OutputStream
 from worker.api.exchange import Exchange
 from worker.api.params import (
     ModelLimits,
@@ -43,7 +44,7 @@ from worker.api.sse import (
     Usage,
 )
 from worker.config import ApiConfig
-from worker.engine.messages import AddRequest, EngineStats, RequestOutput
+from worker.engine.messages import AddRequest, RequestOutput
 from worker.errors import EngineDeadError, RequestError
 from worker.metrics import WorkerMetrics
 from worker.tokenizer.chat import ChatTemplate
@@ -53,29 +54,6 @@ from worker.types import FinishReason
 DEFAULT_COMPLETION_TOKENS = 16
 # A longer text is encoded in a thread; below, the hand-over costs more than it saves.
 _INLINE_CHARS = 4096
-
-
-class Engine(Protocol):
-    """What the API needs of the engine; `engine.client.EngineClient` is one."""
-
-    @property
-    def is_alive(self) -> bool:
-        """Requests can be served."""
-        ...
-
-    @property
-    def stats(self) -> EngineStats:
-        """Counters of the moment."""
-        ...
-
-    @property
-    def num_waiting_reported(self) -> int:
-        """Requests that waited at the engine's last step."""
-        ...
-
-    def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
-        """Run a request; closing the iterator aborts it. Raises `EngineDeadError`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,19 +261,22 @@ class Runner:
     async def _run(self, choice: Choice, sink: Sink) -> None:
         previous: float | None = None
         try:
-            async with aclosing(self._engine.generate(choice.request)) as outputs:
-                async for output in outputs:
+            stream = self._open(choice.request)
+            with closing(stream):
+                while choice.ending is None:
+                    output = await stream.next()
                     text = choice.take(output)
                     self._observe(choice, output, previous)
                     previous = output.last_token_seconds
                     await sink(choice, text)
-                    if choice.ending is not None:
-                        break
         except EngineDeadError:
             choice.reason = FinishReason.ERROR
             raise
         finally:
             self._metrics.request_ended(choice.record(time.monotonic()))
+
+    def _open(self, request: AddRequest) -> OutputStream:
+        return self._engine.open(request)[0]
 
     def _observe(self, choice: Choice, output: RequestOutput, previous: float | None) -> None:
         """Time to first token, then one gap for every output step; a consumer that lagged gets

@@ -17,8 +17,9 @@ from http import HTTPStatus
 
 from worker.api.admin import AdminRoutes
 from worker.api.admission import Admission, unavailable
+from worker.api.engine import Engine
 from worker.api.exchange import ClientGoneError, Exchange, Receive, Scope, Send
-from worker.api.openai import Arrival, Engine, Prepared, RequestPreparer, Runner, TextSide
+from worker.api.openai import Arrival, Prepared, RequestPreparer, Runner, TextSide
 from worker.api.sse import error_body, error_frame
 from worker.config import ApiConfig
 from worker.errors import EngineDeadError, RequestError

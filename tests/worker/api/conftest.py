@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,11 +15,18 @@ import pytest
 import uvicorn
 
 from worker.api.admission import Admission
+from worker.api.engine import OutputStream
 from worker.api.openai import RequestPreparer, TextSide
 from worker.api.params import ModelLimits
 from worker.api.server import WorkerApi
 from worker.config import ApiConfig
-from worker.engine.messages import AddRequest, EngineStats, RequestOutput
+from worker.engine.messages import (
+    AddRequest,
+    Command,
+    CommandReply,
+    EngineStats,
+    RequestOutput,
+)
 from worker.metrics import WorkerMetrics
 from worker.tokenizer import sim
 from worker.tokenizer.chat import ChatTemplate
@@ -59,6 +66,8 @@ class ScriptedEngine:
     is_alive: bool = True
     stats: EngineStats = field(default_factory=EngineStats)
     requests: list[AddRequest] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    reply: CommandReply = field(default_factory=lambda: CommandReply(0))
     aborted: list[str] = field(default_factory=list)
     saw_abort: asyncio.Event = field(default_factory=asyncio.Event)
     saw_request: asyncio.Event = field(default_factory=asyncio.Event)
@@ -68,24 +77,58 @@ class ScriptedEngine:
         """As `EngineClient.num_waiting_reported`."""
         return self.stats.num_waiting
 
-    async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
-        """As `EngineClient.generate`: leaving before the last output is an abort."""
+    @property
+    def is_progressing(self) -> bool:
+        """As `Engine.is_progressing`."""
+        return self.is_alive
+
+    def open(self, request: AddRequest) -> tuple[OutputStream, ...]:
+        """As `Engine.open`; every branch plays the steps too."""
         self.requests.append(request)
         self.saw_request.set()
-        finished = False
-        try:
-            for step in self.steps:
-                if isinstance(step, asyncio.Event):
-                    await step.wait()
-                elif isinstance(step, Exception):
-                    raise step
-                else:
-                    finished = step.finish_reason is not None
-                    yield msgspec.structs.replace(step, request_id=request.request_id)
-        finally:
-            if not finished:
-                self.aborted.append(request.request_id)
-                self.saw_abort.set()
+        ids = [request.request_id, *request.branch_ids]
+        return tuple(
+            ScriptedStream(self, i, iter(self.script(request, n))) for n, i in enumerate(ids)
+        )
+
+    def script(self, request: AddRequest, branch: int) -> list[Step]:
+        """The steps of one sequence: a test may put its own function here."""
+        return self.steps
+
+    async def run(self, command: Command) -> CommandReply:
+        """As `Engine.run`: done at once, with `reply` as the answer."""
+        self.commands.append(command)
+        return self.reply
+
+
+@dataclass
+class ScriptedStream:
+    """Plays steps to one consumer; closed before the last output, it counts as aborted."""
+
+    engine: ScriptedEngine
+    request_id: str
+    steps: Iterator[Step]
+    over: bool = False
+
+    async def next(self) -> RequestOutput:
+        """As `OutputStream.next`; after the last step it waits forever."""
+        for step in self.steps:
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+            elif isinstance(step, Exception):
+                raise step
+            else:
+                self.over = step.finish_reason is not None
+                return msgspec.structs.replace(step, request_id=self.request_id)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def close(self) -> None:
+        """As `OutputStream.close`."""
+        if not self.over:
+            self.over = True
+            self.engine.aborted.append(self.request_id)
+            self.engine.saw_abort.set()
 
 
 @dataclass
