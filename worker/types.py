@@ -81,9 +81,10 @@ class SampleSpec:
 
     The random numbers of a draw are a pure function of (`params.seed`, `position`, purpose), so
     that the same request gives the same tokens in any batch, chunking or after preemption.
-    `position` is the index of the token being drawn. `banned_ids` cannot be drawn. `history` is
-    every token before `position` (the first `num_prompt` of them are the prompt), given only when
-    `params.needs_history`.
+    `position` is the index of the token being drawn. `banned_ids` cannot be drawn. `num_prompt`
+    of the tokens before `position` are the prompt: always given, so that the first token of a
+    request can be told from the others. `history` is every token before `position`, given only
+    when `params.needs_history`.
     """
 
     params: SamplingParams

@@ -65,7 +65,7 @@ class Sequence:
         banned: tuple[int, ...] = ()
         if self.num_outputs < params.min_tokens:
             banned = (*self.eos_token_ids, *params.stop_token_ids)
-        return SampleSpec(params, len(self.token_ids), banned)
+        return SampleSpec(params, len(self.token_ids), banned, num_prompt=self.num_prompt)
 
     def append(self, token: int, now: float) -> None:
         """Take a token that was drawn."""
