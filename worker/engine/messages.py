@@ -4,6 +4,8 @@ never pickle.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from worker.types import FinishReason, SamplingParams, TokenLogprobs
@@ -90,7 +92,16 @@ class DumpCache(msgspec.Struct, frozen=True, array_like=True, tag="dump"):
     command_id: int
 
 
-Command = ResetPrefixCache | Pause | Resume | Sleep | WakeUp | DumpCache
+class Configure(msgspec.Struct, frozen=True, array_like=True, tag="configure"):
+    """Change the executor's settings from the next step on, all or none; only the simulator takes
+    any (see `SimExecutor.configure`). Answered at once; `ok` False says what is wrong with them.
+    """
+
+    command_id: int
+    settings: dict[str, Any]
+
+
+Command = ResetPrefixCache | Pause | Resume | Sleep | WakeUp | DumpCache | Configure
 ToEngine = AddRequest | AbortRequests | Shutdown | Command
 
 
@@ -113,11 +124,12 @@ class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     """The engine process is alive: sent several times a second by a thread of its own, whatever
-    the step does. `stalled_seconds` is how long the current step has run beyond its budget; 0.0
-    while all is well or there is no work.
+    the step does. `stalled_seconds` is how long the current step has run beyond its budget of
+    `budget_seconds`; 0.0 while all is well or there is no work.
     """
 
     stalled_seconds: float = 0.0
+    budget_seconds: float = 0.0
 
 
 class CachedBlock(msgspec.Struct, frozen=True, array_like=True):
@@ -173,7 +185,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """Gauges of the moment and counters since start; the source of `/metrics`.
 
     Of the waiting sequences `num_deferred` could run but are held back on purpose (a sibling is
-    computing their prefix, scheduling is paused). `sleep_level` None: awake.
+    computing their prefix, scheduling is paused). `sleep_level` None: awake. The client fills in
+    `num_restarts` and `stalled_seconds`, and adds up the counters of engines that died.
     """
 
     num_running: int = 0
@@ -192,6 +205,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_corrupted_requests: int = 0
     num_event_batches_dropped: int = 0
     sleep_level: int | None = None
+    num_restarts: int = 0
+    stalled_seconds: float = 0.0
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
