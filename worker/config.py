@@ -22,6 +22,7 @@ class CacheConfig:
     enable_fair_eviction: bool = True
     hash_algo: str = "sha256"  # one of HASH_ALGOS
     hash_seed: str | None = None  # None: the algorithm's default (see engine.block_hash)
+    record_events: bool = False  # keep what changes in the prefix cache for whoever mirrors it
 
 
 @dataclass(frozen=True, slots=True)

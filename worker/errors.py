@@ -23,6 +23,14 @@ class EngineDeadError(WorkerError):
     """The engine process ended; no request can be served until it is back."""
 
 
+class IntegrityError(WorkerError):
+    """Bookkeeping contradicts itself: a bug, and what it keeps can no longer be trusted."""
+
+
+class UnknownSequenceError(WorkerError):
+    """A sequence id that holds no blocks."""
+
+
 @dataclass(eq=False)
 class RequestError(WorkerError):
     """The client's request is wrong. `param` names the field, `status` is the HTTP status."""

@@ -1,0 +1,198 @@
+"""The order in which idle blocks are used again, fair between tenants.
+
+Theory of operation
+-------------------
+An idle block (one in no table) is *empty*, or *cached*: it holds contents that may be hit. Empty
+ones are used first, the last one emptied before the others; they are a stack.
+
+Every block that is held or cached counts for a *tenant*: the one it was last taken for. (Not the
+last who hit it: a flood of requests that begin like another tenant's must not carry that tenant's
+blocks over to the flood's account.) Cached idle blocks wait in their tenant's queue, least recently
+used first, each with a stamp that orders them across queues.
+
+When nothing is empty, someone's contents must go. A tenant's *share* is the number of blocks over
+the number of tenants that have any. With the block about to be taken counted for its taker, the
+oldest cached block of those above their share goes; with nobody above it, or with nothing idle
+there, the oldest of all. So
+
+    a tenant within its share loses nothing while one above its share has an idle block,
+
+one tenant alone has plain LRU, and no idle block is ever refused to anybody: fairness orders
+evictions, it reserves nothing.
+
+Everything is O(1) but the choice between tenants, which looks at the head of each queue. There are
+at most `MAX_TENANTS` queues of a tenant's own; further tenants share one, and its share, until
+others have no blocks left.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from worker.errors import IntegrityError
+
+MAX_TENANTS = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Account:
+    """One tenant's blocks: how many count for it, and which of them are cached and idle."""
+
+    tenant: str | None  # None: everybody beyond `MAX_TENANTS`
+    num_blocks: int = 0
+    idle: OrderedDict[int, int] = field(default_factory=OrderedDict)  # block → stamp, oldest first
+
+    @property
+    def oldest(self) -> int:
+        """The stamp at the head of the queue, which is not empty."""
+        return next(iter(self.idle.values()))
+
+
+class FreeQueue:
+    """Sole owner of the idle blocks' order and of the tenants' accounts.
+
+    Blocks 0 to `num_blocks`−1 start out empty and are taken in that order. Without `fair` all
+    tenants are one.
+    """
+
+    def __init__(self, num_blocks: int, fair: bool) -> None:
+        self._num_blocks = num_blocks
+        self._fair = fair
+        self._empty = list(range(num_blocks - 1, -1, -1))
+        self._accounts: dict[str | None, _Account] = {}
+        self._owners: list[_Account | None] = [None] * num_blocks
+        self._num_idle = num_blocks
+        self._stamp = 0
+
+    def __len__(self) -> int:
+        """How many blocks are idle."""
+        return self._num_idle
+
+    def __iter__(self) -> Iterator[int]:
+        """The idle blocks: the empty ones, then the cached ones by tenant, oldest first."""
+        yield from reversed(self._empty)
+        for account in self._accounts.values():
+            yield from account.idle
+
+    def take(self, tenant: str) -> int:
+        """The idle block to use next; it counts for `tenant` now. There is one.
+
+        It may be cached: the caller forgets its contents.
+        """
+        taker = self._account(tenant)
+        taker.num_blocks += 1
+        self._num_idle -= 1
+        if self._empty:
+            block = self._empty.pop()
+        else:
+            block, _ = self._victim().idle.popitem(last=False)
+            self._disown(block)
+        self._owners[block] = taker
+        return block
+
+    def put_empty(self, block: int) -> None:
+        """A held block is idle now and worth nothing."""
+        self._disown(block)
+        self._empty.append(block)
+        self._num_idle += 1
+
+    def put_cached(self, block: int) -> None:
+        """A held block is idle now and stays a hit until it is taken."""
+        self._queue_of(block)[block] = self._next_stamp()
+        self._num_idle += 1
+
+    def remove(self, block: int) -> None:
+        """A cached idle block is held again (a hit)."""
+        del self._queue_of(block)[block]
+        self._num_idle -= 1
+
+    def touch(self, block: int) -> None:
+        """A cached idle block was of use where it is: it counts as the most recently used."""
+        queue = self._queue_of(block)
+        queue[block] = self._next_stamp()
+        queue.move_to_end(block)
+
+    def empty(self, block: int) -> None:
+        """A cached idle block lost its contents."""
+        del self._queue_of(block)[block]
+        self._disown(block)
+        self._empty.append(block)
+
+    def num_blocks_of(self, tenant: str) -> int:
+        """How many held or cached blocks count for a tenant that has an account of its own."""
+        account = self._accounts.get(tenant if self._fair else "")
+        return account.num_blocks if account is not None else 0
+
+    def check_integrity(self, cached: set[int], held: set[int]) -> None:
+        """Raise IntegrityError unless exactly the idle ones of the blocks `cached` are queued,
+        the blocks neither held nor cached are empty, and the accounts add up.
+        """
+        queued = [block for account in self._accounts.values() for block in account.idle]
+        if sorted(queued) != sorted(cached - held):
+            raise IntegrityError("the queues do not hold exactly the idle cached blocks")
+        if sorted(self._empty) != sorted(set(range(self._num_blocks)) - cached - held):
+            raise IntegrityError("the empty blocks are not those neither held nor cached")
+        if self._num_idle != len(queued) + len(self._empty):
+            raise IntegrityError("the number of idle blocks is wrong")
+        if len(self._accounts) > MAX_TENANTS + 1:
+            raise IntegrityError("too many tenants have accounts")
+        self._check_accounts(cached | held)
+
+    def _check_accounts(self, owned: set[int]) -> None:
+        if owned != {block for block, owner in enumerate(self._owners) if owner is not None}:
+            raise IntegrityError("a block counts for nobody, or an empty one for somebody")
+        for tenant, account in self._accounts.items():
+            if account.tenant != tenant or account.num_blocks != self._owners.count(account):
+                raise IntegrityError(f"the account of tenant {tenant!r} does not add up")
+            if account.num_blocks == 0:
+                raise IntegrityError(f"tenant {tenant!r} has an account but no blocks")
+            stamps = list(account.idle.values())
+            if stamps != sorted(stamps):
+                raise IntegrityError(f"the queue of tenant {tenant!r} is out of order")
+            if any(self._owners[block] is not account for block in account.idle):
+                raise IntegrityError(f"tenant {tenant!r} queues a block not its own")
+
+    def _victim(self) -> _Account:
+        """Whose oldest idle block goes; the taker's new block is counted already."""
+        candidates = [account for account in self._accounts.values() if account.idle]
+        if len(candidates) > 1:
+            num_tenants = len(self._accounts)
+            above = [a for a in candidates if a.num_blocks * num_tenants > self._num_blocks]
+            return min(above or candidates, key=_oldest)
+        return candidates[0]
+
+    def _account(self, tenant: str) -> _Account:
+        key: str | None = tenant if self._fair else ""
+        account = self._accounts.get(key)
+        if account is None:
+            if len(self._accounts) - (None in self._accounts) >= MAX_TENANTS:
+                key = None
+                account = self._accounts.get(None)
+            if account is None:
+                account = self._accounts[key] = _Account(key)
+        return account
+
+    def _queue_of(self, block: int) -> OrderedDict[int, int]:
+        owner = self._owners[block]
+        if owner is None:
+            raise IntegrityError(f"block {block} counts for nobody")
+        return owner.idle
+
+    def _disown(self, block: int) -> None:
+        owner = self._owners[block]
+        if owner is None:
+            raise IntegrityError(f"block {block} counts for nobody")
+        self._owners[block] = None
+        owner.num_blocks -= 1
+        if owner.num_blocks == 0:
+            del self._accounts[owner.tenant]
+
+    def _next_stamp(self) -> int:
+        self._stamp += 1
+        return self._stamp
+
+
+def _oldest(account: _Account) -> int:
+    return account.oldest
