@@ -2,67 +2,176 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import threading
+import time
 from collections.abc import Callable
-from typing import cast
+from dataclasses import dataclass
+from typing import Any
 
-from worker.config import SimConfig
-from worker.types import Draw, ModelOutput, SampleSpec, SchedulerOutput
+import msgspec
 
-_MASK = (1 << 64) - 1
+from worker.config import EngineConfig, SimConfig
+from worker.errors import ConfigError
+from worker.executor.sim_cache import TokenCache
+from worker.executor.sim_latency import Capacity, LatencyModel, build_model
+from worker.executor.sim_tokens import TokenSource
+from worker.types import (
+    Draw,
+    ModelOutput,
+    ScheduledSequence,
+    SchedulerOutput,
+    TokenLogprobs,
+)
+
+DEFAULT_SIM_BLOCKS = 4096
+CRASH_STATUS = 70
 
 
-def _scramble(value: int) -> int:
-    """The finalizer of SplitMix64 (Steele et al. 2014): each input bit moves every output bit."""
-    value &= _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
+@dataclass(frozen=True, slots=True)
+class SimLimits:
+    """What the rest of the engine was configured with."""
+
+    num_blocks: int = DEFAULT_SIM_BLOCKS
+    block_size: int = 16
+    max_num_seqs: int = 128
+
+    @property
+    def capacity(self) -> Capacity:
+        """The same in the latency models' terms."""
+        return Capacity(self.max_num_seqs, self.num_blocks * self.block_size)
+
+
+class RealTime:
+    """Lets steps take their time on the wall clock.
+
+    What the engine itself needed since the last step ended is part of the next step's time, up to
+    `grace_seconds`, and so is what a sleep took too long: on average steps take what the model
+    says, not a fraction of a millisecond more each.
+    """
+
+    def __init__(self, grace_seconds: float = 0.002) -> None:
+        self._grace_seconds = grace_seconds
+        self._end = time.monotonic()
+
+    def __call__(self, seconds: float) -> None:
+        """Sleep until the step is over."""
+        now = time.monotonic()
+        start = self._end if now - self._end < self._grace_seconds else now
+        self._end = start + seconds
+        if self._end > now:
+            time.sleep(self._end - now)
+
+
+class _Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `SimExecutor.configure` takes."""
+
+    sim: dict[str, Any] = {}
+    slow_factor: float | None = None
+    hang_seconds: float | None = None
+    crash_after_requests: int | None = None
+    crash_after_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a configuration makes; replaced as a whole."""
+
+    config: SimConfig
+    latency: LatencyModel
+    source: TokenSource
 
 
 class SimExecutor:
     """Answers steps from the latency model of `SimConfig`; implements `Executor`.
 
     `wait` lets the given seconds pass (sleep in a process, advance a virtual clock in a
-    simulation); it is not called when there are none. A token is a pure function of the token
-    before it, its position, the request's seed (greedy requests have none) and the simulator's
-    seed, so a request's answer depends neither on the batch nor on chunking.
+    simulation); it is not called when there are none. `crash` ends the process.
     """
 
-    def __init__(self, config: SimConfig, wait: Callable[[float], None]) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: SimConfig,
+        wait: Callable[[float], None],
+        limits: SimLimits | None = None,
+        crash: Callable[[], None] = lambda: os._exit(CRASH_STATUS),
+    ) -> None:
+        self._limits = limits or SimLimits()
         self._wait = wait
+        self._crash = crash
+        self._parts = self._build(config)
+        self._cache: TokenCache | None = None
+        if config.mode == "echo":
+            self._cache = TokenCache(self._limits.num_blocks, self._limits.block_size)
+        self._slow_factor = 1.0
+        self._hang_seconds = 0.0
+        self._released = threading.Event()
+        self._requests_left: int | None = None
+        self._tokens_left: int | None = None
 
     def execute(self, step: SchedulerOutput) -> ModelOutput:
-        """Wait as long as the step takes, then give every sequence that samples its token."""
+        """Wait as long as the step takes, then give every sequence that samples its tokens."""
+        self._hang()
+        parts = self._parts
+        if self._cache is not None:
+            self._cache.copy(step.block_copies)
+        sampled: dict[int, tuple[Draw, ...]] = {}
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        failed: dict[int, str] = {}
+        for sequence in step.sequences:
+            if self._cache is not None:
+                self._cache.write(sequence)
+            if sequence.prompt_targets:
+                prompt_logprobs[sequence.seq_id] = _prompt_logprobs(parts.source, sequence)
+            if not sequence.samples:
+                continue
+            draws = self._draws(parts, sequence)
+            if draws is None:
+                failed[sequence.seq_id] = "the request's constraints leave no token to draw"
+                prompt_logprobs.pop(sequence.seq_id, None)
+            else:
+                sampled[sequence.seq_id] = draws
         seconds = self.step_seconds(step)
         if seconds > 0:
             self._wait(seconds)
-        return ModelOutput(
-            {
-                sequence.seq_id: tuple(
-                    Draw(self._draw(sequence.token_ids[-1], sample)) for sample in sequence.samples
-                )
-                for sequence in step.sequences
-                if sequence.samples
-            }
-        )
+        self._count(step)
+        return ModelOutput(sampled, prompt_logprobs, failed)
 
     def step_seconds(self, step: SchedulerOutput) -> float:
-        """How long the step takes. A sequence that runs one token and samples is decoding."""
-        config = self._config
-        num_prefill_tokens = num_decoding = 0
-        for sequence in step.sequences:
-            num_tokens = len(sequence.token_ids)
-            if num_tokens == 1 and sequence.samples:
-                num_decoding += 1
-            else:
-                num_prefill_tokens += num_tokens
-        seconds = config.step_overhead_seconds
-        seconds += num_prefill_tokens / config.prefill_tokens_per_second
-        if num_decoding:
-            seconds += config.decode_base_seconds
-            seconds += num_decoding * config.decode_per_sequence_seconds
-        return seconds * config.time_scale
+        """How long the step takes."""
+        parts = self._parts
+        return parts.latency.seconds(step) * parts.config.time_scale * self._slow_factor
+
+    def configure(self, settings: dict[str, Any]) -> None:
+        """Change how it behaves from the next step on; all or nothing.
+
+        `sim`: fields of `SimConfig`; `slow_factor` multiplies steps; `hang_seconds` holds the next
+        step up, 0 lets one go that is held up; `crash_after_requests` and `crash_after_tokens` end
+        the process when so many requests more have had their first token, or so many tokens more
+        are drawn (0: now). Raises `ConfigError` that says what is wrong.
+        """
+        try:
+            given = msgspec.convert(settings, _Settings)
+            config = dataclasses.replace(self._parts.config, **given.sim)
+            parts = self._build(msgspec.convert(dataclasses.asdict(config), SimConfig))
+        except (msgspec.ValidationError, TypeError, KeyError) as error:
+            raise ConfigError(str(error)) from error
+        if config.mode != self._parts.config.mode:
+            raise ConfigError("the simulator's mode cannot change while it runs")
+        self._parts = parts
+        if given.slow_factor is not None:
+            self._slow_factor = given.slow_factor
+        if given.hang_seconds is not None:
+            self._hang_seconds = given.hang_seconds
+            if not given.hang_seconds:
+                self._released.set()
+        if given.crash_after_requests is not None:
+            self._requests_left = given.crash_after_requests
+        if given.crash_after_tokens is not None:
+            self._tokens_left = given.crash_after_tokens
+        if 0 in (given.crash_after_requests, given.crash_after_tokens):
+            self._crash()
 
     def sleep(self, level: int) -> None:
         """There is no memory to give back."""
@@ -71,15 +180,62 @@ class SimExecutor:
         """Nothing was given back."""
 
     def shutdown(self) -> None:
-        """There is no device to give back."""
+        """There is no device to give back; a step that is held up is let go."""
+        self._released.set()
 
-    def _draw(self, last_token: int, sample: SampleSpec) -> int:
-        config = self._config
-        seed = sample.params.seed if sample.params.temperature > 0 else 0
-        state = _scramble(config.seed + seed)
-        state = _scramble(state + (sample.position << 32) + last_token)
-        end = config.end_token_id
-        may_end = end is not None and end not in sample.banned_ids
-        if may_end and _scramble(state + 1) < _MASK / config.mean_output_tokens:
-            return cast(int, end)
-        return config.first_word_id + state % config.num_words
+    def _build(self, config: SimConfig) -> _Parts:
+        return _Parts(config, build_model(config, self._limits.capacity), TokenSource(config))
+
+    def _hang(self) -> None:
+        seconds, self._hang_seconds = self._hang_seconds, 0.0
+        if seconds:
+            self._released.clear()
+            self._released.wait(seconds)
+
+    def _draws(self, parts: _Parts, sequence: ScheduledSequence) -> tuple[Draw, ...] | None:
+        source, config = parts.source, parts.config
+        last_token = sequence.token_ids[-1]
+        echo: tuple[int, ...] | None = None
+        if self._cache is not None:
+            num_prompt = sequence.samples[0].num_prompt
+            echo = self._cache.echo(sequence, num_prompt, config.turn_token_id, config.end_token_id)
+        draws: list[Draw] = []
+        for sample in sequence.samples:
+            token = source.draw(last_token, sample, echo)
+            if token is None:
+                return None
+            draws.append(Draw(token, source.logprobs(last_token, token, sample)))
+        return tuple(draws)
+
+    def _count(self, step: SchedulerOutput) -> None:
+        """Crash when it is time to."""
+        if self._requests_left is None and self._tokens_left is None:
+            return
+        samples = [sample for sequence in step.sequences for sample in sequence.samples[:1]]
+        num_first = sum(sample.position == sample.num_prompt for sample in samples)
+        num_tokens = sum(len(sequence.samples) for sequence in step.sequences)
+        if self._requests_left is not None:
+            self._requests_left -= num_first
+        if self._tokens_left is not None:
+            self._tokens_left -= num_tokens
+        if any(left is not None and left <= 0 for left in (self._requests_left, self._tokens_left)):
+            self._requests_left = self._tokens_left = None
+            self._crash()
+
+
+def _prompt_logprobs(source: TokenSource, sequence: ScheduledSequence) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        source.prompt_logprobs(
+            sequence.token_ids[i], target, sequence.start + i + 1, sequence.num_prompt_logprobs
+        )
+        for i, target in enumerate(sequence.prompt_targets)
+    )
+
+
+def build_executor(config: EngineConfig) -> tuple[SimExecutor, int]:
+    """The executor of an engine process, and how many blocks its KV cache has."""
+    num_blocks = config.num_blocks_override
+    if num_blocks is None:
+        num_blocks = DEFAULT_SIM_BLOCKS
+    limits = SimLimits(num_blocks, config.block_size, config.scheduler.max_num_seqs)
+    return SimExecutor(config.sim, RealTime(), limits), num_blocks

@@ -1,0 +1,199 @@
+"""How long a simulated step takes: four models, each a pure function of the step.
+
+Theory of operation
+-------------------
+The scheduler runs in lock step: every sequence of a step gets its token when the step ends. Models
+of whole steps (linear, dynamo) fit that as they are. Models of single requests (constant, llm-d)
+give each request its own time to first token and its own time between tokens; a step makes one
+number of them:
+
+    step = max(longest of the prompts' times, mean of the decoding sequences' times)
+
+The mean and not the longest of the decoding ones, because the expected time of a step is then the
+model's own whatever the batch; and the larger of the two sides and not the sum, because these
+models know no interference between requests. What the lock step adds is that running sequences wait
+for a prompt that joins them; chunked prefill shortens that wait as in a real engine.
+
+Chunks: the token times of a prompt add up over its chunks, whatever their sizes; what a prompt
+costs only once (the constant time to first token, the overhead) falls due with its last chunk.
+Cached tokens are never run, so they are free. A sequence that runs one token and is past its first
+decodes; everything else is a prompt, the tokens that a preempted sequence runs again among them.
+
+Noise is a function of (simulator seed, request seed, position): the same in any batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from worker.config import SimConfig
+from worker.executor.sim_random import bits, normal, stream
+from worker.types import SampleSpec, ScheduledSequence, SchedulerOutput
+
+_LATENCY = 1  # purpose of a stream
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the worker can hold: sequences in a step, tokens in the KV cache."""
+
+    max_num_seqs: int = 128
+    kv_tokens: int = 65_536
+
+
+class LatencyModel(Protocol):
+    """Gives the time of a step."""
+
+    def seconds(self, step: SchedulerOutput) -> float:
+        """How long the step takes, before `time_scale`."""
+        ...
+
+
+def is_decoding(sequence: ScheduledSequence) -> bool:
+    """Whether a share of a step runs one token and draws one that is not its request's first."""
+    if len(sequence.token_ids) != 1 or not sequence.samples:
+        return False
+    sample = sequence.samples[0]
+    return sample.position != sample.num_prompt
+
+
+class LinearModel:
+    """seconds = step_overhead + Σ over prompt chunks (tokens / prefill_tokens_per_second +
+    prefill_context · Σ over their tokens of the context, itself included) + when anything decodes:
+    decode_base + Σ over decoding sequences (decode_per_sequence + kv_read · context).
+    """
+
+    def __init__(self, config: SimConfig, capacity: Capacity) -> None:
+        self._config = config
+
+    def seconds(self, step: SchedulerOutput) -> float:
+        """See the class."""
+        config = self._config
+        num_prefill = num_pairs = num_decoding = num_read = 0
+        for sequence in step.sequences:
+            if is_decoding(sequence):
+                num_decoding += 1
+                num_read += sequence.start + 1
+            else:
+                count = len(sequence.token_ids)
+                num_prefill += count
+                num_pairs += count * sequence.start + count * (count + 1) // 2
+        seconds = config.step_overhead_seconds
+        seconds += num_prefill / config.prefill_tokens_per_second
+        seconds += num_pairs * config.prefill_context_seconds
+        if num_decoding:
+            seconds += config.decode_base_seconds
+            seconds += num_decoding * config.decode_per_sequence_seconds
+            seconds += num_read * config.kv_read_seconds
+        return seconds
+
+
+class RequestModel:
+    """The models of single requests; see the module for how they make a step.
+
+    constant: a prompt takes `time_to_first_token`, a token after the first `inter_token_latency`.
+
+    llm-d (the llm-d inference simulator's): the same when `time_to_first_token` or its std is set;
+    else a prompt takes prefill_overhead + uncached tokens · prefill_per_token. Every mean is
+    multiplied by 1 + (time_factor_under_load − 1) · (n − 1) / (max_num_seqs − 1) for n sequences in
+    the step (1 when max_num_seqs is 1).
+
+    Each time is drawn from N(mean, std), clamped to [0.3, 1.7] · mean, which leaves the mean as it
+    is. No truncation to whole milliseconds.
+    """
+
+    def __init__(self, config: SimConfig, capacity: Capacity) -> None:
+        self._config = config
+        is_llm_d = config.latency_model == "llm-d"
+        first = config.time_to_first_token_seconds, config.time_to_first_token_std_seconds
+        self._by_token = is_llm_d and not any(first)
+        slots = capacity.max_num_seqs - 1
+        self._slowdown = (config.time_factor_under_load - 1) / slots if is_llm_d and slots else 0.0
+
+    def seconds(self, step: SchedulerOutput) -> float:
+        """See the class."""
+        config = self._config
+        factor = 1 + self._slowdown * (len(step.sequences) - 1)
+        mean, std = (
+            config.inter_token_latency_seconds * factor,
+            config.inter_token_latency_std_seconds,
+        )
+        longest = total = 0.0
+        num_decoding = 0
+        for sequence in step.sequences:
+            if is_decoding(sequence):
+                num_decoding += 1
+                total += self._sample(mean, std, sequence.samples[0])
+            else:
+                longest = max(longest, self._prefill(sequence, factor))
+        return max(longest, total / num_decoding) if num_decoding else longest
+
+    def _prefill(self, sequence: ScheduledSequence, factor: float) -> float:
+        config = self._config
+        if self._by_token:
+            mean = len(sequence.token_ids) * config.prefill_per_token_seconds
+            if sequence.samples:
+                mean += config.prefill_overhead_seconds
+            std = config.prefill_std_seconds
+        else:
+            mean = config.time_to_first_token_seconds if sequence.samples else 0.0
+            std = config.time_to_first_token_std_seconds
+        if not sequence.samples:
+            return mean * factor
+        return self._sample(mean * factor, std, sequence.samples[0])
+
+    def _sample(self, mean: float, std: float, sample: SampleSpec) -> float:
+        if not std:
+            return mean
+        base = stream(self._config.seed, sample.params.seed, _LATENCY)
+        drawn = mean + std * normal(bits(base, sample.position))
+        return min(max(drawn, 0.3 * mean), 1.7 * mean)
+
+
+class DynamoModel:
+    """The polynomials of Dynamo's mocker, in milliseconds: for T prompt tokens in the step
+
+        4.209989e-7 T² + 1.518344e-2 T + 16.50142   (0 without any)
+
+    and, when anything decodes, with u = context tokens of the decoding sequences / capacity
+
+        max(1, −25.74 u² + 54.01 u + 5.74) / decode_speedup_ratio
+
+    The step takes their sum / speedup_ratio.
+    """
+
+    def __init__(self, config: SimConfig, capacity: Capacity) -> None:
+        self._config = config
+        self._kv_tokens = capacity.kv_tokens
+
+    def seconds(self, step: SchedulerOutput) -> float:
+        """See the class."""
+        num_prefill = num_active = 0
+        for sequence in step.sequences:
+            if is_decoding(sequence):
+                num_active += sequence.start + 1
+            else:
+                num_prefill += len(sequence.token_ids)
+        milliseconds = 0.0
+        if num_prefill:
+            milliseconds += (4.209989e-7 * num_prefill + 1.518344e-2) * num_prefill + 16.50142
+        if num_active:
+            usage = min(num_active / self._kv_tokens, 1.0)
+            decode = max(1.0, (-25.74 * usage + 54.01) * usage + 5.74)
+            milliseconds += decode / self._config.decode_speedup_ratio
+        return milliseconds / self._config.speedup_ratio / 1e3
+
+
+MODELS: Mapping[str, Callable[[SimConfig, Capacity], LatencyModel]] = {
+    "linear": LinearModel,
+    "constant": RequestModel,
+    "llm-d": RequestModel,
+    "dynamo": DynamoModel,
+}
+
+
+def build_model(config: SimConfig, capacity: Capacity) -> LatencyModel:
+    """The model that the configuration names; it has been checked."""
+    return MODELS[config.latency_model](config, capacity)

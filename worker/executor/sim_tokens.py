@@ -1,0 +1,214 @@
+"""Which token a simulated draw gives: words or the prompt's own, and what is told about them.
+
+Draws are functions of the simulator's seed, the request's seed (greedy requests have none), the
+position and the token before it, so an answer depends neither on the batch nor on chunking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+
+from worker.config import SimConfig
+from worker.executor.sim_random import bits, normal, stream
+from worker.types import SampleSpec, SamplingParams, TokenLogprobs
+
+OUTPUT_LENGTHS = ("geometric", "fixed", "gaussian", "buckets")
+FULL_BIAS = 100.0  # a logit bias of this size decides alone
+
+_WORDS, _LENGTHS, _PROMPT = 2, 3, 4  # purposes of streams; 1 is latencies
+_LOG_HALF = log(0.5)
+# The llm-d inference simulator's: an answer falls into the n-th bucket of max_tokens this often.
+_BUCKETS = (0.2, 0.3, 0.2, 0.05, 0.1, 0.15)
+_BUCKET_TOKENS, _FLEXIBLE_BUCKET = 20, 3
+
+
+class TokenSource:
+    """Draws tokens. Pure."""
+
+    def __init__(self, config: SimConfig) -> None:
+        self._config = config
+        # As a share of 2**32, to be compared with the upper half of the random bits.
+        self._end_below = int((1 << 32) / config.mean_output_tokens)
+
+    def draw(
+        self, last_token: int, sample: SampleSpec, echo: Sequence[int] | None = None
+    ) -> int | None:
+        """The token at `sample.position`, after `last_token`; None when none may be drawn.
+
+        With `echo` the answer is that, then the end; over again for who wants more.
+        """
+        config, params = self._config, sample.params
+        base = stream(config.seed, params.seed if params.temperature > 0 else 0, _WORDS)
+        random_bits = bits(base, sample.position, last_token)
+        index = sample.position - sample.num_prompt
+        is_free = not (sample.banned_ids or _is_choosy(params))
+        end = None if params.ignore_eos else config.end_token_id
+        if end is not None and (is_free or _may_draw(end, sample)):
+            ends = self._ends(sample, random_bits) if echo is None else index >= len(echo)
+            if ends:
+                return end
+        if echo:
+            token = echo[index % len(echo)]
+            if is_free or _may_draw(token, sample):
+                return token
+        if is_free:
+            return config.first_word_id + random_bits % config.num_words
+        return self._choose(sample, random_bits)
+
+    def _choose(self, sample: SampleSpec, random_bits: int) -> int | None:
+        """A token that the request's constraints allow."""
+        config, params = self._config, sample.params
+        candidates: Sequence[int] = [t for t, bias in params.logit_bias if bias >= FULL_BIAS]
+        if not candidates:
+            candidates = params.allowed_token_ids or range(
+                config.first_word_id, config.first_word_id + config.num_words
+            )
+        for offset in range(len(candidates)):
+            token = candidates[(random_bits + offset) % len(candidates)]
+            if _may_draw(token, sample):
+                return token
+        return None
+
+    def _ends(self, sample: SampleSpec, random_bits: int) -> bool:
+        """Whether the answer's own length has come."""
+        if self._config.output_length == "geometric":
+            return random_bits >> 32 < self._end_below
+        return sample.position - sample.num_prompt + 1 >= self._length(sample)
+
+    def _length(self, sample: SampleSpec) -> int:
+        """How long the answer is to be, the token that ends it included."""
+        config, params = self._config, sample.params
+        if config.output_length == "fixed":
+            return round(config.mean_output_tokens)
+        # Greedy requests must answer alike when they ask alike, but not all at the same length.
+        is_greedy = params.temperature <= 0
+        base = stream(config.seed, 0 if is_greedy else params.seed, _LENGTHS)
+        random_bits = bits(base, sample.num_prompt if is_greedy else 0)
+        if config.output_length == "gaussian":
+            drawn = config.mean_output_tokens + config.output_tokens_std * normal(random_bits)
+            return max(1, round(drawn))
+        return bucket_length(params.max_tokens, random_bits)
+
+    def logprobs(self, last_token: int, token: int, sample: SampleSpec) -> TokenLogprobs | None:
+        """What goes with a drawn token, when the request asked for it."""
+        params = sample.params
+        if params.logprobs is None:
+            return None
+        base = stream(self._config.seed, params.seed if params.temperature > 0 else 0, _WORDS)
+        random_bits = bits(base, sample.position, last_token)
+        rank = 0 if params.temperature <= 0 else _geometric(random_bits)
+        return self._told(token, rank, random_bits, params.logprobs, params.logprob_token_ids)
+
+    def prompt_logprobs(
+        self, last_token: int, token: int, position: int, num_likeliest: int
+    ) -> TokenLogprobs:
+        """What goes with the prompt's `token` at `position`, after `last_token`."""
+        base = stream(self._config.seed, 0, _PROMPT)
+        random_bits = bits(base, position, last_token)
+        return self._told(token, _geometric(random_bits), random_bits, num_likeliest, ())
+
+    def _told(
+        self,
+        token: int,
+        rank: int,
+        random_bits: int,
+        num_likeliest: int,
+        asked: Sequence[int],
+    ) -> TokenLogprobs:
+        """Log probabilities of a made-up distribution: the n-th likeliest token of the vocabulary
+        has 0.5 ** n. The token that stands there is in place `rank` (from 0), the others follow
+        in an order that the random bits choose, words first.
+        """
+        order = _Order(self._config, token, rank, random_bits)
+        count = self._config.vocab_size if num_likeliest < 0 else num_likeliest
+        ranks = [rank, *range(min(count, self._config.vocab_size))]
+        ids = [order.token_at(r) for r in ranks]
+        ids += asked
+        ranks += [order.rank_of(t) for t in asked]
+        return TokenLogprobs(tuple(ids), tuple((r + 1) * _LOG_HALF for r in ranks), rank + 1)
+
+
+class _Order:
+    """An order of the whole vocabulary with one token in a given place. O(1) both ways."""
+
+    def __init__(self, config: SimConfig, token: int, rank: int, random_bits: int) -> None:
+        self._first, self._num_words = config.first_word_id, config.num_words
+        self._shift = (random_bits >> 16) % config.num_words
+        self._token, self._rank = token, min(rank, config.vocab_size - 1)
+        self._place = self._place_of(token)
+
+    def token_at(self, rank: int) -> int:
+        if rank == self._rank:
+            return self._token
+        place = rank - (rank > self._rank)
+        place += place >= self._place
+        if place < self._num_words:
+            return self._first + (place + self._shift) % self._num_words
+        rest = place - self._num_words
+        return rest if rest < self._first else rest + self._num_words
+
+    def rank_of(self, token: int) -> int:
+        if token == self._token:
+            return self._rank
+        place = self._place_of(token)
+        place -= place > self._place
+        return place + (place >= self._rank)
+
+    def _place_of(self, token: int) -> int:
+        """Its place before the one token moved to its rank."""
+        word = token - self._first
+        if 0 <= word < self._num_words:
+            return (word - self._shift) % self._num_words
+        return self._num_words + (token if word < 0 else token - self._num_words)
+
+
+def bucket_length(max_tokens: int, random_bits: int) -> int:
+    """A length of 1 to `max_tokens` as the llm-d inference simulator spreads them: six buckets of
+    fixed probabilities, equal ones up to 120 tokens; above that five of 20, and the fourth takes
+    the rest.
+    """
+    share = (random_bits >> 32) / (1 << 32)
+    bucket = 0
+    while bucket < len(_BUCKETS) - 1 and share >= _BUCKETS[bucket]:
+        share -= _BUCKETS[bucket]
+        bucket += 1
+    count = len(_BUCKETS)
+    if max_tokens <= count * _BUCKET_TOKENS:
+        low, high = max_tokens * bucket // count, max_tokens * (bucket + 1) // count
+    else:
+        rest = max_tokens - count * _BUCKET_TOKENS
+        low = bucket * _BUCKET_TOKENS + (rest if bucket > _FLEXIBLE_BUCKET else 0)
+        high = low + _BUCKET_TOKENS + (rest if bucket == _FLEXIBLE_BUCKET else 0)
+    return max(1, low + 1 + (random_bits & 0xFFFFFFFF) % max(1, high - low))
+
+
+def _geometric(random_bits: int) -> int:
+    """n with probability 0.5 ** (n + 1)."""
+    low = random_bits & 0xFFFF_FFFF
+    return (low & -low).bit_length() - 1 if low else 32
+
+
+def _is_choosy(params: SamplingParams) -> bool:
+    """Whether the request restricts what may be drawn."""
+    return bool(params.allowed_token_ids is not None or params.logit_bias or params.bad_words)
+
+
+def _may_draw(token: int, sample: SampleSpec) -> bool:
+    """Whether the request's constraints allow a token."""
+    params = sample.params
+    if token in sample.banned_ids:
+        return False
+    if params.allowed_token_ids is not None and token not in params.allowed_token_ids:
+        return False
+    if (token, True) in ((t, bias <= -FULL_BIAS) for t, bias in params.logit_bias):
+        return False
+    return not any(_completes(token, word, sample.history) for word in params.bad_words)
+
+
+def _completes(token: int, word: tuple[int, ...], history: Sequence[int]) -> bool:
+    """Whether a token would be the last of a forbidden sequence."""
+    if word[-1] != token:
+        return False
+    head = word[:-1]
+    return len(head) <= len(history) and tuple(history[len(history) - len(head) :]) == head
