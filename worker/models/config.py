@@ -4,31 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from worker.errors import ModelError
+from worker.models.fields import Fields
 from worker.models.gguf import GgufFile
+from worker.models.rope_config import (
+    RopeScaling,
+    gguf_context_length,
+    gguf_fields,
+    gguf_scaling,
+    hf_context_length,
+    hf_rope,
+    hf_scaling,
+)
 
-SUPPORTED_ARCHITECTURES = ("llama", "mistral", "qwen2")
+SUPPORTED_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 
-_T = TypeVar("_T", int, float)
-_MISSING = object()
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How rotary frequencies are stretched. `kind` is "linear" or "llama3".
-
-    Only `factor` applies to linear. The others are Llama 3.1's: frequencies whose wavelength is
-    beyond `original_context / low_frequency_factor` are divided by `factor`, those below
-    `original_context / high_frequency_factor` are kept, and between the two it is interpolated.
-    """
-
-    kind: str
-    factor: float
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
-    original_context: int = 8192
+# SmolLM3 leaves rotary embedding out of every fourth layer unless the file says otherwise.
+_SMOLLM3_NO_ROPE_INTERVAL = 4
+_QWEN3_HEAD_DIM = 128  # where a Qwen3 configuration does not say
+# Keys of GGUF that change the arithmetic, and the value that leaves it as it is.
+_NEUTRAL_KEYS = {
+    "expert_count": 0,
+    "attention.clamp_kqv": 0,
+    "attention.max_alibi_bias": 0,
+    "attention.scale": 0,
+    "attention.temperature_scale": 0,
+    "logit_scale": 1,
+    "embedding_scale": 1,
+    "residual_scale": 1,
+    "attn_logit_softcapping": 0,
+    "final_logit_softcapping": 0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,9 @@ class ModelConfig:
 
     `max_context` is the number of positions it may attend to: the trained context, or the sliding
     window where that is shorter (inside the window, full attention is the same thing).
+
+    `qk_norm`: queries and keys are normalised per head before they are rotated. `no_rope_layers`
+    are the layers that do not rotate at all.
     """
 
     architecture: str
@@ -55,6 +66,8 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    qk_norm: bool = False
+    no_rope_layers: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         sizes = (self.vocab_size, self.hidden_size, self.intermediate_size, self.num_layers)
@@ -73,29 +86,6 @@ class ModelConfig:
         return self.num_layers * 2 * self.num_kv_heads * self.head_dim
 
 
-class _Fields:
-    """Typed look-ups in one source of configuration; a missing or wrong value names its key."""
-
-    def __init__(self, source: str, values: Mapping[str, Any]) -> None:
-        self.source = source
-        self.values = values
-
-    def number(self, key: str, kind: type[_T], default: Any = _MISSING) -> _T:
-        value = self.values.get(key)
-        if value is None:
-            if default is _MISSING:
-                raise ModelError(f"{self.source}: {key} is missing")
-            value = default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelError(f"{self.source}: {key} is {value!r}, not a number")
-        if kind is int and value != int(value):
-            raise ModelError(f"{self.source}: {key} is {value!r}, not a whole number")
-        return kind(value)
-
-    def flag(self, key: str) -> bool:
-        return bool(self.values.get(key) or False)
-
-
 def _check_architecture(source: str, architecture: object) -> str:
     if not isinstance(architecture, str) or architecture not in SUPPORTED_ARCHITECTURES:
         supported = ", ".join(SUPPORTED_ARCHITECTURES)
@@ -109,45 +99,50 @@ def from_gguf(file: GgufFile) -> ModelConfig:
     """The configuration in a GGUF file's metadata; raise `ModelError` naming a missing key."""
     source = str(file.path)
     architecture = _check_architecture(source, file.architecture)
-    prefix = f"{architecture}."
-    keys = {k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)}
-    fields = _Fields(f"{source}: {architecture}", keys)
+    fields = gguf_fields(source, architecture, file.metadata)
+    for key, neutral in _NEUTRAL_KEYS.items():
+        if fields.number(key, float, float(neutral)) != neutral:
+            raise fields.refuse(f"{key} is {fields.values[key]!r}, which is not supported")
     embedding = file.tensors.get("token_embd.weight")
-    if embedding is None:
+    if embedding is None or not embedding.shape:
         raise ModelError(f"{source}: tensor token_embd.weight is missing")
     hidden = fields.number("embedding_length", int)
     heads = fields.number("attention.head_count", int)
     head_dim = fields.number("attention.key_length", int, hidden // max(heads, 1))
+    if fields.number("attention.value_length", int, head_dim) != head_dim:
+        raise fields.refuse("values of another size than keys are not supported")
     if fields.number("rope.dimension_count", int, head_dim) != head_dim:
-        raise ModelError(f"{source}: partial rotary embedding is not supported")
+        raise fields.refuse("partial rotary embedding is not supported")
+    num_layers = fields.number("block_count", int)
     return ModelConfig(
         architecture=architecture,
         vocab_size=embedding.shape[0],
         hidden_size=hidden,
         intermediate_size=fields.number("feed_forward_length", int),
-        num_layers=fields.number("block_count", int),
+        num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=fields.number("attention.head_count_kv", int, heads),
         head_dim=head_dim,
-        max_context=fields.number("context_length", int),
+        max_context=gguf_context_length(source, architecture, file.metadata),
         rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon", float),
         rope_theta=fields.number("rope.freq_base", float, 10000.0),
-        rope_scaling=_gguf_scaling(fields),
+        rope_scaling=gguf_scaling(fields),
         tied_head="output.weight" not in file.tensors,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
+        qk_norm=architecture == "qwen3",
+        no_rope_layers=_every_nth(_default_interval(architecture), num_layers),
     )
 
 
-def _gguf_scaling(fields: _Fields) -> RopeScaling | None:
-    """Linear scaling, or None. Llama 3's is not in the keys but a tensor, `rope_freqs.weight`."""
-    kind = fields.values.get("rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    if kind != "linear":
-        raise ModelError(f"{fields.source}: rope scaling {kind!r} is not supported")
-    return RopeScaling("linear", fields.number("rope.scaling.factor", float))
+def _default_interval(architecture: str) -> int:
+    return _SMOLLM3_NO_ROPE_INTERVAL if architecture == "smollm3" else 0
+
+
+def _every_nth(interval: int, num_layers: int) -> frozenset[int]:
+    """Layers interval-1, 2·interval-1, …; none for 0."""
+    return frozenset(range(interval - 1, num_layers, interval)) if interval > 0 else frozenset()
 
 
 def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
@@ -155,57 +150,50 @@ def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
     architecture = _check_architecture(source, values.get("model_type"))
     if values.get("hidden_act", "silu") != "silu":
         raise ModelError(f"{source}: hidden_act {values['hidden_act']!r} is not supported")
-    fields = _Fields(source, values)
+    if values.get("quantization_config"):
+        raise ModelError(
+            f"{source}: quantization_config is not supported; use the unquantised weights or a"
+            " GGUF file"
+        )
+    fields = Fields(source, values)
     heads = fields.number("num_attention_heads", int)
     hidden = fields.number("hidden_size", int)
-    max_context = fields.number("max_position_embeddings", int)
-    # Qwen2 writes a window it does not use beside `use_sliding_window: false`.
-    if values.get("sliding_window") is not None and values.get("use_sliding_window", True):
-        max_context = min(max_context, fields.number("sliding_window", int))
-    rope = _hf_rope(values)
+    num_layers = fields.number("num_hidden_layers", int)
     attention_bias = fields.flag("attention_bias")
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.number("vocab_size", int),
         hidden_size=hidden,
         intermediate_size=fields.number("intermediate_size", int),
-        num_layers=fields.number("num_hidden_layers", int),
+        num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=fields.number("num_key_value_heads", int, heads),
-        head_dim=fields.number("head_dim", int, hidden // max(heads, 1)),
-        max_context=max_context,
+        head_dim=fields.number("head_dim", int, _default_head_dim(architecture, hidden, heads)),
+        max_context=hf_context_length(source, values),
         rms_norm_eps=fields.number("rms_norm_eps", float, 1e-6),
-        rope_theta=_Fields(source, rope).number("rope_theta", float, 10000.0),
-        rope_scaling=_hf_scaling(_Fields(source, rope)),
-        tied_head=fields.flag("tie_word_embeddings"),
+        rope_theta=Fields(source, hf_rope(values)).number("rope_theta", float, 10000.0),
+        rope_scaling=hf_scaling(source, values),
+        tied_head=fields.flag("tie_word_embeddings", default=architecture == "smollm3"),
         qkv_bias=attention_bias or architecture == "qwen2",
         output_bias=attention_bias,
         mlp_bias=fields.flag("mlp_bias"),
+        qk_norm=architecture == "qwen3",
+        no_rope_layers=_hf_no_rope_layers(fields, architecture, num_layers),
     )
 
 
-def _hf_rope(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary settings of either layout: `rope_parameters` (transformers 5), or `rope_theta`
-    beside `rope_scaling` (before).
-    """
-    rope = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
-    if "rope_theta" not in rope and values.get("rope_theta") is not None:
-        rope["rope_theta"] = values["rope_theta"]
-    return rope
+def _default_head_dim(architecture: str, hidden: int, heads: int) -> int:
+    return _QWEN3_HEAD_DIM if architecture == "qwen3" else hidden // max(heads, 1)
 
 
-def _hf_scaling(rope: _Fields) -> RopeScaling | None:
-    kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return RopeScaling("linear", rope.number("factor", float))
-    if kind == "llama3":
-        return RopeScaling(
-            "llama3",
-            rope.number("factor", float),
-            rope.number("low_freq_factor", float),
-            rope.number("high_freq_factor", float),
-            rope.number("original_max_position_embeddings", int),
-        )
-    raise ModelError(f"{rope.source}: rope scaling {kind!r} is not supported")
+def _hf_no_rope_layers(fields: Fields, architecture: str, num_layers: int) -> frozenset[int]:
+    """SmolLM3's `no_rope_layers` (1 where a layer rotates, 0 where not), or else its interval."""
+    if architecture != "smollm3":
+        return frozenset()
+    listed = fields.values.get("no_rope_layers")
+    if listed is None:
+        interval = fields.number("no_rope_layer_interval", int, _SMOLLM3_NO_ROPE_INTERVAL)
+        return _every_nth(interval, num_layers)
+    if not isinstance(listed, list) or len(listed) != num_layers:
+        raise fields.refuse(f"no_rope_layers is not a list of {num_layers} switches")
+    return frozenset(n for n, rotates in enumerate(listed) if not rotates)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.models.config import ModelConfig, RopeScaling
+from worker.models.config import ModelConfig
+from worker.models.rope_config import RopeScaling
 from worker.ops.kv_write import write_kv
 from worker.ops.linear import Linear
 from worker.ops.norm import rms_norm

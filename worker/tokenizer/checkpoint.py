@@ -15,17 +15,34 @@ import msgspec
 
 from worker.errors import ModelError
 from worker.models.gguf import GgufFile
+from worker.models.rope_config import gguf_context_length, hf_context_length
 
 CHATML_END_OF_TEXT = "<|endoftext|>"
 _CHATML_MARK = "<|im_end|>"
 
 
+# The sampling defaults that newer GGUF files carry, by their `generation_config.json` names.
+_GGUF_SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The text side of one checkpoint. `eos_token_ids` ends a sequence, the first one being the
-    model's own; `chat_template` None means that the model is not a chat model.
+    model's own; `chat_template` None means that the model is not a chat model, and
+    `tool_chat_template` is the one it wants for requests with tools, where it has a second one.
 
-    `gguf_metadata` is set for GGUF files only; a directory is read again by the tokenizer.
+    `generation_config` holds the model's own sampling defaults (`temperature`, `top_p`, …) under
+    the names of `generation_config.json`, whatever else that file says, and nothing that is null.
+    `special_tokens` maps the names templates use (`bos_token`, `unk_token`, …) to texts.
+
+    `gguf_metadata` is set for GGUF files only; a directory is read again by the tokenizer, which
+    is given its `tokenizer_config`.
     """
 
     path: Path
@@ -37,6 +54,17 @@ class Checkpoint:
     bos_token: str
     eos_token: str
     gguf_metadata: dict[str, Any] | None = field(default=None, repr=False)
+    bos_token_id: int | None = None
+    pad_token_id: int | None = None
+    tool_chat_template: str | None = None
+    special_tokens: dict[str, str] = field(default_factory=dict)
+    generation_config: dict[str, Any] = field(default_factory=dict)
+    tokenizer_config: dict[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The model's own end token."""
+        return self.eos_token_ids[0] if self.eos_token_ids else None
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -55,25 +83,43 @@ def _from_gguf(path: Path) -> Checkpoint:
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
         raise ModelError(f"{path}: tokenizer.ggml.tokens is missing")
-    context_length = metadata.get(f"{architecture}.context_length")
-    if not isinstance(context_length, int):
-        raise ModelError(f"{path}: {architecture}.context_length is missing")
     template = metadata.get("tokenizer.chat_template")
-    eos = _known_id(metadata.get("tokenizer.ggml.eos_token_id"), tokens)
-    bos = _known_id(metadata.get("tokenizer.ggml.bos_token_id"), tokens)
-    end_of_turn = _known_id(metadata.get("tokenizer.ggml.eot_token_id"), tokens)
-    chatml = _chatml_end_id(template, tokens)
-    eos_ids = [i for i in (eos, end_of_turn, chatml) if i is not None]
+    named = {
+        kind: _known_id(metadata.get(f"tokenizer.ggml.{key}_token_id"), tokens)
+        for kind, key in (
+            ("bos", "bos"),
+            ("eos", "eos"),
+            ("unk", "unknown"),
+            ("pad", "padding"),
+            ("eot", "eot"),
+            ("eom", "eom"),
+        )
+    }
+    ends = (named["eos"], named["eot"], named["eom"], _chatml_end_id(template, tokens))
+    texts = {
+        f"{kind}_token": tokens[named_id]
+        for kind, named_id in named.items()
+        if named_id is not None and kind in ("bos", "eos", "unk", "pad")
+    }
     return Checkpoint(
         path=path,
         name=served_name(path),
-        context_length=context_length,
+        context_length=gguf_context_length(str(path), architecture, metadata),
         vocab_size=int(metadata.get(f"{architecture}.vocab_size", len(tokens))),
-        eos_token_ids=tuple(dict.fromkeys(eos_ids)),
+        eos_token_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
         chat_template=template,
-        bos_token="" if bos is None else tokens[bos],
-        eos_token="" if eos is None else tokens[eos],
+        bos_token=texts.get("bos_token", ""),
+        eos_token=texts.get("eos_token", ""),
         gguf_metadata=metadata,
+        bos_token_id=named["bos"],
+        pad_token_id=named["pad"],
+        tool_chat_template=metadata.get("tokenizer.chat_template.tool_use"),
+        special_tokens=texts,
+        generation_config={
+            name: metadata[f"general.sampling.{key}"]
+            for name, key in _GGUF_SAMPLING.items()
+            if f"general.sampling.{key}" in metadata
+        },
     )
 
 
@@ -95,23 +141,35 @@ def _from_directory(path: Path) -> Checkpoint:
     config = _read_json(path / "config.json", required=True)
     tokenizer_config = _read_json(path / "tokenizer_config.json", required=False)
     generation = _read_json(path / "generation_config.json", required=False)
-    added = _added_token_ids(path / "tokenizer.json")
-    template = _directory_template(path, tokenizer_config)
-    eos_token = _token_text(tokenizer_config.get("eos_token"))
+    added = _added_token_ids(path, tokenizer_config)
+    template = _directory_template(path, tokenizer_config, "default")
+    texts = _special_tokens(tokenizer_config)
+    eos_token = texts.get("eos_token", "")
     ids = [*_id_list(config.get("eos_token_id")), *_id_list(generation.get("eos_token_id"))]
     if eos_token in added:
         ids.append(added[eos_token])
     if template is not None and _CHATML_MARK in template and CHATML_END_OF_TEXT in added:
         ids.append(added[CHATML_END_OF_TEXT])
+
+    def token_id(kind: str) -> int | None:
+        stated = [*_id_list(config.get(f"{kind}_id")), *_id_list(generation.get(f"{kind}_id"))]
+        return stated[0] if stated else added.get(texts.get(kind, ""))
+
     return Checkpoint(
         path=path,
         name=served_name(path),
-        context_length=_config_int(path, config, "max_position_embeddings"),
+        context_length=hf_context_length(str(path / "config.json"), config),
         vocab_size=_config_int(path, config, "vocab_size"),
         eos_token_ids=tuple(dict.fromkeys(ids)),
         chat_template=template,
-        bos_token=_token_text(tokenizer_config.get("bos_token")),
+        bos_token=texts.get("bos_token", ""),
         eos_token=eos_token,
+        bos_token_id=token_id("bos_token"),
+        pad_token_id=token_id("pad_token"),
+        tool_chat_template=_directory_template(path, tokenizer_config, "tool_use"),
+        special_tokens=texts,
+        generation_config={k: v for k, v in generation.items() if v is not None},
+        tokenizer_config=tokenizer_config,
     )
 
 
@@ -128,21 +186,34 @@ def _id_list(value: object) -> list[int]:
     return [i for i in value if isinstance(i, int)] if isinstance(value, list) else []
 
 
+def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """Texts of every `…_token` of the configuration."""
+    found = {
+        key: _token_text(value)
+        for key, value in tokenizer_config.items()
+        if key.endswith("_token") and not isinstance(value, bool)
+    }
+    return {key: text for key, text in found.items() if text}
+
+
 def _token_text(value: object) -> str:
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else ""
 
 
-def _directory_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    """`chat_template.jinja` wins over `tokenizer_config.json`, as Hugging Face reads them."""
-    file = path / "chat_template.jinja"
+def _directory_template(path: Path, tokenizer_config: dict[str, Any], name: str) -> str | None:
+    """A template by name. Files win over `tokenizer_config.json`, as Hugging Face reads them."""
+    main = path / "chat_template.jinja"
+    file = main if name == "default" else path / "additional_chat_templates" / f"{name}.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
+        template = named.get(name)
+    elif name != "default":
+        return None
     return template if isinstance(template, str) else None
 
 
@@ -166,14 +237,28 @@ class _TokenizerFile(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
-def _added_token_ids(path: Path) -> dict[str, int]:
-    if not path.is_file():
-        raise ModelError(f"{path}: missing; a directory needs its tokenizer.json")
-    try:
-        parsed = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile)
-    except msgspec.MsgspecError as error:
-        raise ModelError(f"{path}: cannot be read: {error}") from error
-    return {token.content: token.id for token in parsed.added_tokens}
+def _added_token_ids(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, int]:
+    """Ids of the added tokens by text, from `tokenizer.json`, or from the configuration beside a
+    SentencePiece `tokenizer.model`.
+    """
+    described = path / "tokenizer.json"
+    if described.is_file():
+        try:
+            parsed = msgspec.json.decode(described.read_bytes(), type=_TokenizerFile)
+        except msgspec.MsgspecError as error:
+            raise ModelError(f"{described}: cannot be read: {error}") from error
+        return {token.content: token.id for token in parsed.added_tokens}
+    if not (path / "tokenizer.model").is_file():
+        raise ModelError(
+            f"{described}: missing; a directory needs its tokenizer.json (or a SentencePiece"
+            " tokenizer.model)"
+        )
+    stated = tokenizer_config.get("added_tokens_decoder", {})
+    if not isinstance(stated, dict) or not all(key.isdecimal() for key in stated):
+        raise ModelError(
+            f"{path / 'tokenizer_config.json'}: added_tokens_decoder is not an object of ids"
+        )
+    return {_token_text(token): int(key) for key, token in stated.items()}
 
 
 def served_name(path: Path) -> str:

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterable
 from functools import lru_cache
+
+from worker.tokenizer.detokenize import decode
 
 FIRST_WORD_ID = 256
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
@@ -72,9 +75,31 @@ class SimTokenizer:
         """The two ChatML marks."""
         return frozenset((IM_START_ID, IM_END_ID))
 
+    @property
+    def vocab_size(self) -> int:
+        """Bytes, words, and the two marks."""
+        return VOCAB_SIZE
+
+    @property
+    def strips_leading_space(self) -> bool:
+        """Words carry their space; none is put in front."""
+        return False
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """See `Tokenizer.encode`; there is no prefix to add."""
         return [i for piece in _PIECES.findall(text) for i in _piece_ids(piece)]
+
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """See `Tokenizer.encode_with_offsets`."""
+        found = [(i, m.span()) for m in _PIECES.finditer(text) for i in _piece_ids(m[0])]
+        return [i for i, _ in found], [span for _, span in found]
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
+        """See `Tokenizer.decode`."""
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        return decode(self.token_bytes, token_ids, skipped)
 
     def token_bytes(self, token_id: int) -> bytes:
         """See `Tokenizer.token_bytes`."""

@@ -1,44 +1,68 @@
-"""Text ↔ token ids, from the vocabulary inside a GGUF file or from a `tokenizer.json`.
-
-Byte-level BPE only: every token stands for exact bytes, which is what lets the incremental
-detokenizer be a byte decoder. The pieces are the Rust `tokenizers` library's; what lives here is
-the choice of pieces for each GGUF `tokenizer.ggml.pre` name.
-"""
+"""Text ↔ token ids: the interface, and which tokenizer a checkpoint needs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, processors
 from tokenizers import Tokenizer as RustTokenizer
 
 from worker.errors import ModelError
+from worker.tokenizer import pretokenize
 from worker.tokenizer.checkpoint import Checkpoint
-
-_CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
-
-# The regexes are the published pre-tokenizers of the models the names stand for.
-_LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+from worker.tokenizer.rust import LibraryTokenizer, from_tokenizer_json
+from worker.tokenizer.sentencepiece import (
+    CONTROL,
+    NORMAL,
+    USER_DEFINED,
+    Piece,
+    SentencePieceOptions,
+    SentencePieceTokenizer,
 )
-_QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
-_PRE_NAMES = ("smollm", "llama-bpe", "qwen2", "gpt-2", "default")
+from worker.tokenizer.sentencepiece_file import read_sentencepiece
+
+_KEY = "tokenizer.ggml."
 
 
 class Tokenizer(Protocol):
     """What the API needs of a tokenizer. Thread-safe: long prompts are encoded in a thread."""
 
     @property
+    def vocab_size(self) -> int:
+        """Number of tokens it knows, added ones among them. A model may have more rows."""
+        ...
+
+    @property
     def special_ids(self) -> frozenset[int]:
         """Ids of control tokens, which `skip_special_tokens` leaves out of the text."""
+        ...
+
+    @property
+    def strips_leading_space(self) -> bool:
+        """The first space of a text that begins a sequence is not part of it: SentencePiece puts
+        one in front when it encodes. Text that follows other text keeps it.
+        """
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text. Control tokens written out in it become their ids.
         `add_special_tokens` puts the model's own prefix (bos) in front where it has one.
+        """
+        ...
+
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """The same ids, and for each the range of characters of `text` it came from: empty for what
+        the tokenizer added, the same for all tokens that spell one character.
+        """
+        ...
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
+        """The text of a whole sequence; bytes that are not UTF-8 show as U+FFFD. There are never
+        blanks between special tokens, whatever `spaces_between_special_tokens` says.
         """
         ...
 
@@ -53,158 +77,133 @@ class Tokenizer(Protocol):
         ...
 
 
-def _byte_decoder() -> dict[str, int]:
-    """GPT-2's printable stand-ins, character → byte: printable Latin-1 characters mean themselves,
-    the 68 others are shifted past U+0100 in order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(b): b for b in printable}
-    rest = (b for b in range(256) if b not in set(printable))
-    table.update({chr(0x100 + n): b for n, b in enumerate(rest)})
-    return table
-
-
-_BYTE_OF = _byte_decoder()
-
-
-class ByteLevelTokenizer:
-    """A byte-level BPE tokenizer. Owns a growing table of the bytes of tokens it was asked for
-    (bounded by the vocabulary).
-    """
-
-    def __init__(self, rust: RustTokenizer) -> None:
-        self._rust = rust
-        added = rust.get_added_tokens_decoder()
-        self._special_ids = frozenset(i for i, token in added.items() if token.special)
-        self._bytes: dict[int, bytes] = {i: t.content.encode() for i, t in added.items()}
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids of control tokens."""
-        return self._special_ids
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """See `Tokenizer.encode`."""
-        # The batch form lets other threads run meanwhile, which `encode` does not, and skips the
-        # offsets nobody reads.
-        batch = self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return batch[0].ids
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """See `Tokenizer.token_bytes`."""
-        known = self._bytes.get(token_id)
-        if known is None:
-            known = self._bytes[token_id] = _spelled_bytes(self.token_text(token_id))
-        return known
-
-    def token_text(self, token_id: int) -> str:
-        """See `Tokenizer.token_text`."""
-        return self._rust.id_to_token(token_id) or ""
-
-
-def _spelled_bytes(spelling: str) -> bytes:
-    try:
-        return bytes([_BYTE_OF[c] for c in spelling])
-    except KeyError:  # a token that is not spelled in stand-ins means its own text
-        return spelling.encode()
-
-
-def build_tokenizer(checkpoint: Checkpoint) -> ByteLevelTokenizer:
+def build_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """Build a checkpoint's tokenizer; raise `ModelError` naming what is not supported."""
     if checkpoint.gguf_metadata is not None:
         return _from_gguf(checkpoint.path, checkpoint.gguf_metadata)
-    return _from_tokenizer_json(checkpoint.path / "tokenizer.json")
+    described = checkpoint.path / "tokenizer.json"
+    if not described.is_file() and checkpoint.tokenizer_config is not None:
+        model = checkpoint.path / "tokenizer.model"
+        if model.is_file():
+            return _from_sentencepiece(model, checkpoint.tokenizer_config)
+    return from_tokenizer_json(described)
 
 
-def _from_gguf(path: Path, metadata: dict[str, Any]) -> ByteLevelTokenizer:
-    model = metadata.get("tokenizer.ggml.model")
-    if model != "gpt2":
-        kind = {"llama": " (SentencePiece)", "bert": " (WordPiece)"}.get(str(model), "")
+def _from_gguf(path: Path, metadata: dict[str, Any]) -> Tokenizer:
+    model = metadata.get(f"{_KEY}model")
+    if model == "gpt2":
+        return _byte_level_from_gguf(path, metadata)
+    if model == "llama":
+        return _sentencepiece_from_gguf(path, metadata)
+    kind = {"bert": " (WordPiece)", "t5": " (Unigram)"}.get(str(model), "")
+    raise ModelError(
+        f"{path}: tokenizer.ggml.model is {model!r}{kind}, which is not supported; supported are"
+        " 'gpt2' (byte-level BPE) and 'llama' (SentencePiece)"
+    )
+
+
+def _byte_level_from_gguf(path: Path, metadata: dict[str, Any]) -> LibraryTokenizer:
+    name = metadata.get(f"{_KEY}pre", "default")
+    rule = pretokenize.by_name(name)
+    if rule is None:
         raise ModelError(
-            f"{path}: tokenizer.ggml.model is {model!r}{kind}, which is not supported yet;"
-            " use a model with a byte-level BPE tokenizer ('gpt2')"
+            f"{path}: tokenizer.ggml.pre is {name!r}, which is not supported;"
+            f" supported are {', '.join(pretokenize.NAMES)}"
         )
-    pre = metadata.get("tokenizer.ggml.pre", "default")
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    merges = [tuple(m.split(" ", 1)) for m in metadata.get("tokenizer.ggml.merges", [])]
+    tokens: list[str] = metadata[f"{_KEY}tokens"]
+    merges = [tuple(m.split(" ", 1)) for m in metadata.get(f"{_KEY}merges", [])]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     try:
-        bpe = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre == "llama-bpe")
+        bpe = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=rule.ignore_merges)
     except Exception as error:  # the Rust library raises bare exceptions
         raise ModelError(f"{path}: tokenizer.ggml.merges do not fit the vocabulary") from error
     rust = RustTokenizer(bpe)
-    rust.pre_tokenizer = _pre_tokenizer(path, pre)
+    normalizer = rule.normalizer()
+    if normalizer is not None:
+        rust.normalizer = normalizer
+    rust.pre_tokenizer = rule.pre_tokenizer()
     rust.decoder = decoders.ByteLevel()
-    _add_marked_tokens(rust, tokens, metadata.get("tokenizer.ggml.token_type", []))
-    bos = metadata.get("tokenizer.ggml.bos_token_id")
-    if metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe") and isinstance(bos, int):
+    _add_marked_tokens(rust, tokens, metadata.get(f"{_KEY}token_type", []))
+    template, added = ["$A"], []
+    for kind, default in (("bos", rule.adds_bos), ("eos", False)):
+        token_id = _asked_id(metadata, kind, default, len(tokens))
+        if token_id is not None:
+            template.insert(0 if kind == "bos" else len(template), tokens[token_id])
+            added.append((tokens[token_id], token_id))
+    if added:
         rust.post_processor = processors.TemplateProcessing(
-            single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)]
+            single=template, special_tokens=list(dict.fromkeys(added))
         )
-    return ByteLevelTokenizer(rust)
+    return LibraryTokenizer(rust)
+
+
+def _asked_id(metadata: dict[str, Any], kind: str, default: bool, vocab_size: int) -> int | None:
+    """The "bos" or "eos" token when the file (or else `default`) says that it is added."""
+    token_id = metadata.get(f"{_KEY}{kind}_token_id")
+    if not metadata.get(f"{_KEY}add_{kind}_token", default):
+        return None
+    return token_id if isinstance(token_id, int) and 0 <= token_id < vocab_size else None
 
 
 def _add_marked_tokens(rust: RustTokenizer, tokens: list[str], types: list[int]) -> None:
     """Control tokens are matched before pre-tokenisation and can be skipped in the output;
     user-defined ones are matched too but are text.
     """
-    marked = [(t, kind) for t, kind in zip(tokens, types, strict=False) if kind >= _CONTROL]
+    marked = [(t, kind) for t, kind in zip(tokens, types, strict=False) if kind >= CONTROL]
     rust.add_special_tokens(
-        [AddedToken(t, special=True, normalized=False) for t, kind in marked if kind == _CONTROL]
+        [AddedToken(t, special=True, normalized=False) for t, kind in marked if kind == CONTROL]
     )
-    rust.add_tokens(
-        [AddedToken(t, normalized=False) for t, kind in marked if kind == _USER_DEFINED]
-    )
+    rust.add_tokens([AddedToken(t, normalized=False) for t, kind in marked if kind == USER_DEFINED])
 
 
-def _pre_tokenizer(path: Path, pre: object) -> pre_tokenizers.PreTokenizer:
-    if pre == "smollm":
-        return pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Digits(individual_digits=True),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-            ]
-        )
-    if pre in ("gpt-2", "default"):
-        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if pre in ("llama-bpe", "qwen2"):
-        words = _LLAMA3_WORDS if pre == "llama-bpe" else _QWEN2_WORDS
-        return pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(words), behavior="isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
-    raise ModelError(
-        f"{path}: tokenizer.ggml.pre is {pre!r}, which is not supported yet;"
-        f" supported are {', '.join(_PRE_NAMES)}"
-    )
-
-
-class _Decoder(msgspec.Struct):
-    type: str
-    decoders: list[dict[str, Any]] = []
-
-
-class _TokenizerFile(msgspec.Struct):
-    decoder: _Decoder | None = None
-
-
-def _from_tokenizer_json(path: Path) -> ByteLevelTokenizer:
-    try:
-        decoder = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile).decoder
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ModelError(f"{path}: cannot be read: {error}") from error
-    names = [] if decoder is None else [decoder.type, *(d.get("type") for d in decoder.decoders)]
-    if "ByteLevel" not in names:
+def _sentencepiece_from_gguf(path: Path, metadata: dict[str, Any]) -> SentencePieceTokenizer:
+    tokens: list[str] = metadata[f"{_KEY}tokens"]
+    scores = metadata.get(f"{_KEY}scores")
+    kinds = metadata.get(f"{_KEY}token_type") or [NORMAL] * len(tokens)
+    if not isinstance(scores, list) or len(scores) != len(tokens) or len(kinds) != len(tokens):
         raise ModelError(
-            f"{path}: the decoder is {names[0] if names else None!r} (SentencePiece-like), which"
-            " is not supported yet; use a model with a byte-level BPE tokenizer"
+            f"{path}: tokenizer.ggml.scores and token_type must have one entry for each of the"
+            f" {len(tokens)} tokens of a SentencePiece vocabulary"
         )
-    try:
-        rust = RustTokenizer.from_file(str(path))
-    except Exception as error:  # the Rust library raises bare exceptions
-        raise ModelError(f"{path}: the tokenizers library cannot read it: {error}") from error
-    rust.no_truncation()
-    rust.no_padding()
-    return ByteLevelTokenizer(rust)
+    options = SentencePieceOptions(
+        bos_id=_asked_id(metadata, "bos", True, len(tokens)),
+        eos_id=_asked_id(metadata, "eos", False, len(tokens)),
+        add_space_prefix=bool(metadata.get(f"{_KEY}add_space_prefix", True)),
+    )
+    pieces = [Piece(t, float(s), k) for t, s, k in zip(tokens, scores, kinds, strict=True)]
+    return SentencePieceTokenizer(str(path), pieces, options)
+
+
+def _from_sentencepiece(path: Path, config: dict[str, Any]) -> SentencePieceTokenizer:
+    """A `tokenizer.model`, with the tokens and switches that `tokenizer_config.json` adds."""
+    file = read_sentencepiece(path)
+    pieces = _with_added_tokens(path, file.pieces, config)
+    adds_bos = config.get("add_bos_token", True) is not False
+    prefix = config.get("add_prefix_space")
+    options = SentencePieceOptions(
+        bos_id=file.bos_id if adds_bos else None,
+        eos_id=file.eos_id if config.get("add_eos_token") else None,
+        add_space_prefix=file.add_space_prefix if prefix is None else bool(prefix),
+        space_after_marks=config.get("legacy") is not False,
+    )
+    return SentencePieceTokenizer(str(path), pieces, options)
+
+
+def _with_added_tokens(
+    path: Path, pieces: tuple[Piece, ...], config: dict[str, Any]
+) -> list[Piece]:
+    """The pieces with `added_tokens_decoder` of the configuration laid over and behind them."""
+    result = list(pieces)
+    added = config.get("added_tokens_decoder")
+    entries = added.items() if isinstance(added, dict) else ()
+    for key, token in sorted(entries, key=lambda entry: int(entry[0])):
+        token_id = int(key)
+        if token_id > len(result):
+            raise ModelError(f"{path}: added tokens leave a gap before id {token_id}")
+        kind = CONTROL if token.get("special") else USER_DEFINED
+        text = str(token.get("content"))
+        if token_id < len(pieces) and pieces[token_id].kind not in (NORMAL, USER_DEFINED):
+            kind = pieces[token_id].kind
+        piece = Piece(text, 0.0, kind, bool(token.get("lstrip")), bool(token.get("rstrip")))
+        result[token_id : token_id + 1] = [piece]
+    return result

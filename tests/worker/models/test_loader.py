@@ -162,7 +162,7 @@ def test_derived_buffers_are_ignored(save_tiny: Callable[..., Any]) -> None:
         ({"num_hidden_layers": 1.5}, "not a whole number"),
         ({"num_key_value_heads": 3}, "cannot share 3 KV heads"),
         ({"head_dim": 15}, "is odd"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "'yarn' is not supported"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not supported"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_named(

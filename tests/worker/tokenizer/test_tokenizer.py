@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from worker.errors import ModelError
 from worker.tokenizer.checkpoint import Checkpoint, read_checkpoint, served_name
 from worker.tokenizer.detokenize import decode
-from worker.tokenizer.tokenizer import ByteLevelTokenizer, build_tokenizer
+from worker.tokenizer.rust import LibraryTokenizer
+from worker.tokenizer.tokenizer import build_tokenizer
 
 
 def spelled(text: str) -> list[str]:
@@ -55,7 +56,10 @@ def pieces(pre: str, text: str, **changes: Any) -> list[str]:
         ("smollm", "  1", ["ĠĠ", "1"]),
         ("gpt-2", "abc123", ["abc", "123"]),
         ("gpt-2", "  1", ["Ġ", "Ġ", "1"]),
-        ("default", "a'll", ["a", "'ll"]),
+        ("default", "a'll", ["a", "'", "l", "l"]),
+        ("default", "123", ["123"]),
+        ("default", "1231", ["123", "1"]),
+        ("starcoder", "  1", ["ĠĠ", "1"]),
         ("qwen2", "123", ["1", "2", "3"]),
         ("llama-bpe", "12312", ["<|end|>", "123", "12"]),
         ("smollm", "a<|end|>b<user>", ["a", "<|end|>", "b", "<user>"]),
@@ -86,8 +90,9 @@ def test_control_tokens_are_special_and_user_defined_are_text() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model": "llama"}, "SentencePiece"),
+        ({"model": "llama"}, "scores"),
         ({"model": "bert"}, "WordPiece"),
+        ({"model": "t5"}, "Unigram"),
         ({"pre": "deepseek-coder"}, "deepseek-coder"),
         ({"merges": ["q zz"]}, "merges"),
     ],
@@ -99,7 +104,7 @@ def test_what_cannot_be_rebuilt_is_named(changes: dict[str, Any], named: str) ->
 
 
 @pytest.fixture(scope="module")
-def smollm(model_path: Path) -> ByteLevelTokenizer:
+def smollm(model_path: Path) -> LibraryTokenizer:
     """The default model's tokenizer."""
     return build_tokenizer(read_checkpoint(model_path))
 
@@ -117,7 +122,7 @@ def smollm(model_path: Path) -> ByteLevelTokenizer:
     ],
 )
 def test_the_default_model_has_its_published_ids(
-    smollm: ByteLevelTokenizer, text: str, ids: list[int]
+    smollm: LibraryTokenizer, text: str, ids: list[int]
 ) -> None:
     """Blanks before digits are where copies of this tokenizer go wrong."""
     assert smollm.encode(text, add_special_tokens=True) == ids
@@ -126,7 +131,7 @@ def test_the_default_model_has_its_published_ids(
 @pytest.mark.model
 @given(st.lists(st.integers(0, 49151), max_size=12) | st.text(max_size=20))
 @settings(max_examples=150, deadline=None)
-def test_decoding_is_the_librarys(smollm: ByteLevelTokenizer, given: list[int] | str) -> None:
+def test_decoding_is_the_librarys(smollm: LibraryTokenizer, given: list[int] | str) -> None:
     """Joining the bytes of tokens is what the Rust library does, for any ids and any text."""
     ids = smollm.encode(given, add_special_tokens=False) if isinstance(given, str) else given
     text = decode(smollm.token_bytes, ids)
@@ -136,7 +141,7 @@ def test_decoding_is_the_librarys(smollm: ByteLevelTokenizer, given: list[int] |
 
 
 @pytest.mark.model
-def test_encoding_loses_no_text(smollm: ByteLevelTokenizer) -> None:
+def test_encoding_loses_no_text(smollm: LibraryTokenizer) -> None:
     """Text of the languages the model knows survives the round trip."""
     text = "Schöne Grüße, 你好 — π ≈ 3.14159\n\tdef f(x):  return x  # 🙂"
     assert decode(smollm.token_bytes, smollm.encode(text, add_special_tokens=False)) == text
@@ -197,10 +202,10 @@ def test_a_directory_is_read_like_a_file(tmp_path: Path) -> None:
     )
 
 
-def test_a_directory_without_byte_level_tokens_is_named(tmp_path: Path) -> None:
-    """A SentencePiece-like tokenizer.json is refused with its decoder's name."""
-    folder = write_directory(tmp_path, decoder={"type": "Metaspace", "replacement": "_"})
-    with pytest.raises(ModelError, match="Metaspace"):
+def test_a_directory_whose_text_cannot_be_rebuilt_is_named(tmp_path: Path) -> None:
+    """A tokenizer.json with another decoder is refused with that decoder's name."""
+    folder = write_directory(tmp_path, decoder={"type": "WordPiece", "prefix": "##"})
+    with pytest.raises(ModelError, match="WordPiece"):
         build_tokenizer(read_checkpoint(folder))
 
 
