@@ -41,10 +41,17 @@ class LlamaModel:
 
         kv_cache [num_layers, num_blocks, 2, kv_heads, block_size, head_dim] is read and written.
         """
+        return self.logits(self.hidden(step, kv_cache))
+
+    def hidden(self, step: StepTensors, kv_cache: Tensor) -> Tensor:
+        """As `forward`, but what `logits` makes them from: [R, hidden_size]."""
         x = functional.embedding(step.token_ids, self.embedding)
         rope = self.rope.rows(step.positions)
         for layer, cache in zip(self.layers, kv_cache.unbind(0), strict=True):
             x = attention_block(x, layer, self.config, rope, cache, step)
             x = mlp_block(x, layer, self.config)
-        x = x.index_select(0, step.sample_rows)
-        return self.head(rms_norm(x, self.final_norm, self.config.rms_norm_eps)).float()
+        return x.index_select(0, step.sample_rows)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [R, vocab_size] float32 of hidden states [R, hidden_size]; each row on its own."""
+        return self.head(rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)).float()
