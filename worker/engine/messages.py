@@ -207,6 +207,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     sleep_level: int | None = None
     num_restarts: int = 0
     stalled_seconds: float = 0.0
+    is_paused: bool = False  # `Pause` or `Sleep` holds
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
