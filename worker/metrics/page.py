@@ -127,7 +127,7 @@ class WorkerMetrics:
             "vllm:admission_rejections_total",
             "Requests refused before they were queued.",
             "reason",
-            ("max_num_queued_reqs", "draining"),
+            ("max_num_queued_reqs", "max_num_queued_tokens", "draining", "memory"),
         )
         self._errors = self._counter(
             "pointsman:internal_errors_total", "Unexpected errors.", "where", ("http",)
@@ -207,7 +207,7 @@ class WorkerMetrics:
         self._itl.observe(seconds)
 
     def refused(self, reason: str) -> None:
-        """A request was refused at the door: "max_num_queued_reqs" or "draining"."""
+        """A request was refused at the door, for one of the declared reasons."""
         self._rejections.add(reason)
 
     def internal_error(self) -> None:
