@@ -3,71 +3,105 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from dataclasses import replace
 
 from worker.config import SimConfig
+from worker.errors import ConfigError
+from worker.sim_settings import MODES, PRESETS, SETTINGS, Kind, Setting, apply
 from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint
 
-_sim = SimConfig()
+# These take milliseconds, and say so.
+_MILLISECONDS = {"step-overhead", "decode-base", "decode-per-seq"}
+_defaults = SimConfig()
 
 
 def add_sim_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the simulator's flags; times are in milliseconds."""
+    """Add the simulator's flags. One that is not given is None: what it is then depends on the
+    preset.
+    """
     group.add_argument(
-        "--sim-prefill-tokens-per-second",
-        type=_positive,
-        default=_sim.prefill_tokens_per_second,
+        "--sim-preset",
+        choices=tuple(PRESETS),
+        help="settings of a published profile, for the flags that are not given",
     )
-    milliseconds = (
-        ("--sim-decode-base-ms", _sim.decode_base_seconds),
-        ("--sim-decode-per-seq-ms", _sim.decode_per_sequence_seconds),
-        ("--sim-step-overhead-ms", _sim.step_overhead_seconds),
-    )
-    for flag, seconds in milliseconds:
-        group.add_argument(flag, type=_not_negative, default=seconds * 1e3)
-    group.add_argument("--sim-time-scale", type=_not_negative, default=_sim.time_scale)
-    group.add_argument("--sim-seed", type=int, default=_sim.seed)
+    for setting in SETTINGS:
+        group.add_argument(
+            _flag(setting),
+            dest=_dest(setting),
+            type=_parser(setting),
+            choices=setting.choices or None,
+            metavar=None if setting.choices else setting.kind.value.upper(),
+            help=f"{setting.text} (default {setting.show(_defaults)})",
+        )
+    group.add_argument("--sim-seed", type=int, default=_defaults.seed)
     group.add_argument(
-        "--sim-mean-output-tokens",
-        type=_positive,
-        default=_sim.mean_output_tokens,
-        help="average length of answers that max_tokens does not cut; with ignore_eos they all run"
-        " to max_tokens",
+        "--sim-mode",
+        choices=MODES,
+        default=_defaults.mode,
+        help="random answers with words, echo with the prompt (default %(default)s)",
+    )
+    group.add_argument(
+        "--sim-startup-duration",
+        type=_startup,
+        default=0.0,
+        metavar="DURATION",
+        help="how long /health/ready says no after the start",
+    )
+    group.add_argument(
+        "--enable-fault-injection",
+        action="store_true",
+        help="take faults over /admin/config with a real model too; the simulator always does",
     )
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return value
+def _flag(setting: Setting) -> str:
+    return f"--sim-{setting.name}" + ("-ms" if setting.name in _MILLISECONDS else "")
 
 
-def _not_negative(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
-    return value
+def _dest(setting: Setting) -> str:
+    return f"sim_{setting.field}"
+
+
+def _parser(setting: Setting) -> Callable[[str], object]:
+    def parse(text: str) -> object:
+        try:
+            return setting.parse(float(text) if setting.kind is Kind.NUMBER else text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    parse.__name__ = setting.kind.value  # what argparse calls a value that is not one
+    return parse
+
+
+def _startup(text: str) -> float:
+    seconds = Setting("sim-startup-duration", "", "").parse(text)
+    return float(seconds)
 
 
 def sim_config(
     options: argparse.Namespace, checkpoint: Checkpoint | None, eos_token_ids: tuple[int, ...]
 ) -> SimConfig:
-    """The simulator's configuration. With a checkpoint, answers are words of its vocabulary."""
-    first, count = sim.FIRST_WORD_ID, sim.NUM_WORDS
+    """The simulator's configuration: defaults, then the preset, then the flags. With a checkpoint,
+    answers are words of its vocabulary. Raises `ConfigError`.
+    """
+    first, count, vocab_size = sim.FIRST_WORD_ID, sim.NUM_WORDS, sim.VOCAB_SIZE
     if checkpoint is not None:
         # Real vocabularies begin with control tokens and bytes; what follows is ordinary text.
-        first = min(512, checkpoint.vocab_size // 2)
-        count = max(1, min(16_384, checkpoint.vocab_size - first))
-    return SimConfig(
-        prefill_tokens_per_second=options.sim_prefill_tokens_per_second,
-        decode_base_seconds=options.sim_decode_base_ms / 1e3,
-        decode_per_sequence_seconds=options.sim_decode_per_seq_ms / 1e3,
-        step_overhead_seconds=options.sim_step_overhead_ms / 1e3,
-        time_scale=options.sim_time_scale,
+        vocab_size = checkpoint.vocab_size
+        first = min(512, vocab_size // 2)
+        count = max(1, min(16_384, vocab_size - first))
+    base = SimConfig(
         seed=options.sim_seed,
+        mode=options.sim_mode,
         first_word_id=first,
         num_words=count,
+        vocab_size=vocab_size,
         end_token_id=eos_token_ids[0] if eos_token_ids else None,
-        mean_output_tokens=options.sim_mean_output_tokens,
+        turn_token_id=sim.IM_START_ID if checkpoint is None else None,
     )
+    base = apply(base, PRESETS.get(options.sim_preset or "", {}))
+    fields = {s.field: getattr(options, _dest(s)) for s in SETTINGS}
+    given = {field: value for field, value in fields.items() if value is not None}
+    return apply(replace(base, **given), {})

@@ -1,0 +1,258 @@
+"""The simulator's settings under the names that people give them: on the command line (`--sim-` in
+front) and, while it runs, in `/admin/config`. Names are those of the llm-d inference simulator
+where it has the same setting. Everything here is pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from worker.config import SimConfig
+from worker.errors import ConfigError
+from worker.executor.sim_latency import MODELS
+from worker.executor.sim_tokens import OUTPUT_LENGTHS
+
+MODES = ("random", "echo")
+MAX_STD_SHARE = 0.3  # of the mean, as the simulators we stand in for have it
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|ms|s|m|h)")
+
+
+class Kind(Enum):
+    """What a setting's value is."""
+
+    DURATION = "duration"  # "250ms", "1m30s"; a number is milliseconds
+    NUMBER = "number"
+    WORD = "word"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting: its name, its field of `SimConfig`, what it may be and what it is for.
+
+    A number is at least `least`, or above it with `is_open`. A word is one of `choices`.
+    """
+
+    name: str
+    field: str
+    text: str
+    kind: Kind = Kind.DURATION
+    least: float = 0.0
+    is_open: bool = False
+    choices: tuple[str, ...] = ()
+
+    def parse(self, value: object) -> Any:
+        """The field's value. Raises `ConfigError` that names the setting."""
+        if self.kind is Kind.WORD:
+            if value not in self.choices:
+                raise ConfigError(f"{self.name} must be one of {', '.join(self.choices)}")
+            return value
+        number = parse_duration(value) if self.kind is Kind.DURATION else _number(value)
+        if number is None:
+            wanted = "a duration like 250ms" if self.kind is Kind.DURATION else "a number"
+            raise ConfigError(f"{self.name} must be {wanted}, got {value!r}")
+        if number < self.least or (self.is_open and number == self.least):
+            bound = "above" if self.is_open else "at least"
+            raise ConfigError(f"{self.name} must be {bound} {self.least:g}, got {value}")
+        return number
+
+    def show(self, config: SimConfig) -> object:
+        """The value in a configuration, in the form that `parse` takes."""
+        value = getattr(config, self.field)
+        return format_duration(value) if self.kind is Kind.DURATION else value
+
+
+SETTINGS = (
+    Setting(
+        "latency-model",
+        "latency_model",
+        "formula of the time a step takes",
+        Kind.WORD,
+        choices=tuple(MODELS),
+    ),
+    Setting("time-scale", "time_scale", "multiplies every step; 0 does not wait", Kind.NUMBER),
+    Setting(
+        "prefill-tokens-per-second",
+        "prefill_tokens_per_second",
+        "linear: rate of prompts",
+        Kind.NUMBER,
+        is_open=True,
+    ),
+    Setting("step-overhead", "step_overhead_seconds", "linear: of every step"),
+    Setting(
+        "prefill-context-time",
+        "prefill_context_seconds",
+        "linear: per prompt token and token of its context",
+    ),
+    Setting("decode-base", "decode_base_seconds", "linear: of a step that decodes"),
+    Setting("decode-per-seq", "decode_per_sequence_seconds", "linear: per decoding sequence"),
+    Setting("kv-read-time", "kv_read_seconds", "linear: per context token of what decodes"),
+    Setting("time-to-first-token", "time_to_first_token_seconds", "constant, llm-d: of any prompt"),
+    Setting("time-to-first-token-std-dev", "time_to_first_token_std_seconds", "its spread"),
+    Setting("inter-token-latency", "inter_token_latency_seconds", "constant, llm-d: of a token"),
+    Setting("inter-token-latency-std-dev", "inter_token_latency_std_seconds", "its spread"),
+    Setting("prefill-overhead", "prefill_overhead_seconds", "llm-d: of any prompt"),
+    Setting("prefill-time-per-token", "prefill_per_token_seconds", "llm-d: of uncached tokens"),
+    Setting("prefill-time-std-dev", "prefill_std_seconds", "spread of a prompt's time"),
+    Setting(
+        "time-factor-under-load",
+        "time_factor_under_load",
+        "llm-d: how much slower a full batch is",
+        Kind.NUMBER,
+        least=1.0,
+    ),
+    Setting(
+        "speedup-ratio", "speedup_ratio", "dynamo: divides all times", Kind.NUMBER, is_open=True
+    ),
+    Setting(
+        "decode-speedup-ratio",
+        "decode_speedup_ratio",
+        "dynamo: divides decode times",
+        Kind.NUMBER,
+        is_open=True,
+    ),
+    Setting(
+        "output-length",
+        "output_length",
+        "how the lengths of answers spread",
+        Kind.WORD,
+        choices=OUTPUT_LENGTHS,
+    ),
+    Setting(
+        "mean-output-tokens",
+        "mean_output_tokens",
+        "average length of answers that max_tokens does not cut; with ignore_eos they all run to"
+        " max_tokens",
+        Kind.NUMBER,
+        is_open=True,
+    ),
+    Setting("output-tokens-std", "output_tokens_std", "gaussian: its spread", Kind.NUMBER),
+)
+BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
+
+_LLM_D: dict[str, dict[str, object]] = {
+    "8b-h100-balanced": {
+        "inter-token-latency": "12ms",
+        "inter-token-latency-std-dev": "2ms",
+        "time-factor-under-load": 2.0,
+    },
+    "70b-h100-tp8-throughput": {
+        "inter-token-latency": "25ms",
+        "inter-token-latency-std-dev": "4ms",
+        "time-factor-under-load": 3.0,
+    },
+    "small-l40s-edge": {
+        "inter-token-latency": "15ms",
+        "inter-token-latency-std-dev": "2ms",
+        "time-factor-under-load": 1.5,
+    },
+}
+_CONSTANT = {
+    "8b-h100-balanced": ("100ms", "20ms"),
+    "70b-h100-tp8-throughput": ("200ms", "40ms"),
+    "small-l40s-edge": ("110ms", "15ms"),
+}
+_PER_TOKEN = {
+    "8b-h100-balanced": ("30ms", "250us", "5ms"),
+    "70b-h100-tp8-throughput": ("80ms", "500us", "15ms"),
+    "small-l40s-edge": ("20ms", "350us", "3ms"),
+}
+
+
+def _presets() -> dict[str, dict[str, object]]:
+    presets: dict[str, dict[str, object]] = {"dynamo": {"latency-model": "dynamo"}}
+    for name, shared in _LLM_D.items():
+        base = {"latency-model": "llm-d", **shared}
+        first, first_std = _CONSTANT[name]
+        presets[f"{name}-constant"] = base | {
+            "time-to-first-token": first,
+            "time-to-first-token-std-dev": first_std,
+        }
+        overhead, per_token, std = _PER_TOKEN[name]
+        presets[f"{name}-per-token"] = base | {
+            "prefill-overhead": overhead,
+            "prefill-time-per-token": per_token,
+            "prefill-time-std-dev": std,
+        }
+    return presets
+
+
+# The published profiles of the llm-d inference simulator and the default of Dynamo's mocker.
+PRESETS: Mapping[str, Mapping[str, object]] = _presets()
+
+
+def apply(config: SimConfig, given: Mapping[str, object]) -> SimConfig:
+    """A configuration with some settings changed. Raises `ConfigError` that names the one that is
+    unknown, has a value it cannot have, or does not fit the others.
+    """
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        setting = BY_NAME.get(name)
+        if setting is None:
+            raise ConfigError(f"unknown setting {name!r}")
+        fields[setting.field] = setting.parse(value)
+    changed = dataclasses.replace(config, **fields)
+    _check_spread("time-to-first-token", changed)
+    _check_spread("inter-token-latency", changed)
+    return changed
+
+
+def _check_spread(name: str, config: SimConfig) -> None:
+    mean = getattr(config, BY_NAME[name].field)
+    std = getattr(config, BY_NAME[f"{name}-std-dev"].field)
+    if std > MAX_STD_SHARE * mean * (1 + 1e-9):
+        raise ConfigError(f"{name}-std-dev may be {MAX_STD_SHARE:.0%} of {name} at most")
+
+
+def show(config: SimConfig) -> dict[str, object]:
+    """Every setting's name and value."""
+    return {setting.name: setting.show(config) for setting in SETTINGS}
+
+
+def parse_duration(value: object) -> float | None:
+    """Seconds of "250ms", "1m30s" or a number of milliseconds; None when it is none of these."""
+    if not isinstance(value, str):
+        number = _number(value)
+        return None if number is None else number / 1e3
+    text = value.strip()
+    plain = _number_of(text)
+    if plain is not None:
+        return plain / 1e3
+    parts = _DURATION.findall(text)
+    if not parts or "".join(parts) != text:
+        return None
+    return sum(_part_seconds(part) for part in parts)
+
+
+def format_duration(seconds: float) -> str:
+    """The same in the largest unit that needs no leading zero: 0.25 → "250ms"."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.12g}{unit}"
+    return f"{seconds * 1e9:.12g}ns" if seconds else "0s"
+
+
+def _part_seconds(part: str) -> float:
+    unit = part.lstrip("0123456789.")
+    return float(part[: -len(unit)]) * _UNITS[unit]
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(number := float(value)):  # type: ignore[arg-type]
+        return None
+    return number
+
+
+def _number_of(text: str) -> float | None:
+    try:
+        return _number(float(text))
+    except ValueError:
+        return None
