@@ -2,7 +2,8 @@
 
 Order of life: bind the port (without listening, so that a busy one is found at once), start the
 engine process, build the tokenizer beside it, listen when both are ready, serve until a signal or
-the engine's death, drain, stop the engine. The port is open exactly while requests can be answered.
+the engine's loss for good, drain, stop the engine. The port opens when requests can be answered; an
+engine that dies later is started again behind the open port, which answers 503 meanwhile.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import errno
 import gc
 import logging
 import random
+import secrets
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Generator
@@ -29,9 +31,12 @@ from worker.api.openai import RequestPreparer, TextSide
 from worker.api.params import ModelLimits
 from worker.api.server import WorkerApi
 from worker.config import ApiConfig, EngineConfig, ServeConfig
+from worker.engine.block_hash import RANDOM_SEED
 from worker.engine.client import EngineClient
 from worker.engine.messages import EngineReady, StepOutputs
+from worker.engine.supervision import Supervision
 from worker.errors import ConfigError, root_cause
+from worker.listener import bound, is_exposed, shown
 from worker.metrics import WorkerMetrics
 from worker.tokenizer import sim
 from worker.tokenizer.chat import ChatTemplate
@@ -43,7 +48,6 @@ logger = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS = 75
 # After the engine died or the drain ran out of time: for the last error events to be written.
 LAST_WORDS_SECONDS = 2.0
-_LIVENESS_SECONDS = 0.1
 _BACKLOG = 2048
 
 
@@ -58,22 +62,23 @@ class _Server(uvicorn.Server):
 async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
     """Serve until SIGTERM or SIGINT; a second signal cuts the drain short.
 
-    Returns 0 after a drain, 1 when the engine died. Raises `WorkerError` when the worker cannot
-    start. Leaves no process behind in any case.
+    Returns 0 after a drain, 1 when the engine is lost for good. Raises `WorkerError` when the
+    worker cannot start. Leaves no process behind in any case.
     """
     started = time.monotonic()
     stop = _Stop()
     stop.listen(asyncio.get_running_loop())
-    with bind(config.host, config.port) as listener:
+    with bound(config) as listener:
+        _warn_if_open(config, listener)
         metrics = _metrics(config.api)
 
         def on_step(outputs: StepOutputs) -> None:
             if outputs.num_scheduled_tokens:
                 metrics.step_done(outputs.num_scheduled_tokens)
 
-        client = EngineClient(config.engine, on_step)
+        client = EngineClient(_with_hash_seed(config.engine), on_step, _supervision(config))
         try:
-            parts = await _started(client, checkpoint, stop)
+            parts = await _started(client, checkpoint, config.chat_template, stop)
             if parts is None:
                 return 0
             ready, text = parts
@@ -81,8 +86,8 @@ async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
             api = dataclasses.replace(
                 config.api, max_model_len=min(config.api.max_model_len, ready.max_model_len)
             )
-            worker = _Worker(api, client, metrics, text)
-            return await worker.serve(listener, stop, config.shutdown_timeout_seconds, started)
+            worker = _Worker(dataclasses.replace(config, api=api), client, metrics, text)
+            return await worker.serve(listener, stop, started)
         finally:
             await client.shutdown()
 
@@ -114,26 +119,31 @@ class _Stop:
         self.asked.set()
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet. Raises `ConfigError` when the address is taken."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"--host {host}: {error.strerror or error}") from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} on {host} is already in use; choose another with --port"
-            ) from error
-        raise ConfigError(f"cannot bind {host} port {port}: {error.strerror}") from error
-    return listener
+def _warn_if_open(config: ServeConfig, listener: socket.socket) -> None:
+    if not is_exposed(listener):
+        return
+    if not config.api.api_keys:
+        logger.warning("%s can be reached from other machines without a key", config.host)
+    if config.api.enable_admin_routes:
+        logger.warning("admin routes are on, and can be reached from other machines")
+
+
+def _with_hash_seed(engine: EngineConfig) -> EngineConfig:
+    """A random seed is drawn here, so that an engine that is started again names blocks alike."""
+    seed = engine.prefix_caching_hash_seed
+    if seed is None and engine.prefix_caching_hash_algo.startswith("xxhash"):
+        seed = RANDOM_SEED
+    if seed != RANDOM_SEED:
+        return engine
+    return dataclasses.replace(engine, prefix_caching_hash_seed=secrets.token_hex(32))
+
+
+def _supervision(config: ServeConfig) -> Supervision:
+    return Supervision(
+        restart=config.engine_failure_policy == "restart",
+        max_restarts=config.max_engine_restarts,
+        heartbeat_timeout_seconds=config.heartbeat_timeout_seconds,
+    )
 
 
 def _metrics(api: ApiConfig) -> WorkerMetrics:
@@ -152,13 +162,14 @@ def _cache_info(engine: EngineConfig, ready: EngineReady) -> dict[str, str]:
 
 
 async def _started(
-    client: EngineClient, checkpoint: Checkpoint | None, stop: _Stop
+    client: EngineClient, checkpoint: Checkpoint | None, chat_template: str | None, stop: _Stop
 ) -> tuple[EngineReady, tuple[Tokenizer, ChatTemplate | None]] | None:
     """Start the engine and build the tokenizer at once; None when we are told to stop first."""
     try:
         async with asyncio.TaskGroup() as group:
             interrupter = group.create_task(stop.interrupt(), name="stop")
-            building = group.create_task(asyncio.to_thread(_build_text, checkpoint), name="text")
+            built = asyncio.to_thread(_build_text, checkpoint, chat_template)
+            building = group.create_task(built, name="text")
             ready = await client.start()
             text = await building
             interrupter.cancel()
@@ -170,15 +181,16 @@ async def _started(
     return ready, text
 
 
-def _build_text(checkpoint: Checkpoint | None) -> tuple[Tokenizer, ChatTemplate | None]:
+def _build_text(
+    checkpoint: Checkpoint | None, chat_template: str | None
+) -> tuple[Tokenizer, ChatTemplate | None]:
     if checkpoint is None:
-        template = _template(sim.CHAT_TEMPLATE, "", sim.IM_END)
-        return sim.SimTokenizer(), template
-    source = checkpoint.chat_template
-    template_or_none = (
+        return sim.SimTokenizer(), _template(chat_template or sim.CHAT_TEMPLATE, "", sim.IM_END)
+    source = chat_template or checkpoint.chat_template
+    template = (
         None if source is None else _template(source, checkpoint.bos_token, checkpoint.eos_token)
     )
-    return build_tokenizer(checkpoint), template_or_none
+    return build_tokenizer(checkpoint), template
 
 
 def _template(source: str, bos_token: str, eos_token: str) -> ChatTemplate:
@@ -186,15 +198,17 @@ def _template(source: str, bos_token: str, eos_token: str) -> ChatTemplate:
 
 
 class _Worker:
-    """The serving phase: an open port until a signal or the engine's death."""
+    """The serving phase: an open port until a signal or the engine's loss for good."""
 
     def __init__(
         self,
-        api: ApiConfig,
+        config: ServeConfig,
         client: EngineClient,
         metrics: WorkerMetrics,
         text: tuple[Tokenizer, ChatTemplate | None],
     ) -> None:
+        api, tls = config.api, config.tls
+        self._config = config
         self._client = client
         self._admission = Admission(
             client,
@@ -218,12 +232,14 @@ class _Worker:
                 backlog=_BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=int(LAST_WORDS_SECONDS),
+                ssl_certfile=None if tls is None else tls.certfile,
+                ssl_keyfile=None if tls is None else tls.keyfile,
+                ssl_ca_certs=None if tls is None else tls.ca_certs,
+                ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.ca_certs else ssl.CERT_NONE,
             )
         )
 
-    async def serve(
-        self, listener: socket.socket, stop: _Stop, timeout_seconds: float, started: float
-    ) -> int:
+    async def serve(self, listener: socket.socket, stop: _Stop, started: float) -> int:
         """Open the port, say so, serve, drain; returns the exit status."""
         try:
             listener.listen(_BACKLOG)
@@ -232,14 +248,14 @@ class _Worker:
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(self._server.serve([listener]), name="http-server")
             asked = group.create_task(stop.asked.wait(), name="stop")
-            died = group.create_task(self._engine_died(), name="engine-liveness")
+            gone = group.create_task(self._client.gone(), name="engine-gone")
             gc.collect()
             gc.freeze()  # what start-up allocated stays; no later collection need look at it
-            _announce(listener, time.monotonic() - started)
-            await asyncio.wait({serving, asked, died}, return_when=asyncio.FIRST_COMPLETED)
+            self._announce(listener, time.monotonic() - started)
+            await asyncio.wait({serving, asked, gone}, return_when=asyncio.FIRST_COMPLETED)
             if asked.done():
-                await self._drain(stop, timeout_seconds)
-            status = 0 if self._client.is_alive else 1
+                await self._drain(stop, self._config.shutdown_timeout_seconds)
+            status = 1 if gone.done() else 0
             if status:
                 logger.error("the engine is gone; exiting so that a supervisor can restart us")
                 self._admission.draining = True
@@ -247,14 +263,8 @@ class _Worker:
             self._server.should_exit = True
             await serving
             asked.cancel()
-            died.cancel()
+            gone.cancel()
         return status
-
-    async def _engine_died(self) -> None:
-        while True:
-            await asyncio.sleep(_LIVENESS_SECONDS)
-            if not self._client.is_alive:
-                return
 
     async def _drain(self, stop: _Stop, timeout_seconds: float) -> None:
         """Let nobody in, let everybody finish; abort who is left when the time is up."""
@@ -272,9 +282,7 @@ class _Worker:
             logger.warning("aborting %d sequences", self._admission.num_inside)
             self._client.abort_all()
 
-
-def _announce(listener: socket.socket, seconds: float) -> None:
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    sys.stdout.write(f"worker ready on http://{shown}:{port} in {seconds:.1f} s\n")
-    sys.stdout.flush()
+    def _announce(self, listener: socket.socket, seconds: float) -> None:
+        where = shown(listener, tls=self._config.tls is not None)
+        sys.stdout.write(f"worker ready on {where} in {seconds:.1f} s\n")
+        sys.stdout.flush()

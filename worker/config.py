@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-
 HASH_ALGOS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 
@@ -112,6 +111,8 @@ class KvEventsConfig:
     max_queue_size: int = 100_000
     topic: str = ""
     format: str = "map"
+    # Name blocks by 64 bits of their hash; False: by the whole hash, as bytes.
+    int_block_hashes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,8 @@ class EngineConfig:
     block_size: int = 16
     num_blocks_override: int | None = None
     kv_cache_memory_bytes: int | None = None
+    # The part of a GPU's memory that the worker may take for weights and KV cache together.
+    gpu_memory_utilization: float = 0.92
     enable_prefix_caching: bool = True
     enable_partial_hits: bool = True
     enable_fair_eviction: bool = True
@@ -174,6 +177,9 @@ class ApiConfig:
     return_tokens_as_token_ids: bool = False
     enable_per_request_metrics: bool = False
     sse_keep_alive_seconds: float | None = None
+    stream_interval: int = 1  # tokens per frame of a stream, where a request does not say
+    # Names what answers depend on (version, model, engine); None: answers do not tell.
+    system_fingerprint: str | None = None
     # Memory of this process above which new requests are refused (503); None: no limit.
     max_rss_bytes: int | None = None
     # Routes that change or reveal the state of the whole worker: sleep, pause, reset, server info.
@@ -184,12 +190,23 @@ class ApiConfig:
     body_timeout_seconds: float = 30.0
     # Open connections above which new ones are answered 503; None: what the file limit allows.
     max_connections: int | None = None
+    # What sampling fields are when a request does not say, by field name; of numbers.
+    default_sampling: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """Serve HTTPS with this certificate; with `ca_certs` clients must show one signed by these."""
+
+    certfile: str
+    keyfile: str
+    ca_certs: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """Everything `app` needs to come up. `port` 0 picks a free one; `model_path` None is only
-    possible with the simulator.
+    """Everything `app` needs to come up. `port` 0 picks a free one; `uds` is the path of a unix
+    socket to listen on instead. `chat_template` None: the model's own.
     """
 
     host: str
@@ -203,3 +220,6 @@ class ServeConfig:
     max_engine_restarts: int = 5
     # Silence of the engine process after which it counts as hung, and is killed.
     heartbeat_timeout_seconds: float = 2.0
+    uds: str | None = None
+    tls: TlsConfig | None = None
+    chat_template: str | None = None

@@ -1,119 +1,125 @@
-"""The engine as the HTTP process sees it: a child process that turns requests into token streams.
+"""The engine as the HTTP process sees it: something that turns requests into token streams.
 
-The child is reached over one ZMQ pair on a unix socket in a private directory. The raw socket's
-file descriptor is watched by the event loop: half the CPU of `zmq.asyncio`, at the price of its
-edge-triggered readiness, so whoever touches the socket must drain it (`_drain`).
+It runs in a child process (`engine.child`). When that dies, hangs or stalls, every open stream ends
+with an error at once, and a new one is started in its place, as `Supervision` says.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import itertools
 import logging
-import shutil
-import sys
-import tempfile
 import time
-from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator, Callable
-from contextlib import closing, suppress
-from pathlib import Path
-from typing import cast
+from typing import Any
 
 import msgspec
-import zmq
 
 from worker.config import EngineConfig
+from worker.engine.child import EngineChild
 from worker.engine.messages import (
     AbortRequests,
     AddRequest,
     Command,
     CommandReply,
-    EngineFailed,
     EngineReady,
     EngineStats,
     FromEngine,
     RequestOutput,
-    Shutdown,
     StepOutputs,
-    ToEngine,
 )
 from worker.engine.stream import RequestStream
+from worker.engine.supervision import RestartBudget, Supervision, add_counters, counters_of
 from worker.errors import EngineDeadError, WorkerError
 
 logger = logging.getLogger(__name__)
-
-MESSAGES_AT_ONCE = 32
 
 StepObserver = Callable[[StepOutputs], None]
 
 
 class EngineClient:
-    """Owns the engine process and every open request stream. Lives on one event loop.
+    """Owns the engine, every open stream and the counters of engines that died. Lives on one event
+    loop; `worker.api.engine.Engine` is what the API sees of it.
 
-    `start` once, `generate` any number of times at once, `shutdown` once. `on_step` is called on
+    `start` once, then `open` and `run` any number of times, `shutdown` once. `on_step` is called on
     the event loop with every message of the engine's steps; it must be quick. What it raises is
     logged and otherwise ignored.
     """
 
-    def __init__(self, config: EngineConfig, on_step: StepObserver | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_step: StepObserver | None = None,
+        supervision: Supervision = Supervision(),  # noqa: B008 (frozen)
+    ) -> None:
         self._config = config
         self._on_step = on_step
+        self._supervision = supervision
+        self._budget = RestartBudget(supervision)
+        self._child: EngineChild | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._why_down: str | None = "the engine has not been started"
+        self._gone = asyncio.Event()
         self._streams: dict[str, RequestStream] = {}
         self._replies: dict[int, asyncio.Future[CommandReply]] = {}
         self._command_ids = itertools.count(1)
         self._stats = EngineStats()
+        self._past = EngineStats()  # the counters of engines that died
+        self._num_restarts = 0
         self._last_step_seconds: float | None = None
-        self._ready: asyncio.Future[EngineReady] | None = None
-        self._dead: EngineDeadError | None = None
-        self._process: Process | None = None
-        self._watcher: asyncio.Task[None] | None = None
-        self._directory: Path | None = None
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._socket: zmq.Socket[bytes] | None = None
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(FromEngine)
 
     # ---- state that others read -------------------------------------------------------------
 
     @property
     def is_alive(self) -> bool:
         """The engine is up and can take requests."""
-        return self._dead is None and self._ready is not None and self._ready.done()
+        return self._why_down is None
 
     @property
     def is_progressing(self) -> bool:
-        """Alive, and the engine's current step is within its budget."""
-        return self.is_alive
+        """Alive, and the engine's current step is within its budget; an idle engine progresses."""
+        return self.is_alive and self.stalled_seconds == 0.0
+
+    @property
+    def stalled_seconds(self) -> float:
+        """How long the current step has run beyond its budget."""
+        return 0.0 if self._child is None else self._child.stalled_seconds
 
     @property
     def pid(self) -> int | None:
         """The engine's process id, while there is such a process."""
-        return None if self._process is None else self._process.pid
+        return None if self._child is None else self._child.pid
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that were sent and have not ended: running, waiting, or on their way."""
+        """Sequences that were sent and have not ended: running, waiting, or on their way."""
         return len(self._streams)
 
     @property
     def last_step_seconds(self) -> float | None:
-        """`time.monotonic()` when the engine last reported a step; None before the first.
-
-        With `num_unfinished` > 0, an old value means a step that hangs.
-        """
+        """`time.monotonic()` when the engine last reported a step; None before the first."""
         return self._last_step_seconds
 
     @property
     def stats(self) -> EngineStats:
-        """The engine's latest counters, with the queue as it is now.
+        """The engine's latest counters, those of its dead predecessors included, with the queue as
+        it is now.
 
         The engine reports after each step; requests sent since then wait, and requests that ended
         run no more, so running + waiting is always `num_unfinished`.
         """
         running = min(self._stats.num_running, len(self._streams))
         waiting = len(self._streams) - running
-        return msgspec.structs.replace(self._stats, num_running=running, num_waiting=waiting)
+        return msgspec.structs.replace(
+            add_counters(self._past, self._stats),
+            num_running=running,
+            num_waiting=waiting,
+            num_deferred=min(self._stats.num_deferred, waiting),
+            num_restarts=self._num_restarts,
+            stalled_seconds=self.stalled_seconds,
+        )
 
     @property
     def num_waiting_reported(self) -> int:
@@ -128,60 +134,35 @@ class EngineClient:
         Raises WorkerError with the engine's own words when it cannot start, TimeoutError when it
         takes longer than `timeout_seconds`. Nothing is left behind when it raises.
         """
-        loop = asyncio.get_running_loop()
-        self._ready = loop.create_future()
+        child = self._child = self._new_child(self._config)
         try:
             async with asyncio.timeout(timeout_seconds):
-                address = self._bind(loop)
-                await self._spawn(address)
-                return await self._ready
-        except EngineDeadError as error:
-            await self.shutdown(0.0)
-            raise WorkerError(str(error)) from None
+                ready = await _bring_up(child)
         except BaseException:
             await self.shutdown(0.0)
             raise
+        self._why_down = None
+        self._supervisor = asyncio.create_task(self._supervise(child, ready), name="engine-life")
+        return ready
+
+    async def gone(self) -> None:
+        """Wait until the engine is lost for good: it died, and is not started again."""
+        await self._gone.wait()
 
     async def shutdown(self, timeout_seconds: float = 5.0) -> None:
         """End the engine: ask, wait up to `timeout_seconds`, then kill. Idempotent.
 
         Streams still open raise EngineDeadError.
         """
-        self._die("the engine was shut down")
-        process, self._process = self._process, None
-        try:
-            if process is not None and process.returncode is None and timeout_seconds > 0:
-                self._send(Shutdown())
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(timeout_seconds):
-                        await process.wait()
-        finally:
-            if process is not None and process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.kill()
-            self._release()
-        if process is not None:
-            await process.wait()
-        if self._watcher is not None:
-            await self._watcher
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait([self._supervisor])
+        self._lose("the engine was shut down")
+        child, self._child = self._child, None
+        if child is not None:
+            await child.close(timeout_seconds)
 
     # ---- requests ---------------------------------------------------------------------------
-
-    async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
-        """Run a request; each output carries the tokens drawn since the one before.
-
-        The last output has a `finish_reason`; `ERROR` comes with a text in `error`. Closing or
-        cancelling the iterator before that aborts the request in the engine (use
-        `contextlib.aclosing`). Raises EngineDeadError when the engine is or goes down, WorkerError
-        when `request_id` is in use.
-        """
-        (stream,) = self.open(request)
-        with closing(stream):
-            while True:
-                output = await stream.next()
-                yield output
-                if output.finish_reason is not None:
-                    return
 
     def open(self, request: AddRequest) -> tuple[RequestStream, ...]:
         """Send a request; one stream for it and one for each of its branches, in order.
@@ -189,77 +170,66 @@ class EngineClient:
         Whoever opens closes every stream. Raises `EngineDeadError`, and `WorkerError` when an id is
         in use.
         """
-        self._check_alive()
+        child = self._living()
         ids = [request.request_id, *request.branch_ids]
         taken = [i for n, i in enumerate(ids) if i in self._streams or i in ids[:n]]
         if taken:
             raise WorkerError(f"request id {taken[0]!r} is in use")
         streams = tuple(RequestStream(i, self._close) for i in ids)
         self._streams.update(zip(ids, streams, strict=True))
-        self._send(request)
+        child.send(request)
         return streams
+
+    async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Run a request of one sequence; each output carries the tokens drawn since the one before.
+
+        The last output has a `finish_reason`; `ERROR` comes with a text in `error`. Closing or
+        cancelling the iterator before that aborts the request in the engine (use
+        `contextlib.aclosing`). Raises as `open` and `RequestStream.next` do.
+        """
+        (stream,) = self.open(request)
+        with contextlib.closing(stream):
+            while True:
+                output = await stream.next()
+                yield output
+                if output.finish_reason is not None:
+                    return
 
     async def run(self, command: Command) -> CommandReply:
         """Have a command done; its `command_id` is replaced. Raises `EngineDeadError`."""
-        self._check_alive()
+        child = self._living()
         number = next(self._command_ids)
         reply: asyncio.Future[CommandReply] = asyncio.get_running_loop().create_future()
         self._replies[number] = reply
         try:
-            self._send(msgspec.structs.replace(command, command_id=number))
+            child.send(msgspec.structs.replace(command, command_id=number))
             return await reply
         finally:
-            del self._replies[number]
+            self._replies.pop(number, None)
 
     def abort(self, request_id: str) -> None:
-        """Stop a request: its stream ends with `FinishReason.ABORT`. Unknown ids are ignored."""
-        if request_id in self._streams:
-            self._send(AbortRequests([request_id]))
+        """Stop a sequence: its stream ends with `FinishReason.ABORT`. Unknown ids are ignored."""
+        if request_id in self._streams and self._child is not None:
+            self._child.send(AbortRequests([request_id]))
 
     def abort_all(self) -> None:
-        """Stop every request, as `abort` does."""
-        if self._streams:
-            self._send(AbortRequests(list(self._streams)))
+        """Stop every sequence, as `abort` does."""
+        if self._streams and self._child is not None:
+            self._child.send(AbortRequests(list(self._streams)))
 
     # ---- below: private ---------------------------------------------------------------------
 
-    def _check_alive(self) -> None:
-        if self._dead is not None:
-            raise EngineDeadError(str(self._dead))
-        if not self.is_alive:
-            raise EngineDeadError("the engine has not been started")
+    def _new_child(self, config: EngineConfig) -> EngineChild:
+        return EngineChild(config, self._supervision, self._receive)
+
+    def _living(self) -> EngineChild:
+        if self._why_down is not None or self._child is None:
+            raise EngineDeadError(self._why_down or "the engine has not been started")
+        return self._child
 
     def _close(self, stream: RequestStream) -> None:
-        if self._streams.pop(stream.request_id, None) is not None:
-            self._send(AbortRequests([stream.request_id]))
-
-    def _send(self, message: ToEngine) -> None:
-        """Hand a message to ZMQ, which never blocks here: the queue has no limit of its own, and
-        what it can hold is bounded by the open requests. Without a peer the message is dropped;
-        the watcher ends the streams then.
-        """
-        if self._socket is None:
-            return
-        with suppress(zmq.Again):
-            self._socket.send(self._encoder.encode(message), zmq.DONTWAIT)
-        # Sending may swallow the readiness edge of a message that came in meanwhile.
-        if self._is_readable():
-            asyncio.get_running_loop().call_soon(self._drain)
-
-    def _drain(self) -> None:
-        """Take every message there is: the descriptor signals changes, not the state.
-
-        After `MESSAGES_AT_ONCE` other callbacks get their turn, however fast the engine is.
-        """
-        for _ in range(MESSAGES_AT_ONCE):
-            if self._socket is None or not self._is_readable():
-                return
-            self._receive(self._decoder.decode(self._socket.recv(zmq.DONTWAIT)))
-        asyncio.get_running_loop().call_soon(self._drain)
-
-    def _is_readable(self) -> bool:
-        assert self._socket is not None  # noqa: S101 (both callers have looked)
-        return bool(cast(int, self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
+        if self._streams.pop(stream.request_id, None) is not None and self._child is not None:
+            self._child.send(AbortRequests([stream.request_id]))
 
     def _receive(self, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
@@ -268,16 +238,10 @@ class EngineClient:
             for output in message.outputs:
                 self._deliver(output)
             self._observe(message)
-        elif isinstance(message, EngineReady):
-            if self._ready is not None and not self._ready.done():
-                self._ready.set_result(message)
         elif isinstance(message, CommandReply):
             reply = self._replies.get(message.command_id)
             if reply is not None and not reply.done():
                 reply.set_result(message)
-        elif isinstance(message, EngineFailed):
-            self._die(message.message)
-            self._send(Shutdown())  # the engine waits for this, so that its last words arrive
 
     def _observe(self, step: StepOutputs) -> None:
         if self._on_step is None:
@@ -295,65 +259,51 @@ class EngineClient:
         if stream.finished:
             del self._streams[output.request_id]
 
-    def _die(self, message: str) -> None:
-        """Mark the engine dead, once, and fail whoever waits for it."""
-        if self._dead is not None:
-            return
-        self._dead = EngineDeadError(message)
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(self._dead)
-            self._ready.exception()  # counts as looked at, should `start` have failed before it
+    async def _supervise(self, child: EngineChild, ready: EngineReady) -> None:
+        """Watch one engine after the other, until one is the last."""
+        # The front end has told the world how long a sequence may be: the next engine keeps to it.
+        config = dataclasses.replace(self._config, num_blocks_override=ready.num_blocks)
+        try:
+            while True:
+                reason = await asyncio.shield(child.lost)
+                lost_at = time.monotonic()
+                self._lose(f"the engine was lost: {reason}")
+                await child.close()
+                delay = self._budget.take(lost_at)
+                if delay is None:
+                    logger.error("the engine is gone for good: %s", reason)
+                    return
+                logger.error("starting a new engine in %g s: %s", delay, reason)
+                await asyncio.sleep(delay)
+                self._num_restarts += 1
+                child = self._child = self._new_child(config)
+                with contextlib.suppress(WorkerError):  # told and dealt with at the next turn
+                    await _bring_up(child)
+                    self._why_down = None
+                    logger.warning("a new engine serves after %.1f s", time.monotonic() - lost_at)
+        except OSError:  # no memory, no process, no file descriptor
+            logger.exception("a new engine cannot be started")
+        finally:
+            self._gone.set()
+
+    def _lose(self, reason: str) -> None:
+        """The engine is down: fail whoever waits for it, and keep its counters."""
+        self._why_down = reason
+        self._past = counters_of(add_counters(self._past, self._stats))
+        self._stats = EngineStats()
         for reply in self._replies.values():
             if not reply.done():
-                reply.set_exception(EngineDeadError(message))
+                reply.set_exception(EngineDeadError(reason))
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.fail(EngineDeadError(message))
+            stream.fail(EngineDeadError(reason))
 
-    def _bind(self, loop: asyncio.AbstractEventLoop) -> str:
-        self._directory = Path(tempfile.mkdtemp(prefix="pointsman-"))
-        address = f"ipc://{self._directory}/engine.sock"
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.set_hwm(0)
-        self._socket.linger = 0
-        self._socket.bind(address)
-        loop.add_reader(self._socket.fileno(), self._drain)
-        return address
 
-    async def _spawn(self, address: str) -> None:
-        """Start the child. Its standard input carries the config, then stays open: its end tells
-        the child that we are gone, however we went.
-        """
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "worker.engine.process",
-            address,
-            stdin=asyncio.subprocess.PIPE,
-        )
-        self._watcher = asyncio.create_task(self._watch(self._process), name="engine-watcher")
-        stdin = self._process.stdin
-        assert stdin is not None  # noqa: S101 (it was asked for above)
-        config = self._encoder.encode(self._config)
-        stdin.write(len(config).to_bytes(4, "little") + config)
-        with suppress(ConnectionError):  # the watcher reports a child that is gone already
-            await stdin.drain()
-
-    async def _watch(self, process: Process) -> None:
-        code = await process.wait()
-        if self._dead is None:
-            logger.error("engine process %d ended with exit code %d", process.pid, code)
-        self._die(f"the engine process ended with exit code {code}; see its log")
-
-    def _release(self) -> None:
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket.fileno())
-            self._socket.close()
-            self._socket = None
-        if self._context is not None:
-            self._context.term()
-            self._context = None
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
+async def _bring_up(child: EngineChild) -> EngineReady:
+    """Spawn, and wait until it serves. Raises WorkerError with its own words when it cannot."""
+    await child.spawn()
+    either: set[asyncio.Future[Any]] = {child.ready, child.lost}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    if child.lost.done():
+        raise WorkerError(child.lost.result())
+    return child.ready.result()

@@ -1,4 +1,4 @@
-"""The engine process: `python -m worker.engine.process SOCKET`, spawned by `engine.client`.
+"""The engine process: `python -m worker.engine.process SOCKET BEATS`, spawned by `engine.child`.
 
 Standard input carries the `EngineConfig` (msgpack behind a 4-byte little-endian length) and then
 stays open as a life line: when it ends, the parent is gone, and so is this process at once. Signals
@@ -23,6 +23,7 @@ import zmq
 
 from worker.config import CacheConfig, EngineConfig
 from worker.engine.core import EngineCore
+from worker.engine.heartbeat import HeartbeatThread, Pulse, StepBudget
 from worker.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -34,12 +35,12 @@ from worker.engine.messages import (
 )
 from worker.engine.scheduler import Scheduler
 from worker.errors import ConfigError, WorkerError
+from worker.executor import sim_runner
 from worker.executor.interface import Executor
-from worker.executor.sim_runner import SimExecutor
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_SIM_BLOCKS = 4096
+WARM_UP_SECONDS = 60.0
 LAST_WORDS_SECONDS = 2.0
 
 
@@ -94,9 +95,7 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
 
 def _build_executor(config: EngineConfig) -> tuple[Executor, int]:
     if config.engine == "sim":
-        num_blocks = config.num_blocks_override
-        executor = SimExecutor(config.sim, time.sleep)
-        return executor, DEFAULT_SIM_BLOCKS if num_blocks is None else num_blocks
+        return sim_runner.build_executor(config)
     if config.engine == "torch":
         # Imported here and by name, so that the simulator never loads torch.
         model_runner = importlib.import_module("worker.executor.model_runner")
@@ -104,11 +103,13 @@ def _build_executor(config: EngineConfig) -> tuple[Executor, int]:
     raise ConfigError(f"unknown engine {config.engine!r}; known are 'torch' and 'sim'")
 
 
-def serve(core: EngineCore, channel: Channel) -> None:
+def serve(core: EngineCore, channel: Channel, pulse: Pulse) -> None:
     """Step while there is work, sleep on the socket while there is none, until `Shutdown`."""
     while True:
         if not core.has_work:
+            pulse.idle()
             channel.wait()
+        pulse.working()
         while (message := channel.receive()) is not None:
             if isinstance(message, AddRequest):
                 core.add(message)
@@ -117,11 +118,12 @@ def serve(core: EngineCore, channel: Channel) -> None:
             elif isinstance(message, AbortRequests):
                 core.abort(message.request_ids)
         outputs = core.step()
+        pulse.stepped(0 if outputs is None else outputs.num_scheduled_tokens)
         if outputs is not None:
             channel.send(outputs)
 
 
-def run(config: EngineConfig, channel: Channel) -> int:
+def run(config: EngineConfig, channel: Channel, pulse: Pulse) -> int:
     """The life of the process after its config is read; returns the exit status."""
     started = time.monotonic()
     core: EngineCore | None = None
@@ -131,12 +133,12 @@ def run(config: EngineConfig, channel: Channel) -> int:
         gc.freeze()  # what start-up allocated stays; no later collection need look at it
         elapsed = time.monotonic() - started
         channel.send(msgspec.structs.replace(ready, startup_seconds=elapsed))
-        serve(core, channel)
+        serve(core, channel, pulse)
     except Exception as error:
         logger.exception("the engine failed")
         known = isinstance(error, WorkerError)
         channel.send(EngineFailed(str(error) if known else f"{type(error).__name__}: {error}"))
-        channel.wait(LAST_WORDS_SECONDS)  # the client answers with `Shutdown` once it has them
+        channel.wait(LAST_WORDS_SECONDS)  # our parent answers with `Shutdown` once it has them
         return 1
     finally:
         if core is not None:
@@ -155,7 +157,14 @@ def main() -> int:
     size = int.from_bytes(sys.stdin.buffer.read(4), "little")
     config = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=EngineConfig)
     threading.Thread(target=_exit_with_parent, name="parent-watch", daemon=True).start()
-    return run(config, Channel(sys.argv[1]))
+    warm_up = WARM_UP_SECONDS if config.engine == "torch" else 0.0
+    pulse = Pulse(StepBudget(config.step_budget_seconds, config.step_budget_factor, warm_up))
+    heartbeat = HeartbeatThread(sys.argv[2], pulse)
+    heartbeat.start()
+    try:
+        return run(config, Channel(sys.argv[1]), pulse)
+    finally:
+        heartbeat.stop()
 
 
 def _exit_with_parent() -> None:

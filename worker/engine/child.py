@@ -1,0 +1,251 @@
+"""One life of the engine process: its sockets, its signs of life, its end.
+
+The process is reached over ZMQ pairs on unix sockets in a private directory, one for requests and
+outputs and one for heartbeats. The raw sockets' file descriptors are watched by the event loop:
+half the CPU of `zmq.asyncio`, at the price of their edge-triggered readiness, so whoever touches a
+socket must drain it (`_Inbox.drain`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import sys
+import tempfile
+from asyncio.subprocess import Process
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import zmq
+
+from worker.config import EngineConfig
+from worker.engine.messages import (
+    EngineFailed,
+    EngineReady,
+    FromEngine,
+    Heartbeat,
+    Shutdown,
+    ToEngine,
+)
+from worker.engine.supervision import Supervision
+
+logger = logging.getLogger(__name__)
+
+MESSAGES_AT_ONCE = 32
+EXIT_SECONDS = 5.0
+_TICKS = 8  # in one heartbeat timeout
+
+
+class EngineChild:
+    """Owns one engine process from `spawn` to `close`. Lives on one event loop.
+
+    `receive` is called with every message but heartbeats. `ready` and `lost` are futures: the
+    engine can serve; it cannot any more, and why. `lost` comes with the process's end, its own last
+    words, its silence, or a step far beyond its budget, whichever is first.
+    """
+
+    def __init__(
+        self, config: EngineConfig, supervision: Supervision, receive: Callable[[FromEngine], None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[EngineReady] = loop.create_future()
+        self.lost: asyncio.Future[str] = loop.create_future()
+        self.stalled_seconds = 0.0
+        self._config = config
+        self._supervision = supervision
+        self._receive = receive
+        self._process: Process | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._directory: Path | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._main: _Inbox | None = None
+        self._beats: _Inbox | None = None
+        self._heard = False
+        self._silent_ticks = 0
+        self._ticker: asyncio.TimerHandle | None = None
+        self._encoder = msgspec.msgpack.Encoder()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, while there is such a process."""
+        return None if self._process is None else self._process.pid
+
+    async def spawn(self) -> None:
+        """Start the process. Its standard input carries the config, then stays open: its end tells
+        the process that we are gone, however we went.
+        """
+        self._directory = Path(tempfile.mkdtemp(prefix="pointsman-"))
+        self._context = zmq.Context()
+        self._main = _Inbox(self._context, f"ipc://{self._directory}/engine.sock", self._take)
+        self._beats = _Inbox(self._context, f"ipc://{self._directory}/beats.sock", self._take)
+        process = self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "worker.engine.process",
+            self._main.address,
+            self._beats.address,
+            stdin=asyncio.subprocess.PIPE,
+        )
+        self._watcher = asyncio.create_task(self._watch(process), name="engine-watcher")
+        self._tick()
+        stdin = process.stdin
+        assert stdin is not None  # noqa: S101 (it was asked for above)
+        config = self._encoder.encode(self._config)
+        stdin.write(len(config).to_bytes(4, "little") + config)
+        with suppress(ConnectionError):  # the watcher reports a process that is gone already
+            await stdin.drain()
+
+    def send(self, message: ToEngine) -> None:
+        """Hand a message over, which never blocks: the queue has no limit of its own, and what it
+        can hold is bounded by the open requests. Dropped when the process is gone.
+        """
+        if self._main is not None:
+            self._main.send(self._encoder.encode(message))
+
+    def kill(self, reason: str) -> None:
+        """End the process now, whatever state it is in; `lost` tells `reason`."""
+        self._lose(reason)
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def close(self, timeout_seconds: float = EXIT_SECONDS) -> None:
+        """End the process: ask, wait up to `timeout_seconds`, then kill. Idempotent."""
+        self._lose("the engine was shut down")
+        process, self._process = self._process, None
+        try:
+            if process is not None and process.returncode is None and timeout_seconds > 0:
+                self.send(Shutdown())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(timeout_seconds):
+                        await process.wait()
+        finally:
+            if process is not None and process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+            self._release()
+        if process is not None:
+            await process.wait()
+        if self._watcher is not None:
+            await self._watcher
+
+    # ---- below: private ---------------------------------------------------------------------
+
+    def _take(self, payload: FromEngine) -> None:
+        self._heard = True
+        if isinstance(payload, Heartbeat):
+            self.stalled_seconds = payload.stalled_seconds
+            if payload.stalled_seconds > payload.budget_seconds:
+                self.kill(
+                    f"a step has run {payload.stalled_seconds:.1f} s beyond its budget of"
+                    f" {payload.budget_seconds:.1f} s"
+                )
+        elif isinstance(payload, EngineReady):
+            if not self.ready.done():
+                self.ready.set_result(payload)
+            self._receive(payload)
+        elif isinstance(payload, EngineFailed):
+            self._lose(payload.message)
+            self.send(Shutdown())  # the engine waits for this, so that its last words arrive
+        else:
+            self._receive(payload)
+
+    def _lose(self, reason: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(reason)
+        if self._ticker is not None:
+            self._ticker.cancel()
+
+    def _tick(self) -> None:
+        """Count the silence in ticks of ours, not in seconds: when this process was stopped itself,
+        or kept from running, the time that passed says nothing about the engine.
+        """
+        limits = self._supervision
+        seconds = limits.heartbeat_timeout_seconds
+        if not self.ready.done():
+            seconds = limits.startup_silence_seconds
+        if self._beats is not None:
+            self._beats.drain()
+        self._silent_ticks = 0 if self._heard else self._silent_ticks + 1
+        self._heard = False
+        if self._silent_ticks >= _TICKS:
+            self.kill(f"the engine process gave no sign of life for {seconds:g} s")
+        elif not self.lost.done():
+            loop = asyncio.get_running_loop()
+            self._ticker = loop.call_later(seconds / _TICKS, self._tick)
+
+    async def _watch(self, process: Process) -> None:
+        code = await process.wait()
+        if self._main is not None:
+            self._main.drain()
+        if not self.lost.done():
+            logger.error("engine process %d ended with exit code %d", process.pid, code)
+        self._lose(f"the engine process ended with exit code {code}; see its log")
+
+    def _release(self) -> None:
+        for inbox in (self._main, self._beats):
+            if inbox is not None:
+                inbox.close()
+        self._main = self._beats = None
+        if self._context is not None:
+            self._context.term()
+            self._context = None
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+
+class _Inbox:
+    """Our end of one ZMQ pair, drained by the event loop."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        take: Callable[[FromEngine], None],
+    ) -> None:
+        self.address = address
+        self._take = take
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
+        self._loop = asyncio.get_running_loop()
+        socket = context.socket(zmq.PAIR)
+        socket.set_hwm(0)
+        socket.linger = 0
+        socket.bind(address)
+        self._socket: zmq.Socket[bytes] | None = socket
+        self._loop.add_reader(socket.fileno(), self.drain)
+
+    def send(self, payload: bytes) -> None:
+        """Queue a message; without a peer it is dropped."""
+        if self._socket is None:
+            return
+        with suppress(zmq.Again):
+            self._socket.send(payload, zmq.DONTWAIT)
+        # Sending may swallow the readiness edge of a message that came in meanwhile.
+        if self._is_readable(self._socket):
+            self._loop.call_soon(self.drain)
+
+    def drain(self) -> None:
+        """Take every message there is: the descriptor signals changes, not the state.
+
+        After `MESSAGES_AT_ONCE` other callbacks get their turn, however fast the engine is.
+        """
+        for _ in range(MESSAGES_AT_ONCE):
+            if self._socket is None or not self._is_readable(self._socket):
+                return
+            self._take(self._decoder.decode(self._socket.recv(zmq.DONTWAIT)))
+        self._loop.call_soon(self.drain)
+
+    def close(self) -> None:
+        """Stop watching, and close."""
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            self._loop.remove_reader(socket.fileno())
+            socket.close()
+
+    def _is_readable(self, socket: zmq.Socket[bytes]) -> bool:
+        return bool(cast(int, socket.get(zmq.EVENTS)) & zmq.POLLIN)

@@ -1,0 +1,160 @@
+"""Signs of life of the engine process, from a thread of its own.
+
+A step may take long for good reasons (a prefill of thousands of tokens), or never end (a device
+that hangs). What tells them apart is a budget: a multiple of what steps of that many tokens have
+taken so far. The serving thread says what it is at (`Pulse`); the heartbeat thread compares that
+with the budget several times a second and tells the client, whatever the step does.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+import zmq
+
+from worker.engine.messages import Heartbeat
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 0.2
+# Commands may move a model's weights; nobody knows beforehand how long that takes.
+COMMAND_SECONDS = 120.0
+_WEIGHT = 0.2  # of the newest step in the running mean
+_SIZES = 32  # steps are told apart by the number of binary digits of their token count
+
+
+class StepBudget:
+    """Learns how long steps take, by size, and says when one takes too long. In seconds.
+
+    Steps are grouped by the power of two of their token count: the time for a token is much longer
+    in a decode step of one than in a prefill of thousands. A size never seen is judged by its
+    neighbours, and gets at least `warm_up_seconds`: kernels are compiled at their first use.
+    """
+
+    def __init__(self, least_seconds: float, factor: float, warm_up_seconds: float = 0.0) -> None:
+        self._least = least_seconds
+        self._factor = factor
+        self._warm_up = max(warm_up_seconds, least_seconds)
+        self._per_token: list[float | None] = [None] * (_SIZES + 1)
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """A step of `num_tokens` (at least one) took `seconds`."""
+        size = _size(num_tokens)
+        mean, new = self._per_token[size], seconds / num_tokens
+        self._per_token[size] = new if mean is None else mean + _WEIGHT * (new - mean)
+
+    def seconds(self, num_tokens: int) -> float:
+        """How long a step of `num_tokens` may take before it counts as stalled."""
+        size = _size(num_tokens)
+        per_token = self._per_token[size]
+        if per_token is not None:
+            return max(self._least, self._factor * per_token * num_tokens)
+        return max(self._warm_up, self._factor * self._guess(num_tokens, size))
+
+    def _guess(self, num_tokens: int, size: int) -> float:
+        """A token costs no more in a larger step, and a step no more than a larger one."""
+        for smaller in reversed(self._per_token[:size]):
+            if smaller is not None:
+                return smaller * num_tokens
+        for larger, per_token in enumerate(self._per_token[size + 1 :], size + 1):
+            if per_token is not None:
+                return float(per_token * (1 << larger))
+        return 0.0
+
+
+def _size(num_tokens: int) -> int:
+    return min(max(1, num_tokens).bit_length(), _SIZES)
+
+
+class Pulse:
+    """What the serving thread is at. It writes, the heartbeat thread reads; each fact is one
+    attribute, so that no lock is needed.
+    """
+
+    def __init__(self, budget: StepBudget, clock: Callable[[], float] = time.monotonic) -> None:
+        self._budget = budget
+        self._clock = clock
+        self._running_step: Callable[[], tuple[float, int] | None] = lambda: None
+        self._busy: tuple[float, float] | None = None  # since when, and for how long it may be
+        self._progress_seconds = 0.0
+
+    def follow(self, running_step: Callable[[], tuple[float, int] | None]) -> None:
+        """Where to learn of the oldest step in flight: when it began, and how many tokens it has.
+        Called from the heartbeat thread.
+        """
+        self._running_step = running_step
+
+    def idle(self) -> None:
+        """Nothing to do: the thread waits for a message."""
+        self._busy = None
+
+    def working(self) -> None:
+        """A turn of the loop begins; called at each one while there is work."""
+        now = self._clock()
+        if self._busy is None:
+            self._progress_seconds = now
+        self._busy = (now, self._budget.seconds(1))
+
+    def commanding(self) -> None:
+        """A command is carried out, which may take long."""
+        self._busy = (self._clock(), COMMAND_SECONDS)
+
+    def stepped(self, num_tokens: int) -> None:
+        """The outputs of a step of `num_tokens` are there."""
+        now = self._clock()
+        if num_tokens > 0:
+            self._budget.observe(num_tokens, now - self._progress_seconds)
+        self._progress_seconds = now
+
+    def beat(self) -> Heartbeat:
+        """How we are. A step counts from its start, anything else from the turn's beginning."""
+        busy = self._busy
+        if busy is None:
+            return Heartbeat()
+        since, allowed = busy
+        step = self._running_step()
+        if step is not None:
+            since, allowed = step[0], max(allowed, self._budget.seconds(step[1]))
+        return Heartbeat(max(0.0, self._clock() - since - allowed), allowed)
+
+
+class HeartbeatThread:
+    """Sends `Pulse.beat()` on a socket of its own, until `stop`."""
+
+    def __init__(self, address: str, pulse: Pulse) -> None:
+        self._address = address
+        self._pulse = pulse
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; the last beat may get lost."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        encode = msgspec.msgpack.Encoder().encode
+        stalled = False
+        with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+            socket.linger = 0
+            socket.connect(self._address)
+            while True:
+                beat = self._pulse.beat()
+                if beat.stalled_seconds > 0 and not stalled:
+                    logger.error("no progress for longer than %.1f s", beat.budget_seconds)
+                    faulthandler.dump_traceback(all_threads=True)
+                stalled = beat.stalled_seconds > 0
+                with suppress(zmq.Again):  # a client that takes nothing misses nothing new
+                    socket.send(encode(beat), zmq.DONTWAIT)
+                if self._stopping.wait(HEARTBEAT_SECONDS):
+                    return

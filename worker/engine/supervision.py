@@ -1,0 +1,79 @@
+"""When an engine that died is started again, and what its counters are worth then. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import msgspec
+
+from worker.engine.messages import EngineStats
+
+WINDOW_SECONDS = 600.0
+FIRST_DELAY_SECONDS = 0.5
+LONGEST_DELAY_SECONDS = 30.0
+_GAUGES = frozenset(
+    {
+        "num_running",
+        "num_waiting",
+        "num_deferred",
+        "kv_cache_usage",
+        "sleep_level",
+        "is_paused",
+        "num_restarts",
+        "stalled_seconds",
+    }
+)
+_COUNTERS = tuple(
+    field.name for field in msgspec.structs.fields(EngineStats) if field.name not in _GAUGES
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """What to do about an engine process that dies, hangs or stalls.
+
+    After `heartbeat_timeout_seconds` without a sign of life it is killed (`startup_silence_seconds`
+    while it starts). Without `restart` that is the end; with it a new one is started, at most
+    `max_restarts` times in ten minutes.
+    """
+
+    restart: bool = True
+    max_restarts: int = 5
+    heartbeat_timeout_seconds: float = 2.0
+    startup_silence_seconds: float = 60.0
+
+
+class RestartBudget:
+    """Owns the times of the last restarts."""
+
+    def __init__(self, supervision: Supervision) -> None:
+        self._allowed = supervision.max_restarts if supervision.restart else 0
+        self._restarts: deque[float] = deque()
+
+    def take(self, now_seconds: float) -> float | None:
+        """Use one restart up. How long to wait before it: nothing at first, then longer and longer
+        while they keep coming. None when the budget is spent.
+        """
+        while self._restarts and self._restarts[0] <= now_seconds - WINDOW_SECONDS:
+            self._restarts.popleft()
+        recent = len(self._restarts)
+        if recent >= self._allowed:
+            return None
+        self._restarts.append(now_seconds)
+        if recent == 0:
+            return 0.0
+        return min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** (recent - 1))
+
+
+def add_counters(total: EngineStats, more: EngineStats) -> EngineStats:
+    """`more` with its counters raised by those of `total`; the gauges are those of `more`."""
+    sums = {name: getattr(total, name) + getattr(more, name) for name in _COUNTERS}
+    return msgspec.structs.replace(more, **sums)
+
+
+def counters_of(stats: EngineStats) -> EngineStats:
+    """The counters alone; every gauge is back at its default."""
+    return msgspec.structs.replace(
+        EngineStats(), **{name: getattr(stats, name) for name in _COUNTERS}
+    )

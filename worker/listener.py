@@ -1,0 +1,88 @@
+"""The socket a worker listens on: bound early, so that a busy address is found before anything is
+loaded; listening late, when requests can be answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from worker.config import ServeConfig
+from worker.errors import ConfigError
+
+
+@contextmanager
+def bound(config: ServeConfig) -> Iterator[socket.socket]:
+    """A bound socket that does not listen yet. Raises `ConfigError` when the address is taken."""
+    if config.uds is None:
+        with bind(config.host, config.port) as listener:
+            yield listener
+        return
+    with _bind_unix(config.uds) as listener:
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(config.uds)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound TCP socket that does not listen yet. Raises `ConfigError`."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"--host {host}: {error.strerror or error}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} on {host} is already in use; choose another with --port"
+            ) from error
+        raise ConfigError(f"cannot bind {host} port {port}: {error.strerror}") from error
+    return listener
+
+
+def _bind_unix(path: str) -> socket.socket:
+    """A unix socket; one that a dead worker left behind is replaced, nothing else is."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISSOCK(os.stat(path).st_mode) and not _is_answered(path):
+            os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"--uds {path}: {error.strerror or error}") from error
+    return listener
+
+
+def _is_answered(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0
+
+
+def shown(listener: socket.socket, *, tls: bool) -> str:
+    """Where it listens, as a user writes it."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def is_exposed(listener: socket.socket) -> bool:
+    """Other machines may reach it."""
+    if listener.family == socket.AF_UNIX:
+        return False
+    return not ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
