@@ -51,17 +51,24 @@ class RealTime:
     says, not a fraction of a millisecond more each.
     """
 
-    def __init__(self, grace_seconds: float = 0.002) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        grace_seconds: float = 0.002,
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
         self._grace_seconds = grace_seconds
-        self._end = time.monotonic()
+        self._end = clock()
 
     def __call__(self, seconds: float) -> None:
         """Sleep until the step is over."""
-        now = time.monotonic()
+        now = self._clock()
         start = self._end if now - self._end < self._grace_seconds else now
         self._end = start + seconds
         if self._end > now:
-            time.sleep(self._end - now)
+            self._sleep(self._end - now)
 
 
 class _Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,6 +113,7 @@ class SimExecutor:
             self._cache = TokenCache(self._limits.num_blocks, self._limits.block_size)
         self._slow_factor = 1.0
         self._hang_seconds = 0.0
+        self._is_hanging = False
         self._released = threading.Event()
         self._requests_left: int | None = None
         self._tokens_left: int | None = None
@@ -166,12 +174,18 @@ class SimExecutor:
             self._hang_seconds = given.hang_seconds
             if not given.hang_seconds:
                 self._released.set()
+        if 0 in (given.crash_after_requests, given.crash_after_tokens):
+            self._crash()
+            return
         if given.crash_after_requests is not None:
             self._requests_left = given.crash_after_requests
         if given.crash_after_tokens is not None:
             self._tokens_left = given.crash_after_tokens
-        if 0 in (given.crash_after_requests, given.crash_after_tokens):
-            self._crash()
+
+    @property
+    def is_hanging(self) -> bool:
+        """Whether a step is held up."""
+        return self._is_hanging
 
     def sleep(self, level: int) -> None:
         """There is no memory to give back."""
@@ -190,7 +204,9 @@ class SimExecutor:
         seconds, self._hang_seconds = self._hang_seconds, 0.0
         if seconds:
             self._released.clear()
+            self._is_hanging = True
             self._released.wait(seconds)
+            self._is_hanging = False
 
     def _draws(self, parts: _Parts, sequence: ScheduledSequence) -> tuple[Draw, ...] | None:
         source, config = parts.source, parts.config

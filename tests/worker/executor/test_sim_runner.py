@@ -1,13 +1,20 @@
-"""The simulator's time and tokens are functions of the step."""
+"""The simulator's steps take their time, draw what was asked for, and fail when told to."""
 
 from __future__ import annotations
 
+import random
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from worker.config import SimConfig
-from worker.executor.sim_runner import SimExecutor
+from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SimConfig
+from worker.engine.core import EngineCore
+from worker.engine.messages import AddRequest
+from worker.engine.scheduler import Scheduler
+from worker.errors import ConfigError
+from worker.executor.sim_runner import RealTime, SimExecutor, SimLimits, build_executor
 from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 CONFIG = SimConfig(
@@ -19,17 +26,27 @@ CONFIG = SimConfig(
 
 
 def sequence(
-    seq_id: int, tokens: list[int], start: int, sample: bool = True, **spec: float
+    seq_id: int, tokens: list[int], start: int, sample: bool = True, **spec: object
 ) -> ScheduledSequence:
     """A share of a step that samples the next position."""
-    params = SamplingParams(100, **spec)  # type: ignore[arg-type]
-    drawn = (SampleSpec(params, start + len(tokens)),) if sample else ()
-    return ScheduledSequence(seq_id, tokens, start, [0], drawn)
+    params = SamplingParams(**{"max_tokens": 100} | spec)  # type: ignore[arg-type]
+    num_prompt = start + len(tokens) - (start > 0)
+    asked = (SampleSpec(params, start + len(tokens), num_prompt=num_prompt),) if sample else ()
+    return ScheduledSequence(seq_id, tokens, start, [0], asked)
 
 
 def drawn(output: ModelOutput) -> list[int]:
     """The one token of every sequence that has one, in the order of the step."""
     return [draw.token_id for draws in output.sampled.values() for draw in draws]
+
+
+def executor(
+    config: SimConfig | None = None, crash: Callable[[], None] = lambda: None
+) -> SimExecutor:
+    """A simulator whose steps take no time."""
+    return SimExecutor(
+        replace(config or SimConfig(), time_scale=0.0), lambda _: None, SimLimits(), crash
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,17 +61,16 @@ def drawn(output: ModelOutput) -> list[int]:
 def test_a_step_takes_what_the_latency_model_says(
     sequences: tuple[ScheduledSequence, ...], seconds: float
 ) -> None:
-    """Prefill by the token, decoding by the step and the sequence; `time_scale` stretches both."""
+    """The model's seconds, stretched by `time_scale`, which may stop time altogether."""
     waits: list[float] = []
     for scale in (1.0, 0.5, 0.0):
-        executor = SimExecutor(replace(CONFIG, time_scale=scale), waits.append)
-        executor.execute(SchedulerOutput(1, sequences))
+        sim = SimExecutor(replace(CONFIG, time_scale=scale), waits.append)
+        sim.execute(SchedulerOutput(1, sequences))
     assert waits == pytest.approx([seconds, seconds / 2])
 
 
 def test_only_sampling_sequences_get_a_token_and_it_is_a_word() -> None:
     """A chunk short of the prompt's end has none; ids stay in the configured range."""
-    executor = SimExecutor(SimConfig(first_word_id=300, num_words=5), lambda _: None)
     step = SchedulerOutput(
         1,
         (
@@ -62,16 +78,16 @@ def test_only_sampling_sequences_get_a_token_and_it_is_a_word() -> None:
             *(sequence(i, [i], 3) for i in range(1, 100)),
         ),
     )
-    output = executor.execute(step)
+    output = executor(SimConfig(first_word_id=300, num_words=5)).execute(step)
     assert sorted(output.sampled) == list(range(1, 100))
     assert set(drawn(output)) == {300, 301, 302, 303, 304}
 
 
 def test_tokens_do_not_depend_on_chunking_or_company() -> None:
     """The same last token, position and seed give the same draw."""
-    executor = SimExecutor(SimConfig(), lambda _: None)
-    whole = executor.execute(SchedulerOutput(1, (sequence(1, [4, 5, 6], 0, seed=9),)))
-    part = executor.execute(
+    sim = executor()
+    whole = sim.execute(SchedulerOutput(1, (sequence(1, [4, 5, 6], 0, seed=9),)))
+    part = sim.execute(
         SchedulerOutput(2, (sequence(7, [6], 2, seed=9), sequence(8, [6], 2, seed=10)))
     )
     assert whole.sampled[1] == part.sampled[7]
@@ -81,10 +97,7 @@ def test_tokens_do_not_depend_on_chunking_or_company() -> None:
 def test_greedy_requests_ignore_their_seed() -> None:
     """Temperature 0 is one answer, whatever the seed; another simulator seed is another answer."""
     step = SchedulerOutput(1, tuple(sequence(i, [6], 2, seed=i, temperature=0.0) for i in range(8)))
-    answers = [
-        set(drawn(SimExecutor(SimConfig(seed=seed), lambda _: None).execute(step)))
-        for seed in (0, 1)
-    ]
+    answers = [set(drawn(executor(SimConfig(seed=seed)).execute(step))) for seed in (0, 1)]
     assert [len(answer) for answer in answers] == [1, 1]
     assert answers[0] != answers[1]
 
@@ -93,7 +106,166 @@ def test_answers_end_by_themselves_after_the_mean_length() -> None:
     """The end token comes with probability 1 / mean_output_tokens, and only when one is known."""
     step = SchedulerOutput(1, tuple(sequence(i, [i], i % 97, seed=i) for i in range(10_000)))
     for end_token_id, least, most in ((7, 400, 600), (None, 0, 0)):
-        config = SimConfig(time_scale=0, end_token_id=end_token_id, mean_output_tokens=20.0)
-        draws = drawn(SimExecutor(config, lambda _: None).execute(step))
+        config = SimConfig(end_token_id=end_token_id, mean_output_tokens=20.0)
+        draws = drawn(executor(config).execute(step))
         assert least <= draws.count(7) <= most
         assert all(draw >= config.first_word_id for draw in draws if draw != 7)
+
+
+def test_several_samples_and_log_probabilities_are_answered() -> None:
+    """One draw for each sample, with its numbers; one entry for each prompt target."""
+    specs = tuple(
+        SampleSpec(SamplingParams(9, seed=seed, logprobs=2), 3, num_prompt=3) for seed in (1, 2, 3)
+    )
+    share = ScheduledSequence(
+        1, [4, 5, 6], 0, [0], specs, prompt_targets=[5, 6], num_prompt_logprobs=1
+    )
+    output = executor().execute(SchedulerOutput(1, (share,)))
+    assert len(output.sampled[1]) == 3
+    for draw in output.sampled[1]:
+        assert draw.logprobs is not None
+        assert draw.logprobs.token_ids[0] == draw.token_id
+    assert [told.token_ids[0] for told in output.prompt_logprobs[1]] == [5, 6]
+
+
+def test_a_sequence_without_a_possible_token_fails_alone() -> None:
+    """It is named with the reason; the others have their tokens."""
+    stuck = sequence(1, [4], 2, allowed_token_ids=(5,), logit_bias=((5, -100.0),))
+    output = executor().execute(SchedulerOutput(1, (stuck, sequence(2, [4], 2))))
+    assert "no token to draw" in output.failed[1]
+    assert list(output.sampled) == [2]
+
+
+def serve(config: SimConfig, prompts: list[list[int]], overlap: bool) -> list[list[int]]:
+    """Answers of the production engine with a cache that is far too small, chunks and sharing."""
+    limits = SchedulerConfig(max_num_batched_tokens=24, max_num_seqs=6, max_model_len=96)
+    scheduler = Scheduler(CacheConfig(num_blocks=14, block_size=8), limits, ())
+    sim = SimExecutor(config, lambda _: None, SimLimits(14, 8, 6))
+    core = EngineCore(scheduler, sim, lambda: 0.0, overlap)
+    answers: dict[str, list[int]] = {}
+    for number, prompt in enumerate(prompts):
+        params = SamplingParams(len(prompt), temperature=0.0, ignore_eos=True)
+        core.add(AddRequest(str(number), prompt, params, 0.0))
+        answers[str(number)] = []
+    while core.has_work:
+        outputs = core.step()
+        for output in outputs.outputs if outputs else ():
+            answers[output.request_id] += output.token_ids
+    assert scheduler.stats().num_preemptions > 0
+    scheduler.check_integrity()
+    core.shutdown()
+    return list(answers.values())
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_echo_comes_back_through_the_real_scheduler(overlap: bool) -> None:
+    """Chunked, preempted, sharing prefixes: every request gets its own prompt back, so its blocks
+    held the right tokens.
+    """
+    rng = random.Random(5)
+    prefixes = [[rng.randrange(256, 1280) for _ in range(21)] for _ in range(3)]
+    prompts = [
+        rng.choice(prefixes) + [rng.randrange(256, 1280) for _ in range(rng.randrange(1, 20))]
+        for _ in range(40)
+    ]
+    config = SimConfig(mode="echo", time_scale=0.0)
+    assert serve(config, prompts, overlap) == prompts
+
+
+def test_settings_change_between_steps() -> None:
+    """Fields of the configuration and the slow factor, from the next step on."""
+    waits: list[float] = []
+    sim = SimExecutor(CONFIG, waits.append)
+    step = SchedulerOutput(1, (sequence(1, [1], 7),))
+    sim.execute(step)
+    sim.configure({"sim": {"decode_base_seconds": 1.5}})
+    sim.execute(step)
+    sim.configure({"slow_factor": 2})
+    sim.execute(step)
+    assert waits == pytest.approx([2.625, 3.625, 7.25])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sim": {"decode_base": 1.0}},
+        {"sim": {"latency_model": "other"}},
+        {"sim": {"time_scale": "fast"}},
+        {"sim": {"mode": "echo"}},
+        {"slow_factor": "x"},
+        {"volume": 11},
+        {"sim": {"time_scale": 0.0}, "hang_seconds": "long"},
+    ],
+)
+def test_settings_that_cannot_be_change_nothing(settings: dict[str, object]) -> None:
+    """All or nothing, with a reason."""
+    waits: list[float] = []
+    sim = SimExecutor(CONFIG, waits.append)
+    with pytest.raises(ConfigError):
+        sim.configure(settings)
+    sim.execute(SchedulerOutput(1, (sequence(1, [1], 7),)))
+    assert waits == pytest.approx([2.625])
+
+
+def test_a_hang_holds_one_step_until_it_is_let_go() -> None:
+    """The step does not end by itself for the time; nothing else is lost."""
+    sim = executor()
+    sim.configure({"hang_seconds": 3600.0})
+    results: list[ModelOutput] = []
+    step = SchedulerOutput(1, (sequence(1, [1], 7),))
+    thread = threading.Thread(target=lambda: results.append(sim.execute(step)))
+    thread.start()
+    while not sim.is_hanging:
+        thread.join(0.001)
+    assert not results
+    sim.configure({"hang_seconds": 0.0})
+    thread.join(30)
+    assert drawn(results[0])
+    assert drawn(sim.execute(step)) == drawn(results[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"crash_after_tokens": 5}, 3),
+        ({"crash_after_requests": 2}, 2),
+        ({"crash_after_tokens": 0}, 0),
+    ],
+)
+def test_crashes_come_when_they_are_due(settings: dict[str, object], steps: int) -> None:
+    """After so many tokens or first tokens; at once for none."""
+    crashes: list[int] = []
+    sim = executor(crash=lambda: crashes.append(done))
+    done = 0
+    sim.configure(settings)
+    for done in range(1, 6):  # noqa: B007 (read by the crash)
+        sim.execute(SchedulerOutput(1, (sequence(1, [1, 2], 0), sequence(2, [1], 7))))
+    assert crashes == [steps]
+
+
+def test_an_engines_simulator_is_sized_by_its_configuration() -> None:
+    """Blocks from the override or the default; the load factor from its slots."""
+    config = EngineConfig("sim", None, num_blocks_override=7)
+    assert build_executor(config)[1] == 7
+    assert build_executor(replace(config, num_blocks_override=None))[1] == 4096
+
+
+def test_real_time_steps_last_as_long_as_the_model_says() -> None:
+    """What goes by between steps is part of the next one: many short steps add up to their sum."""
+    now, slept = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds + 0.0001  # timers are late
+
+    wait = RealTime(lambda: now[0], sleep, grace_seconds=0.002)
+    for _ in range(1000):
+        now[0] += 0.0003  # the engine's own work
+        wait(0.001)
+    assert now[0] == pytest.approx(1.0, abs=0.001)
+    now[0] += 5.0  # idle
+    before = now[0]
+    wait(0.001)
+    assert now[0] - before == pytest.approx(0.0011)
+    wait(0.0)
+    assert slept[-1] == pytest.approx(0.001)

@@ -1,0 +1,169 @@
+"""The time of a simulated step is the formula of its model, whatever the order of calls."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from worker.config import SimConfig
+from worker.executor.sim_latency import MODELS, Capacity, build_model, is_decoding
+from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
+
+CAPACITY = Capacity(max_num_seqs=5, kv_tokens=1000)
+LLM_D = {"latency_model": "llm-d", "inter_token_latency_seconds": 0.012}
+
+
+def prompt(num_tokens: int, start: int = 0, seed: int = 0, last: bool = True) -> ScheduledSequence:
+    """A chunk of a prompt; the last one draws the first token."""
+    end = start + num_tokens
+    samples = (SampleSpec(SamplingParams(9, seed=seed), end, num_prompt=end),) if last else ()
+    return ScheduledSequence(1, [7] * num_tokens, start, [0], samples)
+
+
+def decode(context: int, seed: int = 0) -> ScheduledSequence:
+    """A sequence that runs its newest token, the last of `context`."""
+    sample = SampleSpec(SamplingParams(9, seed=seed), context, num_prompt=1)
+    return ScheduledSequence(2, [7], context - 1, [0], (sample,))
+
+
+def seconds(config: SimConfig, *sequences: ScheduledSequence) -> float:
+    """What the configured model gives for one step."""
+    return build_model(config, CAPACITY).seconds(SchedulerOutput(1, sequences))
+
+
+def test_a_first_token_is_never_decoding() -> None:
+    """One uncached token of a prompt is a prompt; one token after an output is not."""
+    assert not is_decoding(prompt(1, start=31))
+    assert not is_decoding(prompt(1, last=False))
+    assert is_decoding(decode(32))
+
+
+def test_linear_adds_up_what_a_step_contains() -> None:
+    """a + b·prompt tokens + c·pairs of token and context + base + d·decoding + e·tokens read."""
+    config = SimConfig(
+        step_overhead_seconds=1.0,
+        prefill_tokens_per_second=100.0,
+        prefill_context_seconds=0.001,
+        decode_base_seconds=10.0,
+        decode_per_sequence_seconds=0.5,
+        kv_read_seconds=0.25,
+    )
+    assert seconds(config) == 1.0
+    assert seconds(config, prompt(10)) == pytest.approx(1 + 0.1 + 0.001 * 55)
+    assert seconds(config, decode(8), decode(4)) == pytest.approx(1 + 10 + 2 * 0.5 + 12 * 0.25)
+    mixed = seconds(config, prompt(10), decode(8))
+    assert mixed == pytest.approx(1 + 0.1 + 0.055 + 10 + 0.5 + 2.0)
+
+
+def test_linear_prompts_cost_the_same_in_any_chunks() -> None:
+    """The attention term counts each token's own context, so cutting changes nothing."""
+    config = SimConfig(prefill_context_seconds=1e-4)
+    rng = random.Random(3)
+    for _ in range(20):
+        cuts = sorted(rng.sample(range(1, 200), 5))
+        parts = zip([0, *cuts], [*cuts, 200], strict=True)
+        chunks = [prompt(end - start, start, last=end == 200) for start, end in parts]
+        assert sum(seconds(config, c) for c in chunks) == pytest.approx(
+            seconds(config, prompt(200))
+        )
+
+
+def test_constant_takes_the_longer_of_prompts_and_decoding() -> None:
+    """No interference: a step is as long as its longest prompt, or its tokens if there is none."""
+    config = SimConfig(
+        latency_model="constant",
+        time_to_first_token_seconds=0.1,
+        inter_token_latency_seconds=0.012,
+        time_factor_under_load=3.0,
+    )
+    assert seconds(config, decode(5), decode(9)) == pytest.approx(0.012)
+    assert seconds(config, prompt(10), decode(9), prompt(500)) == pytest.approx(0.1)
+    assert seconds(config, prompt(10, last=False)) == 0.0
+
+
+@pytest.mark.parametrize("running", [1, 2, 5])
+def test_llm_d_slows_down_with_load(running: int) -> None:
+    """The factor grows from 1 for one sequence to its full value for max_num_seqs, linearly."""
+    config = SimConfig(**LLM_D, time_factor_under_load=2.0)  # type: ignore[arg-type]
+    factor = 1 + (2.0 - 1) * (running - 1) / 4
+    assert seconds(config, *[decode(5)] * running) == pytest.approx(0.012 * factor)
+
+
+def test_llm_d_prompts_cost_by_uncached_token_unless_a_first_token_time_is_set() -> None:
+    """The published rule: constant when the time to first token or its spread is given."""
+    config = SimConfig(**LLM_D, prefill_overhead_seconds=0.03, prefill_per_token_seconds=0.00025)  # type: ignore[arg-type]
+    whole = seconds(config, prompt(256))
+    assert whole == pytest.approx(0.094)
+    # 200 of them cached: only the rest is run.
+    assert seconds(config, prompt(56, start=200)) == pytest.approx(0.044)
+    parts = seconds(config, prompt(200, last=False)) + seconds(config, prompt(56, start=200))
+    assert parts == pytest.approx(whole)
+    fixed = SimConfig(**LLM_D, time_to_first_token_seconds=0.1, prefill_overhead_seconds=0.03)  # type: ignore[arg-type]
+    assert seconds(fixed, prompt(256)) == seconds(fixed, prompt(1)) == pytest.approx(0.1)
+
+
+def test_noise_is_normal_clamped_and_keeps_the_mean() -> None:
+    """Within ±70 % of the mean, and right on average, also far below a millisecond."""
+    config = SimConfig(
+        latency_model="constant",
+        inter_token_latency_seconds=0.0005,
+        inter_token_latency_std_seconds=0.00015,
+    )
+    drawn = [seconds(config, decode(5 + n, seed=n)) for n in range(20_000)]
+    assert min(drawn) >= 0.3 * 0.0005 - 1e-12
+    assert max(drawn) <= 1.7 * 0.0005 + 1e-12
+    assert statistics.fmean(drawn) == pytest.approx(0.0005, rel=0.01)
+    assert statistics.stdev(drawn) == pytest.approx(0.00015, rel=0.03)
+
+
+def test_noise_depends_on_seeds_and_position_alone() -> None:
+    """The same request at the same place takes the same time in any company and order."""
+    config = SimConfig(
+        latency_model="constant",
+        inter_token_latency_seconds=0.01,
+        inter_token_latency_std_seconds=0.003,
+    )
+    alone = [seconds(config, decode(9, seed=n)) for n in range(8)]
+    assert [seconds(config, decode(9, seed=n)) for n in reversed(range(8))] == alone[::-1]
+    assert len(set(alone)) == 8
+    together = seconds(config, *(decode(9, seed=n) for n in range(8)))
+    assert together == pytest.approx(statistics.fmean(alone))
+    other = SimConfig(
+        latency_model="constant",
+        seed=1,
+        inter_token_latency_seconds=0.01,
+        inter_token_latency_std_seconds=0.003,
+    )
+    assert seconds(other, decode(9)) != alone[0]
+
+
+def test_dynamo_is_two_polynomials() -> None:
+    """The published coefficients, prompt and decode time added, ratios dividing."""
+    config = SimConfig(latency_model="dynamo")
+    assert seconds(config, prompt(2000)) == pytest.approx(
+        (4.209989e-7 * 2000**2 + 1.518344e-2 * 2000 + 16.50142) / 1e3
+    )
+    half = (-25.74 * 0.25 + 54.01 * 0.5 + 5.74) / 1e3
+    assert seconds(config, decode(200), decode(300)) == pytest.approx(half)
+    both = seconds(config, prompt(10), decode(500))
+    assert both == pytest.approx(seconds(config, prompt(10)) + half)
+    fast = SimConfig(latency_model="dynamo", speedup_ratio=2.0, decode_speedup_ratio=4.0)
+    assert seconds(fast, decode(500)) == pytest.approx(half / 8)
+    full = (-25.74 + 54.01 + 5.74) / 1e3
+    assert seconds(config, decode(5000)) == pytest.approx(full)
+    assert seconds(config) == 0.0
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_model_takes_an_empty_step(name: str) -> None:
+    """No division by what is not there."""
+    assert seconds(SimConfig(latency_model=name)) == 0.0
+
+
+def test_one_slot_has_no_load() -> None:
+    """A worker for one sequence at a time never divides by zero."""
+    config = SimConfig(**LLM_D, time_factor_under_load=2.0)  # type: ignore[arg-type]
+    model = build_model(config, Capacity(max_num_seqs=1, kv_tokens=16))
+    assert model.seconds(SchedulerOutput(1, (decode(5),))) == pytest.approx(0.012)
