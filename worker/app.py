@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import gc
 import logging
+import os
 import random
 import secrets
 import signal
@@ -27,15 +28,18 @@ from typing import NoReturn
 import uvicorn
 
 from worker.api.admission import Admission
+from worker.api.faults import App, FaultInjection, FaultSetup
 from worker.api.openai import RequestPreparer, TextSide
 from worker.api.params import ModelLimits
 from worker.api.server import WorkerApi
+from worker.cache_info import cache_info
 from worker.config import ApiConfig, EngineConfig, ServeConfig
 from worker.engine.block_hash import RANDOM_SEED
 from worker.engine.client import EngineClient
 from worker.engine.messages import EngineReady, StepOutputs
 from worker.engine.supervision import Supervision
 from worker.errors import ConfigError, root_cause
+from worker.executor import sim_runner
 from worker.listener import bound, is_exposed, shown
 from worker.metrics import WorkerMetrics
 from worker.tokenizer import sim
@@ -82,7 +86,7 @@ async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
             if parts is None:
                 return 0
             ready, text = parts
-            metrics.set_cache_info(_cache_info(config.engine, ready))
+            metrics.set_cache_info(cache_info(config.engine, ready))
             api = dataclasses.replace(
                 config.api, max_model_len=min(config.api.max_model_len, ready.max_model_len)
             )
@@ -150,17 +154,6 @@ def _metrics(api: ApiConfig) -> WorkerMetrics:
     return WorkerMetrics(api.served_model_names[0], api.max_model_len, time.time())
 
 
-def _cache_info(engine: EngineConfig, ready: EngineReady) -> dict[str, str]:
-    return {
-        "block_size": str(ready.block_size),
-        "num_gpu_blocks": str(ready.num_blocks),
-        "num_gpu_blocks_override": str(engine.num_blocks_override),
-        "enable_prefix_caching": str(engine.enable_prefix_caching),
-        "cache_dtype": engine.dtype,
-        "kv_cache_size_tokens": str(ready.num_blocks * ready.block_size),
-    }
-
-
 async def _started(
     client: EngineClient, checkpoint: Checkpoint | None, chat_template: str | None, stop: _Stop
 ) -> tuple[EngineReady, tuple[Tokenizer, ChatTemplate | None]] | None:
@@ -197,6 +190,21 @@ def _template(source: str, bos_token: str, eos_token: str) -> ChatTemplate:
     return ChatTemplate(source, bos_token=bos_token, eos_token=eos_token, now=datetime.now)
 
 
+def _faults(config: ServeConfig, client: EngineClient) -> FaultInjection | None:
+    if config.faults is None:
+        return None
+    engine = config.engine
+    setup = FaultSetup(
+        config.api.served_model_names[0],
+        sim=engine.sim if engine.engine == "sim" else None,
+        seed=engine.sim.seed,
+        startup_seconds=config.faults.startup_seconds,
+        api_keys=config.api.api_keys,
+        reply_headers=tuple((k.encode(), v.encode()) for k, v in config.faults.reply_headers),
+    )
+    return FaultInjection(setup, client, time.monotonic, lambda: os._exit(sim_runner.CRASH_STATUS))
+
+
 class _Worker:
     """The serving phase: an open port until a signal or the engine's loss for good."""
 
@@ -218,9 +226,14 @@ class _Worker:
         )
         side = TextSide(*text, ModelLimits(api.max_model_len, api.vocab_size))
         preparer = RequestPreparer(api, side, random.Random(api.seed))
+        faults = _faults(config, client)
+        engine = client if faults is None else faults.lying()
+        application: App = WorkerApi(api, engine, self._admission, metrics, side, preparer)
+        if faults is not None:
+            application = faults.around(application)
         self._server = _Server(
             uvicorn.Config(
-                WorkerApi(api, client, self._admission, metrics, side, preparer),
+                application,
                 http="httptools",
                 ws="none",
                 lifespan="off",

@@ -38,29 +38,32 @@ class Histogram:
         lines = [f'{name}_bucket{{{before_bound}le="{bound}"}} %d\n' for bound in bounds]
         self._template = "".join(lines) + f"{name}_count{braces} %d\n{name}_sum{braces} %r\n"
         self._head = head_text(name, "histogram", documentation).encode()
-        self._rendered: bytes | None = None
+        self._samples: bytes | None = None
+        self._family = b""
 
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self._counts[bisect_left(self._buckets, value)] += 1
-        self._sum += value
-        self._rendered = None
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count one value, or several that are the same."""
+        self._counts[bisect_left(self._buckets, value)] += times
+        self._sum += value * times
+        self._samples = None
 
     def render(self) -> bytes:
         """The family's text, with its head."""
-        return self._head + self.render_samples()
+        if self._samples is None:
+            self._family = self._head + self.render_samples()
+        return self._family
 
     def render_samples(self) -> bytes:
         """The samples alone, for a family that has several label sets."""
-        if self._rendered is None:
+        if self._samples is None:
             total = 0
             values: list[float] = []
             for count in self._counts:
                 total += count
                 values.append(total)
             values += [total, self._sum]
-            self._rendered = (self._template % tuple(values)).encode()
-        return self._rendered
+            self._samples = (self._template % tuple(values)).encode()
+        return self._samples
 
 
 class LabelledCounter:
@@ -74,12 +77,16 @@ class LabelledCounter:
         self._counts = dict.fromkeys(values, 0)
         self._head = head_text(name, "counter", documentation)
         self._prefixes = {v: f'{name}{{{labels},{label}="{v}"}} ' for v in values}
+        self._rendered: bytes | None = None
 
     def add(self, value: str) -> None:
         """Count one; `value` is one of those declared."""
         self._counts[value] += 1
+        self._rendered = None
 
     def render(self) -> bytes:
         """The counter's text."""
-        lines = [f"{self._prefixes[v]}{count}\n" for v, count in self._counts.items()]
-        return (self._head + "".join(lines)).encode()
+        if self._rendered is None:
+            lines = [f"{self._prefixes[v]}{count}\n" for v, count in self._counts.items()]
+            self._rendered = (self._head + "".join(lines)).encode()
+        return self._rendered

@@ -1,18 +1,26 @@
-"""CPU, memory and file descriptors of this process."""
+"""CPU, memory, file descriptors and garbage collection of this process."""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 
 _REFRESH_SECONDS = 1.0
 
 
 class ProcessNumbers:
-    """CPU, memory and file descriptors of this process, read at most once a second."""
+    """What `prometheus_client` tells about a process by default, read at most once a second."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
         self._read_at: float | None = None
         self._text = b""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,6 +12,8 @@ from worker.engine.messages import EngineStats
 from worker.metrics import RequestRecord, WorkerMetrics, families
 from worker.metrics import page as series
 from worker.types import FinishReason
+
+Make = Callable[..., RequestRecord]
 
 
 def page(of: WorkerMetrics, stats: EngineStats | None = None) -> dict[str, dict[str, float]]:
@@ -24,23 +28,6 @@ def page(of: WorkerMetrics, stats: EngineStats | None = None) -> dict[str, dict[
             assert key not in found.setdefault(sample.name, {}), sample
             found[sample.name][key] = sample.value
     return found
-
-
-def record(**changes: object) -> RequestRecord:
-    """A request that waited 1 s, prefilled 2 s and decoded 3 s for four tokens."""
-    fields: dict[str, object] = {
-        "reason": FinishReason.STOP,
-        "num_prompt_tokens": 30,
-        "num_generation_tokens": 4,
-        "max_tokens": 16,
-        "num_preemptions": 1,
-        "arrival_seconds": 10.0,
-        "scheduled_seconds": 11.0,
-        "first_token_seconds": 13.0,
-        "last_token_seconds": 16.0,
-        "finished_seconds": 16.5,
-    }
-    return RequestRecord(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def test_the_engines_numbers_are_shown_as_they_are() -> None:
@@ -72,10 +59,10 @@ def test_the_engines_numbers_are_shown_as_they_are() -> None:
     assert found["process_start_time_seconds"][""] == 123.5
 
 
-def test_an_ended_request_is_counted_by_reason_and_stage() -> None:
+def test_an_ended_request_is_counted_by_reason_and_stage(make_record: Make) -> None:
     """Each stage's time is the difference of its two moments."""
     subject = WorkerMetrics("m", 8192, 0.0)
-    subject.request_ended(record())
+    subject.request_ended(make_record())
     found = page(subject)
     sums = {
         name: found[f"vllm:{name}_sum"][""]
@@ -102,11 +89,11 @@ def test_an_ended_request_is_counted_by_reason_and_stage() -> None:
     }
 
 
-def test_a_request_that_never_ran_has_no_stages() -> None:
+def test_a_request_that_never_ran_has_no_stages(make_record: Make) -> None:
     """What did not happen is not observed as zero."""
     subject = WorkerMetrics("m", 8192, 0.0)
     subject.request_ended(
-        record(
+        make_record(
             reason=FinishReason.ABORT,
             scheduled_seconds=None,
             first_token_seconds=None,
@@ -122,9 +109,9 @@ def test_a_request_that_never_ran_has_no_stages() -> None:
 @pytest.mark.parametrize("values", [[], [0.0], [0.3, 0.30001, 7680, 1e9], [2.0] * 5])
 def test_a_histogram_renders_as_the_library_does(values: list[float]) -> None:
     """Bucket for bucket, `prometheus_client` agrees."""
-    ours = families.Histogram("x", "Text.", series._LATENCY_BUCKETS, 'a="b"')
+    ours = families.Histogram("x", "Text.", series.LATENCY_BUCKETS, 'a="b"')
     registry = CollectorRegistry()
-    theirs = Histogram("x", "Text.", ["a"], registry=registry, buckets=series._LATENCY_BUCKETS)
+    theirs = Histogram("x", "Text.", ["a"], registry=registry, buckets=series.LATENCY_BUCKETS)
     for value in values:
         ours.observe(value)
         ours.render()
@@ -175,7 +162,7 @@ def test_steps_tokens_and_refusals_are_observed() -> None:
     assert found["vllm:iteration_tokens_total_sum"][""] == 12
     assert found["vllm:time_to_first_token_seconds_sum"][""] == 0.5
     assert found["vllm:inter_token_latency_seconds_sum"][""] == 0.02
-    assert found["vllm:admission_rejections_total"]["reason=draining"] == 1
+    assert found["pointsman:admission_rejections_total"]["reason=draining"] == 1
     assert found["pointsman:internal_errors_total"]["where=http"] == 1
 
 

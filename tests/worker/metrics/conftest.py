@@ -1,0 +1,84 @@
+"""A page on which everything has happened once, and ways to read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from worker.cache_info import cache_info
+from worker.config import EngineConfig
+from worker.engine.messages import EngineReady, EngineStats
+from worker.metrics import RequestRecord, WorkerMetrics
+from worker.types import FinishReason
+
+STATS = EngineStats(
+    num_running=2,
+    num_waiting=3,
+    kv_cache_usage=0.25,
+    prefix_cache_queries=100,
+    prefix_cache_hits=40,
+    num_preemptions=5,
+    prompt_tokens=600,
+    generation_tokens=70,
+    num_steps=80,
+    num_deferred=1,
+    prompt_tokens_cached=200,
+    num_evictions=6,
+    num_hash_collisions=7,
+    num_corrupted_requests=8,
+    num_event_batches_dropped=9,
+    sleep_level=None,
+    num_restarts=1,
+    stalled_seconds=0.5,
+)
+
+
+def record(**changes: object) -> RequestRecord:
+    """A request that waited 1 s, prefilled 2 s and decoded 3 s for four tokens."""
+    fields: dict[str, object] = {
+        "reason": FinishReason.STOP,
+        "num_prompt_tokens": 30,
+        "num_generation_tokens": 4,
+        "max_tokens": 16,
+        "num_preemptions": 1,
+        "arrival_seconds": 10.0,
+        "scheduled_seconds": 11.0,
+        "first_token_seconds": 13.0,
+        "last_token_seconds": 16.0,
+        "finished_seconds": 16.5,
+        "num_cached_tokens": 20,
+        "n": 2,
+        "max_num_generation_tokens": 7,
+    }
+    return RequestRecord(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def make_record() -> Callable[..., RequestRecord]:
+    """Builds records; changes by name."""
+    return record
+
+
+@pytest.fixture
+def page() -> bytes:
+    """Everything has been counted and observed once."""
+    metrics = WorkerMetrics("m", 2048, 123.5)
+    metrics.set_cache_info(cache_info(EngineConfig("sim", None), EngineReady(100, 16, 800, 0.0)))
+    metrics.request_ended(record())
+    metrics.step_done(12)
+    metrics.first_token(0.5)
+    metrics.next_tokens(0.02, 3)
+    metrics.refused("max_num_queued_reqs")
+    metrics.refused("draining")
+    metrics.internal_error()
+    metrics.http_done("/v1/completions", "POST", 200, 0.2, 100, 1000)
+    return metrics.render(STATS, 0.0)
+
+
+@pytest.fixture
+def families(page: bytes) -> dict[str, Metric]:
+    """The page as `prometheus_client` reads it, by family."""
+    return {family.name: family for family in text_string_to_metric_families(page.decode())}

@@ -1,0 +1,37 @@
+"""Those who scrape vLLM read the worker's page."""
+
+from __future__ import annotations
+
+from picker.datalayer.exposition import scan
+from picker.datalayer.extract import ENGINES, extract
+
+# What a stock endpoint picker reads of a vLLM endpoint.
+PICKER_SERIES = (
+    "vllm:num_requests_waiting",
+    "vllm:num_requests_running",
+    "vllm:kv_cache_usage_perc",
+    "vllm:lora_requests_info",
+    "vllm:cache_config_info",
+)
+
+
+def test_a_stock_picker_finds_every_series(page: bytes) -> None:
+    """One sample each, and a type before it, without which some read 0."""
+    found = scan(page, PICKER_SERIES)
+    assert set(found) == set(PICKER_SERIES)
+    assert all(len(samples) == 1 for samples in found.values())
+    for name in PICKER_SERIES:
+        assert page.index(f"# TYPE {name} gauge".encode()) < page.index(f"\n{name}{{".encode())
+    (lora,) = found["vllm:lora_requests_info"]
+    assert (lora.labels["max_lora"], lora.value) == ("0", 123.5)
+
+
+def test_our_picker_reads_load_and_geometry(page: bytes) -> None:
+    """Nothing is missing, and the numbers are those of the snapshot."""
+    extraction = extract(page, ENGINES["vllm"], None, 7.0)
+    assert extraction.problems == ()
+    metrics = extraction.metrics
+    assert (metrics.waiting_requests, metrics.running_requests) == (3, 2)
+    assert metrics.kv_cache_usage == 0.25
+    assert (metrics.block_size_tokens, metrics.num_kv_blocks) == (16, 100)
+    assert metrics.process_start_time_seconds == 123.5
