@@ -25,7 +25,7 @@ from worker.ops.paged_attention import (
     padded_context,
     padded_rows,
 )
-from worker.types import SampleSpec, ScheduledSequence
+from worker.types import ScheduledSequence
 
 _Ints = npt.NDArray[np.int64]
 
@@ -35,10 +35,14 @@ _CALL_COST_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """How a layer's cache [num_blocks, 2, kv_heads, block_size, head_dim] is addressed."""
+    """How a layer's cache [num_blocks, 2, kv_heads, block_size, head_dim] is addressed.
+
+    `padding_block` is always zero: it is read in the place of blocks that a sequence does not have.
+    """
 
     block_size: int
     kv_heads: int
+    padding_block: int = 0
 
     def planes(self, blocks: _Ints) -> _Ints:
         """Of blocks [B, n], the planes [B · 2 · kv_heads · n] of n blocks' head rows."""
@@ -54,8 +58,9 @@ class CacheLayout:
 class InputBatch:
     """One step's sequences in row order, and their tensors. Built once, read by the runner.
 
-    `order` is the sequences in the order of their rows. `sampled` are those whose next token is
-    wanted, in the order of the logits' rows.
+    `order` is the sequences in the order of their rows. The rows of `tensors.sample_rows` are: the
+    last one of each of `sampled`, then one for each prompt target of each of `scored`, then the
+    last one of each of `silent`, whose logits nobody wants.
     """
 
     def __init__(
@@ -76,14 +81,17 @@ class InputBatch:
             tuple(self._group(members) for members in _by_context(decodes)),
             tuple(self._chunk(sequence) for sequence in prompts),
         )
-        self.sampled: list[tuple[int, SampleSpec]] = []
+        self.sampled = [s for s in self.order if s.samples]
+        self.scored = [s for s in self.order if s.prompt_targets]
+        self.silent = [s for s in self.order if not s.samples]
+        self.num_logits = len(self.sampled) + sum(len(s.prompt_targets) for s in self.scored)
         self.tensors = self._tensors(plan)
 
     def _tensors(self, plan: AttentionPlan) -> StepTensors:
         token_ids: list[int] = []
         positions: list[_Ints] = []
         slots: list[_Ints] = []
-        sample_rows: list[int] = []
+        ends: dict[int, int] = {}
         for sequence in self.order:
             token_ids.extend(sequence.token_ids)
             span = np.arange(sequence.start, sequence.start + len(sequence.token_ids))
@@ -92,16 +100,23 @@ class InputBatch:
             slots.append(
                 self._layout.slots(table[span // self._block_size], span % self._block_size)
             )
-            for sample in sequence.samples:
-                self.sampled.append((sequence.seq_id, sample))
-                sample_rows.append(len(token_ids) - 1)
+            ends[sequence.seq_id] = len(token_ids)
         return StepTensors(
             token_ids=self._ints(np.asarray(token_ids, np.int64)),
             positions=self._ints(np.concatenate(positions)),
             slots=self._ints(np.concatenate(slots)),
             attention=plan,
-            sample_rows=self._ints(np.asarray(sample_rows, np.int64)),
+            sample_rows=self._ints(np.asarray(self._sample_rows(ends), np.int64)),
         )
+
+    def _sample_rows(self, ends: dict[int, int]) -> list[int]:
+        """`ends` says after which row each sequence ends."""
+        rows = [ends[sequence.seq_id] - 1 for sequence in self.sampled]
+        for sequence in self.scored:
+            first = ends[sequence.seq_id] - len(sequence.token_ids)
+            rows.extend(range(first, first + len(sequence.prompt_targets)))
+        rows.extend(ends[sequence.seq_id] - 1 for sequence in self.silent)
+        return rows
 
     def _group(self, members: Sequence[ScheduledSequence]) -> DecodeGroup:
         """Decoding sequences padded to the longest of them."""
@@ -131,9 +146,12 @@ class InputBatch:
         return QueryTile(last - first, mask[None, None])
 
     def _blocks(self, sequence: ScheduledSequence, context: int) -> _Ints:
-        """The sequence's blocks, filled up with block 0 (its keys are masked) or cut to context."""
-        blocks = np.zeros(context // self._block_size, np.int64)
-        used = sequence.block_table[: len(blocks)]
+        """The blocks that hold the sequence's tokens, filled up to `context`: masked keys weigh
+        zero, but zero times a nan is nan, so none is read that may hold anything.
+        """
+        blocks = np.full(context // self._block_size, self._layout.padding_block, np.int64)
+        num_tokens = sequence.start + len(sequence.token_ids)
+        used = sequence.block_table[: -(-num_tokens // self._block_size)]
         blocks[: len(used)] = used
         return blocks
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 # Before torch loads OpenMP, which reads it once: threads that wait by spinning stall each other for
 # hundreds of milliseconds a step as soon as anything else runs on their cores.
@@ -13,12 +14,13 @@ from torch import Tensor
 
 from worker.config import EngineConfig
 from worker.errors import ConfigError
+from worker.executor.answers import answer
 from worker.executor.input_batch import CacheLayout, InputBatch
-from worker.executor.kv_cache import allocate, choose_num_blocks, copy_blocks
+from worker.executor.kv_cache import SuspectBlocks, allocate, choose_num_blocks, copy_blocks
+from worker.executor.weight_offload import OffloadedWeights
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
-from worker.ops.sample import sample
-from worker.types import Draw, ModelOutput, SchedulerOutput
+from worker.types import ModelOutput, SchedulerOutput
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -31,15 +33,25 @@ def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
     """
     if config.model_path is None:
         raise ConfigError("--engine torch needs --model")
+    path = config.model_path
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = choose_dtype(config.dtype, device)
+
+    def load() -> LlamaModel:
+        return load_model(path, dtype, device)
+
     with torch.inference_mode():
-        model = load_model(config.model_path, dtype, device)
+        model = load()
         num_blocks = choose_num_blocks(config, model.config, dtype, device)
-        cache = allocate(num_blocks, config.block_size, model.config, dtype, device)
-    return ModelRunner(model, cache), num_blocks
+    shape, block_size = model.config, config.block_size
+
+    def allocate_cache() -> Tensor:
+        # One block more than the engine knows of, which stays zero.
+        return allocate(num_blocks + 1, block_size, shape, dtype, device)
+
+    return ModelRunner(model, load, allocate_cache), num_blocks
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -59,41 +71,88 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 class ModelRunner:
-    """Owns the model and the KV cache, its only state, and runs steps on them."""
+    """Owns the model and the KV cache, its only state, and runs steps on them; implements
+    `Executor`.
 
-    def __init__(self, model: LlamaModel, cache: Tensor) -> None:
+    `load` gives the model again after it was dropped; `allocate_cache` a cache [layers,
+    num_blocks + 1, 2, kv_heads, block_size, head_dim] of zeros, whose last block no sequence has.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        load: Callable[[], LlamaModel],
+        allocate_cache: Callable[[], Tensor],
+    ) -> None:
+        self._load = load
+        self._allocate_cache = allocate_cache
         self._model: LlamaModel | None = model
-        self._cache: Tensor | None = cache
-        self._layout = CacheLayout(block_size=cache.shape[4], kv_heads=cache.shape[3])
+        self._offloaded: OffloadedWeights | None = None
+        self._suspects = SuspectBlocks()
+        with torch.inference_mode():
+            self._cache: Tensor | None = allocate_cache()
+        self._layout = CacheLayout(
+            block_size=self._cache.shape[4],
+            kv_heads=self._cache.shape[3],
+            padding_block=self._cache.shape[1] - 1,
+        )
+        self._is_shut_down = False
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelOutput:
-        """Run one step to its end; the tokens drawn, by sequence id."""
-        model, cache = self._model, self._cache
-        if model is None or cache is None:
-            raise RuntimeError("the executor is shut down")
+        """Run one step to its end; what was drawn and scored, and who failed, by sequence id."""
+        model, cache = self._awake()
         if step.block_copies:
             copy_blocks(cache, step.block_copies)
+            self._suspects.follow(step.block_copies)
         if not step.sequences:
             return ModelOutput({})
+        self._suspects.clean(cache, step.sequences)
         batch = InputBatch(step.sequences, self._layout, model.dtype, model.device)
-        logits = model.forward(batch.tensors, cache)
-        if not batch.sampled:
-            return ModelOutput({})
-        tokens = sample(logits, [spec for _, spec in batch.sampled])
-        drawn: dict[int, tuple[Draw, ...]] = {}
-        for (seq_id, _), token in zip(batch.sampled, tokens, strict=True):
-            drawn[seq_id] = (*drawn.get(seq_id, ()), Draw(token))
-        return ModelOutput(drawn)
+        output = answer(batch, model.hidden(batch.tensors, cache), model.logits)
+        if output.failed:
+            for sequence in step.sequences:
+                if sequence.seq_id in output.failed:
+                    self._suspects.add(sequence, self._layout.block_size)
+        return output
 
+    def _awake(self) -> tuple[LlamaModel, Tensor]:
+        if self._is_shut_down:
+            raise RuntimeError("the executor is shut down")
+        if self._model is None or self._offloaded is not None or self._cache is None:
+            raise RuntimeError("the executor sleeps: wake it before a step")
+        return self._model, self._cache
+
+    @torch.inference_mode()
     def sleep(self, level: int) -> None:
-        """Drop the KV cache, and the weights at level 2."""
-        raise NotImplementedError
+        """Drop the KV cache at level 1, the weights too at level 2. At level 1 the weights of a GPU
+        move to the host's memory; those of a CPU are there already. Level 0 keeps everything.
+        """
+        if level < 1:
+            return
+        self._cache = None
+        if level > 1:
+            self._model = self._offloaded = None
+        elif self._model is not None and self._model.device.type != "cpu":
+            self._offloaded = self._offloaded or OffloadedWeights(self._model)
 
+    @torch.inference_mode()
     def wake(self, tags: frozenset[str]) -> None:
-        """Take back what `sleep` gave away."""
-        raise NotImplementedError
+        """Take back what `sleep` gave away: "weights", read again from the checkpoint after level
+        2, and "kv_cache", all zero. Raises `ModelError` if the checkpoint cannot be read any more.
+        """
+        if self._is_shut_down:
+            raise RuntimeError("the executor is shut down")
+        if "weights" in tags:
+            if self._offloaded is not None:
+                self._offloaded.restore()
+                self._offloaded = None
+            self._model = self._model or self._load()
+        if "kv_cache" in tags and self._cache is None:
+            self._cache = self._allocate_cache()
+            self._suspects.clear()
 
     def shutdown(self) -> None:
         """Drop the weights and the cache. Idempotent."""
-        self._model = self._cache = None
+        self._is_shut_down = True
+        self._model = self._cache = self._offloaded = None

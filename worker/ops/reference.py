@@ -6,10 +6,13 @@ sorts. Nothing in the serving path imports them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from worker.types import SampleSpec, SamplingParams, TokenLogprobs
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -56,20 +59,76 @@ def paged_attention(
     return torch.stack(outputs).to(queries.dtype).view(num_tokens, heads * head_dim)
 
 
-def keep_top(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """logits [V] outside top-k, then outside top-p, at -inf, by one full sort and a loop."""
-    order = logits.argsort(descending=True).tolist()
-    values = logits.tolist()
-    if top_k:
-        order = [token for token in order if values[token] >= values[order[top_k - 1]]]
-    total = logits[order].double().logsumexp(dim=-1)
-    before, last = 0.0, order[0]
-    for token in order:
-        if before >= top_p and top_p < 1:
-            break
-        last = token
-        before += float((logits[token].double() - total).exp())
-    kept = [token for token in order if values[token] >= values[last]]
-    result = torch.full_like(logits, -torch.inf)
-    result[kept] = logits[kept]
+def adjust(logits: Tensor, spec: SampleSpec) -> list[float]:
+    """What masks, bias and penalties make of each of logits [V], token by token."""
+    params, output = spec.params, list(spec.history[spec.num_prompt :])
+    completing = {
+        word[-1] for word in params.bad_words if [*output, word[-1]][-len(word) :] == list(word)
+    }
+    adjusted = []
+    for token, logit in enumerate(logits.tolist()):
+        allowed = params.allowed_token_ids is None or token in params.allowed_token_ids
+        if not allowed or token in completing or token in spec.banned_ids:
+            adjusted.append(-math.inf)
+            continue
+        logit += sum(bias for biased, bias in params.logit_bias if biased == token)
+        if token in spec.history:
+            penalty = params.repetition_penalty
+            logit = logit / penalty if logit > 0 else logit * penalty
+        logit -= params.frequency_penalty * output.count(token)
+        logit -= params.presence_penalty * (token in output)
+        adjusted.append(logit)
+    return adjusted
+
+
+def truncate(scores: Tensor, params: SamplingParams) -> list[int]:
+    """The ids of scores [V] inside min-p, then top-k, then top-p, by full sorts and loops."""
+    weights = scores.double().softmax(dim=-1).tolist()
+    order = sorted(range(len(weights)), key=lambda token: -weights[token])
+    order = [token for token in order if weights[token] > 0]
+    order = [token for token in order if weights[token] >= params.min_p * weights[order[0]]]
+    if 0 < params.top_k < len(order):
+        order = [t for t in order if weights[t] >= weights[order[params.top_k - 1]]]
+    if params.top_p < 1:
+        total = math.fsum(weights[token] for token in order)
+        before, last = 0.0, order[0]
+        for token in order:
+            if before >= params.top_p * total:
+                break
+            last = token
+            before += weights[token]
+        order = [token for token in order if weights[token] >= weights[last]]
+    return sorted(order)
+
+
+def probabilities(logits: Tensor, spec: SampleSpec) -> list[float]:
+    """The distribution [V] that `spec` asks to draw from, temperature above 0."""
+    adjusted = torch.tensor(adjust(logits, spec), dtype=torch.float64)
+    scores = adjusted / spec.params.temperature
+    kept = truncate(scores, spec.params)
+    result = [0.0] * len(scores)
+    for token, share in zip(kept, scores[kept].softmax(dim=-1).tolist(), strict=True):
+        result[token] = share
     return result
+
+
+def token_logprobs(
+    logits: Tensor, token_id: int, num_top: int, fixed_ids: Sequence[int] = ()
+) -> TokenLogprobs:
+    """Log probabilities from logits [V], by one float64 log-softmax and one sort."""
+    wide = logits.double().log_softmax(dim=-1).tolist()
+    order = sorted(range(len(wide)), key=lambda token: (-logits[token], token))
+    ids = (token_id, *(order if num_top < 0 else order[:num_top]), *fixed_ids)
+    rank = sum(value >= logits[token_id] for value in logits)
+    return TokenLogprobs(ids, tuple(wide[token] for token in ids), rank)
+
+
+def emitted(target: Tensor, draft: Tensor) -> list[float]:
+    """The distribution [V] of what speculative sampling puts at one position whose draft follows
+    `draft` [V], when the target is `target` [V]: by its definition, token by token.
+    """
+    wide = list(zip(target.double().tolist(), draft.double().tolist(), strict=True))
+    accepted = [min(p, q) for p, q in wide]
+    excess = [max(p - q, 0.0) for p, q in wide]
+    rejected, mass = 1 - math.fsum(accepted), math.fsum(excess)
+    return [a + (rejected * e / mass if mass else 0) for a, e in zip(accepted, excess, strict=True)]

@@ -1,88 +1,126 @@
-"""Choice of the next token: greedy, or a draw after temperature, top-k and top-p.
+"""Choice of the next token: greedy, or a draw after temperature, min-p, top-k and top-p.
 
-A draw is Gumbel-max: argmax(logit / temperature + noise) has exactly the softmax distribution. The
-noise of a row is a pure function of (seed, position), taken from the counter-based generator Philox
-(Salmon et al., SC 2011), so a request draws the same tokens in any batch, chunking, or after a
-preemption. Rows are drawn one by one: nothing in a row's arithmetic can see its neighbours.
+The order is vLLM's: `adjust` (masks, bias, penalties), temperature, min-p, top-k, top-p, draw. A
+draw is Gumbel-max: argmax(score + noise) has exactly the softmax distribution, and the noise is a
+pure function of the request's seed and the position (see `noise`). Rows are drawn one by one, and
+what is computed for many at once is exact or goes row by row inside: nothing in a row's arithmetic
+can see its neighbours.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from worker.types import SampleSpec
+from worker.ops.adjust import adjust, adjusts
+from worker.ops.logprobs import LogprobQuery, token_logprobs
+from worker.ops.noise import gumbel_noise
+from worker.ops.truncate import surviving, truncate, truncates
+from worker.types import Draw, SampleSpec
 
-_SEED_BITS = (1 << 64) - 1
-# Philox counts up from its start once per 256 bits; positions are 2^128 counts apart.
-_POSITION_SHIFT = 128
-_BELOW_ONE = 1.0 - 2.0**-24
-# A nucleus is nearly always found among this many tokens; only flatter rows are sorted whole.
-_NUCLEUS_TRY = 256
+NOT_NUMBERS = "the model's logits are not finite numbers"
+ALL_MASKED = "no token may be drawn: every one is excluded by the request's parameters"
+
+# Finding the largest of a row's largest parts is many times as fast as finding its place at once.
+_PART_SIZES = (128, 64, 32)
 
 
-def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> list[int]:
-    """One token id for each row of logits [R, V] float32, by the spec of the same index.
+@dataclass(frozen=True, slots=True)
+class Undrawable:
+    """A row from which no token can be drawn, and why."""
 
-    Temperature 0 is greedy. Equal logits: the lowest id wins. Banned ids are masked in `logits`.
+    reason: str
+
+
+def sample(
+    logits: Tensor, specs: Sequence[SampleSpec], rows: Sequence[int] | None = None
+) -> list[Draw | Undrawable]:
+    """One outcome for each spec, from logits [R, V] float32, which stay as they are.
+
+    `rows[i]` is the row that `specs[i]` draws from (by default, row i); several may draw from one.
+    Temperature 0 is greedy; of equal scores the lowest id wins. Log probabilities, where asked for,
+    are of the raw logits.
     """
-    for index, spec in enumerate(specs):
-        if spec.banned_ids:
-            logits[index, list(spec.banned_ids)] = -torch.inf
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
-    for index, spec in enumerate(specs):
-        if spec.params.temperature > 0:
-            tokens[index] = _draw(logits[index], spec)
-    return tokens
+    rows = range(len(specs)) if rows is None else rows
+    peaks, argmaxes = largest(logits)
+    tokens: list[int | Undrawable] = []
+    for spec, row in zip(specs, rows, strict=True):
+        if not math.isfinite(peaks[row]):
+            tokens.append(Undrawable(NOT_NUMBERS))
+        elif spec.params.temperature == 0 and not adjusts(spec):
+            tokens.append(argmaxes[row])
+        else:
+            tokens.append(_choose(logits[row], spec))
+    return _with_logprobs(logits, specs, rows, tokens)
 
 
-def _draw(logits: Tensor, spec: SampleSpec) -> int:
-    """logits [V] → a token id."""
-    scores = keep_top(logits / spec.params.temperature, spec.params.top_k, spec.params.top_p)
-    scores += gumbel_noise(spec.params.seed, spec.position, len(scores)).to(scores.device)
-    return int(scores.argmax())
-
-
-def keep_top(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """logits [V] with everything outside top-k, then outside top-p of what is left, at -inf.
-
-    top-k keeps all that are not below the k-th largest. top-p keeps a token while the tokens before
-    it in descending order sum to less than `top_p` (so the largest always stays), and all that
-    equal the last one kept. `top_k` 0 and `top_p` 1 are off. Twin: `reference.keep_top`.
+def largest(logits: Tensor) -> tuple[list[float], list[int]]:
+    """Of each row of logits [R, V], the largest value and the lowest id that has it; nan and any id
+    for a row with a nan in it.
     """
-    if 0 < top_k < len(logits):
-        smallest = logits.topk(top_k).values[-1]
-        logits = logits.masked_fill(logits < smallest, -torch.inf)
-    if top_p < 1:
-        logits = logits.masked_fill(logits < _nucleus_floor(logits, top_p), -torch.inf)
-    return logits
+    num_rows, vocab_size = logits.shape
+    size = next((size for size in _PART_SIZES if vocab_size % size == 0), None)
+    if size is None or not logits.is_contiguous():
+        ids = logits.argmax(dim=-1, keepdim=True)
+    else:
+        parts = logits.view(num_rows, -1, size)
+        best = parts.amax(dim=-1).argmax(dim=-1, keepdim=True)
+        inside = parts.gather(1, best.unsqueeze(-1).expand(-1, 1, size)).squeeze(1)
+        ids = best * size + inside.argmax(dim=-1, keepdim=True)
+    return logits.gather(1, ids).flatten().tolist(), ids.flatten().tolist()
 
 
-def _nucleus_floor(logits: Tensor, top_p: float) -> Tensor:
-    """The smallest logit inside the nucleus of logits [V]."""
-    total = logits.logsumexp(dim=-1)
-    vocab_size = len(logits)
-    count = min(_NUCLEUS_TRY, vocab_size)
-    while True:
-        largest = logits.topk(count).values
-        probabilities = (largest - total).double().exp()
-        before = probabilities.cumsum(0) - probabilities
-        kept = int((before < top_p).sum())
-        if kept < count or count == vocab_size:
-            return largest[max(kept, 1) - 1]
-        count = vocab_size
-
-
-def gumbel_noise(seed: int, position: int, size: int) -> Tensor:
-    """Standard Gumbel variates [size], float32, a pure function of the arguments.
-
-    -log(-log(1 - u)) with u on a grid of 2^-32, finite everywhere.
+def scores(logits: Tensor, spec: SampleSpec) -> Tensor:
+    """logits [V] → the scores whose softmax `spec` draws from, -inf for what cannot be drawn. Of a
+    greedy spec, the adjusted logits: the largest is drawn.
     """
-    philox = np.random.Philox(key=seed & _SEED_BITS, counter=position << _POSITION_SHIFT)
-    words = philox.random_raw(-(-size // 2)).view(np.uint32)[:size]
-    uniform = torch.from_numpy(words.astype(np.float32))
-    uniform.add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
-    return uniform.neg_().log1p_().neg_().log_().neg_()
+    params = spec.params
+    row = adjust(logits, spec) if adjusts(spec) else logits
+    if params.temperature == 0:
+        return row
+    row = row / params.temperature
+    return truncate(row, params) if truncates(params) else row
+
+
+def _choose(logits: Tensor, spec: SampleSpec) -> int | Undrawable:
+    """A token id from logits [V] that hold numbers."""
+    params = spec.params
+    row = adjust(logits, spec) if adjusts(spec) else logits
+    if params.temperature > 0:
+        row = row / params.temperature
+    [peak], [argmax] = largest(row[None])
+    if peak == -math.inf:
+        return Undrawable(ALL_MASKED)
+    if not math.isfinite(peak):
+        return Undrawable(NOT_NUMBERS)
+    if params.temperature == 0:
+        return argmax
+    ids = surviving(row, params).sort().values if truncates(params) else None
+    noisy = row if ids is None else row[ids]
+    noise = gumbel_noise(params.seed, spec.position, len(row), ids=ids)
+    [chosen] = largest((noisy + noise.to(row.device))[None])[1]
+    return chosen if ids is None else int(ids[chosen])
+
+
+def _with_logprobs(
+    logits: Tensor,
+    specs: Sequence[SampleSpec],
+    rows: Sequence[int],
+    tokens: Sequence[int | Undrawable],
+) -> list[Draw | Undrawable]:
+    """Draws of the tokens, with log probabilities for the specs that ask for them."""
+    queries: dict[int, LogprobQuery] = {}
+    for index, (spec, row, token) in enumerate(zip(specs, rows, tokens, strict=True)):
+        params = spec.params
+        asks = params.logprobs is not None or params.logprob_token_ids
+        if asks and not isinstance(token, Undrawable):
+            fixed = params.logprob_token_ids
+            queries[index] = LogprobQuery(row, token, params.logprobs or 0, fixed)
+    answers = dict(zip(queries, token_logprobs(logits, list(queries.values())), strict=True))
+    return [
+        token if isinstance(token, Undrawable) else Draw(token, answers.get(index))
+        for index, token in enumerate(tokens)
+    ]

@@ -13,7 +13,7 @@ SPECS = (SampleSpec(SamplingParams(max_tokens=1, temperature=0.0), 0),)
 
 def batch(*sequences: ScheduledSequence) -> InputBatch:
     """A batch over blocks of 4 tokens."""
-    return InputBatch(sequences, CacheLayout(4, 1), torch.float32, CPU)
+    return InputBatch(sequences, CacheLayout(4, 1, 600), torch.float32, CPU)
 
 
 def test_rows_follow_the_attention_plan() -> None:
@@ -29,8 +29,8 @@ def test_rows_follow_the_attention_plan() -> None:
     assert tensors.positions.tolist() == [0, 5, 2, 3, 4]
     # Block b of one KV head is the planes 2b (keys) and 2b + 1 (values), of 4 rows each.
     assert tensors.slots.tolist() == [72, 76, 17, 21, 42, 46, 43, 47, 24, 28]
-    assert tensors.sample_rows.tolist() == [1, 4]
-    assert [seq_id for seq_id, _ in made.sampled] == [2, 1]
+    assert tensors.sample_rows.tolist() == [1, 4, 0]
+    assert [s.seq_id for s in made.sampled] == [2, 1]
 
 
 def test_masks_show_the_past_and_nothing_else() -> None:

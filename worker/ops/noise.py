@@ -1,0 +1,65 @@
+"""Random numbers as a pure function of (seed, position, purpose).
+
+They come from the counter-based generator Philox (Salmon et al., SC 2011): the seed is its key, and
+position and purpose are the upper half of its counter, so that no two draws of a request ever share
+a number, and a request draws the same ones in any batch, chunking, or after a preemption.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+_SEED_BITS = (1 << 64) - 1
+# Philox counts up from its start once per 256 bits; positions are 2^128 counts apart, purposes
+# 2^192.
+_POSITION_SHIFT = 128
+_PURPOSE_SHIFT = 192
+_BELOW_ONE = 1.0 - 2.0**-24
+
+
+class Purpose(IntEnum):
+    """What a random number decides; each has a stream of its own at every position."""
+
+    SAMPLE = 0
+    ACCEPT = 1
+    RESIDUAL = 2
+    DRAFT = 3
+
+
+def _words(seed: int, position: int, purpose: Purpose, count: int) -> npt.NDArray[np.uint64]:
+    """`count` random words of 64 bits."""
+    counter = (position << _POSITION_SHIFT) + (int(purpose) << _PURPOSE_SHIFT)
+    words: npt.NDArray[np.uint64] = np.random.Philox(
+        key=seed & _SEED_BITS, counter=counter
+    ).random_raw(count)
+    return words
+
+
+def uniform(seed: int, position: int, purpose: Purpose) -> float:
+    """A number in [0, 1), on a grid of 2^-53."""
+    return int(_words(seed, position, purpose, 1)[0] >> np.uint64(11)) * 2.0**-53
+
+
+def gumbel_noise(
+    seed: int,
+    position: int,
+    size: int,
+    purpose: Purpose = Purpose.SAMPLE,
+    ids: Tensor | None = None,
+) -> Tensor:
+    """Standard Gumbel variates [size], or only those at `ids` [n] int64; float32, on the CPU.
+
+    -log(-log(1 - u)) with u on a grid of 2^-32, finite everywhere. argmax(scores + noise) has
+    exactly the distribution softmax(scores).
+    """
+    words = _words(seed, position, purpose, -(-size // 2)).view(np.uint32)[:size]
+    if ids is not None:
+        words = words[ids.numpy(force=True)]
+    uniform = torch.from_numpy(words.astype(np.float32))
+    uniform.add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
