@@ -46,6 +46,12 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise ModelError(f"the chat template is not valid Jinja: {error}") from error
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._source = source
+
+    @property
+    def source(self) -> str:
+        """The template as the model has it."""
+        return self._source
 
     def render(
         self,
