@@ -204,6 +204,16 @@ class TlsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FaultConfig:
+    """Faults on purpose (`api.faults`). `startup_seconds` is how long the worker says that it is
+    not ready; `reply_headers` go with every generation's answer.
+    """
+
+    startup_seconds: float = 0.0
+    reply_headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ServeConfig:
     """Everything `app` needs to come up. `port` 0 picks a free one; `uds` is the path of a unix
     socket to listen on instead. `chat_template` None: the model's own.
@@ -223,3 +233,4 @@ class ServeConfig:
     uds: str | None = None
     tls: TlsConfig | None = None
     chat_template: str | None = None
+    faults: FaultConfig | None = None  # None: none can be injected

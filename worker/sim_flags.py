@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from worker.config import SimConfig
+from worker.config import FaultConfig, SimConfig
 from worker.errors import ConfigError
 from worker.sim_settings import MODES, PRESETS, SETTINGS, Kind, Setting, apply
 from worker.tokenizer import sim
@@ -105,3 +105,18 @@ def sim_config(
     fields = {s.field: getattr(options, _dest(s)) for s in SETTINGS}
     given = {field: value for field, value in fields.items() if value is not None}
     return apply(replace(base, **given), {})
+
+
+def fault_config(options: argparse.Namespace, environment: Mapping[str, str]) -> FaultConfig | None:
+    """Whether and how faults can be injected. A simulator in a pod says in which one it is."""
+    if options.engine != "sim":
+        return FaultConfig() if options.enable_fault_injection else None
+    headers: tuple[tuple[str, str], ...] = ()
+    pod = environment.get("POD_NAME")
+    if pod:
+        headers = (
+            ("x-inference-pod", pod),
+            ("x-inference-port", str(options.port)),
+            ("x-inference-namespace", environment.get("POD_NAMESPACE", "")),
+        )
+    return FaultConfig(options.sim_startup_duration, headers)
