@@ -28,7 +28,9 @@ from typing import NoReturn
 import uvicorn
 
 from worker.api.admission import Admission
+from worker.api.connection import protocol_of
 from worker.api.faults import App, FaultInjection, FaultSetup
+from worker.api.limits import MemoryGuard, resident_bytes
 from worker.api.openai import RequestPreparer, TextSide
 from worker.api.params import ModelLimits
 from worker.api.server import WorkerApi
@@ -223,18 +225,22 @@ class _Worker:
             metrics,
             max_num_seqs=api.max_num_seqs,
             max_num_queued_reqs=api.max_num_queued_reqs,
+            max_num_queued_tokens=api.max_num_queued_tokens,
+            memory=MemoryGuard(api.max_rss_bytes, resident_bytes, time.monotonic),
         )
         side = TextSide(*text, ModelLimits(api.max_model_len, api.vocab_size))
         preparer = RequestPreparer(api, side, random.Random(api.seed))
         faults = _faults(config, client)
         engine = client if faults is None else faults.lying()
-        application: App = WorkerApi(api, engine, self._admission, metrics, side, preparer)
+        application: App = WorkerApi(
+            api, engine, self._admission, metrics, side, preparer, config.engine
+        )
         if faults is not None:
             application = faults.around(application)
         self._server = _Server(
             uvicorn.Config(
                 application,
-                http="httptools",
+                http=protocol_of(api, metrics.connection_refused),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",

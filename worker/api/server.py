@@ -7,30 +7,36 @@ proxy takes half an answer for a whole one.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable
+import uuid
 from http import HTTPStatus
 
-from worker.api.admin import AdminRoutes
 from worker.api.admission import Admission, unavailable
+from worker.api.control import ControlRoutes
 from worker.api.engine import Engine
-from worker.api.exchange import ClientGoneError, Exchange, Receive, Scope, Send
-from worker.api.openai import Arrival, Prepared, RequestPreparer, Runner, TextSide
+from worker.api.exchange import ClientGoneError, Exchange, Receive, Scope, Send, status_error
+from worker.api.generation import GenerationRoutes
+from worker.api.open_sequences import OpenSequences
+from worker.api.openapi import document_bytes
+from worker.api.prepare import RequestPreparer
+from worker.api.probes import ProbeRoutes
+from worker.api.render import RenderRoutes
+from worker.api.routes import GUARDED_PATHS, ROUTES, Handler, Route
 from worker.api.sse import error_body, error_frame
-from worker.config import ApiConfig
+from worker.api.text import TextSide
+from worker.api.tokenization import TokenizationRoutes
+from worker.config import ApiConfig, EngineConfig, KvEventsConfig
 from worker.errors import EngineDeadError, RequestError
 from worker.metrics import WorkerMetrics
 
 logger = logging.getLogger(__name__)
 
-Handler = Callable[[Exchange], Awaitable[None]]
-Prepare = Callable[[bytes, Arrival], Awaitable[Prepared]]
-
 MAX_REQUEST_ID_CHARS = 128
+_CLIENT_CLOSED_REQUEST = 499  # for the counters; nobody is there to read it
 
 
 class WorkerApi:
@@ -44,107 +50,105 @@ class WorkerApi:
         metrics: WorkerMetrics,
         text: TextSide,
         preparer: RequestPreparer,
+        engine_config: EngineConfig | None = None,
     ) -> None:
         self._config = config
-        self._engine = engine
-        self._admission = admission
         self._metrics = metrics
-        self._runner = Runner(engine, text.tokenizer, metrics)
-        self._keys = tuple(key.encode() for key in config.api_keys)
-        admin = AdminRoutes(config, text, preparer, engine, admission, metrics)
-        self._routes: dict[str, dict[str, Handler]] = {
-            "/metrics": {"GET": admin.metrics},
-            "/v1/chat/completions": {"POST": lambda e: self._generate(e, preparer.chat)},
-            "/v1/completions": {"POST": lambda e: self._generate(e, preparer.completion)},
-            "/v1/models": {"GET": admin.models},
-            "/health": {"GET": admin.health},
-            "/health/ready": {"GET": admin.ready},
-            "/ping": {"GET": admin.health, "POST": admin.health},
-            "/version": {"GET": admin.version},
-            "/load": {"GET": admin.load},
-            "/tokenize": {"POST": admin.tokenize},
-            "/detokenize": {"POST": admin.detokenize},
+        self._keys = tuple(hashlib.sha256(key.encode()).digest() for key in config.api_keys)
+        engine = OpenSequences(engine, admission)
+        kv_events = KvEventsConfig() if engine_config is None else engine_config.kv_events
+        generation = GenerationRoutes(config, engine, admission, metrics, text, preparer)
+        handlers: dict[str, Handler] = {
+            **generation.handlers(),
+            **TokenizationRoutes(config, text, preparer).handlers(),
+            **RenderRoutes(config, text, preparer).handlers(),
+            **ProbeRoutes(config, engine, admission, metrics, kv_events).handlers(),
+            **ControlRoutes(config, engine, engine_config).handlers(),
         }
+        routes = [route for route in ROUTES if route.when(config)]
+        document = document_bytes(routes, has_keys=bool(self._keys))
+        handlers["openapi"] = lambda exchange: exchange.reply(document)
+        self._routes: dict[str, dict[str, tuple[Route, Handler]]] = {}
+        for route in routes:
+            methods = self._routes.setdefault(route.path, {})
+            methods[route.method] = (route, handlers[route.name])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One exchange. Never raises but for cancellation."""
         if scope["type"] != "http":
             return
-        stall = self._config.write_stall_seconds
-        exchange = Exchange(scope, receive, send, write_stall_seconds=stall)
+        begun = time.monotonic()
+        config = self._config
+        exchange = Exchange(
+            scope,
+            receive,
+            send,
+            write_stall_seconds=config.write_stall_seconds,
+            body_timeout_seconds=config.body_timeout_seconds,
+        )
         try:
-            exchange.check_headers()
-            await self._handler(exchange)(exchange)
+            await self._answer(exchange)
         except ClientGoneError:
             return
+        finally:
+            self._metrics.http_done(
+                exchange.path if exchange.path in self._routes else "none",
+                exchange.method,
+                exchange.status or _CLIENT_CLOSED_REQUEST,
+                time.monotonic() - begun,
+                exchange.num_body_bytes,
+                exchange.num_reply_bytes,
+            )
+
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            exchange.check_headers()
+            self._name(exchange)
+            await self._handler(exchange)(exchange)
         except RequestError as error:
             await self._fail(exchange, error)
         except EngineDeadError as error:
             await self._fail(exchange, unavailable(f"The engine is not running: {error}"))
+        except ClientGoneError:
+            raise
         except Exception:
             logger.exception("%s %s failed", exchange.method, exchange.path)
             self._metrics.internal_error()
             failure = RequestError("Internal server error", status=500, type="InternalServerError")
             await self._fail(exchange, failure)
 
+    def _name(self, exchange: Exchange) -> None:
+        """Give the exchange its id: the client's, or with `--enable-request-id-headers` a new one;
+        with that flag the reply carries it.
+        """
+        exchange.request_id = _request_id(exchange)
+        if self._config.enable_request_id_headers:
+            exchange.request_id = exchange.request_id or uuid.uuid4().hex
+            exchange.add_header(b"x-request-id", exchange.request_id)
+
     def _handler(self, exchange: Exchange) -> Handler:
-        """The route's handler; 404, 405 or 401 when there is none for this client."""
-        methods = self._routes.get(exchange.path)
-        if methods is None:
-            raise _phrase(HTTPStatus.NOT_FOUND)
-        handler = methods.get(exchange.method)
-        if handler is None:
-            exchange.add_header(b"allow", ", ".join(methods))
-            raise _phrase(HTTPStatus.METHOD_NOT_ALLOWED)
-        if self._keys and exchange.path.startswith("/v1") and not self._is_let_in(exchange):
+        """The route's handler; 401, 404 or 405 when there is none for this client."""
+        methods = self._routes.get(exchange.path, {})
+        if exchange.method == "OPTIONS" and methods:
+            exchange.add_header(b"allow", ", ".join([*methods, "OPTIONS"]))
+            return _no_content
+        route, handler = methods.get(exchange.method, (None, None))
+        guarded = exchange.path.startswith(GUARDED_PATHS) or (route is not None and route.guarded)
+        if self._keys and guarded and not self._is_let_in(exchange):
             return _unauthorized
+        if not methods:
+            raise status_error(HTTPStatus.NOT_FOUND)
+        if handler is None:
+            exchange.add_header(b"allow", ", ".join([*methods, "OPTIONS"]))
+            raise status_error(HTTPStatus.METHOD_NOT_ALLOWED)
         return handler
 
     def _is_let_in(self, exchange: Exchange) -> bool:
         scheme, _, given = (exchange.header(b"authorization") or "").partition(" ")
-        token = given.encode("latin-1")
-        # Compare with every key, so that the time tells nothing about which came close.
+        token = hashlib.sha256(given.encode("latin-1")).digest()
+        # Digests, all of them: the time tells neither how long a key is nor which came close.
         matches = [hmac.compare_digest(token, key) for key in self._keys]
         return scheme.lower() == "bearer" and any(matches)
-
-    async def _generate(self, exchange: Exchange, prepare: Prepare) -> None:
-        arrival = Arrival(_request_id(exchange), time.monotonic())
-        if arrival.request_id is not None:
-            exchange.add_header(b"x-request-id", arrival.request_id)
-        body = await exchange.json_body(self._config.max_body_bytes)
-        self._admission.check()
-        with self._admission.entered(1):
-            prepared = await prepare(body, arrival)
-            if not prepared.stream:
-                self._report_load(exchange)
-            with self._admission.entered(len(prepared.requests) - 1):
-                await self._run_watched(exchange, prepared)
-
-    async def _run_watched(self, exchange: Exchange, prepared: Prepared) -> None:
-        """Answer, unless the client leaves first: then everything it asked for is cancelled."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                watcher = group.create_task(exchange.disconnected(), name="disconnect-watcher")
-                await self._runner.answer(prepared, exchange)
-                watcher.cancel()
-        except BaseExceptionGroup as failures:
-            raise _cause(failures) from None
-
-    def _report_load(self, exchange: Exchange) -> None:
-        """ORCA-style load in a response header, for balancers that ask for it."""
-        form = (exchange.header(b"endpoint-load-metrics-format") or "").lower()
-        if form not in ("text", "json"):
-            return
-        stats = self._engine.stats
-        usage, waiting = float(stats.kv_cache_usage), float(stats.num_waiting)
-        value = (
-            f"TEXT named_metrics.kv_cache_usage_perc={usage!r},"
-            f" named_metrics.num_requests_waiting={waiting!r}"
-            if form == "text"
-            else f'JSON {{"named_metrics": {{"kv_cache_usage_perc": {usage!r},'
-            f' "num_requests_waiting": {waiting!r}}}}}'
-        )
-        exchange.add_header(b"endpoint-load-metrics", value)
 
     async def _fail(self, exchange: Exchange, error: RequestError) -> None:
         if exchange.started:
@@ -154,21 +158,8 @@ class WorkerApi:
             return
         if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             exchange.add_header(b"retry-after", "1")
+        await exchange.discard_body()
         await exchange.reply(error_body(error), error.status)
-
-
-def _cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one failure to report. A client that left explains whatever else went wrong."""
-    leaves: list[BaseException] = []
-    todo: list[BaseException] = [failures]
-    while todo:
-        failure = todo.pop()
-        if isinstance(failure, BaseExceptionGroup):
-            todo.extend(failure.exceptions)
-        else:
-            leaves.append(failure)
-    gone = [leaf for leaf in leaves if isinstance(leaf, ClientGoneError)]
-    return (gone or leaves)[0]
 
 
 def _request_id(exchange: Exchange) -> str | None:
@@ -179,9 +170,11 @@ def _request_id(exchange: Exchange) -> str | None:
     return given if given.isascii() and given.isprintable() else None
 
 
-def _phrase(status: HTTPStatus) -> RequestError:
-    return RequestError(status.phrase, status=status.value, type=status.phrase)
+async def _no_content(exchange: Exchange) -> None:
+    await exchange.reply(b"", HTTPStatus.OK, ())
 
 
 async def _unauthorized(exchange: Exchange) -> None:
+    await exchange.discard_body()
+    exchange.add_header(b"www-authenticate", "Bearer")
     await exchange.reply(b'{"error":"Unauthorized"}', HTTPStatus.UNAUTHORIZED)

@@ -204,6 +204,10 @@ class WorkerMetrics:
         rest = record.num_generation_tokens - 1
         self._tpot.observe((last - first) / rest if rest > 0 else 0.0)
 
+    def connection_refused(self, status: int) -> None:
+        """A request was answered with an error before its route was known."""
+        self._http.done("none", "other", status, 0.0, 0, 0)
+
     def http_done(
         self,
         handler: str,

@@ -1,0 +1,121 @@
+"""What the server checks of a body beyond its types, as JSON schema: the same constants, put into
+the document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from worker.api.params import RANGES
+from worker.api.prepare import MAX_REQUEST_ID_CHARS
+from worker.api.prompts import ROLES
+from worker.api.schema import (
+    MAX_BAD_WORDS,
+    MAX_CACHE_SALT_CHARS,
+    MAX_DOCUMENTS,
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_MESSAGES,
+    MAX_SEQUENCES,
+    MAX_STOP_STRINGS,
+    NEUTRAL,
+)
+
+Json = dict[str, Any]
+
+# By field: keywords for the numbers, strings or arrays that it may be.
+_NUMBERS: dict[str, Json] = {
+    **{name: {"minimum": low, "maximum": high} for name, (_, low, high) in RANGES.items()},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "repetition_penalty": {"exclusiveMinimum": 0},
+    "length_penalty": {"minimum": -100, "maximum": 100},
+    "n": {"minimum": 1, "maximum": MAX_SEQUENCES},
+    "top_k": {"minimum": -1},
+    "min_tokens": {"minimum": 0},
+    "max_tokens": {"minimum": 0},
+    "max_completion_tokens": {"minimum": 1},
+    "logprobs": {"minimum": -1},
+    "top_logprobs": {"minimum": -1},
+    "prompt_logprobs": {"minimum": -1},
+    "truncate_prompt_tokens": {"minimum": -1},
+    "stream_interval": {"minimum": 1},
+}
+_TEXTS: dict[str, Json] = {
+    "stop": {"minLength": 1},
+    "cache_salt": {
+        "minLength": 1,
+        "maxLength": MAX_CACHE_SALT_CHARS,
+        "pattern": r"^[^@/\\\u0000]*$",
+    },
+    "request_id": {"minLength": 1, "maxLength": MAX_REQUEST_ID_CHARS},
+    "role": {"enum": sorted(ROLES)},
+    "truncation_side": {"enum": ["left", "right"]},
+}
+_ARRAYS: dict[str, Json] = {
+    "stop": {"maxItems": MAX_STOP_STRINGS},
+    "messages": {"minItems": 1, "maxItems": MAX_MESSAGES},
+    "prompt": {"minItems": 1},
+    "bad_words": {"maxItems": MAX_BAD_WORDS},
+    "allowed_token_ids": {"minItems": 1},
+    "logprob_token_ids": {"maxItems": MAX_LOGPROB_TOKEN_IDS},
+    "documents": {"maxItems": MAX_DOCUMENTS},
+}
+_OBJECTS: dict[str, Json] = {"logit_bias": {"maxProperties": MAX_LOGIT_BIASES}}
+_BY_TYPE = {
+    "integer": _NUMBERS,
+    "number": _NUMBERS,
+    "string": _TEXTS,
+    "array": _ARRAYS,
+    "object": _OBJECTS,
+}
+# Arrays of tokens that exist or are refused.
+_TOKEN_ARRAYS = frozenset(
+    {"stop_token_ids", "allowed_token_ids", "logprob_token_ids", "token_ids", "tokens"}
+)
+
+
+def with_bounds(components: Json, bodies: Collection[str]) -> Json:
+    """The components, with bounds in those that describe bodies (by name, and whatever those refer
+    to).
+    """
+    todo, reached = list(bodies), set(bodies)
+    while todo:
+        for name in _references(components[todo.pop()]):
+            if name not in reached:
+                reached.add(name)
+                todo.append(name)
+    return {
+        name: _bounded(component) if name in reached else component
+        for name, component in components.items()
+    }
+
+
+def _references(value: Any) -> set[str]:
+    if isinstance(value, list):
+        return {name for item in value for name in _references(item)}
+    if not isinstance(value, dict):
+        return set()
+    own = {value["$ref"].rpartition("/")[2]} if "$ref" in value else set()
+    return own.union(*(_references(item) for item in value.values()))
+
+
+def _bounded(component: Json) -> Json:
+    properties = {
+        name: _bounded_field(name, field) for name, field in component.get("properties", {}).items()
+    }
+    return {**component, "properties": properties}
+
+
+def _bounded_field(name: str, field: Json) -> Json:
+    if set(field) <= {"default"} and name in NEUTRAL:
+        return {**field, "enum": [None, *NEUTRAL[name]]}
+    if "anyOf" in field:
+        return {**field, "anyOf": [_bounded_field(name, kind) for kind in field["anyOf"]]}
+    bounds = _BY_TYPE.get(field.get("type", ""), {}).get(name, {})
+    bounded = {**field, **bounds}
+    if field.get("type") == "array" and name in _TOKEN_ARRAYS:
+        bounded["items"] = {**field["items"], "minimum": 0}
+    if field.get("type") == "array" and name == "stop":
+        bounded["items"] = {**field["items"], **_TEXTS["stop"]}
+    return bounded

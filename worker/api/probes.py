@@ -1,0 +1,129 @@
+"""What watches the worker: health, load, models, metrics. Cheap, and never waits for the engine."""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+from importlib.metadata import PackageNotFoundError, version
+
+import msgspec
+
+from worker.api.admission import Admission
+from worker.api.engine import Engine
+from worker.api.exchange import Exchange
+from worker.api.routes import Handler
+from worker.config import ApiConfig, KvEventsConfig
+from worker.metrics import CONTENT_TYPE, WorkerMetrics
+
+_METRICS_HEADERS = ((b"content-type", CONTENT_TYPE.encode()),)
+_TEXT_HEADERS = ((b"content-type", b"text/plain; charset=utf-8"),)
+_DOCS = b"""The interface of this server is described by /openapi.json (OpenAPI 3.1).
+Any viewer of such documents shows it; this server ships none, as it would load scripts from afar.
+"""
+
+
+def package_version() -> str:
+    """The version of this package; "0" when it runs without being installed."""
+    try:
+        return version("pointsman")
+    except PackageNotFoundError:
+        return "0"
+
+
+class ProbeRoutes:
+    """The watchers' side of the API. `created` in model cards is its start."""
+
+    def __init__(
+        self,
+        config: ApiConfig,
+        engine: Engine,
+        admission: Admission,
+        metrics: WorkerMetrics,
+        kv_events: KvEventsConfig,
+    ) -> None:
+        self._engine = engine
+        self._admission = admission
+        self._metrics = metrics
+        self._version = msgspec.json.encode({"version": package_version()})
+        self._sources = msgspec.json.encode(_sources(kv_events))
+        self._models = msgspec.json.encode(
+            {
+                "object": "list",
+                "data": [_model_card(name, config) for name in config.served_model_names],
+            }
+        )
+
+    def handlers(self) -> dict[str, Handler]:
+        """By the names of `routes.PROBE_ROUTES`."""
+        return {
+            "health": self._health,
+            "ready": self._ready,
+            "ping": self._health,
+            "ping_post": self._health,
+            "version": lambda e: e.reply(self._version),
+            "load": self._load,
+            "metrics": self._page,
+            "models": lambda e: e.reply(self._models),
+            "kv_event_sources": lambda e: e.reply(self._sources),
+            "docs": lambda e: e.reply(_DOCS, HTTPStatus.OK, _TEXT_HEADERS),
+        }
+
+    async def _health(self, exchange: Exchange) -> None:
+        """200 while the engine makes progress, also during a drain; 503 when it is gone or hangs:
+        alive, with work, and a step beyond its budget.
+        """
+        await _tell(exchange, self._engine.is_alive and self._engine.is_progressing)
+
+    async def _ready(self, exchange: Exchange) -> None:
+        """As `_health`, and 503 from the start of a drain on."""
+        healthy = self._engine.is_alive and self._engine.is_progressing
+        await _tell(exchange, healthy and not self._admission.draining)
+
+    async def _load(self, exchange: Exchange) -> None:
+        await exchange.reply(b'{"server_load":%d}' % self._admission.num_inside)
+
+    async def _page(self, exchange: Exchange) -> None:
+        page = self._metrics.render(self._engine.stats, time.monotonic())
+        await exchange.reply(page, HTTPStatus.OK, _METRICS_HEADERS)
+
+
+async def _tell(exchange: Exchange, good: bool) -> None:
+    await exchange.reply(b"", HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, ())
+
+
+def _sources(config: KvEventsConfig) -> dict[str, dict[str, object]]:
+    """By data-parallel rank, of which there is one."""
+    if not config.enable_kv_cache_events:
+        return {}
+    fields: dict[str, object] = msgspec.to_builtins(config)
+    del fields["format"]  # ours, not vLLM's
+    return {"0": fields}
+
+
+def _model_card(name: str, config: ApiConfig) -> dict[str, object]:
+    created = int(time.time())
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "vllm",  # what clients of these series of servers expect
+        "root": config.model_root or name,
+        "parent": None,
+        "max_model_len": config.max_model_len,
+        "permission": [
+            {
+                "id": f"modelperm-{name}",
+                "object": "model_permission",
+                "created": created,
+                "allow_create_engine": False,
+                "allow_sampling": True,
+                "allow_logprobs": True,
+                "allow_search_indices": False,
+                "allow_view": True,
+                "allow_fine_tuning": False,
+                "organization": "*",
+                "group": None,
+                "is_blocking": False,
+            }
+        ],
+    }

@@ -1,0 +1,79 @@
+"""Token ids of texts and conversations, and back: the same that generation would use."""
+
+from __future__ import annotations
+
+import msgspec
+
+from worker.api.exchange import Exchange
+from worker.api.openai import RequestPreparer
+from worker.api.parse import decode
+from worker.api.prompts import check_token_ids
+from worker.api.routes import Handler
+from worker.api.schema import DetokenizeRequest, TokenizeRequest
+from worker.api.text import TextSide
+from worker.config import ApiConfig
+from worker.errors import RequestError
+from worker.tokenizer.detokenize import decode as decode_tokens
+
+
+class TokenizationRoutes:
+    """`/tokenize`, `/detokenize` and `/tokenizer_info`."""
+
+    def __init__(self, config: ApiConfig, text: TextSide, preparer: RequestPreparer) -> None:
+        self._config = config
+        self._text = text
+        self._preparer = preparer
+
+    def handlers(self) -> dict[str, Handler]:
+        """By the names of `routes.TEXT_ROUTES`."""
+        return {
+            "tokenize": self._tokenize,
+            "detokenize": self._detokenize,
+            "tokenizer_info": self._info,
+        }
+
+    async def _tokenize(self, exchange: Exchange) -> None:
+        """A prompt gets the model's prefix unless told otherwise, a conversation does not (its
+        template has written it).
+        """
+        body = await exchange.json_body(self._config.max_body_bytes)
+        request = decode(body, TokenizeRequest)
+        self._preparer.check_model(request.model)
+        if (request.prompt is None) is (request.messages is None):
+            raise RequestError("Send either prompt or messages", param="prompt")
+        if request.messages is not None:
+            prompt, special = self._text.render(request.messages, request), False
+        else:
+            prompt, special = request.prompt or "", True
+        if request.add_special_tokens is not None:
+            special = request.add_special_tokens
+        ids = await self._text.encode(prompt, add_special_tokens=special)
+        texts = [self._text.tokenizer.token_text(i) for i in ids]
+        answer = {
+            "count": len(ids),
+            "max_model_len": self._text.limits.max_model_len,
+            "tokens": ids,
+            "token_strs": texts if request.return_token_strs else None,
+        }
+        await exchange.reply(msgspec.json.encode(answer))
+
+    async def _detokenize(self, exchange: Exchange) -> None:
+        """The text, control tokens included."""
+        body = await exchange.json_body(self._config.max_body_bytes)
+        request = decode(body, DetokenizeRequest)
+        self._preparer.check_model(request.model)
+        check_token_ids(request.tokens, self._text.limits)
+        text = decode_tokens(self._text.tokenizer.token_bytes, request.tokens)
+        await exchange.reply(msgspec.json.encode({"prompt": text}))
+
+    async def _info(self, exchange: Exchange) -> None:
+        tokenizer, template = self._text.tokenizer, self._text.template
+        special = {tokenizer.token_text(i): i for i in sorted(tokenizer.special_ids)}
+        answer = {
+            "tokenizer_class": type(tokenizer).__name__,
+            "vocab_size": self._text.limits.vocab_size,
+            "model_max_length": self._text.limits.max_model_len,
+            "special_tokens": special,
+            "chat_template": None if template is None else template.source,
+        }
+        await exchange.reply(msgspec.json.encode(answer))
