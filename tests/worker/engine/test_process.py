@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from worker.config import EngineConfig, SchedulerConfig
-from worker.engine.process import DEFAULT_SIM_BLOCKS, build_core
+from worker.engine.process import build_core
 from worker.errors import ConfigError
+from worker.executor.sim_runner import DEFAULT_SIM_BLOCKS
 
 
 def test_the_simulator_has_a_default_cache() -> None:
