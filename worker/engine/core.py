@@ -1,59 +1,175 @@
-"""The engine without its process: schedule, execute, update."""
+"""The engine without its process: schedule, execute, update; and commands in between.
+
+Theory of operation
+-------------------
+Without overlap a step is scheduled, run and taken in by one call of `step`. With overlap the call
+schedules step N+1 and hands it over while step N still runs, then waits for N and takes it in: so
+whatever the engine does besides running the model (bookkeeping, sending, receiving) happens while a
+step runs. When there is nothing to schedule until N is known, N is waited for at once; so nothing
+is held back, and the last steps drain by themselves.
+
+A command waits until no step is in flight (nothing is scheduled meanwhile), and ends its call of
+`step`: whatever is told of that call, events of the cache included, is the state it was done in.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
-from worker.engine.messages import AddRequest, RequestOutput, StepOutputs
+import msgspec
+
+from worker.engine.admission import PauseState
+from worker.engine.cache_events import CacheEvent
+from worker.engine.control import Control
+from worker.engine.messages import (
+    AddRequest,
+    Command,
+    CommandReply,
+    Configure,
+    EngineStats,
+    RequestOutput,
+    StepOutputs,
+)
+from worker.engine.pipeline import InlinePipeline, OverlappedPipeline, Pipeline
 from worker.engine.scheduler import Scheduler
 from worker.executor.interface import Executor
+from worker.types import SchedulerOutput
 
 
 class EngineCore:
-    """Runs one scheduler on one executor, a step at a time. `clock` is monotonic, in seconds."""
+    """Runs one scheduler on one executor. `clock` is monotonic, in seconds.
+
+    With `overlap` the executor runs on a thread of its own, one step behind the scheduler; another
+    `pipeline` than the two usual ones may be given. Not thread-safe but for `running_step`.
+    """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, clock: Callable[[], float]
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Callable[[], float],
+        overlap: bool = False,
+        pipeline: Pipeline | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._executor = executor
         self._clock = clock
+        if pipeline is None:
+            pipeline = OverlappedPipeline(executor) if overlap else InlinePipeline(executor)
+        self._pipeline = pipeline
+        self._control = Control(scheduler, executor)
+        self._commands: deque[Command] = deque()
+        self._in_flight: deque[SchedulerOutput] = deque()
         self._ended: list[RequestOutput] = []  # refused or aborted since the last step
+        self._is_changed = False  # something to tell although no step ran
+        self._running_step: tuple[float, int] | None = None
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to run or to tell."""
-        return self._scheduler.has_unfinished or bool(self._ended)
+        """Whether `step` has something to run or to tell, or a reply is to be taken."""
+        return bool(
+            self._ended
+            or self._in_flight
+            or self._commands
+            or self._is_changed
+            or self._control.replies
+            or self._scheduler.is_runnable
+        )
+
+    @property
+    def running_step(self) -> tuple[float, int] | None:
+        """When the oldest step in flight began, and its tokens. May be read from any thread."""
+        return self._running_step
 
     def add(self, request: AddRequest) -> None:
         """Queue a request. One that can never run is answered by the next `step`."""
-        refused = self._scheduler.add(request)
-        if refused is not None:
-            self._ended.append(refused)
+        self._ended += self._scheduler.add(request)
+        self._is_changed = True
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests and free their blocks now; the next `step` tells. Unknown ids pass."""
+        """End answers and free their blocks now; the next `step` tells. Unknown ids pass."""
         for request_id in request_ids:
             output = self._scheduler.abort(request_id)
             if output is not None:
                 self._ended.append(output)
 
-    def step(self) -> StepOutputs | None:
-        """Run one step to its end and return all there is to tell; None without work.
-
-        Whatever the executor raises goes through: the KV cache is in doubt then, and the engine
-        must end.
+    def command(self, message: Command) -> None:
+        """Have a command carried out by the next calls of `step`; `take_replies` has the answer
+        when its state is reached. `Configure` is done at once.
         """
-        if not self.has_work:
-            return None
+        if isinstance(message, Configure):
+            self._control.configure(message)
+        else:
+            self._commands.append(message)
+
+    def take_replies(self) -> list[CommandReply]:
+        """The answers to commands since the last call."""
+        replies, self._control.replies = self._control.replies, []
+        return replies
+
+    def take_events(self) -> list[CacheEvent]:
+        """What changed in the prefix cache since the last call, in order."""
+        return self._scheduler.blocks.take_events()
+
+    def step(self) -> StepOutputs | None:
+        """Go on by one step and return all there is to tell; None when there is nothing, which does
+        not mean that there is no more work.
+
+        Blocks until a step has ended, except when the first one of a row is handed over. Whatever
+        the executor raises goes through: the KV cache is in doubt then, and the engine must end.
+        """
+        tell = bool(self._ended) or self._is_changed
         outputs, self._ended = self._ended, []
-        step = self._scheduler.schedule(self._clock())
-        if step is None:
-            return StepOutputs(outputs, self._scheduler.stats())
-        result = self._executor.execute(step)
-        outputs += self._scheduler.update(step, result, self._clock())
-        return StepOutputs(outputs, self._scheduler.stats(), step.num_tokens)
+        self._is_changed = False
+        num_tokens = 0
+        submitted = bool(not self._commands and self._submit())
+        if self._in_flight and (not submitted or len(self._in_flight) >= self._pipeline.depth):
+            num_tokens = self._in_flight[0].num_tokens
+            outputs += self._take_in()
+            tell = True
+        if not self._in_flight:
+            tell = self._run_commands(outputs) or tell
+        return StepOutputs(outputs, self._stats(), num_tokens) if tell else None
 
     def shutdown(self) -> None:
-        """Give the device back."""
-        self._executor.shutdown()
+        """Give the device back. Idempotent."""
+        self._pipeline.shutdown()
+
+    # ---- below: private ---------------------------------------------------------------------
+
+    def _submit(self) -> bool:
+        """Schedule the next step and hand it over; False when there is none."""
+        now = self._clock()
+        step = self._scheduler.schedule(now)
+        if step is None:
+            return False
+        self._in_flight.append(step)
+        if self._running_step is None:
+            self._running_step = (now, step.num_tokens)
+        self._pipeline.submit(step)
+        return True
+
+    def _take_in(self) -> list[RequestOutput]:
+        """Wait for the oldest step in flight and update with it."""
+        result = self._pipeline.wait()
+        now = self._clock()
+        step = self._in_flight.popleft()
+        self._running_step = (now, self._in_flight[0].num_tokens) if self._in_flight else None
+        return self._scheduler.update(step, result, now)
+
+    def _run_commands(self, outputs: list[RequestOutput]) -> bool:
+        """Carry out what has come, now that no step is in flight; whether there was anything."""
+        had_any = bool(self._commands)
+        while self._commands:
+            self._control.run(self._commands.popleft())
+        self._control.look()
+        outputs += self._control.outputs
+        self._control.outputs = []
+        return had_any
+
+    def _stats(self) -> EngineStats:
+        return msgspec.structs.replace(
+            self._scheduler.stats(),
+            sleep_level=self._control.sleep_level,
+            is_paused=self._scheduler.pause_state is not PauseState.UNPAUSED,
+        )

@@ -2,303 +2,336 @@
 
 Theory of operation
 -------------------
-There is no prefill or decode phase. Every sequence has tokens and a count of those already run; a
-step raises that count for as many sequences as `max_num_batched_tokens` allows. A sequence that
-reaches its last token has the next one drawn. Running sequences come first, then waiting ones are
-admitted, both in order of *rank*: priority value, then arrival (so equal priorities are first
-come, first served). A prompt longer than what is left of the budget runs in chunks.
+There is no prefill or decode phase. Every sequence has tokens and a count of those given to steps
+already; a step raises that count for as many sequences as `max_num_batched_tokens` allows. A
+sequence that reaches its last token has the next one drawn. Running sequences come first, in order
+of *rank*: priority value, then arrival; then waiting ones are admitted (`admission`). A prompt
+longer than what is left of the budget runs in chunks.
 
 Admission reserves blocks for everything a sequence knows at that moment, so that two half-run
-prompts cannot starve each other; only outputs need blocks later. When there is none, the running
-sequence of the last rank is preempted: its blocks are freed, it waits again in its old place in
-line, and re-runs its tokens when it is back (its sealed blocks keep their contents until they are
-re-used, which makes that cheap). Nobody is admitted in a step that preempted.
+prompts cannot starve each other; only outputs need blocks later. When there is none, a running
+sequence is preempted (`policies` says which, and why that ends): its blocks are freed, it waits
+again in its old place in line, and re-runs its tokens when it is back (its contents stay hits until
+they are re-used, which makes that cheap). Nobody is admitted in a step that preempted.
 
-Nothing dead-locks: a sequence never has more tokens than the pool (its limit is clamped at `add`,
-and a prompt that leaves no room for an output is refused), so the first-ranked running sequence
-can always go on once the others have made room, and the first waiting one is always admitted when
-none runs.
+A request with n answers is one sequence until its prompt has been run. That step draws n first
+tokens; then the sequence forks, sharing the prompt's blocks.
+
+*Overlap.* A step may be scheduled while the one before it still runs (not more than one):
+`schedule`, `schedule`, `update`, `schedule`, `update`, … Tokens count as computed when they are
+scheduled, as written when the step's results are there. A sequence whose token is being drawn by
+the step in flight goes on all the same: its next step `takes_pending`, that is, whoever runs the
+steps puts the token in. Steps run strictly one after the other, and from that it follows that:
+
+- A sequence that turns out to have ended in step N may stand in step N+1. Its token from there is
+  discarded. What N+1 writes for it lands after its last written token, in a block that is free by
+  then; whoever gets that block writes to it in step N+2 at the earliest, which runs after N+1, and
+  a slot is only ever read after its new owner has written it. Sealed blocks are full, and a partial
+  block is a hit only as far as it was written, so the stray write is never looked at.
+- The same holds for an abort, and for a preemption at the time when N+1 is scheduled: blocks that
+  step N still writes may be given away in N+1, which runs later.
+- What step N writes is sealed when its results are there, not before. A sequence that was preempted
+  in between has lost those blocks: it only takes the token.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from operator import attrgetter
 
 from worker.config import CacheConfig, SchedulerConfig
-from worker.engine.block_hash import BlockHasher
+from worker.engine import policies
+from worker.engine.admission import Admission, PauseState
 from worker.engine.block_manager import BlockManager
+from worker.engine.counters import Counters
+from worker.engine.live_sequences import LiveSequences, new_sequence
 from worker.engine.messages import AddRequest, EngineStats, RequestOutput
+from worker.engine.planning import StepInFlight, StepPlan
+from worker.engine.results import Results
 from worker.engine.sequence import Sequence, SequenceState
-from worker.types import FinishReason, ModelOutput, ScheduledSequence, SchedulerOutput
-
-_by_rank = attrgetter("rank")
-
-
-@dataclass(slots=True)
-class _Counters:
-    """Totals since start; the scheduler's part of `EngineStats`."""
-
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    num_preemptions: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    num_steps: int = 0
+from worker.engine.sequence_kv import SequenceKv
+from worker.errors import ConfigError, IntegrityError
+from worker.types import FinishReason, ModelOutput, SchedulerOutput
 
 
 class Scheduler:
     """Sole owner of the sequences and, through its block manager, of the KV blocks. Pure: no clock.
 
-    The order of calls is `schedule`, run the step, `update`; `add` and `abort` come between steps.
+    `schedule` and `update` alternate, or one step is ahead (see above); everything else may come
+    between any two calls.
     """
 
     def __init__(
-        self,
-        cache: CacheConfig,
-        limits: SchedulerConfig,
-        eos_token_ids: Seq[int] = (),
-        hash_seed: bytes = b"",
+        self, cache: CacheConfig, limits: SchedulerConfig, eos_token_ids: Seq[int] = ()
     ) -> None:
-        self.blocks = BlockManager(cache)
-        self._hasher = BlockHasher(cache.block_size, hash_seed)
-        self._block_size = cache.block_size
-        self._caching = cache.enable_prefix_caching
-        self._num_watermark_blocks = int(cache.watermark * cache.num_blocks)
+        _check(limits)
         self._limits = limits
+        self._victim_policy = policies.VICTIM_POLICIES[limits.victim]
         self._eos_token_ids = frozenset(eos_token_ids)
         self.max_model_len = min(limits.max_model_len, cache.num_blocks * cache.block_size)
-        self._next_seq_id = 0
-        self._waiting: list[Sequence] = []  # both lists in order of rank
-        self._running: list[Sequence] = []
-        self._by_seq_id: dict[int, Sequence] = {}
-        self._by_request_id: dict[str, Sequence] = {}
-        self._counters = _Counters()
+        if not limits.enable_chunked_prefill:  # whatever was preempted must fit in one step again
+            self.max_model_len = min(self.max_model_len, limits.max_num_batched_tokens)
+        self._counters = Counters()
+        self._live = LiveSequences()
+        self._kv = SequenceKv(cache)
+        watermark = int(cache.watermark * cache.num_blocks)
+        self._admission = Admission(limits, self._live, self._kv, self._counters, watermark)
+        self._results = Results(self._live, self._kv, self._counters)
+        self._in_flight: deque[StepInFlight] = deque()
+        self.pause_state = PauseState.UNPAUSED
+
+    @property
+    def blocks(self) -> BlockManager:
+        """The KV blocks."""
+        return self._kv.blocks
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a step is worth scheduling."""
-        return bool(self._by_seq_id)
+        """Whether any request has not ended."""
+        return len(self._live) > 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any unfinished request has ever run."""
+        return any(sequence.scheduled_seconds is not None for sequence in self._live)
+
+    @property
+    def is_runnable(self) -> bool:
+        """Whether there is anything that may be scheduled, now or when the step in flight ends."""
+        if self.pause_state is PauseState.PAUSED_ALL:
+            return False
+        return self.has_unfinished if self.pause_state is PauseState.UNPAUSED else self.has_begun
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold blocks and take part in steps."""
-        return len(self._running)
+        """Answers whose sequences hold blocks and take part in steps."""
+        return self._live.num_running
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for admission, preempted ones among them."""
-        return len(self._waiting)
+        """Answers that wait for admission, preempted ones among them."""
+        return self._live.num_waiting
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps handed out whose results have not been taken in."""
+        return len(self._in_flight)
 
     def stats(self) -> EngineStats:
         """Gauges and counters of this moment."""
-        counters = self._counters
+        counters, blocks = self._counters, self.blocks
         return EngineStats(
-            num_running=len(self._running),
-            num_waiting=len(self._waiting),
-            kv_cache_usage=self.blocks.usage,
+            num_running=self._live.num_running,
+            num_waiting=self._live.num_waiting,
+            kv_cache_usage=blocks.usage,
             prefix_cache_queries=counters.prefix_cache_queries,
             prefix_cache_hits=counters.prefix_cache_hits,
             num_preemptions=counters.num_preemptions,
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
             num_steps=counters.num_steps,
+            num_deferred=self._num_deferred(),
+            prompt_tokens_cached=counters.prompt_tokens_cached,
+            num_evictions=blocks.num_evictions,
+            num_hash_collisions=blocks.num_hash_collisions,
+            num_corrupted_requests=counters.num_corrupted_requests,
         )
 
-    def add(self, request: AddRequest) -> RequestOutput | None:
-        """Queue a request; or refuse it, with the output that tells its client so.
+    # ---- requests come and go ---------------------------------------------------------------
 
-        Refused are an empty prompt, a prompt with no room for an output, and an id in use. The
-        output is cut at `max_model_len` tokens (of the whole sequence) if that comes first.
+    def add(self, request: AddRequest) -> list[RequestOutput]:
+        """Queue a request; or refuse it, with the outputs that tell so, one for each answer.
+
+        Refused are an empty prompt, a prompt with no room for an output, more answers than may run
+        together, and ids in use. Outputs are cut at `max_model_len` tokens (of the whole sequence)
+        if that comes first.
         """
-        num_prompt = len(request.prompt_token_ids)
-        sequence = Sequence(
-            self._next_seq_id,
+        sequence = new_sequence(
             request,
-            min(num_prompt + request.params.max_tokens, self.max_model_len),
+            self._live.next_seq_id,
+            request.priority if self._limits.policy == "priority" else 0,
+            self.max_model_len,
             self._eos_token_ids,
         )
         error = self._refusal(request)
-        if error is not None:
-            return sequence.output([], FinishReason.ERROR, error=error)
-        self._next_seq_id += 1
-        self._by_seq_id[sequence.seq_id] = sequence
-        self._by_request_id[request.request_id] = sequence
-        insort(self._waiting, sequence, key=_by_rank)
-        return None
+        if error is None:
+            self._live.add(sequence)
+            return []
+        return [
+            sequence.output(finish_reason=FinishReason.ERROR, error=error, request_id=name)
+            for name in (request.request_id, *request.branch_ids)
+        ]
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now and free its blocks. None when it is unknown or has ended."""
-        sequence = self._by_request_id.get(request_id)
+        """End an answer now and free its blocks. None when it is unknown or has ended.
+
+        The other answers of its request go on.
+        """
+        sequence = self._live.find(request_id)
         if sequence is None:
             return None
-        line = self._running if sequence.state is SequenceState.RUNNING else self._waiting
-        del line[bisect_left(line, sequence.rank, key=_by_rank)]
-        self._forget(sequence)
-        return sequence.output([], FinishReason.ABORT)
+        output = sequence.output(finish_reason=FinishReason.ABORT, request_id=request_id)
+        if sequence.branches:
+            self._live.drop_branch(sequence, request_id)
+        else:
+            self._results.end(sequence)
+        return output
+
+    def abort_all(self) -> list[RequestOutput]:
+        """End everything, in order of rank."""
+        names = [
+            name
+            for sequence in sorted(self._live, key=lambda s: s.rank)
+            for name in (sequence.request_id, *(b.request_id for b in sequence.branches))
+        ]
+        return [output for name in names if (output := self.abort(name)) is not None]
+
+    def preempt_all(self) -> None:
+        """Take the blocks of all that run, the last first; they go on later, with the same output.
+
+        Only while no step is in flight.
+        """
+        for sequence in reversed(self._live.running[:]):
+            self._preempt(sequence)
+
+    # ---- steps ------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> SchedulerOutput | None:
-        """The next step, or None when no sequence is unfinished.
+        """The next step, or None when nothing can run (now: the step in flight may change that).
 
-        Token budget, `max_num_seqs` and the pool are never exceeded. The block tables in the
-        result are views: valid until the next call of any method here.
+        Token budget, `max_num_seqs` and the pool are never exceeded. The result shares nothing
+        with the scheduler. At most one step may be in flight already.
         """
-        limits = self._limits
-        planned: list[ScheduledSequence] = []
-        cap = budget = limits.max_num_batched_tokens
-        if limits.long_prefill_token_threshold and len(self._by_seq_id) > 1:
-            cap = min(cap, limits.long_prefill_token_threshold)
-        budget, preempted = self._plan_running(planned, budget, cap)
-        if not preempted:
-            self._plan_waiting(planned, budget, cap, now)
-        if not planned:
+        plan = StepPlan(self._limits, len(self._live))
+        if self.pause_state is PauseState.PAUSED_ALL:
+            return None
+        self._plan_running(plan)
+        if not plan.preempted:
+            self._admission.admit(plan, now, self.pause_state is PauseState.PAUSED_NEW)
+        sequences, shares = plan.commit(self.blocks.table)
+        if not sequences:
             return None
         self._counters.num_steps += 1
-        return SchedulerOutput(self._counters.num_steps, tuple(planned), self.blocks.take_copies())
+        step = self._counters.num_steps
+        self._in_flight.append(StepInFlight(step, shares))
+        return SchedulerOutput(step, sequences, self.blocks.take_copies())
 
     def update(self, step: SchedulerOutput, result: ModelOutput, now: float) -> list[RequestOutput]:
-        """Take in what a step produced: new tokens, newly full blocks, ended sequences.
+        """Take in what a step produced: new tokens, newly full blocks, branches, ended sequences.
 
-        `step` is the one `schedule` returned last. Returns one output for each token drawn.
+        `step` is the oldest in flight. Raises IntegrityError when it is not.
         """
-        outputs: list[RequestOutput] = []
-        for scheduled in step.sequences:
-            sequence = self._by_seq_id[scheduled.seq_id]
-            sequence.num_computed += len(scheduled.token_ids)
-            self._seal(sequence)
-            if scheduled.samples:
-                (draw,) = result.sampled[scheduled.seq_id]
-                outputs.append(self._take_token(sequence, draw.token_id, now))
-        return outputs
+        if not self._in_flight or self._in_flight[0].step != step.step:
+            raise IntegrityError(f"step {step.step} is not the oldest in flight")
+        return self._results.apply(self._in_flight.popleft(), result, now)
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError when the blocks contradict themselves. For tests; O(n)."""
-        self.blocks.check_integrity()
-
-    # ---- planning ---------------------------------------------------------------------------
-
-    def _plan_running(
-        self, planned: list[ScheduledSequence], budget: int, cap: int
-    ) -> tuple[int, bool]:
-        """Give every running sequence its share; returns the budget left and if one lost its
-        blocks.
-
-        Victims come off the end of the list, so whatever is planned already keeps its blocks.
+        """Raise IntegrityError when sequences, steps and blocks contradict each other. For tests;
+        O(everything).
         """
-        preempted = False
-        index = 0
-        while index < len(self._running) and budget > 0:
-            sequence = self._running[index]
-            start = sequence.num_computed
-            num_tokens = min(len(sequence.token_ids) - start, cap, budget)
-            while not self.blocks.allocate(sequence.seq_id, start, start + num_tokens):
-                preempted = True
-                if self._preempt_last() is sequence:
-                    return budget, preempted
-            self._plan(planned, sequence, num_tokens)
-            budget -= num_tokens
-            index += 1
-        return budget, preempted
+        self.blocks.check_integrity()
+        self._live.check_integrity()
+        if self.num_running > self._limits.max_num_seqs:
+            raise IntegrityError("more run than may")
+        pending: dict[int, int] = {}
+        for step in self._in_flight:
+            for share in step.shares:
+                if share.answers:
+                    seq_id = share.sequence.seq_id
+                    pending[seq_id] = pending.get(seq_id, 0) + 1
+        for sequence in self._live:
+            if sequence.num_pending != pending.get(sequence.seq_id, 0):
+                raise IntegrityError(f"sequence {sequence.seq_id} miscounts tokens in flight")
+            self._kv.check_integrity(sequence)
+        self._kv.check_total(self._live.running)
 
-    def _plan_waiting(
-        self, planned: list[ScheduledSequence], budget: int, cap: int, now: float
-    ) -> None:
-        """Admit waiting sequences in order, until the first that does not fit."""
-        while self._waiting and budget > 0 and len(self._running) < self._limits.max_num_seqs:
-            sequence = self._waiting[0]
-            if not self._admit(sequence, now):
+    # ---- below: private ---------------------------------------------------------------------
+
+    def _plan_running(self, plan: StepPlan) -> None:
+        """Give every running sequence its share, until the budget is used up."""
+        for sequence in self._live.running[:]:
+            if plan.budget <= 0:
                 return
-            del self._waiting[0]
-            insort(self._running, sequence, key=_by_rank)
-            num_tokens = min(len(sequence.token_ids) - sequence.num_computed, cap, budget)
-            self._plan(planned, sequence, num_tokens)
-            budget -= num_tokens
+            if sequence.state is not SequenceState.RUNNING:  # preempted for one before it
+                continue
+            num_tokens = plan.affordable(sequence.num_unscheduled)
+            if num_tokens and self._make_room(plan, sequence, sequence.num_computed + num_tokens):
+                plan.add(sequence, num_tokens)
 
-    def _admit(self, sequence: Sequence, now: float) -> bool:
-        num_tokens = len(sequence.token_ids)
-        hits: list[int] = []
-        if self._caching:
-            self._hash(sequence, (num_tokens - 1) // self._block_size)
-            hits = self.blocks.match(sequence.block_hashes, num_tokens)
-        reserve = self._num_watermark_blocks if self._running else 0
-        if not self.blocks.admit(sequence.seq_id, num_tokens, hits, reserve):
-            return False
-        sequence.state = SequenceState.RUNNING
-        sequence.num_computed = len(hits) * self._block_size
-        if sequence.scheduled_seconds is None:
-            sequence.scheduled_seconds = now
-            sequence.num_cached = sequence.num_computed
-            if self._caching:
-                self._counters.prefix_cache_queries += num_tokens
-                self._counters.prefix_cache_hits += sequence.num_cached
+    def _make_room(self, plan: StepPlan, sequence: Sequence, end: int) -> bool:
+        """Get a running sequence the blocks up to `end`; False when it had to give way itself."""
+        while not self._kv.grow(sequence, end):
+            if len(self._live.running) == 1:
+                raise IntegrityError(f"sequence {sequence.seq_id} does not fit in an empty pool")
+            victim = self._victim(sequence)
+            plan.drop(victim)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
         return True
 
-    def _plan(self, planned: list[ScheduledSequence], sequence: Sequence, num_tokens: int) -> None:
-        start = sequence.num_computed
-        end = start + num_tokens
-        tokens = sequence.token_ids
-        planned.append(
-            ScheduledSequence(
-                sequence.seq_id,
-                tokens[start:end],
-                start,
-                self.blocks.table(sequence.seq_id),
-                (sequence.sample_spec(),) if end == len(tokens) else (),
-            )
+    def _victim(self, requester: Sequence) -> Sequence:
+        running = {sequence.seq_id: sequence for sequence in self._live.running}
+        candidates = {seq_id: self._candidate(s) for seq_id, s in running.items()}
+        asking = candidates[requester.seq_id]
+        chosen = policies.choose_victim(self._victim_policy, asking, list(candidates.values()))
+        return running[chosen.seq_id]
+
+    def _candidate(self, sequence: Sequence) -> policies.Candidate:
+        blocks = self.blocks
+        return policies.Candidate(
+            sequence.seq_id,
+            sequence.priority,
+            sequence.num_prompt,
+            sequence.num_outputs,
+            sequence.num_computed,
+            blocks.num_shared_tokens(sequence.seq_id),
+            len(blocks.table(sequence.seq_id)),
+            sequence.num_preemptions,
+            sequence.guaranteed,
         )
 
-    def _preempt_last(self) -> Sequence:
-        sequence = self._running.pop()
-        self.blocks.free(sequence.seq_id)
-        sequence.num_computed = 0
-        sequence.num_preemptions += 1
-        sequence.state = SequenceState.WAITING
-        insort(self._waiting, sequence, key=_by_rank)
+    def _preempt(self, sequence: Sequence) -> None:
+        self._kv.release(sequence)
+        self._live.preempt(sequence)
         self._counters.num_preemptions += 1
-        return sequence
 
-    # ---- results ----------------------------------------------------------------------------
-
-    def _take_token(self, sequence: Sequence, token: int, now: float) -> RequestOutput:
-        if sequence.num_outputs == 0:
-            self._counters.prompt_tokens += sequence.num_prompt
-        self._counters.generation_tokens += 1
-        sequence.append(token, now)
-        reason, stop_token = sequence.stop_reason()
-        if reason is not None:
-            del self._running[bisect_left(self._running, sequence.rank, key=_by_rank)]
-            self._forget(sequence)
-        return sequence.output([token], reason, stop_token)
-
-    def _seal(self, sequence: Sequence) -> None:
-        if not self._caching:
-            return
-        num_full = sequence.num_computed // self._block_size
-        if num_full > len(sequence.block_hashes):
-            self._hash(sequence, num_full)
-        self.blocks.seal(sequence.seq_id, sequence.block_hashes, num_full)
-
-    def _hash(self, sequence: Sequence, num_blocks: int) -> None:
-        salt = sequence.request.cache_salt
-        self._hasher.extend(sequence.block_hashes, sequence.token_ids, num_blocks, salt)
-
-    def _forget(self, sequence: Sequence) -> None:
-        self.blocks.free(sequence.seq_id)
-        sequence.state = SequenceState.FINISHED
-        del self._by_seq_id[sequence.seq_id]
-        del self._by_request_id[sequence.request.request_id]
+    def _num_deferred(self) -> int:
+        if self.pause_state is PauseState.UNPAUSED:
+            return min(self._admission.num_deferred, self.num_waiting)
+        if self.pause_state is PauseState.PAUSED_ALL:
+            return self.num_waiting
+        held = (s for s in self._live.waiting if s.scheduled_seconds is None)
+        return sum(sequence.num_answers for sequence in held)
 
     def _refusal(self, request: AddRequest) -> str | None:
         num_prompt = len(request.prompt_token_ids)
-        if request.request_id in self._by_request_id:
-            return f"request id {request.request_id!r} is in use"
+        names = (request.request_id, *request.branch_ids)
+        taken = self._live.first_in_use(names)
+        if taken is not None:
+            return f"request id {taken!r} is in use"
+        if len(names) > self._limits.max_num_seqs:
+            return (
+                f"the request asks for {len(names)} answers; at most {self._limits.max_num_seqs} "
+                "can run together (--max-num-seqs)"
+            )
         if num_prompt == 0:
             return "the prompt is empty"
         if num_prompt >= self.max_model_len:
             return (
                 f"the prompt has {num_prompt} tokens; with at least one output token the limit is "
-                f"{self.max_model_len} (the model's length or the KV cache, whichever is smaller)"
+                f"{self.max_model_len} (the model's length, the KV cache or, with chunked prefill "
+                "off, the tokens of a step, whichever is smallest)"
             )
         return None
+
+
+def _check(limits: SchedulerConfig) -> None:
+    """Raise ConfigError for a policy that does not exist."""
+    for flag, given, known in (
+        ("--scheduling-policy", limits.policy, policies.POLICIES),
+        ("--waiting-order", limits.waiting_order, policies.WAITING_ORDERS),
+        ("--preemption-victim", limits.victim, tuple(policies.VICTIM_POLICIES)),
+    ):
+        if given not in known:
+            raise ConfigError(f"{flag} {given!r} is not one of {', '.join(known)}")

@@ -1,13 +1,13 @@
-"""A request inside the engine: its tokens and how far they have been run."""
+"""A request inside the engine: its tokens, how far they have been run, and what to draw next."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from worker.engine.block_hash import BlockHash
 from worker.engine.messages import AddRequest, RequestOutput
-from worker.types import FinishReason, SampleSpec
+from worker.types import Draw, FinishReason, SampleSpec, SamplingParams, TokenLogprobs
 
 
 class SequenceState(Enum):
@@ -18,25 +18,54 @@ class SequenceState(Enum):
     FINISHED = auto()
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A further answer to the same prompt (n > 1) that is not a sequence of its own yet.
+
+    `index` is its number among the request's answers; the first has 0.
+    """
+
+    request_id: str
+    index: int
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """The mutable record of one request. The scheduler is its only owner.
+    """The mutable record of one answer. The scheduler is its only owner.
 
-    `token_ids` is the prompt and, appended, the outputs, `max_tokens_total` of them at most. The KV
-    of the first `num_computed` is written. `block_hashes` names the leading full blocks of
-    `token_ids`, as far as anybody has asked. Times are on the engine's clock.
+    `token_ids` is the prompt and, appended, the outputs, `max_tokens_total` of them at most. Of
+    these the first `num_computed` were given to steps, the KV of the first `num_written` is there
+    (the steps that wrote it have ended), and `num_pending` more tokens are being drawn by steps in
+    flight. `block_hashes` names the leading full blocks of `token_ids`, as far as anybody has
+    asked. Times are on the engine's clock.
+
+    `branches` are the request's other answers until the prompt has been run: the step that ends it
+    draws for all of them, then each becomes a sequence that shares the prompt's blocks. Whichever
+    answer leads (the first, until it is aborted) runs the prompt; it is `index` and `request_id`.
     """
 
     seq_id: int
     request: AddRequest
+    priority: int
     max_tokens_total: int
     eos_token_ids: frozenset[int]
+    request_id: str = ""
+    params: SamplingParams = field(init=False)
+    index: int = 0
+    branches: list[Branch] = field(default_factory=list)
     token_ids: list[int] = field(init=False)
     num_prompt: int = field(init=False)
     state: SequenceState = SequenceState.WAITING
     num_computed: int = 0
+    num_written: int = 0
+    num_pending: int = 0
+    is_branching: bool = False  # the step in flight draws the first tokens of several answers
     num_cached: int = 0
     num_preemptions: int = 0
+    guaranteed: bool = False  # never a victim within its class, see `engine.policies`
+    num_bypassed: int = 0
+    num_overtaken: int = 0
+    num_prompt_logprobs: int = 0  # prompt tokens whose log probabilities were told
     block_hashes: list[BlockHash] = field(default_factory=list)
     scheduled_seconds: float | None = None
     first_token_seconds: float | None = None
@@ -45,27 +74,116 @@ class Sequence:
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)
         self.num_prompt = len(self.token_ids)
+        self.lead(Branch(self.request.request_id, 0))
+
+    # ---- identity ---------------------------------------------------------------------------
 
     @property
     def rank(self) -> tuple[int, int]:
         """Who goes first: the lower priority value, then the earlier arrival. Unique."""
-        return (self.request.priority, self.seq_id)
+        return (self.priority, self.seq_id)
+
+    @property
+    def num_answers(self) -> int:
+        """Answers that this sequence runs for: its own, and its branches'."""
+        return 1 + len(self.branches)
+
+    @property
+    def answers(self) -> tuple[int, ...]:
+        """The indices of those answers."""
+        return (self.index, *(branch.index for branch in self.branches))
+
+    def lead(self, branch: Branch) -> None:
+        """Become the answer `branch` (which is in `branches` no more)."""
+        self.request_id = branch.request_id
+        self.index = branch.index
+        self.params = self.params_of(branch.index)
+
+    def params_of(self, index: int) -> SamplingParams:
+        """The sampling parameters of the request's answer `index`: each has a seed of its own."""
+        params = self.request.params
+        return replace(params, seed=params.seed + index) if index else params
+
+    def child(self, branch: Branch, seq_id: int) -> Sequence:
+        """The sequence of a branch, now that the prompt has been run; it has no blocks yet."""
+        child = Sequence(
+            seq_id, self.request, self.priority, self.max_tokens_total, self.eos_token_ids
+        )
+        child.lead(branch)
+        child.num_cached = self.num_cached
+        child.num_prompt_logprobs = self.num_prompt_logprobs
+        child.block_hashes = self.block_hashes[:]
+        child.scheduled_seconds = self.scheduled_seconds
+        return child
+
+    # ---- progress ---------------------------------------------------------------------------
 
     @property
     def num_outputs(self) -> int:
         """Tokens drawn so far."""
         return len(self.token_ids) - self.num_prompt
 
-    def sample_spec(self) -> SampleSpec:
-        """How to draw the token that comes after all of `token_ids`.
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known, and those that steps in flight are drawing."""
+        return len(self.token_ids) + self.num_pending
 
-        Until `min_tokens` outputs are there, no token that could end the sequence can be drawn.
+    @property
+    def num_unscheduled(self) -> int:
+        """Tokens that the next step could run.
+
+        None while the step in flight is drawing the last token that fits, or those that make
+        branches of this sequence: nothing may be written into the shared blocks before that, and
+        which of the tokens is the next one depends on whose answer is still wanted then.
         """
-        params = self.request.params
+        if self.is_branching or (self.num_pending and self.num_tokens >= self.max_tokens_total):
+            return 0
+        return self.num_tokens - self.num_computed
+
+    @property
+    def num_readable(self) -> int:
+        """Leading tokens that may come from the prefix cache, were they all there.
+
+        A prompt's log probabilities come only with running it, so tokens whose successors' are
+        still to be told are run.
+        """
+        if self.request.params.prompt_logprobs is None:
+            return len(self.token_ids)
+        if self.num_prompt_logprobs >= self.num_prompt - 1:
+            return len(self.token_ids)
+        return self.num_prompt_logprobs + 1
+
+    def preempt(self) -> None:
+        """Lose the blocks and start over; what a step in flight draws still counts."""
+        self.state = SequenceState.WAITING
+        self.num_computed = self.num_written = 0
+        self.num_preemptions += 1
+        self.guaranteed = False
+
+    # ---- drawing ----------------------------------------------------------------------------
+
+    def sample_specs(self, position: int) -> tuple[SampleSpec, ...]:
+        """How to draw the token at `position`, which is the next: once for each answer."""
+        if not self.branches:
+            return (self._sample_spec(self.params, position),)
+        return tuple(self._sample_spec(self.params_of(i), position) for i in self.answers)
+
+    def _sample_spec(self, params: SamplingParams, position: int) -> SampleSpec:
+        """Until `min_tokens` outputs are there, no token that could end the sequence is drawn."""
         banned: tuple[int, ...] = ()
-        if self.num_outputs < params.min_tokens:
-            banned = (*self.eos_token_ids, *params.stop_token_ids)
-        return SampleSpec(params, len(self.token_ids), banned, num_prompt=self.num_prompt)
+        if position - self.num_prompt < params.min_tokens:
+            ends = () if params.ignore_eos else tuple(self.eos_token_ids)
+            banned = (*ends, *params.stop_token_ids)
+        history = self.token_ids[:position] if params.needs_history else ()
+        return SampleSpec(params, position, banned, history, self.num_prompt)
+
+    def prompt_targets(self, start: int, end: int) -> list[int]:
+        """The prompt tokens that follow positions `start` … `end`−1, if their log probabilities are
+        wanted and one of them was not told yet.
+        """
+        if self.params.prompt_logprobs is None or end <= self.num_prompt_logprobs:
+            return []
+        return self.token_ids[start + 1 : min(end + 1, self.num_prompt)]
 
     def append(self, token: int, now: float) -> None:
         """Take a token that was drawn."""
@@ -74,33 +192,25 @@ class Sequence:
             self.first_token_seconds = now
         self.last_token_seconds = now
 
-    def stop_reason(self) -> tuple[FinishReason | None, int | None]:
-        """Whether the last token ends the sequence, and which stop token did.
-
-        Before `min_tokens` outputs a stop token is a token like any other.
-        """
-        params = self.request.params
-        token = self.token_ids[-1]
-        if self.num_outputs >= params.min_tokens and (
-            (token in self.eos_token_ids and not params.ignore_eos)
-            or token in params.stop_token_ids
-        ):
-            return FinishReason.STOP, token
-        if len(self.token_ids) >= self.max_tokens_total:
-            return FinishReason.LENGTH, None
-        return None, None
+    # ---- telling ----------------------------------------------------------------------------
 
     def output(
         self,
-        token_ids: list[int],
+        draws: tuple[Draw, ...] = (),
         finish_reason: FinishReason | None = None,
         stop_token_id: int | None = None,
+        prompt_logprobs: tuple[TokenLogprobs, ...] = (),
+        *,
         error: str | None = None,
+        request_id: str | None = None,
     ) -> RequestOutput:
-        """What to tell the client about `token_ids`, with everything else as it is now."""
+        """What to tell the client about new `draws`, with everything else as it is now.
+
+        `request_id` names a branch; without it the output is this sequence's own.
+        """
         return RequestOutput(
-            self.request.request_id,
-            token_ids,
+            self.request_id if request_id is None else request_id,
+            [draw.token_id for draw in draws],
             finish_reason,
             stop_token_id,
             self.num_cached,
@@ -109,4 +219,6 @@ class Sequence:
             self.last_token_seconds,
             self.num_preemptions,
             error,
+            [draw.logprobs for draw in draws if draw.logprobs is not None],
+            list(prompt_logprobs),
         )

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.scheduler import Scheduler
-from worker.types import FinishReason, ModelOutput, SchedulerOutput
+from worker.types import Draw, FinishReason, ModelOutput, SchedulerOutput
 
 Make = Callable[..., AddRequest]
 
 
-def scheduler(num_blocks: int = 64, block_size: int = 4, **limits: int) -> Scheduler:
-    """A scheduler with end token 0."""
-    return Scheduler(CacheConfig(num_blocks, block_size), SchedulerConfig(**limits), (0,))
+def scheduler(num_blocks: int = 64, block_size: int = 4, **limits: Any) -> Scheduler:
+    """A scheduler with end token 0 that shares whole blocks only."""
+    cache = CacheConfig(num_blocks, block_size, enable_partial_hits=False)
+    return Scheduler(cache, SchedulerConfig(**limits), (0,))
+
+
+def drawn(tokens: dict[int, int]) -> ModelOutput:
+    """One token for each sequence id."""
+    return ModelOutput({seq_id: (Draw(token),) for seq_id, token in tokens.items()})
 
 
 def plan(step: SchedulerOutput | None) -> dict[int, int]:
@@ -32,8 +39,8 @@ def advance(
     step = engine.schedule(now)
     planned = plan(step)
     assert step is not None
-    sampled = {s.seq_id: (tokens or {}).get(s.seq_id, 1) for s in step.sequences if s.sample}
-    outputs = engine.update(step, ModelOutput(sampled), now)
+    sampled = {s.seq_id: (tokens or {}).get(s.seq_id, 1) for s in step.sequences if s.samples}
+    outputs = engine.update(step, drawn(sampled), now)
     engine.check_integrity()
     return planned, outputs
 
@@ -76,7 +83,7 @@ def test_admission_stops_at_max_num_seqs(make_request: Make) -> None:
 
 def test_admission_needs_room_for_the_whole_prompt(make_request: Make) -> None:
     """A prompt is not started on blocks for its first chunk alone; the head of the line waits."""
-    engine = scheduler(num_blocks=4, max_num_batched_tokens=4)
+    engine = scheduler(num_blocks=4, max_num_batched_tokens=4, max_bypasses=0)
     engine.add(make_request("a", [1] * 8))
     engine.add(make_request("b", [2] * 9, max_tokens=1))
     engine.add(make_request("c", [3]))
@@ -114,7 +121,7 @@ def test_preemption_takes_the_last_and_it_resumes_with_the_same_tokens(make_requ
     resumed = step.sequences[0]
     assert resumed.start + len(resumed.token_ids) == 4
     assert list(resumed.token_ids)[-1] == 6
-    outputs = engine.update(step, ModelOutput({1: 1}), 0.0)
+    outputs = engine.update(step, drawn({1: 1}), 0.0)
     assert outputs[0].num_preemptions == 1
 
 
@@ -192,9 +199,9 @@ def test_nothing_can_end_a_sequence_before_its_minimum(make_request: Make) -> No
         step = engine.schedule(0.0)
         assert step is not None
         (planned,) = step.sequences
-        assert planned.sample is not None
-        banned.append(set(planned.sample.banned_ids))
-        engine.update(step, ModelOutput({planned.seq_id: token}), 0.0)
+        (sample,) = planned.samples
+        banned.append(set(sample.banned_ids))
+        engine.update(step, drawn({planned.seq_id: token}), 0.0)
     assert banned == [{0, 5}, {0, 5}, set()]
     assert not engine.has_unfinished
 
@@ -242,8 +249,7 @@ def test_prompts_that_can_never_run_are_refused(
 ) -> None:
     """The refusal is an output with a reason, and nothing is queued."""
     engine = scheduler(num_blocks=2, block_size=4)
-    output = engine.add(make_request("a", prompt))
-    assert output is not None
+    (output,) = engine.add(make_request("a", prompt))
     assert output.finish_reason is FinishReason.ERROR
     assert words in (output.error or "")
     assert not engine.has_unfinished
@@ -252,12 +258,11 @@ def test_prompts_that_can_never_run_are_refused(
 def test_an_id_in_use_is_refused_without_harm_to_its_owner(make_request: Make) -> None:
     """The first request with the id goes on."""
     engine = scheduler()
-    assert engine.add(make_request("a", [1], max_tokens=1)) is None
-    second = engine.add(make_request("a", [2]))
-    assert second is not None
+    assert not engine.add(make_request("a", [1], max_tokens=1))
+    (second,) = engine.add(make_request("a", [2]))
     assert second.finish_reason is FinishReason.ERROR
     assert advance(engine)[1][0].finish_reason is FinishReason.LENGTH
-    assert engine.add(make_request("a", [2])) is None
+    assert not engine.add(make_request("a", [2]))
 
 
 def test_abort_frees_blocks_in_every_state(make_request: Make) -> None:

@@ -1,0 +1,215 @@
+"""Who of the waiting sequences joins the next step.
+
+Theory of operation
+-------------------
+The line is walked in order (of arrival within a priority, or of the longest cached prefix) until
+the step's budget or the seats are used up. A sequence that does not fit is passed over: later ones
+may be admitted before it, each at most `max_bypasses` times in its life, then nobody is until it
+fits. Only sequences of the same priority pass each other this way.
+
+A sequence that shares a long beginning with one whose prompt is being run right now is deferred:
+when the other's blocks are sealed it finds them in the cache instead of computing them again. That
+is decided anew in every step, from who runs at that moment, so an end, an abort or a preemption of
+the other sets it free; and whoever it waits for runs, so it makes progress.
+
+A sequence that was preempted comes back only when some room for growth is left besides, and after
+`policies.MAX_PREEMPTIONS` times only when it can be guaranteed (see `policies`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from worker.config import SchedulerConfig
+from worker.engine import policies
+from worker.engine.block_manager import PrefixHit
+from worker.engine.counters import Counters
+from worker.engine.live_sequences import LiveSequences
+from worker.engine.planning import StepPlan
+from worker.engine.sequence import Sequence
+from worker.engine.sequence_kv import SequenceKv
+
+# Waiting sequences that a step looks at without admitting them.
+MAX_LOOKED_AT = 64
+
+
+class PauseState(Enum):
+    """What may be scheduled: everything, only what has begun, nothing (vLLM's states)."""
+
+    UNPAUSED = auto()
+    PAUSED_NEW = auto()
+    PAUSED_ALL = auto()
+
+
+class _Outcome(Enum):
+    ADMITTED = auto()
+    DEFERRED = auto()
+    BLOCKED = auto()
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One walk along the line."""
+
+    now: float
+    prefilling: list[Sequence]
+    blocked: list[Sequence] = field(default_factory=list)
+    num_deferred: int = 0
+
+
+class Admission:
+    """Moves sequences from the waiting to the running; keeps no state but `num_deferred`."""
+
+    def __init__(
+        self,
+        limits: SchedulerConfig,
+        live: LiveSequences,
+        kv: SequenceKv,
+        counters: Counters,
+        num_watermark_blocks: int,
+    ) -> None:
+        self._limits = limits
+        self._live = live
+        self._kv = kv
+        self._counters = counters
+        self._num_watermark_blocks = num_watermark_blocks
+        self.num_deferred = 0
+
+    def admit(self, plan: StepPlan, now: float, only_begun: bool) -> None:
+        """Add to `plan` whoever can join; with `only_begun` only those that ran before."""
+        live, limits = self._live, self._limits
+        prefilling = [s for s in live.running if s.num_written < s.num_prompt]
+        walk = _Walk(now, prefilling)
+        for sequence in self._in_order():
+            if plan.budget <= 0 or live.num_running >= limits.max_num_seqs:
+                break
+            if only_begun and sequence.scheduled_seconds is None:
+                continue
+            if not self._may_go_on(walk, sequence):
+                break
+            outcome = self._try(plan, sequence, walk)
+            if outcome is _Outcome.ADMITTED:
+                self._count_overtaken(sequence, walk)
+                walk.prefilling.append(sequence)
+            elif outcome is _Outcome.DEFERRED:
+                walk.num_deferred += sequence.num_answers
+            else:
+                walk.blocked.append(sequence)
+            if len(walk.blocked) + walk.num_deferred > MAX_LOOKED_AT:
+                break
+        self.num_deferred = walk.num_deferred
+
+    def _may_go_on(self, walk: _Walk, sequence: Sequence) -> bool:
+        held = ((s.priority, s.num_bypassed) for s in walk.blocked)
+        return policies.may_pass(held, sequence.priority, self._limits.max_bypasses)
+
+    def _in_order(self) -> Iterable[Sequence]:
+        """The line as it is now, in the order of admission."""
+        waiting = self._live.waiting
+        if self._limits.waiting_order == "fcfs" or not self._kv.caching:
+            return _as_of_now(waiting)
+        if len(waiting) > policies.MAX_ORDERED_BY_PREFIX:
+            return _as_of_now(waiting)
+
+        def key(sequence: Sequence) -> tuple[int, bool, int, int]:
+            num_cached = self._kv.lookup(sequence).num_tokens
+            view = policies.Waiting(sequence.rank, num_cached, sequence.num_overtaken)
+            return policies.lpm_key(view)
+
+        return sorted(waiting, key=key)
+
+    def _try(self, plan: StepPlan, sequence: Sequence, walk: _Walk) -> _Outcome:
+        live, kv = self._live, self._kv
+        if sequence.num_pending:  # preempted in this step; its token is still to come
+            return _Outcome.BLOCKED
+        if live.num_running + sequence.num_answers > self._limits.max_num_seqs:
+            return _Outcome.BLOCKED
+        hit = kv.lookup(sequence)
+        if self._is_deferred(sequence, hit, walk.prefilling):
+            return _Outcome.DEFERRED
+        num_known = len(sequence.token_ids)
+        num_tokens = plan.affordable(num_known - hit.num_tokens)
+        if not num_tokens or not self._may_return(sequence):
+            return _Outcome.BLOCKED
+        end = num_known if self._limits.reserve_full_prompt else hit.num_tokens + num_tokens
+        if not kv.admit(sequence, end, hit, self._reserve(sequence)):
+            return _Outcome.BLOCKED
+        self._begin(sequence, hit, walk.now)
+        plan.add(sequence, num_tokens)
+        return _Outcome.ADMITTED
+
+    def _begin(self, sequence: Sequence, hit: PrefixHit, now: float) -> None:
+        sequence.guaranteed = self._needs_guarantee(sequence)
+        self._live.start(sequence)
+        if sequence.scheduled_seconds is not None:
+            return
+        sequence.scheduled_seconds = now
+        sequence.num_cached = hit.num_tokens
+        if self._kv.caching and sequence.params.prompt_logprobs is None:
+            self._counters.prefix_cache_queries += sequence.num_prompt
+            self._counters.prefix_cache_hits += hit.num_tokens
+
+    def _is_deferred(
+        self, sequence: Sequence, hit: PrefixHit, prefilling: Iterable[Sequence]
+    ) -> bool:
+        threshold = self._limits.in_batch_prefix_tokens
+        if threshold is None or not self._kv.caching:
+            return False
+        chain = sequence.block_hashes[: (sequence.num_readable - 1) // self._kv.block_size]
+        return any(
+            policies.should_defer(
+                hit.num_tokens,
+                policies.common_blocks(chain, other.block_hashes) * self._kv.block_size,
+                threshold,
+            )
+            for other in prefilling
+        )
+
+    def _may_return(self, sequence: Sequence) -> bool:
+        if not self._needs_guarantee(sequence):
+            return True
+        kv = self._kv
+        needs = (kv.blocks_for(s.max_tokens_total) for s in self._live.running if s.guaranteed)
+        return policies.may_guarantee(
+            kv.blocks_for(sequence.max_tokens_total), needs, kv.num_blocks
+        )
+
+    @staticmethod
+    def _needs_guarantee(sequence: Sequence) -> bool:
+        return sequence.num_preemptions >= policies.MAX_PREEMPTIONS
+
+    def _reserve(self, sequence: Sequence) -> int:
+        """Blocks that must stay free when it is admitted; none when nobody else runs."""
+        running = self._live.running
+        if not running:
+            return 0
+        reserve = self._num_watermark_blocks
+        if sequence.num_preemptions:
+            remaining = (s.max_tokens_total - s.num_tokens for s in (*running, sequence))
+            growth = policies.readmission_reserve(
+                sequence.num_preemptions, remaining, self._kv.block_size
+            )
+            reserve = max(reserve, growth)
+        return reserve
+
+    def _count_overtaken(self, sequence: Sequence, walk: _Walk) -> None:
+        for other in walk.blocked:
+            other.num_bypassed += 1
+        if self._limits.waiting_order == "lpm":
+            for other in self._live.waiting:
+                other.num_overtaken += other.rank < sequence.rank
+
+
+def _as_of_now(waiting: list[Sequence]) -> Iterator[Sequence]:
+    """The members one by one; whoever is admitted meanwhile leaves the list at the place reached.
+
+    Lines may be long and walks are mostly short, so no copy is made.
+    """
+    index = 0
+    while index < len(waiting):
+        sequence = waiting[index]
+        yield sequence
+        if index < len(waiting) and waiting[index] is sequence:
+            index += 1

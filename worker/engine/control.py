@@ -1,0 +1,187 @@
+"""Commands to the engine as a whole: pause, sleep, reset, dump.
+
+Theory of operation
+-------------------
+A command is carried out between steps, when none is in flight; the core sees to that. One whose
+state is reached later (a pause that lets everything finish) stands by until then and is answered
+then; commands that come meanwhile are not held up by it. What stands by is called off by whatever
+undoes it, and answered with an error.
+
+Pausing and sleeping are two reasons not to schedule, and each is undone by its own command: an
+engine that is resumed while it sleeps still sleeps, one that wakes up while paused stays paused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+from worker.engine.admission import PauseState
+from worker.engine.messages import (
+    Command,
+    CommandReply,
+    Configure,
+    DumpCache,
+    Pause,
+    RequestOutput,
+    ResetPrefixCache,
+    Resume,
+    Sleep,
+    WakeUp,
+)
+from worker.engine.scheduler import Scheduler
+from worker.errors import ConfigError
+from worker.executor.interface import Executor
+
+MODES = ("abort", "wait", "keep")
+MEMORY_TAGS = frozenset({"weights", "kv_cache"})
+
+
+class _Configurable(Protocol):
+    def configure(self, settings: dict[str, object]) -> None: ...
+
+
+@dataclass(slots=True)
+class Control:
+    """Sole owner of whether the engine is paused or asleep, and of commands not answered yet.
+
+    `outputs` are the ends of aborted requests, `replies` the answers; whoever reads them takes them
+    away. Every method but `configure` needs that no step is in flight.
+    """
+
+    scheduler: Scheduler
+    executor: Executor
+    sleep_level: int | None = None
+    outputs: list[RequestOutput] = field(default_factory=list)
+    replies: list[CommandReply] = field(default_factory=list)
+    _paused: PauseState = PauseState.UNPAUSED
+    _missing: frozenset[str] = frozenset()  # what sleep gave away and wake has not taken back
+    _standing_by: list[Pause | Sleep] = field(default_factory=list)
+
+    def run(self, command: Command) -> None:
+        """Carry a command out, or begin to."""
+        match command:
+            case ResetPrefixCache():
+                self._reset(command)
+            case Pause():
+                self._pause(command)
+            case Resume():
+                self._paused = PauseState.UNPAUSED
+                self._call_off(Pause, "the engine was resumed before everything had finished")
+                self._reply(command)
+            case Sleep():
+                self._sleep(command)
+            case WakeUp():
+                self._wake(command)
+            case DumpCache():
+                blocks = self.scheduler.blocks.cached_blocks()
+                self.replies.append(CommandReply(command.command_id, blocks=blocks))
+            case Configure():
+                self.configure(command)
+        self._settle()
+        self.look()
+
+    def look(self) -> None:
+        """Answer what stands by for everything to finish, once it has."""
+        if not self._standing_by or self.scheduler.has_begun:
+            return
+        reached, self._standing_by = self._standing_by, []
+        for command in reached:
+            if isinstance(command, Sleep):
+                self._fall_asleep(command)
+            else:
+                self._reply(command)
+        self._settle()
+
+    def configure(self, command: Configure) -> None:
+        """Hand settings to the executor; unlike all others, this may be done at any time: it is how
+        a simulated step that hangs is let go.
+        """
+        if not hasattr(self.executor, "configure"):
+            self._reply(command, "this engine has no settings that can change while it runs")
+            return
+        try:
+            cast(_Configurable, self.executor).configure(command.settings)
+        except ConfigError as error:
+            self._reply(command, str(error))
+        else:
+            self._reply(command)
+
+    # ---- below: private ---------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Tell the scheduler what may be scheduled after all this."""
+        state = self._paused
+        if any(isinstance(command, Sleep) for command in self._standing_by):
+            state = PauseState.PAUSED_NEW if state is PauseState.UNPAUSED else state
+        if self.sleep_level is not None:
+            state = PauseState.PAUSED_ALL
+        self.scheduler.pause_state = state
+
+    def _reply(self, command: Command, error: str | None = None) -> None:
+        self.replies.append(CommandReply(command.command_id, error is None, error))
+
+    def _call_off(self, kind: type[Pause | Sleep], error: str) -> None:
+        for command in self._standing_by:
+            if isinstance(command, kind):
+                self._reply(command, error)
+        self._standing_by = [c for c in self._standing_by if not isinstance(c, kind)]
+
+    def _reset(self, command: ResetPrefixCache) -> None:
+        if command.reset_running:
+            self.scheduler.preempt_all()
+        done = self.scheduler.blocks.reset_prefix_cache()
+        self._reply(command, None if done else "requests are running; their blocks are in use")
+
+    def _pause(self, command: Pause) -> None:
+        if command.mode not in MODES:
+            self._reply(command, f"mode {command.mode!r} is not one of {', '.join(MODES)}")
+            return
+        if command.mode == "keep":
+            self._paused = PauseState.PAUSED_ALL
+            self._call_off(Pause, "the engine was paused before everything had finished")
+            self._reply(command)
+            return
+        if command.mode == "abort":
+            self.outputs += self.scheduler.abort_all()
+        self._paused = PauseState.PAUSED_NEW
+        self._standing_by.append(command)
+
+    def _sleep(self, command: Sleep) -> None:
+        if command.mode not in MODES:
+            self._reply(command, f"mode {command.mode!r} is not one of {', '.join(MODES)}")
+        elif command.level not in (0, 1, 2):
+            self._reply(command, f"level {command.level} is not one of 0, 1, 2")
+        elif command.mode == "wait" and self.sleep_level is None:
+            self._standing_by.append(command)
+        else:
+            if command.mode == "abort":
+                self.outputs += self.scheduler.abort_all()
+            self._fall_asleep(command)
+
+    def _fall_asleep(self, command: Sleep) -> None:
+        """Give back what is still held; from a lighter sleep into a deeper one too."""
+        level = self.sleep_level or 0
+        if command.level > level or (command.level and self._missing != MEMORY_TAGS):
+            self.scheduler.preempt_all()
+            self.scheduler.blocks.reset_prefix_cache()
+            self.executor.sleep(command.level)
+            self._missing = MEMORY_TAGS
+        self.sleep_level = max(level, command.level)
+        self._reply(command)
+
+    def _wake(self, command: WakeUp) -> None:
+        tags = MEMORY_TAGS if command.tags is None else frozenset(command.tags)
+        unknown = tags - MEMORY_TAGS
+        if unknown:
+            known = ", ".join(sorted(MEMORY_TAGS))
+            self._reply(command, f"tags {sorted(unknown)} are not among {known}")
+            return
+        self._call_off(Sleep, "the engine was woken up before everything had finished")
+        back = tags & self._missing
+        if back:
+            self.executor.wake(back)
+            self._missing -= back
+        if not self._missing:
+            self.sleep_level = None
+        self._reply(command)

@@ -1,0 +1,115 @@
+"""One step under construction, and what has to be remembered of it until its results are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from worker.config import SchedulerConfig
+from worker.engine import policies
+from worker.engine.sequence import Sequence
+from worker.types import ScheduledSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one sequence takes part in a step with.
+
+    `end` is the position after its last token. `answers` are the indices of the request's answers
+    that get a token, in the order of the draws. `num_preemptions` tells whether the sequence still
+    has the blocks that the step writes: it is counted up when it loses them.
+    """
+
+    sequence: Sequence
+    start: int
+    end: int
+    answers: tuple[int, ...]
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A step that was handed out and whose results are not there yet."""
+
+    step: int
+    shares: tuple[Share, ...]
+
+
+class StepPlan:
+    """Who runs how many tokens in the next step, under one token budget. Lives for one `schedule`.
+
+    Nothing of a sequence changes until `commit`, so that whoever gives way can be dropped again.
+    """
+
+    def __init__(self, limits: SchedulerConfig, num_eligible: int) -> None:
+        self.budget = limits.max_num_batched_tokens
+        self.preempted = False
+        self._chunked = limits.enable_chunked_prefill
+        self._cap = policies.chunk_limit(
+            self.budget,
+            limits.long_prefill_token_threshold if self._chunked else 0,
+            num_eligible,
+        )
+        self._num_tokens: dict[int, int] = {}
+        self._sequences: list[Sequence] = []
+
+    def affordable(self, num_tokens: int) -> int:
+        """How many of a sequence's `num_tokens` tokens can run in this step."""
+        most = min(num_tokens, self._cap, self.budget)
+        return most if self._chunked or most == num_tokens else 0
+
+    def add(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give a sequence its share; it has the blocks for it."""
+        self._num_tokens[sequence.seq_id] = num_tokens
+        self._sequences.append(sequence)
+        self.budget -= num_tokens
+
+    def drop(self, sequence: Sequence) -> None:
+        """The sequence lost its blocks: what it had of the budget is free again."""
+        self.preempted = True
+        num_tokens = self._num_tokens.pop(sequence.seq_id, None)
+        if num_tokens is not None:
+            self._sequences.remove(sequence)
+            self.budget += num_tokens
+
+    def commit(
+        self, table_of: Callable[[int], Seq[int]]
+    ) -> tuple[tuple[ScheduledSequence, ...], tuple[Share, ...]]:
+        """The step as the executor and as we see it; from now on it counts as computed.
+
+        Everything mutable is copied: the step may run while sequences and tables change.
+        """
+        scheduled: list[ScheduledSequence] = []
+        shares: list[Share] = []
+        for sequence in self._sequences:
+            start = sequence.num_computed
+            end = start + self._num_tokens[sequence.seq_id]
+            share = Share(
+                sequence,
+                start,
+                end,
+                sequence.answers if end == sequence.num_tokens else (),
+                sequence.num_preemptions,
+            )
+            shares.append(share)
+            scheduled.append(_scheduled(share, tuple(table_of(sequence.seq_id))))
+            sequence.num_computed = end
+            sequence.num_pending += bool(share.answers)
+            sequence.is_branching = len(share.answers) > 1
+        return tuple(scheduled), tuple(shares)
+
+
+def _scheduled(share: Share, block_table: Seq[int]) -> ScheduledSequence:
+    sequence, end = share.sequence, share.end
+    targets = sequence.prompt_targets(share.start, end)
+    return ScheduledSequence(
+        sequence.seq_id,
+        sequence.token_ids[share.start : end],
+        share.start,
+        block_table,
+        sequence.sample_specs(end) if share.answers else (),
+        takes_pending=end > len(sequence.token_ids),
+        prompt_targets=targets,
+        num_prompt_logprobs=(sequence.params.prompt_logprobs or 0) if targets else 0,
+    )

@@ -1,0 +1,256 @@
+"""Every choice the scheduler makes, as functions of values: who goes first, who gives way, when a
+sequence ends. Nothing here is remembered and nobody is changed.
+
+Theory of operation
+-------------------
+*Giving way.* When blocks run out, `choose_victim` names a running sequence that loses all of its
+blocks, waits again and re-runs its tokens. Among which ones a policy may choose:
+
+- only within the lowest priority class that runs;
+- not the first-ranked one (the oldest of the best class), which therefore goes on whatever happens;
+- not a *guaranteed* one. A sequence becomes guaranteed when it is admitted after `MAX_PREEMPTIONS`
+  preemptions; the scheduler admits it only when the greatest needs of all guaranteed sequences fit
+  in the pool together (`may_guarantee`), as in the banker's algorithm. It reserves nothing: others
+  use the room meanwhile, and give way when it is needed.
+
+If that leaves nobody, the one that asks gives way itself, unless it has the right to more: one of a
+better class takes from the guaranteed of the lowest class, a guaranteed one from the first-ranked.
+
+*Why nothing locks up.* Within a priority class a sequence is preempted `MAX_PREEMPTIONS` times at
+most: after that it is guaranteed, and a guaranteed one that asks finds enough among the others,
+because all the guaranteed together never need more than the pool. So preemptions are finite, and
+between two of them every step gives at least one token to somebody; everybody's tokens are finite.
+Across classes a better one may take from a lower one as often as it likes: that is what priority
+means. Without a change of who waits, the head of the line is passed `max_bypasses` times at most;
+then nobody is admitted before it, those that run end one by one, and a sequence alone always fits.
+
+The default policy takes the sequence that was preempted least, then the one that costs least to
+compute again. What was preempted comes back only when there is room for it and for some growth of
+everybody (`readmission_reserve`); the room asked for doubles each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from worker.engine.block_hash import BlockHash
+from worker.types import FinishReason, RepetitionDetection, SamplingParams
+
+MAX_PREEMPTIONS = 3
+# Tokens by which everybody should be able to grow before a preempted sequence comes back.
+READMISSION_TOKENS = 32
+# Above this many waiting sequences, looking up every prefix at every step costs too much.
+MAX_ORDERED_BY_PREFIX = 128
+# A waiting sequence that later ones went before this often goes by arrival again.
+MAX_OVERTAKES = 32
+
+WAITING_ORDERS = ("fcfs", "lpm")
+POLICIES = ("fcfs", "priority")
+
+Rank = tuple[int, int]
+
+
+# ---- who gives way --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A running sequence, as far as the choice of a victim is concerned.
+
+    Lower `priority` goes first; `seq_id` ascends by arrival. `num_shared` of the `num_computed`
+    tokens lie in blocks that others hold too, so they would survive.
+    """
+
+    seq_id: int
+    priority: int
+    num_prompt: int
+    num_outputs: int
+    num_computed: int
+    num_shared: int
+    num_blocks: int
+    num_preemptions: int = 0
+    guaranteed: bool = False
+
+
+VictimPolicy = Callable[[Candidate], tuple[int, ...]]
+
+
+def _recompute_cost(candidate: Candidate) -> tuple[int, ...]:
+    cost = max(0, candidate.num_computed - candidate.num_shared)
+    return (candidate.num_preemptions, cost, candidate.num_outputs, -candidate.seq_id)
+
+
+def _last(candidate: Candidate) -> tuple[int, ...]:
+    return (-candidate.priority, -candidate.seq_id)
+
+
+def _fewest_outputs(candidate: Candidate) -> tuple[int, ...]:
+    return (candidate.num_outputs, -candidate.seq_id)
+
+
+def _fewest_outputs_longest_input(candidate: Candidate) -> tuple[int, ...]:
+    return (candidate.num_outputs, -candidate.num_prompt, -candidate.seq_id)
+
+
+def _largest(candidate: Candidate) -> tuple[int, ...]:
+    return (-candidate.num_blocks, -candidate.seq_id)
+
+
+# By name, the key whose smallest value gives way: ours; vLLM's (and nano-vllm's youngest);
+# forge-infer's; SGLang's; forge-infer's `evict_largest`.
+VICTIM_POLICIES: Mapping[str, VictimPolicy] = {
+    "recompute-cost": _recompute_cost,
+    "last": _last,
+    "fewest-outputs": _fewest_outputs,
+    "fewest-outputs-longest-input": _fewest_outputs_longest_input,
+    "largest": _largest,
+}
+
+
+def choose_victim(
+    policy: VictimPolicy, requester: Candidate, running: Sequence[Candidate]
+) -> Candidate:
+    """Who loses its blocks so that `requester` can go on; itself when nobody else has to.
+
+    `running` is every sequence that holds blocks, the requester among them, in order of rank.
+    """
+    lowest = max(candidate.priority for candidate in running)
+    members = [candidate for candidate in running if candidate.priority == lowest]
+    eligible = [c for c in members if not c.guaranteed and c is not running[0]]
+    if not eligible and requester.priority < lowest:
+        eligible = members
+    if not eligible and requester.guaranteed:
+        eligible = [c for c in members if not c.guaranteed]
+    return min(eligible, key=policy) if eligible else requester
+
+
+def may_guarantee(need: int, guaranteed_needs: Iterable[int], num_blocks: int) -> bool:
+    """Whether a sequence that may come to need `need` blocks can be guaranteed besides others.
+
+    The first always can: no sequence is longer than the pool.
+    """
+    needs = list(guaranteed_needs)
+    return not needs or sum(needs) + need <= num_blocks
+
+
+def readmission_reserve(
+    num_preemptions: int, remaining_tokens: Iterable[int], block_size: int
+) -> int:
+    """Blocks that should stay free when a sequence comes back after `num_preemptions`.
+
+    `remaining_tokens` says by how much each sequence that would then run can still grow.
+    """
+    horizon = READMISSION_TOKENS << (num_preemptions - 1)
+    return sum(-(-min(remaining, horizon) // block_size) for remaining in remaining_tokens)
+
+
+# ---- who goes first -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A waiting sequence, as far as the order of admission is concerned.
+
+    `num_cached` tokens of it are in the prefix cache now; later ones were admitted before it
+    `num_overtaken` times.
+    """
+
+    rank: Rank
+    num_cached: int
+    num_overtaken: int
+
+
+def lpm_key(waiting: Waiting) -> tuple[int, bool, int, int]:
+    """Sorts by priority, then who was overtaken too often, then the longest cached prefix first."""
+    priority, seq_id = waiting.rank
+    if waiting.num_overtaken >= MAX_OVERTAKES:
+        return (priority, False, 0, seq_id)
+    return (priority, True, -waiting.num_cached, seq_id)
+
+
+def may_pass(blocked: Iterable[tuple[int, int]], priority: int, max_bypasses: int) -> bool:
+    """Whether a sequence of `priority` may be admitted before sequences that do not fit now.
+
+    `blocked` has (priority, times passed already) of each. Only equals are passed: room that a
+    better class waits for is not given to a lower one.
+    """
+    return all(held == priority and times < max_bypasses for held, times in blocked)
+
+
+# ---- how much -------------------------------------------------------------------------------
+
+
+def chunk_limit(budget: int, long_prefill_tokens: int, num_eligible: int) -> int:
+    """Most tokens of one sequence in a step; the threshold (0: off) only applies in company."""
+    if long_prefill_tokens and num_eligible > 1:
+        return min(budget, long_prefill_tokens)
+    return budget
+
+
+def common_blocks(one: Sequence[BlockHash], other: Sequence[BlockHash]) -> int:
+    """How many leading blocks two chains have in common. Chained hashes agree up to a point and
+    never after it, so it is found by bisection.
+    """
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] == other[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def should_defer(num_cached: int, num_shared: int, threshold: int | None) -> bool:
+    """Whether to wait until another has computed the `num_shared` leading tokens we share, of which
+    `num_cached` are there already.
+    """
+    return threshold is not None and num_shared - num_cached >= max(threshold, 1)
+
+
+# ---- when it ends ---------------------------------------------------------------------------
+
+
+def check_stop(
+    params: SamplingParams,
+    eos_token_ids: frozenset[int],
+    token_ids: Sequence[int],
+    num_prompt: int,
+    max_tokens_total: int,
+) -> tuple[FinishReason | None, int | None]:
+    """Whether the last of `token_ids` ends the sequence, and which stop token did.
+
+    In vLLM's order: end token, stop token, length, then (from `min_tokens` on) repetition. Before
+    `min_tokens` outputs the sampler draws no stop token; one that is there all the same is a token
+    like any other.
+    """
+    token = token_ids[-1]
+    num_outputs = len(token_ids) - num_prompt
+    if num_outputs >= params.min_tokens and (
+        (token in eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids
+    ):
+        return FinishReason.STOP, token
+    if len(token_ids) >= max_tokens_total:
+        return FinishReason.LENGTH, None
+    detection = params.repetition_detection
+    if detection is None or num_outputs < params.min_tokens:
+        return None, None
+    repeats = is_repeating(token_ids, num_outputs, detection)
+    return (FinishReason.REPETITION if repeats else None), None
+
+
+def is_repeating(
+    token_ids: Sequence[int], num_outputs: int, detection: RepetitionDetection
+) -> bool:
+    """Whether the last of the outputs are one pattern, repeated at least `min_count` times."""
+    end = len(token_ids)
+    for size in range(max(1, detection.min_pattern_size), detection.max_pattern_size + 1):
+        span = size * detection.min_count
+        if span > num_outputs:
+            return False
+        if all(
+            token_ids[i] == token_ids[i - size] for i in range(end - 1, end - span + size - 1, -1)
+        ):
+            return True
+    return False
