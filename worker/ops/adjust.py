@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -36,8 +37,9 @@ def adjust(logits: Tensor, spec: SampleSpec) -> Tensor:
     banned = [*_completing(params.bad_words, output), *spec.banned_ids]
     if banned:
         logits[banned] = -torch.inf
-    for token_id, bias in params.logit_bias:
-        logits[token_id] += bias
+    if params.logit_bias:
+        ids, biases = zip(*params.logit_bias, strict=True)
+        logits.index_add_(0, _ints(ids, logits), torch.tensor(biases).to(logits))
     if _penalizes(params):
         _penalize(logits, params, spec.history, output)
     return logits
@@ -75,13 +77,18 @@ def _penalize(
     presence (as OpenAI defines them) over the output.
     """
     if params.repetition_penalty != 1.0 and history:
-        seen = torch.from_numpy(np.unique(np.asarray(history, np.int64))).to(logits.device)
+        seen = _ints(np.unique(np.asarray(history, np.int64)), logits)
         values = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
     if (params.frequency_penalty or params.presence_penalty) and output:
         ids, counts = np.unique(np.asarray(output, np.int64), return_counts=True)
-        drawn = torch.from_numpy(ids).to(logits.device)
+        drawn = _ints(ids, logits)
         times = torch.from_numpy(counts).to(logits)
         logits[drawn] -= params.frequency_penalty * times
         logits[drawn] -= params.presence_penalty
+
+
+def _ints(values: npt.ArrayLike, beside: Tensor) -> Tensor:
+    """Token ids as an index on the device of `beside`."""
+    return torch.from_numpy(np.asarray(values, np.int64)).to(beside.device)

@@ -1,118 +1,144 @@
-"""Sampling: exact support, right frequencies, and draws that are a pure function of their seed."""
+"""Sampling: right frequencies for every parameter, draws that are a function of their seed."""
 
-import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from worker.ops import reference
-from worker.ops.sample import gumbel_noise, keep_top, sample
-from worker.types import SampleSpec, SamplingParams
+from worker.ops.sample import ALL_MASKED, NOT_NUMBERS, Undrawable, largest, sample, scores
+from worker.types import Draw, SampleSpec, SamplingParams
 
+Logits = Callable[..., torch.Tensor]
+ChiSquare = Callable[[list[int], list[float]], float]
 GREEDY = SampleSpec(SamplingParams(max_tokens=1, temperature=0.0), 0)
 
 
-def spec(position: int, seed: int = 7, **changes: Any) -> SampleSpec:
+def spec(
+    position: int,
+    *,
+    seed: int = 7,
+    banned: tuple[int, ...] = (),
+    history: Sequence[int] = (),
+    num_prompt: int = 0,
+    **changes: Any,
+) -> SampleSpec:
     """A draw at temperature 1 with the given changes."""
-    return SampleSpec(SamplingParams(max_tokens=1, seed=seed, **changes), position)
+    params = SamplingParams(max_tokens=1, seed=seed, **changes)
+    return SampleSpec(params, position, banned, history, num_prompt)
 
 
-def draw_logits(*shape: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
-    """Normal logits."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+def tokens(
+    logits: torch.Tensor, specs: Sequence[SampleSpec], rows: Sequence[int] | None = None
+) -> list[int]:
+    """The ids drawn, where every row can be drawn from."""
+    drawn = []
+    for outcome in sample(logits, specs, rows):
+        assert isinstance(outcome, Draw)
+        drawn.append(outcome.token_id)
+    return drawn
 
 
-def frequencies(logits: torch.Tensor, draws: int, **changes: float) -> list[int]:
+def frequencies(logits: torch.Tensor, draws: int, **changes: Any) -> list[int]:
     """How often each token is drawn from logits [V] over as many positions."""
-    counts = [0] * len(logits)
-    for position in range(draws):
-        counts[sample(logits[None], [spec(position, **changes)])[0]] += 1
+    specs = [spec(position, **changes) for position in range(draws)]
+    drawn = torch.tensor(tokens(logits[None], specs, [0] * draws))
+    counts: list[int] = drawn.bincount(minlength=len(logits)).tolist()
     return counts
-
-
-def chi_square(counts: list[int], probabilities: list[float]) -> float:
-    """Pearson's statistic over the tokens that can occur."""
-    total = sum(counts)
-    pairs = [(c, p * total) for c, p in zip(counts, probabilities, strict=True) if p > 0]
-    return sum((count - expected) ** 2 / expected for count, expected in pairs)
 
 
 def test_greedy_takes_the_largest_and_the_first_of_equals() -> None:
     """Temperature 0 is argmax; a tie goes to the lowest id."""
     logits = torch.tensor([[0.0, 3.0, 3.0], [5.0, 1.0, -torch.inf]])
-    assert sample(logits, [GREEDY, GREEDY]) == [1, 0]
+    assert tokens(logits, [GREEDY, GREEDY]) == [1, 0]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 96, 320, 32000, 49152])
+def test_the_largest_is_found_as_argmax_finds_it(draw_logits: Logits, vocab_size: int) -> None:
+    """Value and lowest id, for any size of vocabulary and with ties."""
+    logits = draw_logits(3, vocab_size)
+    logits[1] = logits[1].round()
+    logits[2] = -torch.inf
+    values, ids = largest(logits)
+    assert values == logits.amax(-1).tolist()
+    assert ids == [next(i for i, x in enumerate(row.tolist()) if x == row.max()) for row in logits]
+    assert largest(logits.t().contiguous().t()) == (values, ids)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-def test_frequencies_follow_the_softmax_at_a_temperature(temperature: float) -> None:
-    """Draws pass a chi-square test against the softmax (9 degrees of freedom, p = 0.001)."""
+def test_frequencies_follow_the_softmax_at_a_temperature(
+    draw_logits: Logits, excess_chi_square: ChiSquare, temperature: float
+) -> None:
+    """Draws pass a chi-square test against the softmax."""
     logits = draw_logits(10, scale=1.0)
     counts = frequencies(logits, 4000, temperature=temperature)
-    assert chi_square(counts, (logits / temperature).softmax(-1).tolist()) < 27.9
+    assert excess_chi_square(counts, (logits / temperature).softmax(-1).tolist()) < 5
 
 
-def test_frequencies_follow_the_softmax_of_what_top_k_and_top_p_keep() -> None:
-    """Kept tokens keep their proportions; the others are never drawn."""
-    logits = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]).log()
-    counts = frequencies(logits, 4000, top_k=4, top_p=0.7)
-    assert counts[2:] == [0, 0, 0]  # of 0.95 left by top-k, 0.7 is reached by the second token
-    assert chi_square(counts[:2], [4 / 7, 3 / 7]) < 10.8
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"top_k": 4, "top_p": 0.7},
+        {"min_p": 0.2},
+        {"min_p": 0.05, "top_k": 6, "top_p": 0.9, "temperature": 1.4},
+        {"logit_bias": ((0, 1.5), (3, -2.0)), "temperature": 0.8},
+        {"repetition_penalty": 1.5, "history": [1, 2, 2, 5], "num_prompt": 2},
+        {"frequency_penalty": 0.7, "presence_penalty": -0.4, "history": [1, 2, 2], "num_prompt": 1},
+        {"allowed_token_ids": (1, 4, 6), "banned": (4,)},
+        {"bad_words": ((2, 3), (0,)), "history": [2], "top_p": 0.9},
+    ],
+)
+def test_frequencies_follow_the_twins_distribution(
+    draw_logits: Logits, excess_chi_square: ChiSquare, changes: dict[str, Any]
+) -> None:
+    """Every parameter, alone and together with others, by a chi-square test."""
+    logits = draw_logits(8, seed=3, scale=1.0)
+    counts = frequencies(logits, 3000, **changes)
+    expected = reference.probabilities(logits, spec(0, **changes))
+    assert excess_chi_square(counts, expected) < 5
 
 
-def test_frequencies_over_seeds_follow_the_softmax_too() -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_scores_have_the_twins_distribution(draw_logits: Logits, seed: int) -> None:
+    """The softmax of the scores is what a draw follows, to float32."""
+    logits = draw_logits(300, seed=seed)
+    wanted = spec(
+        6,
+        seed=seed,
+        temperature=0.7,
+        top_k=40,
+        top_p=0.95,
+        min_p=0.001,
+        repetition_penalty=1.2,
+        history=[1, 9, 200, 9],
+        num_prompt=2,
+    )
+    expected = torch.tensor(reference.probabilities(logits, wanted))
+    assert torch.allclose(scores(logits, wanted).softmax(-1), expected, atol=1e-6)
+
+
+def test_frequencies_over_seeds_follow_the_softmax_too(
+    draw_logits: Logits, excess_chi_square: ChiSquare
+) -> None:
     """Different seeds at one position are independent draws."""
     logits = draw_logits(6, scale=1.0)
-    counts = [0] * 6
-    for seed in range(3000):
-        counts[sample(logits[None], [spec(11, seed=seed)])[0]] += 1
-    assert chi_square(counts, logits.softmax(-1).tolist()) < 20.5
+    specs = [spec(11, seed=seed) for seed in range(3000)]
+    drawn = torch.tensor(tokens(logits[None], specs, [0] * 3000))
+    counts = drawn.bincount(minlength=6).tolist()
+    assert excess_chi_square(counts, logits.softmax(-1).tolist()) < 5
 
 
-@given(
-    st.integers(0, 2**16),
-    st.integers(0, 40),
-    st.floats(0.01, 1.0),
-    st.sampled_from([3, 40, 700]),
-    st.sampled_from([0.01, 1.0, 10.0]),
-)
-@settings(max_examples=150, deadline=None)
-def test_the_support_is_exactly_the_twins(
-    seed: int, top_k: int, top_p: float, vocab_size: int, scale: float
-) -> None:
-    """Top-k and top-p keep what a full sort and a loop keep, for flat and peaked rows."""
-    logits = draw_logits(vocab_size, seed=seed, scale=scale)
-    top_k = min(top_k, vocab_size)
-    result = keep_top(logits, top_k, top_p)
-    expected = reference.keep_top(logits, top_k, top_p)
-    differing = (result.isinf() != expected.isinf()).nonzero().flatten().tolist()
-    # A cumulative probability that equals top_p but for rounding may fall on either side.
-    assert len(differing) <= 1
-    if differing:
-        assert boundary_distance(logits, top_k, top_p) < 1e-5
-    kept = ~result.isinf()
-    assert torch.equal(result[kept], logits[kept])
-
-
-def boundary_distance(logits: torch.Tensor, top_k: int, top_p: float) -> float:
-    """How near a cumulative probability comes to top_p."""
-    ordered = logits.double().sort(descending=True).values[: top_k or None]
-    return float((ordered.softmax(-1).cumsum(-1) - top_p).abs().min())
-
-
-def test_ties_at_the_cut_are_all_kept() -> None:
-    """No token is dropped for standing later in the vocabulary than its equal."""
-    logits = torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0])
-    assert keep_top(logits, 2, 1.0).isinf().tolist() == [True, False, False, False, True]
-    assert keep_top(logits, 0, 0.3).isinf().tolist() == [True, False, False, False, True]
-
-
-def test_the_largest_token_always_stays() -> None:
-    """A top_p smaller than any probability is greedy."""
-    logits = draw_logits(50)
-    assert sample(logits[None], [spec(3, top_p=1e-6)]) == [int(logits.argmax())]
+def test_seeded_draws_are_what_they_always_were() -> None:
+    """Tokens that seeds gave when sampling was first built; clients rely on them."""
+    logits = ((torch.arange(4 * 1000, dtype=torch.float64) * 7919) % 997 / 125).float().view(4, -1)
+    specs = [
+        spec(0, seed=1),
+        spec(77, seed=-1, temperature=0.5),
+        spec(1234, seed=2**62 + 3, top_p=0.9),
+        spec(5, seed=9, top_k=20, top_p=0.5, temperature=1.5),
+    ]
+    assert tokens(logits, specs) == [613, 872, 416, 236]
 
 
 @pytest.mark.parametrize("temperature", [1e-2, 1.0])
@@ -120,48 +146,102 @@ def test_forbidden_tokens_are_never_drawn(temperature: float) -> None:
     """-inf logits stay impossible, whatever the noise, even when one token is left."""
     logits = torch.full((1, 300), -torch.inf)
     logits[0, 123] = -40.0
-    assert {sample(logits, [spec(p, temperature=temperature)])[0] for p in range(50)} == {123}
-
-
-def test_a_draw_depends_on_its_row_alone() -> None:
-    """The same logits, seed and position give the same token in any batch and at any row."""
-    logits = draw_logits(8, 5000, scale=1.0)
-    specs = [spec(10 + i, seed=i, top_p=0.9 if i % 2 else 1.0) for i in range(8)]
-    together = sample(logits, specs)
-    assert [sample(logits[i : i + 1], [specs[i]])[0] for i in range(8)] == together
-    assert sample(logits.flip(0), specs[::-1]) == together[::-1]
-
-
-def test_greedy_and_random_rows_share_a_batch() -> None:
-    """A greedy row beside a random one is still greedy."""
-    logits = draw_logits(2, 100)
-    tokens = sample(logits, [GREEDY, spec(0, top_k=5)])
-    assert tokens[0] == int(logits[0].argmax())
-    assert tokens[1] in logits[1].topk(5).indices.tolist()
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1, -1])
-def test_noise_is_a_pure_function_of_seed_and_position(seed: int) -> None:
-    """Equal arguments give equal noise; another position or a longer row gives its own or more."""
-    noise = gumbel_noise(seed, 5, 1001)
-    assert torch.equal(noise, gumbel_noise(seed, 5, 1001))
-    assert not torch.equal(noise, gumbel_noise(seed, 6, 1001))
-    assert torch.equal(noise, gumbel_noise(seed, 5, 2001)[:1001])
-    assert bool(noise.isfinite().all())
-
-
-def test_noise_has_the_moments_of_a_gumbel() -> None:
-    """Mean is Euler's constant and variance is pi²/6."""
-    noise = torch.cat([gumbel_noise(3, position, 20_000) for position in range(10)]).double()
-    assert float(noise.mean()) == pytest.approx(0.5772, abs=0.012)
-    assert float(noise.var()) == pytest.approx(math.pi**2 / 6, rel=0.02)
+    specs = [spec(position, temperature=temperature) for position in range(50)]
+    assert set(tokens(logits, specs, [0] * 50)) == {123}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_banned_ids_are_never_drawn(temperature: float) -> None:
     """Not greedily although they are the largest, and not by chance."""
     logits = torch.tensor([[9.0, 8.0, 1.0, 0.0]])
-    for position in range(200):
-        params = SamplingParams(max_tokens=1, temperature=temperature, seed=7)
-        banned = SampleSpec(params, position, banned_ids=(0, 1))
-        assert sample(logits.clone(), [banned])[0] in (2, 3)
+    specs = [spec(position, banned=(0, 1), temperature=temperature) for position in range(200)]
+    assert set(tokens(logits, specs, [0] * 200)) <= {2, 3}
+
+
+def test_a_draw_depends_on_its_row_alone(draw_logits: Logits) -> None:
+    """The same logits, seed and position give the same outcome in any batch and at any row, to the
+    bit of the log probabilities.
+    """
+    logits = draw_logits(8, 5000, scale=1.0)
+    variants: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"logprobs": 3}, {"temperature": 0.0}]
+    specs = [
+        spec(10 + i, seed=i, history=[i, 3], repetition_penalty=1 + i % 2, **variants[i % 4])
+        for i in range(8)
+    ]
+    together = sample(logits, specs)
+    assert [sample(logits[i : i + 1], [specs[i]])[0] for i in range(8)] == together
+    assert sample(logits.flip(0), specs[::-1]) == together[::-1]
+
+
+def test_several_draws_may_come_from_one_row(draw_logits: Logits) -> None:
+    """Branches with seeds of their own draw as if each had the row to itself; it stays as it is."""
+    logits = draw_logits(2, 400, scale=1.0)
+    before = logits.clone()
+    specs = [spec(3, seed=seed, logit_bias=((seed, 2.0),)) for seed in range(6)]
+    rows = [0, 1, 0, 0, 1, 0]
+    drawn = tokens(logits, specs, rows)
+    assert drawn == [tokens(logits[r : r + 1], [s])[0] for r, s in zip(rows, specs, strict=True)]
+    assert torch.equal(logits, before)
+
+
+def test_logprobs_are_of_the_raw_logits() -> None:
+    """Bias and temperature steer the draw and leave no trace in what is reported."""
+    logits = torch.tensor([[2.0, 1.0, 0.0]])
+    wanted = spec(0, temperature=0.0, logit_bias=((2, 50.0),), logprobs=2, logprob_token_ids=(1,))
+    [outcome] = sample(logits, [wanted])
+    assert outcome == Draw(2, reference_of(logits[0], outcome, 2, (1,)))
+
+
+def reference_of(
+    logits: torch.Tensor, outcome: Draw | Undrawable, num_top: int, fixed: tuple[int, ...]
+) -> Any:
+    """Something that equals the twin's log probabilities but for rounding."""
+    assert isinstance(outcome, Draw)
+    assert outcome.logprobs is not None
+    expected = reference.token_logprobs(logits, outcome.token_id, num_top, fixed)
+    assert outcome.logprobs.logprobs == pytest.approx(expected.logprobs, abs=1e-6)
+    assert (outcome.logprobs.token_ids, outcome.logprobs.rank) == (
+        expected.token_ids,
+        expected.rank,
+    )
+    return outcome.logprobs
+
+
+def test_logprobs_are_given_to_those_who_ask(draw_logits: Logits) -> None:
+    """None asks for nothing, 0 for the drawn token's, fixed ids alone for theirs too."""
+    logits = draw_logits(4, 64)
+    asked: list[dict[str, Any]] = [
+        {},
+        {"logprobs": 0},
+        {"logprob_token_ids": (9, 8)},
+        {"logprobs": -1},
+    ]
+    outcomes = sample(logits, [spec(1, **changes) for changes in asked])
+    lengths = [
+        len(o.logprobs.token_ids) if isinstance(o, Draw) and o.logprobs else None for o in outcomes
+    ]
+    assert lengths == [None, 1, 3, 65]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_that_are_not_numbers_are_refused_alone(
+    draw_logits: Logits, bad: float, temperature: float
+) -> None:
+    """The sequence gets a reason; the others get what they get without it."""
+    logits = draw_logits(3, 256)
+    specs = [spec(4, seed=i, temperature=temperature, logprobs=1) for i in range(3)]
+    good = sample(logits, specs)
+    logits[1, 200] = bad
+    assert sample(logits, specs) == [good[0], Undrawable(NOT_NUMBERS), good[2]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_without_a_token_left_are_refused_alone(temperature: float) -> None:
+    """Everything masked is a reason, not an arbitrary token."""
+    logits = torch.zeros(2, 3)
+    masked = spec(0, temperature=temperature, allowed_token_ids=(1,), banned=(1,), logprobs=2)
+    other = spec(0, temperature=temperature, allowed_token_ids=(1,))
+    assert sample(logits, [masked, other]) == [Undrawable(ALL_MASKED), Draw(1)]
+    logits[0] = -torch.inf
+    assert sample(logits, [other, other]) == [Undrawable(NOT_NUMBERS), Draw(1)]

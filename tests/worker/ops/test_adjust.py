@@ -1,0 +1,118 @@
+"""Masks, bias and penalties change logits as their definitions say, in vLLM's order."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.ops import reference
+from worker.ops.adjust import adjust, adjusts
+from worker.types import SampleSpec, SamplingParams
+
+VOCAB = 12
+TOKENS = st.integers(0, VOCAB - 1)
+NONE = -torch.inf
+
+
+def spec(
+    prompt: list[int] | None = None,
+    output: list[int] | None = None,
+    banned: tuple[int, ...] = (),
+    **changes: Any,
+) -> SampleSpec:
+    """A draw after a prompt and an output."""
+    history = [*(prompt or []), *(output or [])]
+    params = SamplingParams(max_tokens=9, **changes)
+    return SampleSpec(params, len(history), banned, history, len(prompt or []))
+
+
+def adjusted(logits: list[float], wanted: SampleSpec) -> list[float]:
+    """Logits after adjustment, rounded."""
+    return [round(value, 5) for value in adjust(torch.tensor(logits).float(), wanted).tolist()]
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> SampleSpec:
+    """Any mixture of parameters after any tokens."""
+    prompt, output = draw(st.lists(TOKENS, max_size=8)), draw(st.lists(TOKENS, max_size=8))
+    penalty = st.sampled_from([0.0, 0.0, -2.0, 0.5, 1.7])
+    word = st.lists(TOKENS, min_size=1, max_size=3).map(tuple)
+    return spec(
+        prompt,
+        output,
+        tuple(draw(st.lists(TOKENS, max_size=2))),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.3, 0.5])),
+        frequency_penalty=draw(penalty),
+        presence_penalty=draw(penalty),
+        logit_bias=tuple(draw(st.dictionaries(TOKENS, st.floats(-100, 100), max_size=3)).items()),
+        bad_words=tuple(draw(st.lists(word, max_size=3))),
+        allowed_token_ids=draw(st.none() | st.sets(TOKENS, min_size=1).map(tuple)),
+    )
+
+
+@given(specs(), st.integers(0, 1000))
+@settings(max_examples=300, deadline=None)
+def test_any_mixture_agrees_with_its_twin(wanted: SampleSpec, seed: int) -> None:
+    """The tensors and the token by token definition give the same logits."""
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+    before = logits.clone()
+    result = adjust(logits, wanted)
+    expected = torch.tensor(reference.adjust(logits, wanted), dtype=torch.float64)
+    assert torch.allclose(result.double(), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(logits, before)
+    if not adjusts(wanted):
+        assert torch.equal(result, logits)
+
+
+def test_only_allowed_ids_keep_their_logits() -> None:
+    """Everything else is impossible."""
+    assert adjusted([1, 2, 3, 4], spec(allowed_token_ids=(3, 1))) == [NONE, 2, NONE, 4]
+
+
+def test_banned_ids_are_impossible_even_when_biased() -> None:
+    """A bias does not bring back what is masked."""
+    wanted = spec(banned=(0,), logit_bias=((0, 100.0), (1, -3.0)))
+    assert adjusted([1, 2, 3], wanted) == [NONE, -1, 3]
+
+
+@pytest.mark.parametrize(
+    ("output", "banned"),
+    [([], []), ([7], [5]), ([7, 5], [6]), ([5, 7, 5], [6]), ([7, 7], [5]), ([5, 7], [5])],
+)
+def test_a_bad_word_is_cut_at_its_last_token(output: list[int], banned: list[int]) -> None:
+    """Only the token that would complete one of (7, 5), (7, 5, 6) after this output is out."""
+    words = ((7, 5, 6), (7, 5))
+    result = adjusted([0.0] * 8, spec([1, 2], output, bad_words=words))
+    assert [token for token, value in enumerate(result) if value == NONE] == banned
+
+
+def test_a_bad_word_of_one_token_is_always_out() -> None:
+    """There is nothing it could wait for."""
+    assert adjusted([1, 1, 1], spec(bad_words=((2,),))) == [1, 1, NONE]
+
+
+def test_bad_words_do_not_begin_in_the_prompt() -> None:
+    """As in vLLM, what the client wrote himself does not count."""
+    assert adjusted([1, 1, 1], spec([0], [], bad_words=((0, 1),))) == [1, 1, 1]
+    assert adjusted([1, 1, 1], spec([0], [0], bad_words=((0, 1),))) == [1, NONE, 1]
+
+
+def test_repetition_shrinks_the_odds_of_prompt_and_output() -> None:
+    """Positive logits are divided and others multiplied, once however often the token stood."""
+    wanted = spec([0, 1, 1], [2, 2], repetition_penalty=2.0)
+    assert adjusted([4, -4, 3, 5], wanted) == [2, -8, 1.5, 5]
+
+
+def test_frequency_counts_and_presence_does_not() -> None:
+    """Both look at the output alone."""
+    output = [1, 1, 2]
+    assert adjusted([5, 5, 5], spec([0], output, frequency_penalty=0.5)) == [5, 4, 4.5]
+    assert adjusted([5, 5, 5], spec([0], output, presence_penalty=0.5)) == [5, 4.5, 4.5]
+
+
+def test_penalties_come_after_bias() -> None:
+    """A biased logit is what repetition divides."""
+    wanted = spec([0], [], repetition_penalty=2.0, logit_bias=((0, 3.0),))
+    assert adjusted([1, 1], wanted) == [2, 1]

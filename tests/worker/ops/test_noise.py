@@ -1,0 +1,58 @@
+"""Random numbers: pure functions of seed, position and purpose, of the right distributions."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from worker.ops.noise import Purpose, gumbel_noise, uniform
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1, -1])
+def test_noise_is_a_pure_function_of_seed_and_position(seed: int) -> None:
+    """Equal arguments give equal noise; another position or a longer row gives its own or more."""
+    noise = gumbel_noise(seed, 5, 1001)
+    assert torch.equal(noise, gumbel_noise(seed, 5, 1001))
+    assert not torch.equal(noise, gumbel_noise(seed, 6, 1001))
+    assert torch.equal(noise, gumbel_noise(seed, 5, 2001)[:1001])
+    assert bool(noise.isfinite().all())
+
+
+def test_sampling_noise_is_philox_as_it_always_was() -> None:
+    """The numbers of seeded answers given so far: the counter starts at position · 2^128."""
+    words = np.random.Philox(key=42, counter=9 << 128).random_raw(50).view(np.uint32)
+    u = torch.from_numpy((words.astype(np.float64) + 0.5) * 2.0**-32)
+    expected = -(-(-u).log1p()).log()
+    assert torch.allclose(gumbel_noise(42, 9, 100).double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_noise_at_some_ids_is_the_noise_of_those_ids() -> None:
+    """Leaving tokens out changes no number of the others."""
+    ids = torch.tensor([0, 3, 4, 77, 998])
+    assert torch.equal(gumbel_noise(5, 6, 1001, ids=ids), gumbel_noise(5, 6, 1001)[ids])
+
+
+def test_purposes_have_streams_of_their_own() -> None:
+    """The same seed and position give unrelated numbers for another purpose."""
+    rows = torch.stack([gumbel_noise(1, 2, 4000, purpose) for purpose in Purpose]).double()
+    correlations = torch.corrcoef(rows) - torch.eye(len(Purpose))
+    assert float(correlations.abs().max()) < 0.08
+
+
+def test_noise_has_the_moments_of_a_gumbel() -> None:
+    """Mean is Euler's constant and variance is pi²/6."""
+    noise = torch.cat([gumbel_noise(3, position, 20_000) for position in range(10)]).double()
+    assert float(noise.mean()) == pytest.approx(0.5772, abs=0.012)
+    assert float(noise.var()) == pytest.approx(math.pi**2 / 6, rel=0.02)
+
+
+def test_uniforms_fill_the_unit_interval_evenly() -> None:
+    """Over positions, and over seeds: in [0, 1), each tenth about equally often."""
+    for draws in (
+        [uniform(3, position, Purpose.ACCEPT) for position in range(3000)],
+        [uniform(seed, 3, Purpose.ACCEPT) for seed in range(3000)],
+    ):
+        assert all(0 <= draw < 1 for draw in draws)
+        counts = np.histogram(draws, bins=10, range=(0, 1))[0]
+        assert float(((counts - 300) ** 2 / 300).sum()) < 33.7  # 9 degrees of freedom, p = 1e-4

@@ -1,0 +1,111 @@
+"""min-p, top-k and top-p keep exactly the tokens that their definitions keep."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.ops import reference
+from worker.ops.truncate import surviving, truncate, truncates
+from worker.types import SamplingParams
+
+
+def params(min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> SamplingParams:
+    """Parameters that only truncate."""
+    return SamplingParams(max_tokens=1, min_p=min_p, top_k=top_k, top_p=top_p)
+
+
+def kept(scores: torch.Tensor, limits: SamplingParams) -> list[int]:
+    """The surviving ids in ascending order."""
+    return sorted(surviving(scores, limits).tolist())
+
+
+def nearest_tie(scores: torch.Tensor, limits: SamplingParams) -> float:
+    """How near a cumulative share comes to top_p, or a share to min_p of the largest."""
+    shares = scores.double().softmax(-1).sort(descending=True).values
+    distances = [float((shares / shares[0] - limits.min_p).abs().min())]
+    for _ in range(2):  # with and without min-p and top-k before top-p
+        distances.append(float((shares.cumsum(-1) / shares.sum() - limits.top_p).abs().min()))
+        shares = shares[shares >= limits.min_p * shares[0]][: limits.top_k or None]
+    return min(distances)
+
+
+@given(
+    st.integers(0, 2**16),
+    st.sampled_from([0.0, 0.0, 1e-4, 0.02, 0.3, 1.0]),
+    st.integers(0, 40),
+    st.floats(0.01, 1.0),
+    st.sampled_from([3, 40, 700]),
+    st.sampled_from([0.01, 1.0, 10.0]),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_survivors_are_exactly_the_twins(
+    seed: int, min_p: float, top_k: int, top_p: float, vocab_size: int, scale: float
+) -> None:
+    """What full sorts and loops in float64 keep, for flat and peaked rows and all combinations."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(vocab_size, generator=generator) * scale
+    limits = params(min_p, top_k, top_p)
+    if kept(scores, limits) != reference.truncate(scores, limits):
+        # Only where rounding decides may the two differ.
+        assert nearest_tie(scores, limits) < 1e-6
+
+
+@pytest.mark.parametrize("vocab_size", [257, 5000, 49152])
+@pytest.mark.parametrize("scale", [0.05, 3.0])
+def test_flat_rows_of_real_size_are_cut_right(
+    draw_logits: Callable[..., torch.Tensor], vocab_size: int, scale: float
+) -> None:
+    """Nuclei far larger than the first few hundred tokens that are looked at."""
+    scores = draw_logits(vocab_size, scale=scale)
+    for limits in (params(top_p=0.9), params(top_k=300, top_p=0.8), params(min_p=1e-3, top_p=0.9)):
+        difference = set(kept(scores, limits)) ^ set(reference.truncate(scores, limits))
+        assert len(difference) <= 1  # float32 may round one token over the edge
+
+
+def test_ties_at_the_cut_are_all_kept() -> None:
+    """No token is dropped for standing later in the vocabulary than its equal."""
+    scores = torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0])
+    assert kept(scores, params(top_k=2)) == [1, 2, 3]
+    assert kept(scores, params(top_p=0.3)) == [1, 2, 3]
+    assert kept(torch.zeros(1000), params(top_k=1)) == list(range(1000))
+
+
+def test_shares_are_of_what_is_left() -> None:
+    """top-p counts shares of what min-p and top-k left."""
+    scores = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]).log()
+    assert kept(scores, params(top_p=0.72)) == [0, 1, 2]
+    assert kept(scores, params(top_p=0.72, top_k=4)) == [0, 1]  # 0.7 of 0.95
+    assert kept(scores, params(top_p=0.72, min_p=0.3)) == [0, 1]  # 0.7 of 0.85
+
+
+def test_min_p_is_relative_to_the_likeliest() -> None:
+    """For 0.5, half as likely as the likeliest is enough; 1 keeps only the likeliest."""
+    scores = torch.tensor([0.4, 0.25, 0.19, 0.16]).log()
+    assert kept(scores, params(min_p=0.5)) == [0, 1]
+    assert kept(scores, params(min_p=1.0)) == [0]
+    assert kept(torch.tensor([1.0, 3.0, 3.0]), params(min_p=1.0)) == [1, 2]
+
+
+def test_the_largest_token_always_stays() -> None:
+    """However little top-p asks for."""
+    assert kept(torch.tensor([0.0, 1.0, 0.5]), params(top_p=1e-9)) == [1]
+
+
+def test_masked_tokens_do_not_survive() -> None:
+    """-inf is out whatever top-k says."""
+    scores = torch.full((1000,), -torch.inf)
+    scores[[5, 900]] = torch.tensor([1.0, 2.0])
+    for limits in (params(top_k=10), params(top_p=0.999), params(min_p=0.1), params(top_k=999)):
+        assert kept(scores, limits) == [5, 900]
+
+
+def test_truncated_scores_keep_their_values() -> None:
+    """Survivors stay as they are, the rest is -inf, and the input is left alone."""
+    scores = torch.tensor([1.0, 4.0, 3.0])
+    assert truncate(scores, params(top_k=2)).tolist() == [-torch.inf, 4.0, 3.0]
+    assert scores.tolist() == [1.0, 4.0, 3.0]
+    assert truncates(params(top_k=2))
+    assert not truncates(params())
