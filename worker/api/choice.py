@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 
 from worker.api.params import TextParams
 from worker.api.sse import Ending
@@ -10,7 +11,20 @@ from worker.engine.messages import AddRequest, RequestOutput
 from worker.errors import RequestError
 from worker.metrics import RequestRecord
 from worker.tokenizer.detokenize import Detokenizer
-from worker.types import FinishReason
+from worker.types import FinishReason, TokenLogprobs
+
+REPETITION_DETECTED = "repetition_detected"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one output of the engine adds to a choice. The tokens are all that count, those without
+    a text of their own included; `logprobs` has one entry for each when they were asked for.
+    """
+
+    text: str
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
 
 
 class Choice:
@@ -32,7 +46,8 @@ class Choice:
         self.reason = FinishReason.ABORT
         self.num_generated = 0
         self.num_cached = 0
-        self._include_stop = text.include_stop
+        self.last: RequestOutput | None = None
+        self._text = text
         self._detokenizer = Detokenizer(
             token_bytes,
             skip_ids=special_ids if text.skip_special_tokens else frozenset(),
@@ -40,35 +55,47 @@ class Choice:
             min_tokens=text.min_tokens,
             include_stop=text.include_stop,
         )
-        self._last: RequestOutput | None = None
 
-    def take(self, output: RequestOutput) -> str:
-        """The text an output adds. Raises `RequestError` when the engine gave the request up."""
-        self._last = output
+    def take(self, output: RequestOutput) -> Piece:
+        """What an output adds. Raises `RequestError` when the engine gave the request up."""
+        self.last = output
         self.num_cached = output.num_cached_tokens
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             self.reason = output.finish_reason
             self.num_generated += len(output.token_ids)
-            raise _given_up(output)
-        tokens = output.token_ids
-        if output.stop_token_id is not None and not self._include_stop:
-            tokens = tokens[:-1]
-        text = self._detokenizer.feed(tokens)
+            raise given_up(output)
+        if self._text.echo_only:
+            if output.finish_reason is not None:
+                self._end(FinishReason.LENGTH, None)
+            return Piece("")
+        return self._shown(output)
+
+    def _shown(self, output: RequestOutput) -> Piece:
+        tokens: Sequence[int] = output.token_ids
+        drops_last = output.stop_token_id is not None and not self._text.include_stop
+        before = self._detokenizer.num_consumed
+        text = self._detokenizer.feed(tokens[:-1] if drops_last else tokens)
         # What came after a stop string was drawn in vain; a stop token has no text but counts.
-        self.num_generated = self._detokenizer.num_consumed
+        counted = self._detokenizer.num_consumed - before
         if self._detokenizer.matched is None:
-            self.num_generated += len(output.token_ids) - len(tokens)
+            counted = len(tokens)
+        self.num_generated += counted
         if output.finish_reason is not None:
             text += self._detokenizer.finish()
-            self._end(output.finish_reason, self._stop_token(output))
+            self._end(output.finish_reason, self._stop_reason(output))
         if self._detokenizer.matched is not None:
             self._end(FinishReason.STOP, self._detokenizer.matched)
-        return text
+        return Piece(text, tokens[:counted], output.logprobs[:counted])
 
-    def _stop_token(self, output: RequestOutput) -> int | None:
-        """The stop token to report: one the client asked for, not the model's own end."""
+    def _stop_reason(self, output: RequestOutput) -> str | int | None:
+        """What to report: a stop token that the client or the model's generation config asked for,
+        not the model's own end.
+        """
+        if output.finish_reason is FinishReason.REPETITION:
+            return REPETITION_DETECTED
+        token_id = output.stop_token_id
         asked = self.request.params.stop_token_ids
-        return output.stop_token_id if output.stop_token_id in asked else None
+        return token_id if token_id in asked or token_id in self._text.extra_eos_ids else None
 
     def _end(self, reason: FinishReason, stop_reason: str | int | None) -> None:
         self.reason = reason
@@ -76,25 +103,27 @@ class Choice:
 
     def record(self, now: float) -> RequestRecord:
         """The sequence as the metrics see it."""
-        last = self._last
+        last = self.last or RequestOutput(self.request.request_id, [])
         return RequestRecord(
             reason=self.reason,
             num_prompt_tokens=len(self.request.prompt_token_ids),
             num_generation_tokens=self.num_generated,
             max_tokens=self.request.params.max_tokens,
-            num_preemptions=0 if last is None else last.num_preemptions,
+            num_preemptions=last.num_preemptions,
             arrival_seconds=self.request.arrival_seconds,
-            scheduled_seconds=None if last is None else last.scheduled_seconds,
-            first_token_seconds=None if last is None else last.first_token_seconds,
-            last_token_seconds=None if last is None else last.last_token_seconds,
+            scheduled_seconds=last.scheduled_seconds,
+            first_token_seconds=last.first_token_seconds,
+            last_token_seconds=last.last_token_seconds,
             finished_seconds=now,
+            num_cached_tokens=last.num_cached_tokens,
         )
 
 
-def _given_up(output: RequestOutput) -> RequestError:
+def given_up(output: RequestOutput) -> RequestError:
+    """The error of a sequence that the engine ended without an answer."""
     if output.finish_reason is FinishReason.ABORT:
         return RequestError(
-            "The request was aborted because the server is shutting down",
+            output.error or "The request was aborted because the server stops or was told to",
             status=503,
             type="ServiceUnavailableError",
         )

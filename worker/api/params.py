@@ -1,53 +1,90 @@
 """Checked request fields → what the engine and the detokenizer need. Pure but for the `rng`.
 
-Ranges and defaults are those of vLLM 0.32's OpenAI server; a value outside is a 400 with `param`.
+Ranges and defaults are those of vLLM 0.32's OpenAI server; a value outside is a 400 with `param`,
+whose message ends with the parameter and its value.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from worker.api.parse import shown
 from worker.api.schema import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
     MAX_CACHE_SALT_CHARS,
-    MAX_MESSAGES,
-    MAX_PROMPTS,
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_SEQUENCES,
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
-    ChatMessage,
-    GenerationFields,
+    RepetitionFields,
+    SamplingFields,
 )
 from worker.errors import RequestError
-from worker.types import SamplingParams
+from worker.types import RepetitionDetection, SamplingParams
 
 GREEDY_BELOW = 1e-5
 MIN_TEMPERATURE = 0.01  # a smaller one overflows the softmax of half-precision logits
-_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+MAX_LOGIT_BIAS = 100.0
 _INT64 = 1 << 63
+_MAX_DIGITS = 20
+
+# field → (default, least, most)
+RANGES: dict[str, tuple[float, float, float]] = {
+    "temperature": (1.0, 0.0, 2.0),
+    "top_p": (1.0, 0.0, 1.0),
+    "min_p": (0.0, 0.0, 1.0),
+    "presence_penalty": (0.0, -2.0, 2.0),
+    "frequency_penalty": (0.0, -2.0, 2.0),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class TextParams:
-    """How tokens become text: what the API process does itself."""
+    """How tokens become text: what the API process does itself.
+
+    `echo_only` answers with the prompt alone: the one token the engine had to draw is not shown.
+    `extra_eos_ids` end a sequence besides the model's own end, and are reported as its reason.
+    """
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
     min_tokens: int = 0
+    echo_only: bool = False
+    extra_eos_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What a request is checked against."""
+    """What a request is checked against. `max_logprobs` -1: as many as the vocabulary."""
 
     max_model_len: int
     vocab_size: int
+    max_logprobs: int = 20
 
 
-def text_params(request: GenerationFields) -> TextParams:
+@dataclass(frozen=True, slots=True)
+class SamplingContext:
+    """What sampling fields are read with. `defaults` are the model's own (`temperature`, `top_p`,
+    `top_k`, `min_p`, the penalties); `encode` gives the token ids of a text, without a prefix.
+    """
+
+    limits: ModelLimits
+    encode: Callable[[str], list[int]]
+    defaults: Mapping[str, float] = field(default_factory=dict)
+
+
+def invalid(name: str, value: object, message: str) -> RequestError:
+    """A 400 for one field; the message ends with the field and its value."""
+    return RequestError(f"{message} (parameter={name}, value={shown(value)})", param=name)
+
+
+def text_params(request: SamplingFields) -> TextParams:
     """Stop strings and the like."""
     return TextParams(
         stop=_stop_strings(request.stop),
@@ -63,73 +100,243 @@ def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
         raise RequestError(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
     for string in strings:
         if not string:
-            raise RequestError("stop cannot contain an empty string", param="stop")
+            raise RequestError("stop cannot contain an empty string.", param="stop")
         if len(string.encode("utf-8", "replace")) > MAX_STOP_BYTES:
             raise RequestError(f"a stop string has at most {MAX_STOP_BYTES} bytes", param="stop")
     return strings
 
 
 def sampling_params(
-    request: GenerationFields, max_tokens: int, limits: ModelLimits, rng: random.Random
+    request: SamplingFields,
+    max_tokens: int,
+    logprobs: int | None,
+    context: SamplingContext,
+    rng: random.Random,
 ) -> SamplingParams:
-    """Validate and default the sampling fields. `rng` draws the seed a request does not give."""
-    temperature = _in_range(request, "temperature", 1.0, 0.0, 2.0)
+    """Validate and default the sampling fields. `logprobs` is how many the endpoint's own fields
+    ask for; `rng` draws the seed a request does not give.
+    """
+    limits = context.limits
+    temperature = _in_range(request, "temperature", context)
     greedy = temperature < GREEDY_BELOW
-    top_p = _in_range(request, "top_p", 1.0, 0.0, 1.0)
+    top_p = _in_range(request, "top_p", context)
     if top_p == 0:
-        raise RequestError("top_p must be in (0, 1], got 0", param="top_p")
-    top_k = request.top_k or 0
-    if top_k < -1:
-        raise RequestError(f"top_k must be -1 (off), 0 (off) or more, got {top_k}", param="top_k")
-    min_tokens = request.min_tokens or 0
-    if not 0 <= min_tokens <= max_tokens:
-        raise RequestError(
-            f"min_tokens must be in [0, max_tokens = {max_tokens}], got {min_tokens}",
-            param="min_tokens",
-        )
+        raise invalid("top_p", top_p, "top_p must be in (0, 1], got 0.")
+    min_p, top_k = _in_range(request, "min_p", context), _top_k(request, context)
+    fixed_ids = _token_ids(request.logprob_token_ids, "logprob_token_ids", limits)
+    if len(fixed_ids) > MAX_LOGPROB_TOKEN_IDS:
+        message = f"logprob_token_ids takes at most {MAX_LOGPROB_TOKEN_IDS} ids"
+        raise RequestError(message, param="logprob_token_ids")
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=0.0 if greedy else max(temperature, MIN_TEMPERATURE),
         top_p=1.0 if greedy else top_p,
-        top_k=0 if greedy else min(max(top_k, 0), limits.vocab_size),
+        top_k=0 if greedy else top_k,
+        min_p=0.0 if greedy else min_p,
         seed=_seed(request.seed, rng),
-        min_tokens=min_tokens,
-        stop_token_ids=_stop_token_ids(request.stop_token_ids, limits.vocab_size),
+        min_tokens=check_min_tokens(request.min_tokens, max_tokens),
+        stop_token_ids=_token_ids(request.stop_token_ids, "stop_token_ids", limits),
         ignore_eos=bool(request.ignore_eos),
+        presence_penalty=_in_range(request, "presence_penalty", context),
+        frequency_penalty=_in_range(request, "frequency_penalty", context),
+        repetition_penalty=_repetition_penalty(request, context),
+        logit_bias=_logit_bias(request.logit_bias, limits),
+        bad_words=_bad_words(request.bad_words, context.encode),
+        allowed_token_ids=_allowed_token_ids(request, limits),
+        logprobs=0 if logprobs is None and fixed_ids else logprobs,
+        prompt_logprobs=_prompt_logprobs(request.prompt_logprobs, limits),
+        logprob_token_ids=fixed_ids,
+        repetition_detection=_repetition(request.repetition_detection, limits),
     )
 
 
-def _in_range(
-    request: GenerationFields, name: str, default: float, low: float, high: float
-) -> float:
+def num_sequences(request: SamplingFields, temperature: float) -> int:
+    """`n`, checked: sampling without randomness gives the same answer n times."""
+    n = 1 if request.n is None else int(request.n)
+    if n < 1:
+        raise invalid("n", n, f"n must be at least 1, got {n}.")
+    if n > MAX_SEQUENCES:
+        raise invalid("n", n, f"n must be at most {MAX_SEQUENCES}, got {n}.")
+    if n > 1 and temperature == 0 and not request.use_beam_search:
+        raise invalid("n", n, f"n must be 1 when using greedy sampling, got {n}.")
+    return n
+
+
+def check_logprobs(name: str, asked: int, limits: ModelLimits, kind: str = "sample") -> int:
+    """How many of the likeliest tokens a field asks for; -1 is the whole vocabulary."""
+    if asked < -1:
+        raise invalid(name, asked, f"`{name}` must be a positive value or -1.")
+    most = limits.vocab_size if limits.max_logprobs == -1 else limits.max_logprobs
+    wanted = limits.vocab_size if asked == -1 else asked
+    if wanted > most:
+        reason = f"Requested {kind} logprobs of {wanted}, which is greater than max allowed: {most}"
+        raise invalid(name, asked, reason)
+    return int(asked)
+
+
+def _in_range(request: SamplingFields, name: str, context: SamplingContext) -> float:
+    default, low, high = RANGES[name]
     value = getattr(request, name)
     if value is None:
-        return default
+        value = context.defaults.get(name, default)
     if not math.isfinite(value) or not low <= value <= high:
-        raise RequestError(f"{name} must be in [{low:g}, {high:g}], got {value}", param=name)
+        raise invalid(name, value, f"{name} must be in [{low:g}, {high:g}], got {value}.")
     return float(value)
+
+
+def _repetition_penalty(request: SamplingFields, context: SamplingContext) -> float:
+    value = request.repetition_penalty
+    if value is None:
+        value = context.defaults.get("repetition_penalty", 1.0)
+    if not math.isfinite(value) or value <= 0:
+        reason = f"repetition_penalty must be greater than zero, got {value}."
+        raise invalid("repetition_penalty", value, reason)
+    return float(value)
+
+
+def _top_k(request: SamplingFields, context: SamplingContext) -> int:
+    top_k = request.top_k
+    if top_k is None:
+        return max(0, min(int(context.defaults.get("top_k", 0)), context.limits.vocab_size))
+    if top_k < -1:
+        reason = f"top_k must be 0 (disable), or at least 1, got {top_k}."
+        raise invalid("top_k", top_k, reason)
+    return max(0, min(int(top_k), context.limits.vocab_size))
+
+
+def check_min_tokens(min_tokens: int | None, max_tokens: int) -> int:
+    """`min_tokens`, within the output's limit."""
+    if min_tokens is None:
+        return 0
+    if min_tokens < 0:
+        reason = f"min_tokens must be greater than or equal to 0, got {min_tokens}."
+        raise invalid("min_tokens", min_tokens, reason)
+    if min_tokens > max_tokens:
+        reason = f"min_tokens must be less than or equal to max_tokens={max_tokens}, got"
+        raise invalid("min_tokens", min_tokens, f"{reason} {min_tokens}.")
+    return int(min_tokens)
 
 
 def _seed(seed: int | None, rng: random.Random) -> int:
     if seed is None or seed == -1:
         return rng.getrandbits(63)
-    if not -_INT64 <= seed < _INT64:
-        raise RequestError("seed must fit into 64 bits", param="seed")
     return seed & (_INT64 - 1)
 
 
-def _stop_token_ids(ids: list[int] | None, vocab_size: int) -> tuple[int, ...]:
+def _token_ids(ids: Sequence[int] | None, name: str, limits: ModelLimits) -> tuple[int, ...]:
     for token_id in ids or ():
-        if not 0 <= token_id < vocab_size:
-            raise RequestError(
-                f"stop_token_ids must be in [0, {vocab_size}), got {token_id}",
-                param="stop_token_ids",
-            )
-    return tuple(ids or ())
+        if not 0 <= token_id < limits.vocab_size:
+            reason = f"{name} must be in [0, {limits.vocab_size}), got {token_id}."
+            raise invalid(name, token_id, reason)
+    return tuple(int(i) for i in ids or ())
+
+
+def _allowed_token_ids(request: SamplingFields, limits: ModelLimits) -> tuple[int, ...] | None:
+    if request.allowed_token_ids is None:
+        return None
+    if not request.allowed_token_ids:
+        raise invalid("allowed_token_ids", [], "allowed_token_ids is not None and empty!")
+    return tuple(dict.fromkeys(_token_ids(request.allowed_token_ids, "allowed_token_ids", limits)))
+
+
+def _logit_bias(
+    biases: Mapping[str, float] | None, limits: ModelLimits
+) -> tuple[tuple[int, float], ...]:
+    if not biases:
+        return ()
+    if len(biases) > MAX_LOGIT_BIASES:
+        message = f"logit_bias takes at most {MAX_LOGIT_BIASES} entries, got {len(biases)}"
+        raise RequestError(message, param="logit_bias")
+    pairs: dict[int, float] = {}
+    for key, bias in biases.items():
+        digits = key.strip()
+        if len(digits) > _MAX_DIGITS or not digits.isdecimal() or not digits.isascii():
+            raise invalid("logit_bias", key, "A key of logit_bias must be a token id")
+        token_id = int(digits)
+        if token_id >= limits.vocab_size:
+            reason = f"token_id(s) [{token_id}] in logit_bias contain out-of-vocab token ids."
+            raise invalid("logit_bias", key, f"{reason} Vocabulary size: {limits.vocab_size}")
+        pairs[token_id] = max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))
+    return tuple(pairs.items())
+
+
+def _bad_words(
+    words: list[str] | None, encode: Callable[[str], list[int]]
+) -> tuple[tuple[int, ...], ...]:
+    """Each word as it is tokenized at the start of a text and after a space."""
+    if not words:
+        return ()
+    if len(words) > MAX_BAD_WORDS:
+        message = f"bad_words takes at most {MAX_BAD_WORDS} words, got {len(words)}"
+        raise RequestError(message, param="bad_words")
+    sequences: dict[tuple[int, ...], None] = {}
+    num_tokens = 0
+    for word in words:
+        bare = word.lstrip()
+        if not bare:
+            raise RequestError("bad_words cannot contain an empty string.", param="bad_words")
+        if len(bare) > 16 * MAX_BAD_WORD_TOKENS:  # not worth tokenizing
+            num_tokens = MAX_BAD_WORD_TOKENS + 1
+        for text in () if num_tokens > MAX_BAD_WORD_TOKENS else (bare, " " + bare):
+            ids = tuple(encode(text))
+            if ids and ids not in sequences:
+                sequences[ids] = None
+                num_tokens += len(ids)
+        if num_tokens > MAX_BAD_WORD_TOKENS:
+            message = f"bad_words may have at most {MAX_BAD_WORD_TOKENS} tokens in total"
+            raise RequestError(message, param="bad_words")
+    return tuple(sequences)
+
+
+def _prompt_logprobs(asked: int | None, limits: ModelLimits) -> int | None:
+    if asked is None:
+        return None
+    return check_logprobs("prompt_logprobs", asked, limits, "prompt")
+
+
+def _repetition(fields: RepetitionFields | None, limits: ModelLimits) -> RepetitionDetection | None:
+    if fields is None:
+        return None
+    longest = fields.max_pattern_size
+    shortest = 1 if fields.min_pattern_size is None else fields.min_pattern_size
+    count = 2 if fields.min_count is None else fields.min_count
+    name = "repetition_detection"
+    if not 1 <= shortest <= longest:
+        reason = f"1 <= min_pattern_size ({shortest}) <= max_pattern_size ({longest}) must hold"
+        raise RequestError(reason, param=name)
+    if count < 2 or longest * count > limits.max_model_len:
+        reason = "min_count must be at least 2, and max_pattern_size × min_count fit the context"
+        raise RequestError(reason, param=name)
+    return RepetitionDetection(int(longest), int(shortest), int(count))
+
+
+def length_penalty(request: SamplingFields) -> float:
+    """The exponent of a beam's length in its score."""
+    value = 1.0 if request.length_penalty is None else request.length_penalty
+    if not math.isfinite(value) or abs(value) > 100:
+        raise invalid("length_penalty", value, "length_penalty must be in [-100, 100]")
+    return value
+
+
+def check_beam_fields(request: SamplingFields) -> None:
+    """A beam search goes by the raw log probabilities: what would change a draw has no meaning."""
+    for name in (
+        *("presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_tokens"),
+        *("allowed_token_ids", "stop", "stop_token_ids", "prompt_logprobs", "logprob_token_ids"),
+        *("repetition_detection",),
+    ):
+        if getattr(request, name):
+            raise RequestError(f"{name} cannot be used with use_beam_search", param=name)
+    if request.repetition_penalty not in (None, 1):
+        message = "repetition_penalty cannot be used with use_beam_search"
+        raise RequestError(message, param="repetition_penalty")
 
 
 def requested_max_tokens(
-    request: GenerationFields, max_completion_tokens: int | None, limits: ModelLimits
+    request: SamplingFields,
+    max_completion_tokens: int | None,
+    limits: ModelLimits,
+    least: int = 1,
 ) -> int | None:
     """The limit the client set, checked; None when it set none."""
     if max_completion_tokens is not None:
@@ -138,42 +345,15 @@ def requested_max_tokens(
         name, value = "max_tokens", request.max_tokens
     else:
         return None
-    if value < 1:
-        raise RequestError(f"{name} must be at least 1, got {value}", param=name)
+    if value < least:
+        raise invalid(name, value, f"{name} must be at least 1, got {value}.")
     if value > limits.max_model_len:
         raise RequestError(
             f"{name}={value} cannot be greater than max_model_len={limits.max_model_len}."
             " Please request fewer output tokens.",
             param=name,
         )
-    return value
-
-
-def check_prompt_chars(text: str, limits: ModelLimits) -> None:
-    """Refuse a hopelessly long text before it is tokenized: no tokenizer averages 16 bytes a
-    token over a whole context.
-    """
-    if len(text) > 16 * limits.max_model_len:
-        raise RequestError(
-            f"This model's maximum context length is {limits.max_model_len} tokens. However, your"
-            f" prompt contains {len(text)} characters, which is more than that.",
-            param="input_text",
-        )
-
-
-def room_for_output(num_prompt_tokens: int, limits: ModelLimits) -> int:
-    """Tokens that can follow a prompt; a prompt that leaves none is refused."""
-    if num_prompt_tokens == 0:
-        raise RequestError("The decoder prompt cannot be empty", param="prompt")
-    room = limits.max_model_len - num_prompt_tokens
-    if room < 1:
-        raise RequestError(
-            f"This model's maximum context length is {limits.max_model_len} tokens. However, your"
-            f" prompt contains {num_prompt_tokens} input tokens, which leaves no room for an"
-            " answer. Please reduce the length of the prompt.",
-            param="input_tokens",
-        )
-    return room
+    return int(value)
 
 
 def check_cache_salt(salt: str | None) -> None:
@@ -184,76 +364,4 @@ def check_cache_salt(salt: str | None) -> None:
         raise RequestError(
             f"cache_salt must have 1 to {MAX_CACHE_SALT_CHARS} characters, none of @ / \\ NUL",
             param="cache_salt",
-        )
-
-
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as the chat template sees them: content is always one string (text parts joined by
-    line breaks).
-    """
-    if not 1 <= len(messages) <= MAX_MESSAGES:
-        raise RequestError(f"messages must have 1 to {MAX_MESSAGES} entries", param="messages")
-    rendered = []
-    for n, message in enumerate(messages):
-        place = f"messages[{n}]"
-        if message.role not in _ROLES:
-            raise RequestError(
-                f"{place}.role must be one of {', '.join(sorted(_ROLES))}, got {message.role!r}",
-                param=f"{place}.role",
-            )
-        _refuse_unsupported_parts(message, place)
-        entry: dict[str, Any] = {"role": message.role, "content": _content(message, place)}
-        if message.name is not None:
-            entry["name"] = message.name
-        rendered.append(entry)
-    return rendered
-
-
-def _refuse_unsupported_parts(message: ChatMessage, place: str) -> None:
-    for name in ("tool_calls", "tool_call_id", "function_call", "refusal", "audio"):
-        if getattr(message, name) not in (None, [], {}):
-            raise RequestError(f"{place}.{name} is not supported yet", param=f"{place}.{name}")
-
-
-def _content(message: ChatMessage, place: str) -> str:
-    if message.content is None:
-        return ""
-    if isinstance(message.content, str):
-        return message.content
-    texts = []
-    for n, part in enumerate(message.content):
-        if part.type not in ("text", "input_text") or part.text is None:
-            raise RequestError(
-                f"{place}.content[{n}]: only text parts are supported yet, got {part.type!r}",
-                param=f"{place}.content[{n}].type",
-            )
-        texts.append(part.text)
-    return "\n".join(texts)
-
-
-def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """The one or several prompts of a text completion: text or token ids each."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise RequestError("prompt cannot be empty", param="prompt")
-    kinds = {type(p) for p in prompt}
-    if kinds == {int}:
-        return [[p for p in prompt if isinstance(p, int)]]
-    if kinds not in ({str}, {list}):
-        raise RequestError(
-            "prompt must be a string, a list of strings, a list of token ids, or a list of such"
-            " lists; not a mixture",
-            param="prompt",
-        )
-    if len(prompt) > MAX_PROMPTS:
-        raise RequestError(f"prompt takes at most {MAX_PROMPTS} prompts", param="prompt")
-    return [p for p in prompt if not isinstance(p, int)]
-
-
-def check_token_ids(token_ids: Sequence[int], limits: ModelLimits) -> None:
-    """Ids a client gives must exist; the engine trusts them."""
-    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < limits.vocab_size):
-        raise RequestError(
-            f"Token ids of a prompt must be in [0, {limits.vocab_size})", param="prompt"
         )

@@ -1,41 +1,35 @@
-"""The bodies of the OpenAI API as this worker takes them. Pure: bytes → checked values.
+"""The bodies of the OpenAI API as this worker takes them. Pure.
 
 What is not supported is refused, never ignored: an unknown field is a 400 that names it, and a
-known field that is not built yet is accepted only with a value that asks for nothing (`n: 1`,
-`logprobs: false`, …).
+known field that is not built yet is accepted only with a value that asks for nothing (`tools: []`,
+`response_format: {"type": "text"}`, …). Ranges are checked in `params`.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any, TypeVar
 
 import msgspec
 
+from worker.api.parse import Whole
+from worker.api.parse import decode as decode
 from worker.errors import RequestError
 
 MAX_MESSAGES = 4096
-MAX_PROMPTS = 64
+MAX_PROMPTS = 1024
+MAX_SEQUENCES = 16  # n
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
 MAX_CACHE_SALT_CHARS = 128
+MAX_LOGIT_BIASES = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_TOKENS = 1024
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_DOCUMENTS = 1024
 
 # field → the values besides null that ask for nothing.
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "n": (1,),
+NEUTRAL: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "min_p": (0,),
-    "logit_bias": ({},),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "use_beam_search": (False,),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "guided_json": (),
@@ -46,32 +40,23 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "documents": ([],),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
     "moderation": (),
-    "echo": (False,),
     "suffix": ("",),
     "prompt_embeds": (),
     "chat_template": (),
-    "continue_final_message": (False,),
     "include_reasoning": (True,),
-    "truncate_prompt_tokens": (),
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
     "vllm_xargs": ({},),
     "mm_processor_kwargs": ({},),
-    "return_tokens_as_token_ids": (False,),
-    "return_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
+    "return_token_offsets": (False,),
     "thinking_token_budget": (),
-    "repetition_detection": (),
-    "stream_interval": (1,),
     "store": (False,),
     "service_tier": ("auto", "default"),
-    "priority": (0,),
 }
 
 
@@ -83,31 +68,65 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     include_obfuscation: bool | None = None  # padding against traffic analysis; false is all we do
 
 
-class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What chat and text completions share. Every field may be null, which means its default.
+class RepetitionFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`repetition_detection`: see `types.RepetitionDetection`."""
 
-    The fields typed `Any` are those of `_NEUTRAL`, and a few that carry no instruction for the
+    max_pattern_size: Whole
+    min_pattern_size: Whole | None = None  # 1
+    min_count: Whole | None = None  # 2
+
+
+class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """How tokens are drawn, and when a sequence ends. Every field may be null: its default."""
+
+    max_tokens: Whole | None = None
+    min_tokens: Whole | None = None
+    n: Whole | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Whole | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[Whole] | None = None
+    seed: Whole | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Whole] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: Whole | None = None
+    logprob_token_ids: list[Whole] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    repetition_detection: RepetitionFields | None = None
+    skip_special_tokens: bool | None = None
+    # Our text is the exact bytes of the tokens, which has no such spaces to add or leave out.
+    spaces_between_special_tokens: bool | None = None
+
+
+class GenerationFields(SamplingFields, kw_only=True):
+    """What chat and text completions share.
+
+    The fields typed `Any` are those of `NEUTRAL`, and a few that carry no instruction for the
     answer (`user`, `metadata`, …).
     """
 
     model: str | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
+    echo: bool | None = None
+    truncate_prompt_tokens: Whole | None = None
+    truncation_side: str | None = None
     add_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: Whole | None = None
     cache_salt: str | None = None
     request_id: str | None = None
-    priority: int | None = None
+    priority: Whole | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
 
     user: Any = None
     metadata: Any = None
@@ -117,35 +136,17 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     prompt_cache_options: Any = None
     session_id: Any = None
 
-    n: Any = None
     best_of: Any = None
-    logprobs: Any = None
-    prompt_logprobs: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    repetition_penalty: Any = None
-    length_penalty: Any = None
-    min_p: Any = None
-    logit_bias: Any = None
-    bad_words: Any = None
-    allowed_token_ids: Any = None
-    use_beam_search: Any = None
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
-    echo: Any = None
-    truncate_prompt_tokens: Any = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
     vllm_xargs: Any = None
-    return_tokens_as_token_ids: Any = None
-    return_token_ids: Any = None
-    spaces_between_special_tokens: Any = None
-    repetition_detection: Any = None
-    stream_interval: Any = None
+    return_token_offsets: Any = None
     service_tier: Any = None
 
 
@@ -180,19 +181,22 @@ class ChatRequest(GenerationFields):
     """Body of `POST /v1/chat/completions`."""
 
     messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Whole | None = None
+    logprobs: bool | None = None
+    top_logprobs: Whole | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     parallel_tool_calls: bool | None = None
+    return_prompt_text: bool | None = None
     verbosity: Any = None
 
-    top_logprobs: Any = None
     tools: Any = None
     tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
-    documents: Any = None
     modalities: Any = None
     audio: Any = None
     prediction: Any = None
@@ -200,7 +204,6 @@ class ChatRequest(GenerationFields):
     moderation: Any = None
     store: Any = None
     chat_template: Any = None
-    continue_final_message: Any = None
     include_reasoning: Any = None
     mm_processor_kwargs: Any = None
     thinking_token_budget: Any = None
@@ -210,6 +213,7 @@ class CompletionRequest(GenerationFields):
     """Body of `POST /v1/completions`."""
 
     prompt: str | list[str | int | list[int]]
+    logprobs: Whole | None = None
     suffix: Any = None
     prompt_embeds: Any = None
 
@@ -221,8 +225,10 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
 
@@ -234,58 +240,24 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     model: str | None = None
 
 
-Body = TypeVar("Body", bound=msgspec.Struct)
 _Generation = TypeVar("_Generation", bound=GenerationFields)
-
-_UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
-_MISSING_FIELD = re.compile(r"missing required field `([^`]*)`")
-_LOCATION = re.compile(r" - at `\$\.?([^`]*)`")
-
-
-def decode(body: bytes, kind: type[Body]) -> Body:
-    """Parse a JSON body strictly. Raises `RequestError` naming the field at fault."""
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise _explained(str(error)) from error
-    except msgspec.DecodeError as error:
-        raise RequestError(f"The body is not valid JSON: {error}") from error
-    except RecursionError as error:
-        raise RequestError("The body is nested too deeply") from error
-    except UnicodeDecodeError as error:
-        raise RequestError("The body is not valid UTF-8") from error
 
 
 def decode_generation(body: bytes, kind: type[_Generation]) -> _Generation:
     """`decode`, then refuse every field that is known but not built yet."""
     request = decode(body, kind)
-    _refuse_unsupported(request)
+    refuse_unsupported(request)
     if request.stream_options is not None and not request.stream:
         raise RequestError(
-            "stream_options is only allowed with stream: true", param="stream_options"
+            "`stream_options` can only be defined when `stream=True`.", param="stream_options"
         )
     return request
 
 
-def _explained(message: str) -> RequestError:
-    """msgspec's message, with the field it speaks of as `param`."""
-    location = _LOCATION.search(message)
-    path = location.group(1) if location else ""
-    for pattern, text in (
-        (_UNKNOWN_FIELD, "Unknown field `{0}`: it is not part of this API"),
-        (_MISSING_FIELD, "Missing required field `{0}`"),
-    ):
-        found = pattern.search(message)
-        if found:
-            field = f"{path}.{found.group(1)}" if path else found.group(1)
-            return RequestError(text.format(field), param=field)
-    reason = message if location is None else message[: location.start()]
-    return RequestError(f"{path}: {reason}" if path else reason, param=path or None)
-
-
-def _refuse_unsupported(request: msgspec.Struct) -> None:
+def refuse_unsupported(request: msgspec.Struct) -> None:
+    """Refuse (400) a known field with a value that asks for something which is not built."""
     for name in request.__struct_fields__:
-        neutral = _NEUTRAL.get(name)
+        neutral = NEUTRAL.get(name)
         if neutral is None:
             continue
         value = getattr(request, name)

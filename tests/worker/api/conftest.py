@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -30,7 +30,7 @@ from worker.engine.messages import (
 from worker.metrics import WorkerMetrics
 from worker.tokenizer import sim
 from worker.tokenizer.chat import ChatTemplate
-from worker.types import FinishReason
+from worker.types import FinishReason, TokenLogprobs
 
 Step = RequestOutput | Exception | asyncio.Event
 
@@ -42,6 +42,8 @@ def output(
     stop_token: int | None = None,
     error: str | None = None,
     cached: int = 0,
+    logprobs: Sequence[TokenLogprobs] = (),
+    prompt_logprobs: Sequence[TokenLogprobs] = (),
 ) -> RequestOutput:
     """An engine output; text stands for its bytes, which are ids of the simulator's tokenizer."""
     ids = list(token_ids.encode()) if isinstance(token_ids, str) else list(token_ids)
@@ -55,14 +57,28 @@ def output(
         first_token_seconds=2.0,
         last_token_seconds=3.0,
         error=error,
+        logprobs=list(logprobs),
+        prompt_logprobs=list(prompt_logprobs),
     )
+
+
+def logprob(
+    token_id: int | str, *others: tuple[int | str, float], own: float = -0.5
+) -> TokenLogprobs:
+    """How likely a token was, and others; a character stands for its byte."""
+    pairs = [(token_id, own), *others]
+    ids = tuple(ord(i) if isinstance(i, str) else i for i, _ in pairs)
+    return TokenLogprobs(ids, tuple(p for _, p in pairs), 1)
 
 
 @dataclass
 class ScriptedEngine:
-    """Plays the same steps for every request: outputs, errors to raise, events to wait for."""
+    """Plays the same steps for every sequence: outputs, errors to raise, events to wait for.
+    `script` gives the steps of a request's n-th branch instead.
+    """
 
     steps: list[Step] = field(default_factory=list)
+    script: Callable[[AddRequest, int], list[Step]] | None = None
     is_alive: bool = True
     stats: EngineStats = field(default_factory=EngineStats)
     requests: list[AddRequest] = field(default_factory=list)
@@ -88,12 +104,16 @@ class ScriptedEngine:
         self.saw_request.set()
         ids = [request.request_id, *request.branch_ids]
         return tuple(
-            ScriptedStream(self, i, iter(self.script(request, n))) for n, i in enumerate(ids)
+            ScriptedStream(self, i, iter(self._steps(request, n))) for n, i in enumerate(ids)
         )
 
-    def script(self, request: AddRequest, branch: int) -> list[Step]:
-        """The steps of one sequence: a test may put its own function here."""
-        return self.steps
+    def _steps(self, request: AddRequest, branch: int) -> list[Step]:
+        return self.steps if self.script is None else self.script(request, branch)
+
+    def abort(self, request_id: str) -> None:
+        """As `Engine.abort`: noted."""
+        self.aborted.append(request_id)
+        self.saw_abort.set()
 
     async def run(self, command: Command) -> CommandReply:
         """As `Engine.run`: done at once, with `reply` as the answer."""
@@ -166,7 +186,10 @@ def build(engine: ScriptedEngine, **settings: object) -> Api:
     )
     template = ChatTemplate(sim.CHAT_TEMPLATE, bos_token="", eos_token=sim.IM_END, now=datetime.now)
     text = TextSide(
-        sim.SimTokenizer(), template, ModelLimits(config.max_model_len, config.vocab_size)
+        sim.SimTokenizer(),
+        template,
+        ModelLimits(config.max_model_len, config.vocab_size),
+        eos_token_ids=(sim.IM_END_ID, sim.IM_START_ID),
     )
     preparer = RequestPreparer(config, text, random.Random(0))
     return Api(
@@ -216,6 +239,7 @@ class Bench:
 
     engine: ScriptedEngine
     say = staticmethod(output)
+    logprob = staticmethod(logprob)
 
     def api(self, **settings: object) -> Api:
         """The API over the engine; settings are fields of `ApiConfig`."""

@@ -22,8 +22,8 @@ def choice(text: TextParams | None = None, **params: Any) -> Choice:
 def test_counts_and_times_come_from_the_last_output(bench: Any) -> None:
     """The record is what the engine last said, and the ending of the choice."""
     subject = choice()
-    assert subject.take(bench.say("a")) == "a"
-    assert subject.take(bench.say("bc", FinishReason.LENGTH, cached=2)) == "bc"
+    assert subject.take(bench.say("a")).text == "a"
+    assert subject.take(bench.say("bc", FinishReason.LENGTH, cached=2)).text == "bc"
     record = subject.record(9.0)
     assert (record.num_prompt_tokens, record.num_generation_tokens, record.max_tokens) == (2, 3, 9)
     assert (record.arrival_seconds, record.scheduled_seconds) == (0.5, 1.0)
@@ -46,7 +46,7 @@ def test_the_stop_tokens_text_is_dropped_unless_asked_for(
 ) -> None:
     """A token that ends a sequence is counted but not shown."""
     subject = choice(text, stop_token_ids=(98,))
-    assert subject.take(bench.say("ab", FinishReason.STOP, stop_token=98)) == shown
+    assert subject.take(bench.say("ab", FinishReason.STOP, stop_token=98)).text == shown
     assert subject.ending is not None
     assert (subject.ending.stop_reason, subject.num_generated) == (98, 2)
 
@@ -63,7 +63,7 @@ def test_the_models_own_end_is_no_stop_reason(bench: Any) -> None:
 def test_control_tokens_are_shown_when_asked_for(bench: Any, skip: bool, shown: str) -> None:
     """`skip_special_tokens: false` keeps them in the text."""
     subject = choice(TextParams(skip_special_tokens=skip))
-    assert subject.take(bench.say("a\0b")) == shown
+    assert subject.take(bench.say("a\0b")).text == shown
 
 
 def test_a_request_the_engine_gives_up_is_an_error(bench: Any) -> None:
@@ -77,6 +77,52 @@ def test_a_request_the_engine_gives_up_is_an_error(bench: Any) -> None:
 def test_tokens_after_a_stop_string_do_not_count(bench: Any) -> None:
     """A merged output may hold more than was needed; usage ends with the match."""
     subject = choice(TextParams(stop=("b",)))
-    assert subject.take(bench.say("xabcdef", FinishReason.LENGTH)) == "xa"
+    piece = subject.take(bench.say("xabcdef", FinishReason.LENGTH))
+    assert (piece.text, bytes(piece.token_ids)) == ("xa", b"xab")
     assert subject.ending is not None
     assert (subject.ending.stop_reason, subject.num_generated) == ("b", 3)
+
+
+def test_logprobs_follow_the_tokens_that_count(bench: Any) -> None:
+    """Each token that counts has its entry once: held back, cut off or without text."""
+    entries = [bench.logprob(c) for c in "xabcd"]
+    subject = choice(TextParams(stop=("bc", "cz")))
+    first = subject.take(bench.say("xab", logprobs=entries[:3]))
+    assert (first.text, first.logprobs) == ("xa", entries[:3])
+    second = subject.take(bench.say("cd", logprobs=entries[3:]))
+    assert (second.text, second.logprobs) == ("", entries[3:4])
+
+
+def test_a_dropped_stop_token_keeps_its_id_and_its_logprob(bench: Any) -> None:
+    """The text loses the stop token, the ids do not."""
+    entries = [bench.logprob(c) for c in "ab"]
+    piece = choice().take(bench.say("ab", FinishReason.STOP, stop_token=98, logprobs=entries))
+    assert (piece.text, bytes(piece.token_ids), piece.logprobs) == ("a", b"ab", entries)
+
+
+def test_an_end_token_of_the_generation_config_is_a_stop_reason(bench: Any) -> None:
+    """The model's own end is not reported, the further ones are."""
+    subject = choice(TextParams(extra_eos_ids=frozenset({98})))
+    subject.take(bench.say("ab", FinishReason.STOP, stop_token=98))
+    assert subject.ending is not None
+    assert (subject.ending.finish_reason, subject.ending.stop_reason) == ("stop", 98)
+
+
+def test_a_repetition_is_reported_as_one(bench: Any) -> None:
+    """Text that goes round in circles ends with a reason of its own."""
+    subject = choice()
+    subject.take(bench.say("abab", FinishReason.REPETITION))
+    assert subject.ending is not None
+    assert (subject.ending.finish_reason, subject.ending.stop_reason) == (
+        "repetition",
+        "repetition_detected",
+    )
+
+
+def test_an_echo_alone_shows_no_token(bench: Any) -> None:
+    """The one token the engine draws for `max_tokens: 0` is neither shown nor counted."""
+    subject = choice(TextParams(echo_only=True))
+    piece = subject.take(bench.say("a", FinishReason.STOP, stop_token=97))
+    assert (piece.text, list(piece.token_ids), subject.num_generated) == ("", [], 0)
+    assert subject.ending is not None
+    assert (subject.ending.finish_reason, subject.ending.stop_reason) == ("length", None)

@@ -151,9 +151,10 @@ async def test_characters_cut_by_tokens_arrive_whole(bench: Any) -> None:
 
 async def test_the_clients_request_id_is_in_ours(bench: Any) -> None:
     """`x-request-id` names the answer and is echoed; inside, a repeated id stays unique."""
-    async with bench.client() as client:
+    async with bench.client(enable_request_id_headers=True) as client:
         first = await client.post(TEXT, json={"prompt": "a"}, headers={"x-request-id": "r-1"})
         await client.post(CHAT, json={"messages": USER}, headers={"x-request-id": "r-1"})
+    async with bench.client() as client:
         third = await client.post(TEXT, json={"prompt": "a", "request_id": "r-2"})
     assert first.json()["id"] == "cmpl-r-1"
     assert first.headers["x-request-id"] == "r-1"

@@ -8,21 +8,26 @@ import msgspec
 import pytest
 
 from worker.api import params
-from worker.api.params import ModelLimits
-from worker.api.schema import ChatMessage, ChatRequest, CompletionRequest, ContentPart
+from worker.api.params import ModelLimits, SamplingContext
+from worker.api.parse import decode
+from worker.api.schema import CompletionRequest
 from worker.errors import RequestError
+from worker.types import RepetitionDetection
 
 LIMITS = ModelLimits(max_model_len=100, vocab_size=50)
 
 
 def request(**fields: object) -> CompletionRequest:
     """A completion request with some fields."""
-    return msgspec.convert({"prompt": "x", **fields}, CompletionRequest)
+    return decode(msgspec.json.encode({"prompt": "x", **fields}), CompletionRequest)
 
 
-def sampling(**fields: object) -> params.SamplingParams:
-    """The sampling parameters of a request with 10 tokens to draw."""
-    return params.sampling_params(request(**fields), 10, LIMITS, random.Random(0))
+def sampling(
+    logprobs: int | None = None, defaults: dict[str, float] | None = None, **fields: object
+) -> params.SamplingParams:
+    """The sampling parameters of a request with 10 tokens to draw; a token is a character."""
+    context = SamplingContext(LIMITS, lambda text: [ord(c) % 50 for c in text], defaults or {})
+    return params.sampling_params(request(**fields), 10, logprobs, context, random.Random(0))
 
 
 def test_defaults_are_those_of_the_openai_api() -> None:
@@ -50,26 +55,141 @@ def test_seeds_are_kept_and_minus_one_means_none() -> None:
     assert sampling(top_k=-1).top_k == 0
 
 
+def test_every_sampling_field_reaches_the_engine() -> None:
+    """What a client asks for stands in the engine's parameters."""
+    got = sampling(
+        logprobs=3,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=5,
+        min_p=0.1,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.2,
+        logit_bias={"7": 200, "8": -3},
+        allowed_token_ids=[3, 4, 3],
+        stop_token_ids=[9],
+        prompt_logprobs=2,
+        logprob_token_ids=[11],
+        min_tokens=2,
+        ignore_eos=True,
+        repetition_detection={"max_pattern_size": 4, "min_count": 3},
+    )
+    assert (got.temperature, got.top_p, got.top_k, got.min_p) == (0.5, 0.9, 5, 0.1)
+    assert (got.presence_penalty, got.frequency_penalty, got.repetition_penalty) == (0.5, -0.5, 1.2)
+    assert got.logit_bias == ((7, 100.0), (8, -3.0))
+    assert (got.allowed_token_ids, got.stop_token_ids) == ((3, 4), (9,))
+    assert (got.logprobs, got.prompt_logprobs, got.logprob_token_ids) == (3, 2, (11,))
+    assert (got.min_tokens, got.ignore_eos) == (2, True)
+    assert got.repetition_detection == RepetitionDetection(4, 1, 3)
+    # The engine gets plain numbers, whatever the parser made of them.
+    assert all(type(i) is int for i in (*got.stop_token_ids, got.top_k, got.min_tokens))
+
+
+def test_the_request_wins_over_the_models_defaults() -> None:
+    """Request, then generation config, then OpenAI."""
+    defaults = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
+    got = sampling(defaults=defaults, top_p=0.5)
+    assert (got.temperature, got.top_p, got.top_k) == (0.6, 0.5, 20)
+    assert (got.repetition_penalty, got.min_p) == (1.1, 0.0)
+
+
+def test_bad_words_are_banned_with_and_without_a_space_before() -> None:
+    """A word is tokenized as the start of a text and as a later word of it."""
+    got = sampling(bad_words=["AB", " AB", "C"]).bad_words
+    assert got == ((15, 16), (32, 15, 16), (17,), (32, 17))
+
+
+def test_fixed_tokens_bring_logprobs_with_them() -> None:
+    """Asking for the log probabilities of some tokens is asking for log probabilities."""
+    assert sampling(logprob_token_ids=[1]).logprobs == 0
+    assert sampling().logprobs is None
+
+
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "message"),
     [
-        {"temperature": 2.1},
-        {"temperature": -0.1},
-        {"top_p": 0},
-        {"top_p": 1.1},
-        {"top_k": -2},
-        {"min_tokens": 11},
-        {"min_tokens": -1},
-        {"seed": 1 << 63},
-        {"stop_token_ids": [50]},
-        {"stop_token_ids": [-1]},
+        ({"temperature": 2.1}, r"must be in \[0, 2\], got 2.1. \(parameter=temperature, value=2.1"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -2}, r"top_k must be 0 \(disable\), or at least 1, got -2"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"presence_penalty": 2.5}, r"presence_penalty must be in \[-2, 2\], got 2.5"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be greater than zero, got 0.0"),
+        ({"min_tokens": 11}, "min_tokens must be less than or equal to max_tokens=10, got 11"),
+        ({"min_tokens": -1}, "min_tokens must be greater than or equal to 0, got -1"),
+        ({"stop_token_ids": [50]}, "got 50"),
+        ({"stop_token_ids": [-1]}, "got -1"),
+        ({"allowed_token_ids": []}, "allowed_token_ids is not None and empty!"),
+        ({"allowed_token_ids": [50]}, "got 50"),
+        ({"logit_bias": {"50": 1}}, r"token_id\(s\) \[50\] in logit_bias contain out-of-vocab"),
+        ({"logit_bias": {"x": 1}}, "must be a token id"),
+        ({"logit_bias": {"-1": 1}}, "must be a token id"),
+        ({"logit_bias": {"1" * 5000: 1}}, "must be a token id"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "at most 1024 entries"),
+        ({"bad_words": [""]}, "bad_words cannot contain an empty string"),
+        ({"bad_words": ["x"] * 129}, "at most 128 words"),
+        ({"bad_words": ["x" * 600]}, "at most 1024 tokens"),
+        ({"bad_words": ["x" * 100_000]}, "at most 1024 tokens"),
+        ({"prompt_logprobs": 21}, "Requested prompt logprobs of 21, which is greater than max"),
+        ({"prompt_logprobs": -1}, "Requested prompt logprobs of 50, which is greater than max"),
+        ({"prompt_logprobs": -2}, "must be a positive value or -1"),
+        ({"logprob_token_ids": [0] * 129}, "at most 128 ids"),
+        ({"logprob_token_ids": [50]}, "got 50"),
+        ({"repetition_detection": {"max_pattern_size": 0}}, "must hold"),
+        ({"repetition_detection": {"max_pattern_size": 2, "min_count": 1}}, "at least 2"),
+        ({"repetition_detection": {"max_pattern_size": 60}}, "fit the context"),
     ],
 )
-def test_values_out_of_range_are_refused(fields: dict[str, object]) -> None:
+def test_values_out_of_range_are_refused(fields: dict[str, object], message: str) -> None:
     """A value outside its range is a 400 naming the field."""
-    with pytest.raises(RequestError) as caught:
-        sampling(**fields)
+    with pytest.raises(RequestError, match=message) as caught:
+        sampling(**fields)  # type: ignore[arg-type]
     assert caught.value.param == next(iter(fields))
+
+
+def test_a_worker_may_allow_the_whole_vocabulary() -> None:
+    """`--max-logprobs -1` lifts the limit."""
+    unlimited = ModelLimits(max_model_len=100, vocab_size=50, max_logprobs=-1)
+    assert params.check_logprobs("logprobs", -1, unlimited) == -1
+    with pytest.raises(RequestError, match="Requested sample logprobs of 50"):
+        params.check_logprobs("logprobs", -1, LIMITS)
+
+
+def test_several_answers_need_randomness() -> None:
+    """n is 1 to 16, and 1 when every answer would be the same; a beam search is another thing."""
+    assert params.num_sequences(request(), 1.0) == 1
+    assert params.num_sequences(request(n=16), 1.0) == 16
+    assert params.num_sequences(request(n=2, use_beam_search=True), 0.0) == 2
+    for n, temperature, message in (
+        (2, 0.0, "n must be 1 when using greedy sampling, got 2."),
+        (0, 1.0, "n must be at least 1, got 0."),
+        (17, 1.0, "n must be at most 16, got 17."),
+    ):
+        with pytest.raises(RequestError, match=message) as caught:
+            params.num_sequences(request(n=n), temperature)
+        assert caught.value.param == "n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stop": "x"}, "stop"),
+        ({"logit_bias": {"1": 1}}, "logit_bias"),
+        ({"min_tokens": 1}, "min_tokens"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+    ],
+)
+def test_a_beam_search_refuses_what_would_change_a_draw(
+    fields: dict[str, object], param: str
+) -> None:
+    """A field that the search could only ignore is a 400."""
+    with pytest.raises(RequestError, match="cannot be used with use_beam_search") as caught:
+        params.check_beam_fields(request(**fields))
+    assert caught.value.param == param
+    params.check_beam_fields(request(repetition_penalty=1, min_tokens=0, seed=3, n=4))
 
 
 @pytest.mark.parametrize("stop", [[""], ["x"] * 17, ["y" * 257]])
@@ -96,90 +216,9 @@ def test_the_output_limit_is_checked_and_defaults_to_none() -> None:
         params.requested_max_tokens(request(max_tokens=101), None, LIMITS)
 
 
-def test_a_prompt_must_leave_room() -> None:
-    """The message of a prompt that is too long begins as clients expect."""
-    assert params.room_for_output(99, LIMITS) == 1
-    for length in (100, 500):
-        with pytest.raises(
-            RequestError, match=r"^This model's maximum context length is 100 tokens\."
-        ):
-            params.room_for_output(length, LIMITS)
-    with pytest.raises(RequestError, match="cannot be empty"):
-        params.room_for_output(0, LIMITS)
-    with pytest.raises(RequestError, match=r"^This model's maximum context length"):
-        params.check_prompt_chars("x" * 1601, LIMITS)
-
-
-def test_text_parts_are_joined_and_others_refused() -> None:
-    """Content is a string or text parts; an image is refused by its type."""
-    parts = [ContentPart("text", "a"), ContentPart("text", "b")]
-    assert params.template_messages([ChatMessage(role="user", content=parts)]) == [
-        {"role": "user", "content": "a\nb"}
-    ]
-    with pytest.raises(RequestError, match="image_url") as caught:
-        params.template_messages([ChatMessage(role="user", content=[ContentPart("image_url")])])
-    assert caught.value.param == "messages[0].content[0].type"
-
-
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ({"role": "robot", "content": ""}, "messages[0].role"),
-        ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls"),
-        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "messages[0].tool_call_id"),
-    ],
-)
-def test_turns_that_cannot_be_rendered_are_refused(message: dict[str, object], param: str) -> None:
-    """Unknown roles and tool calls are 400s that name the turn."""
-    with pytest.raises(RequestError) as caught:
-        params.template_messages(msgspec.convert([message], list[ChatMessage]))
-    assert caught.value.param == param
-
-
-def test_an_answer_of_ours_can_be_sent_back() -> None:
-    """The nulls our own answers carry are accepted in the next turn."""
-    turn = {"role": "assistant", "content": "x", "refusal": None, "annotations": None}
-    body = {"messages": [{**turn, "audio": None, "function_call": None, "reasoning": None}]}
-    request = msgspec.convert(body, ChatRequest)
-    assert params.template_messages(request.messages) == [{"role": "assistant", "content": "x"}]
-
-
-@pytest.mark.parametrize("messages", [[], [ChatMessage(role="user", content="x")] * 4097])
-def test_the_number_of_messages_is_bounded(messages: list[ChatMessage]) -> None:
-    """No messages, or more than 4,096, are refused."""
-    with pytest.raises(RequestError, match="messages"):
-        params.template_messages(messages)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2]], [[1], [2]])],
-)
-def test_prompts_come_in_four_forms(
-    prompt: str | list[str | int | list[int]], expected: list[str | list[int]]
-) -> None:
-    """A string, strings, token ids, or lists of token ids."""
-    assert params.prompts_of(prompt) == expected
-
-
-@pytest.mark.parametrize("prompt", [[], ["a", 1], [[1], "a"], ["a"] * 65])
-def test_other_prompts_are_refused(prompt: list[str | int | list[int]]) -> None:
-    """Nothing, mixtures, and too many prompts are 400s."""
-    with pytest.raises(RequestError) as caught:
-        params.prompts_of(prompt)
-    assert caught.value.param == "prompt"
-
-
 @pytest.mark.parametrize("salt", ["", "x" * 129, "a@b", "a/b"])
 def test_salts_are_bounded(salt: str) -> None:
     """An empty, long or ambiguous cache salt is refused."""
     with pytest.raises(RequestError) as caught:
         params.check_cache_salt(salt)
     assert caught.value.param == "cache_salt"
-
-
-@pytest.mark.parametrize("ids", [[50], [-1], [1, 99]])
-def test_token_ids_of_a_prompt_must_exist(ids: list[int]) -> None:
-    """Ids outside the vocabulary never reach the engine."""
-    with pytest.raises(RequestError):
-        params.check_token_ids(ids, LIMITS)

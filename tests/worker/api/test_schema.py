@@ -38,15 +38,21 @@ def chat(extra: str) -> ChatRequest:
         (',"stream":true,"stream_options":{"bar":1}', "stream_options.bar"),
         (',"stream_options":{"include_usage":true}', "stream_options"),
         (',"prompt":"x"', "prompt"),
-        (',"n":2', "n"),
         (',"n":true', "n"),
-        (',"logprobs":true', "logprobs"),
-        (',"presence_penalty":0.5', "presence_penalty"),
-        (',"logit_bias":{"1":2}', "logit_bias"),
+        (',"logprobs":1', "logprobs"),
+        (',"top_logprobs":"2"', "top_logprobs"),
+        (',"presence_penalty":"0"', "presence_penalty"),
+        (',"logit_bias":[1]', "logit_bias"),
+        (',"logit_bias":{"1":"x"}', "logit_bias"),
+        (',"bad_words":"x"', "bad_words"),
+        (',"repetition_detection":{"max_pattern_size":1,"x":1}', "repetition_detection.x"),
+        (',"best_of":2', "best_of"),
         (',"tools":[{"type":"function"}]', "tools"),
         (',"response_format":{"type":"json_object"}', "response_format"),
-        (',"priority":3', "priority"),
-        (',"min_p":0.1', "min_p"),
+        (',"priority":3.5', "priority"),
+        (',"kv_transfer_params":{"do_remote_decode":true}', "kv_transfer_params"),
+        (',"structured_outputs":{"regex":"a"}', "structured_outputs"),
+        (',"return_token_offsets":true', "return_token_offsets"),
         (',"chat_template":"x"', "chat_template"),
         (',"guided_json":{}', "guided_json"),
     ],
@@ -63,7 +69,8 @@ def test_a_refusal_names_the_field(extra: str, param: str) -> None:
 def test_values_that_ask_for_nothing_are_taken() -> None:
     """Fields that are not built yet are accepted with their neutral value or null."""
     neutral = (
-        '"n":1,"logprobs":false,"top_logprobs":null,"presence_penalty":0,"frequency_penalty":0.0,'
+        '"n":1,"logprobs":false,"top_logprobs":null,"kv_transfer_params":{},"documents":[],'
+        '"presence_penalty":0,"frequency_penalty":0.0,'
         '"logit_bias":{},"tools":null,"response_format":{"type":"text"},"user":"u","metadata":{},'
         '"store":false,"service_tier":"auto","parallel_tool_calls":true,"seed":7,"min_p":0,'
         '"repetition_penalty":1.0,"top_k":-1,"min_tokens":0,"ignore_eos":false,"echo":false,'

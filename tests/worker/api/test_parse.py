@@ -1,0 +1,69 @@
+"""Numbers and structure of a body: what parses, and how a refusal names the field."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from worker.api.parse import Whole, decode, schema_hook, shown
+from worker.errors import RequestError
+
+
+class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A body with a number of each kind."""
+
+    count: Whole | None = None
+    counts: list[Whole] = []
+    factor: float | None = None
+    factors: dict[str, float] = {}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("3", 3), ("3.0", 3), ("-2e2", -200), ("1e18", 10**18)]
+)
+def test_whole_numbers_may_be_written_as_floats(text: str, expected: int) -> None:
+    """Clients whose numbers are all floats send 3.0 for 3."""
+    body = decode(f'{{"count": {text}, "counts": [{text}]}}'.encode(), Body)
+    assert (body.count, body.counts) == (expected, [expected])
+    assert isinstance(body.count, int)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "reason"),
+    [
+        ('{"count": 3.5}', "count", "Expected `int`, got 3.5"),
+        ('{"count": "3"}', "count", "Expected `int`, got `str`"),
+        ('{"count": true}', "count", "Expected `int`, got `bool`"),
+        ('{"count": [1]}', "count", "Expected `int`, got `array`"),
+        ('{"count": 1e30}', "count", "64 bits"),
+        ('{"count": 9223372036854775808}', "count", "64 bits"),
+        ('{"count": 1e400}', "count", "out of range"),
+        ('{"count": %s}' % ("9" * 5000), "count", "out of range"),
+        ('{"counts": [1, 2.5]}', "counts[1]", "Expected `int`"),
+        ('{"factor": 1e400}', "factor", "out of range"),
+        ('{"factors": {"a": "b"}}', "factors", "Expected `float`"),
+        ('{"other": 1}', "other", "Unknown field `other`"),
+        ('{"factor": NaN}', None, "not valid JSON"),
+        ('{"factor": -Infinity}', None, "not valid JSON"),
+        ('{"count": ' + "[" * 100_000, None, "JSON|deep"),
+    ],
+)
+def test_no_number_does_more_than_be_refused(body: str, param: str | None, reason: str) -> None:
+    """Whatever stands in a number's place is a 400 that names the field."""
+    with pytest.raises(RequestError, match=reason) as caught:
+        decode(body.encode(), Body)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_the_json_schema_of_a_whole_number_is_an_integer() -> None:
+    """An API document can be made of the structs."""
+    schema = msgspec.json.schema(Body, schema_hook=schema_hook)
+    count = schema["$defs"]["Body"]["properties"]["count"]
+    assert {"type": "null"} in count["anyOf"]
+    assert {o.get("type") for o in count["anyOf"]} == {"null", "integer"}
+
+
+def test_long_values_are_cut_in_messages() -> None:
+    """An error repeats a short value whole and the start of a long one."""
+    assert shown(5) == "5"
+    assert shown("x" * 500) == "x" * 80 + "…"

@@ -1,0 +1,169 @@
+"""From conversations, texts and token ids to prompts within the limits."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from worker.api import prompts
+from worker.api.params import ModelLimits
+from worker.api.schema import ChatMessage, ChatRequest, ContentPart
+from worker.errors import RequestError
+
+LIMITS = ModelLimits(max_model_len=100, vocab_size=50)
+
+
+def test_a_prompt_must_leave_room() -> None:
+    """The message of a prompt that is too long begins as clients expect."""
+    assert prompts.room_for_output(99, LIMITS) == 1
+    for length in (100, 500):
+        with pytest.raises(
+            RequestError, match=r"^This model's maximum context length is 100 tokens\."
+        ):
+            prompts.room_for_output(length, LIMITS)
+    with pytest.raises(RequestError, match="cannot be empty"):
+        prompts.room_for_output(0, LIMITS)
+    with pytest.raises(RequestError, match=r"^This model's maximum context length"):
+        prompts.check_prompt_chars("x" * 1601, LIMITS)
+
+
+def test_text_parts_are_joined_and_others_refused() -> None:
+    """Content is a string or text parts; an image is refused by its type."""
+    parts = [ContentPart("text", "a"), ContentPart("text", "b")]
+    assert prompts.template_messages([ChatMessage(role="user", content=parts)]) == [
+        {"role": "user", "content": "a\nb"}
+    ]
+    with pytest.raises(RequestError, match="image_url") as caught:
+        prompts.template_messages([ChatMessage(role="user", content=[ContentPart("image_url")])])
+    assert caught.value.param == "messages[0].content[0].type"
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "robot", "content": ""}, "messages[0].role"),
+        ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "messages[0].tool_call_id"),
+    ],
+)
+def test_turns_that_cannot_be_rendered_are_refused(message: dict[str, object], param: str) -> None:
+    """Unknown roles and tool calls are 400s that name the turn."""
+    with pytest.raises(RequestError) as caught:
+        prompts.template_messages(msgspec.convert([message], list[ChatMessage]))
+    assert caught.value.param == param
+
+
+def test_an_answer_of_ours_can_be_sent_back() -> None:
+    """The nulls our own answers carry are accepted in the next turn."""
+    turn = {"role": "assistant", "content": "x", "refusal": None, "annotations": None}
+    body = {"messages": [{**turn, "audio": None, "function_call": None, "reasoning": None}]}
+    request = msgspec.convert(body, ChatRequest)
+    assert prompts.template_messages(request.messages) == [{"role": "assistant", "content": "x"}]
+
+
+@pytest.mark.parametrize("messages", [[], [ChatMessage(role="user", content="x")] * 4097])
+def test_the_number_of_messages_is_bounded(messages: list[ChatMessage]) -> None:
+    """No messages, or more than 4,096, are refused."""
+    with pytest.raises(RequestError, match="messages"):
+        prompts.template_messages(messages)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2]], [[1], [2]])],
+)
+def test_prompts_come_in_four_forms(
+    prompt: str | list[str | int | list[int]], expected: list[str | list[int]]
+) -> None:
+    """A string, strings, token ids, or lists of token ids."""
+    assert prompts.prompts_of(prompt) == expected
+
+
+@pytest.mark.parametrize("prompt", [[], ["a", 1], [[1], "a"], ["a"] * 1025])
+def test_other_prompts_are_refused(prompt: list[str | int | list[int]]) -> None:
+    """Nothing, mixtures, and too many prompts are 400s."""
+    with pytest.raises(RequestError) as caught:
+        prompts.prompts_of(prompt)
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("ids", [[50], [-1], [1, 99]])
+def test_token_ids_of_a_prompt_must_exist(ids: list[int]) -> None:
+    """Ids outside the vocabulary never reach the engine."""
+    with pytest.raises(RequestError):
+        prompts.check_token_ids(ids, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("asked", "side", "max_tokens", "expected"),
+    [
+        (None, None, 1, list(range(120))),
+        (3, None, 1, [117, 118, 119]),
+        (3, "left", 1, [117, 118, 119]),
+        (3, "right", 1, [0, 1, 2]),
+        (100, None, 1, list(range(20, 120))),
+        (-1, None, 10, list(range(30, 120))),
+        (-1, None, 100, [119]),
+    ],
+)
+def test_a_prompt_is_truncated_at_the_side_asked_for(
+    asked: int | None, side: str | None, max_tokens: int, expected: list[int]
+) -> None:
+    """The end of a prompt is kept unless told otherwise; -1 leaves room for the answer."""
+    assert prompts.truncated(list(range(120)), asked, side, max_tokens, LIMITS) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "side", "param"),
+    [
+        (0, None, "truncate_prompt_tokens"),
+        (-2, None, "truncate_prompt_tokens"),
+        (101, None, "truncate_prompt_tokens"),
+        (None, "top", "truncation_side"),
+    ],
+)
+def test_senseless_truncations_are_refused(asked: int | None, side: str | None, param: str) -> None:
+    """Nothing, more than the context, and other sides are 400s."""
+    with pytest.raises(RequestError) as caught:
+        prompts.truncated([1], asked, side, 1, LIMITS)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("rendered", "content", "expected"),
+    [
+        ("<u>hi</u><a>Once upon</a>", "Once upon", "<u>hi</u><a>Once upon"),
+        ("<a>Once upon </a>", "Once upon ", "<a>Once upon "),
+        ("<a>Once upon</a>", "  Once upon  ", "<a>Once upon"),
+        ("<a>hi</a><a>hi</a>", "hi", "<a>hi</a><a>hi"),
+    ],
+)
+def test_a_final_message_is_left_open(rendered: str, content: str, expected: str) -> None:
+    """The prompt ends with the last message's text, and the model goes on with it."""
+    assert prompts.open_final_message(rendered, content) == expected
+
+
+@pytest.mark.parametrize("content", ["", "  ", "not there"])
+def test_a_final_message_that_the_template_hides_cannot_be_continued(content: str) -> None:
+    """There is nothing to continue."""
+    with pytest.raises(RequestError, match="does not appear") as caught:
+        prompts.open_final_message("<a>x</a>", content)
+    assert caught.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "tokenize", "chat_template", "bos_token", "__class__"]
+)
+def test_template_variables_cannot_replace_the_servers_own(name: str) -> None:
+    """A variable of the client's is refused where the server has one of that name."""
+    with pytest.raises(RequestError) as caught:
+        prompts.template_variables({"enable_thinking": False, name: 1}, None)
+    assert caught.value.param == f"chat_template_kwargs.{name}"
+
+
+def test_documents_are_a_template_variable() -> None:
+    """Templates for retrieval read `documents`; there are at most 1,024."""
+    documents = [{"title": "t", "text": "x"}]
+    assert prompts.template_variables({"a": 1}, documents) == {"a": 1, "documents": documents}
+    with pytest.raises(RequestError):
+        prompts.template_variables(None, documents * 1025)

@@ -1,0 +1,60 @@
+"""How a request came in: what its headers say of it."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from worker.api.exchange import Exchange
+from worker.errors import RequestError
+
+FAIRNESS_ID = b"x-gateway-inference-fairness-id"
+PRIORITY = b"x-vllm-priority"
+MAX_TENANT_CHARS = 128
+_MAX_DIGITS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """The request's id as the client gave it, when it came (monotonic), for whom, and the priority
+    that a header gives it (over the body's).
+    """
+
+    request_id: str | None
+    seconds: float
+    tenant: str = ""
+    priority: int | None = None
+
+
+def arrival_of(
+    exchange: Exchange, request_id: str | None, now: float, api_keys: Sequence[str] = ()
+) -> Arrival:
+    """Read the headers. The tenant is whom the gateway names for its fairness; else the API key
+    that was used, where there are several. Raises `RequestError` (400).
+    """
+    return Arrival(request_id, now, _tenant(exchange, api_keys), _priority(exchange))
+
+
+def _tenant(exchange: Exchange, api_keys: Sequence[str]) -> str:
+    named = (exchange.header(FAIRNESS_ID) or "").strip()
+    if named and named.isprintable():
+        return named[:MAX_TENANT_CHARS]
+    if len(api_keys) < 2:
+        return ""
+    _, _, token = (exchange.header(b"authorization") or "").partition(" ")
+    given = token.encode("latin-1")
+    matches = [hmac.compare_digest(given, key.encode()) for key in api_keys]
+    return f"key-{matches.index(True)}" if any(matches) else ""
+
+
+def _priority(exchange: Exchange) -> int | None:
+    given = exchange.header(PRIORITY)
+    if given is None:
+        return None
+    digits = given.strip()
+    unsigned = digits.removeprefix("-")
+    if not (unsigned.isascii() and unsigned.isdecimal() and len(unsigned) < _MAX_DIGITS):
+        name = PRIORITY.decode()
+        raise RequestError(f"{name} must be an integer, got {digits[:40]!r}", param=name)
+    return int(digits)

@@ -1,0 +1,175 @@
+"""What a request says → the prompts to run: conversations, texts, token ids, and their limits.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from worker.api.params import ModelLimits, invalid
+from worker.api.schema import MAX_DOCUMENTS, MAX_MESSAGES, MAX_PROMPTS, ChatMessage
+from worker.errors import RequestError
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+# What the server itself gives a template: a client's variable of that name would replace it.
+_RESERVED_VARIABLES = frozenset(
+    {
+        *("messages", "tools", "documents", "chat_template", "tokenize", "return_dict"),
+        *("add_generation_prompt", "continue_final_message", "bos_token", "eos_token"),
+        *("raise_exception", "strftime_now", "tokenizer", "conversation"),
+    }
+)
+
+
+def check_prompt_chars(text: str, limits: ModelLimits) -> None:
+    """Refuse a hopelessly long text before it is tokenized: no tokenizer averages 16 bytes a
+    token over a whole context.
+    """
+    if len(text) > 16 * limits.max_model_len:
+        raise RequestError(
+            f"This model's maximum context length is {limits.max_model_len} tokens. However, your"
+            f" prompt contains {len(text)} characters, which is more than that.",
+            param="input_text",
+        )
+
+
+def room_for_output(num_prompt_tokens: int, limits: ModelLimits) -> int:
+    """Tokens that can follow a prompt; a prompt that leaves none is refused."""
+    if num_prompt_tokens == 0:
+        raise RequestError("The decoder prompt cannot be empty", param="prompt")
+    room = limits.max_model_len - num_prompt_tokens
+    if room < 1:
+        raise RequestError(
+            f"This model's maximum context length is {limits.max_model_len} tokens. However, your"
+            f" prompt contains {num_prompt_tokens} input tokens, which leaves no room for an"
+            " answer. Please reduce the length of the prompt.",
+            param="input_tokens",
+        )
+    return room
+
+
+def truncated(
+    token_ids: list[int], asked: int | None, side: str | None, max_tokens: int, limits: ModelLimits
+) -> list[int]:
+    """The prompt, cut to `truncate_prompt_tokens`: its end is kept, or with the side "right" its
+    beginning. -1 cuts to what leaves room for `max_tokens` in the context.
+    """
+    if side not in (None, "left", "right"):
+        raise invalid("truncation_side", side, "truncation_side must be left or right")
+    if asked is None:
+        return token_ids
+    name = "truncate_prompt_tokens"
+    if asked == 0 or asked < -1:
+        raise invalid(name, asked, f"{name} must be at least 1, or -1, got {asked}.")
+    if asked > limits.max_model_len:
+        reason = f"{name} value is greater than max_model_len={limits.max_model_len}."
+        raise invalid(name, asked, f"{reason} Please request a smaller truncation size.")
+    size = max(1, limits.max_model_len - max_tokens) if asked == -1 else asked
+    return token_ids[:size] if side == "right" else token_ids[-size:]
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages as the chat template sees them: content is always one string (text parts joined by
+    line breaks).
+    """
+    if not 1 <= len(messages) <= MAX_MESSAGES:
+        raise RequestError(f"messages must have 1 to {MAX_MESSAGES} entries", param="messages")
+    rendered = []
+    for n, message in enumerate(messages):
+        place = f"messages[{n}]"
+        if message.role not in ROLES:
+            raise RequestError(
+                f"{place}.role must be one of {', '.join(sorted(ROLES))}, got {message.role!r}",
+                param=f"{place}.role",
+            )
+        _refuse_unsupported_parts(message, place)
+        entry: dict[str, Any] = {"role": message.role, "content": _content(message, place)}
+        if message.name is not None:
+            entry["name"] = message.name
+        rendered.append(entry)
+    return rendered
+
+
+def _refuse_unsupported_parts(message: ChatMessage, place: str) -> None:
+    for name in ("tool_calls", "tool_call_id", "function_call", "refusal", "audio"):
+        if getattr(message, name) not in (None, [], {}):
+            raise RequestError(f"{place}.{name} is not supported yet", param=f"{place}.{name}")
+
+
+def _content(message: ChatMessage, place: str) -> str:
+    if message.content is None:
+        return ""
+    if isinstance(message.content, str):
+        return message.content
+    texts = []
+    for n, part in enumerate(message.content):
+        if part.type not in ("text", "input_text") or part.text is None:
+            raise RequestError(
+                f"{place}.content[{n}]: only text parts are supported yet, got {part.type!r}",
+                param=f"{place}.content[{n}].type",
+            )
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def template_variables(
+    kwargs: Mapping[str, object] | None, documents: Sequence[Mapping[str, object]] | None
+) -> dict[str, object]:
+    """The client's template variables. Names that are the server's are refused."""
+    for name in kwargs or ():
+        if name in _RESERVED_VARIABLES or name.startswith("_"):
+            raise RequestError(
+                f"chat_template_kwargs cannot set `{name}`", param=f"chat_template_kwargs.{name}"
+            )
+    if len(documents or ()) > MAX_DOCUMENTS:
+        raise RequestError(f"documents takes at most {MAX_DOCUMENTS}", param="documents")
+    variables = dict(kwargs or {})
+    if documents:
+        variables["documents"] = documents
+    return variables
+
+
+def open_final_message(prompt: str, content: str) -> str:
+    """Cut a rendered conversation behind its last message's content, so that the model goes on
+    with it (`continue_final_message`). Templates may strip the content's blanks.
+    """
+    bare = content.strip()
+    place = prompt.rfind(bare)
+    if not bare or place < 0:
+        raise RequestError(
+            "continue_final_message is set but the final message does not appear in the chat after"
+            " applying the chat template",
+            param="continue_final_message",
+        )
+    kept = content.lstrip()
+    length = len(kept) if prompt.startswith(kept, place) else len(bare)
+    return prompt[: place + length]
+
+
+def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """The one or several prompts of a text completion: text or token ids each."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise RequestError("prompt cannot be empty", param="prompt")
+    kinds = {type(p) for p in prompt}
+    if kinds == {int}:
+        return [[p for p in prompt if isinstance(p, int)]]
+    if kinds not in ({str}, {list}):
+        raise RequestError(
+            "prompt must be a string, a list of strings, a list of token ids, or a list of such"
+            " lists; not a mixture",
+            param="prompt",
+        )
+    if len(prompt) > MAX_PROMPTS:
+        raise RequestError(f"prompt takes at most {MAX_PROMPTS} prompts", param="prompt")
+    return [p for p in prompt if not isinstance(p, int)]
+
+
+def check_token_ids(token_ids: Sequence[int], limits: ModelLimits) -> None:
+    """Ids a client gives must exist; the engine trusts them."""
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < limits.vocab_size):
+        raise RequestError(
+            f"Token ids of a prompt must be in [0, {limits.vocab_size})", param="prompt"
+        )

@@ -1,0 +1,185 @@
+"""Runs prepared requests on the engine: one task for each sequence, one record for each end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+
+from worker.api.beam_runner import BeamRun, BeamRunner
+from worker.api.choice import Choice, Piece
+from worker.api.engine import Engine, OutputStream
+from worker.api.exchange import Exchange
+from worker.api.prepared import BeamOptions, Prepared
+from worker.api.response import AnswerCollector, PromptRun, request_metrics, usage_of
+from worker.api.sse import DONE, Answer, Delta, Usage
+from worker.api.streaming import StreamWriter
+from worker.engine.messages import AddRequest, RequestOutput
+from worker.errors import EngineDeadError
+from worker.metrics import WorkerMetrics
+from worker.tokenizer.tokenizer import Tokenizer
+from worker.types import FinishReason
+
+Sink = Callable[[PromptRun, Choice, Piece], Awaitable[None]]
+
+
+class Runner:
+    """Runs prepared requests on the engine and writes the answers."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, metrics: WorkerMetrics) -> None:
+        self._engine = engine
+        self._token_bytes = tokenizer.token_bytes
+        self._special_ids = tokenizer.special_ids
+        self._metrics = metrics
+        self._beams = BeamRunner(engine, tokenizer, metrics)
+
+    async def answer(self, prepared: Prepared, exchange: Exchange) -> None:
+        """Run to the end and reply. Cancellation aborts whatever still runs in the engine.
+
+        Nothing is sent before the first token (or the first keep-alive comment), so that an error
+        before it has a status of its own and a proxy can still retry elsewhere. Raises
+        `RequestError`, `EngineDeadError`, `ClientGoneError`.
+        """
+        if prepared.beam is not None:
+            await self._answer_beams(prepared, prepared.beam, exchange)
+            return
+        runs = self._runs(prepared)
+        if prepared.stream:
+            await self._stream(prepared, runs, exchange)
+            return
+        collector = AnswerCollector(prepared, runs)
+        await self.run(runs, collector)
+        usage = usage_of(runs, cached=prepared.shown.cached_tokens)
+        metrics = request_metrics(runs) if prepared.shown.metrics else None
+        answers = collector.answers(self._token_bytes)
+        await exchange.reply(prepared.frames.body(answers, usage, metrics))
+
+    async def run(self, runs: Sequence[PromptRun], sink: Sink) -> None:
+        """Run sequences to their ends. Each is recorded exactly once, however it ends."""
+        pending = {choice.index: (run, choice) for run in runs for choice in run.choices}
+        with ExitStack() as opened:
+            opened.callback(self._record_rest, pending)
+            try:
+                jobs = [job for run in runs for job in self._open(run, opened)]
+            except EngineDeadError:
+                for _, choice in pending.values():
+                    choice.reason = FinishReason.ERROR
+                raise
+            if len(jobs) == 1:
+                await self._follow(*jobs[0], sink, pending)
+                return
+            async with asyncio.TaskGroup() as group:
+                for job in jobs:
+                    name = job[2].request_id
+                    group.create_task(self._follow(*job, sink, pending), name=name)
+
+    async def _stream(self, prepared: Prepared, runs: list[PromptRun], exchange: Exchange) -> None:
+        writer = StreamWriter(prepared, runs, exchange)
+        if prepared.keep_alive_seconds is None:
+            await self.run(runs, writer)
+            return
+        async with asyncio.TaskGroup() as group:
+            alive = writer.keep_alive(prepared.keep_alive_seconds)
+            keeper = group.create_task(alive, name="sse-keep-alive")
+            await self.run(runs, writer)
+            keeper.cancel()
+
+    def _runs(self, prepared: Prepared) -> list[PromptRun]:
+        runs: list[PromptRun] = []
+        index = 0
+        for place, request in enumerate(prepared.requests):
+            choices = []
+            for _ in range(1 + len(request.branch_ids)):
+                choices.append(self._choice(index, request, prepared))
+                index += 1
+            echo = prepared.echoes[place] if prepared.echoes else None
+            runs.append(PromptRun(request, choices, echo))
+        return runs
+
+    def _choice(self, index: int, request: AddRequest, prepared: Prepared) -> Choice:
+        return Choice(index, request, prepared.text, self._token_bytes, self._special_ids)
+
+    def _open(
+        self, run: PromptRun, opened: ExitStack
+    ) -> list[tuple[PromptRun, Choice, OutputStream]]:
+        streams = self._engine.open(run.request)
+        for stream in streams:
+            opened.callback(stream.close)
+        return [(run, c, stream) for c, stream in zip(run.choices, streams, strict=True)]
+
+    async def _follow(
+        self,
+        run: PromptRun,
+        choice: Choice,
+        stream: OutputStream,
+        sink: Sink,
+        pending: dict[int, tuple[PromptRun, Choice]],
+    ) -> None:
+        previous: float | None = None
+        try:
+            while choice.ending is None:
+                output = await stream.next()
+                piece = run.take(choice, output)
+                self._observe(choice, output, previous)
+                previous = output.last_token_seconds
+                await sink(run, choice, piece)
+        except EngineDeadError:
+            choice.reason = FinishReason.ERROR
+            raise
+        finally:
+            stream.close()
+            del pending[choice.index]
+            self._metrics.request_ended(run.record(choice, time.monotonic()))
+
+    def _record_rest(self, pending: dict[int, tuple[PromptRun, Choice]]) -> None:
+        """Those whose turn never came: the engine was gone, or another's end was everybody's."""
+        for run, choice in pending.values():
+            self._metrics.request_ended(run.record(choice, time.monotonic()))
+
+    def _observe(self, choice: Choice, output: RequestOutput, previous: float | None) -> None:
+        """Time to first token, then one gap for every output step; a consumer that lagged gets
+        several steps as one output, and counts as that many equal gaps.
+        """
+        latest = output.last_token_seconds
+        if latest is None or not output.token_ids:
+            return
+        if previous is None:
+            self._metrics.first_token(time.monotonic() - choice.request.arrival_seconds)
+            return
+        steps = len(output.token_ids)
+        for _ in range(steps):
+            self._metrics.next_tokens((latest - previous) / steps)
+
+    async def _answer_beams(
+        self, prepared: Prepared, options: BeamOptions, exchange: Exchange
+    ) -> None:
+        runs = await self._beams.run(prepared, options)
+        answers = [answer for run in runs for answer in self._beams.answers(prepared, run)]
+        usage = _beam_usage(runs, cached=prepared.shown.cached_tokens)
+        if not prepared.stream:
+            await exchange.reply(prepared.frames.body(answers, usage, None))
+            return
+        await exchange.write_event(_at_once(prepared, answers, usage), last=True)
+
+
+def _beam_usage(runs: list[BeamRun], *, cached: bool) -> Usage:
+    return Usage(
+        prompt_tokens=sum(len(run.request.prompt_token_ids) for run in runs),
+        completion_tokens=sum(run.num_generated for run in runs),
+        cached_tokens=sum(run.num_cached for run in runs) if cached else None,
+    )
+
+
+def _at_once(prepared: Prepared, answers: list[Answer], usage: Usage) -> bytes:
+    """A whole stream: a beam search knows nothing before its end."""
+    frames, shown = prepared.frames, prepared.shown
+    written = b""
+    for index, answer in enumerate(answers):
+        written += frames.opening(index, None)
+        written += frames.delta(
+            Delta(index, answer.text, answer.ending, answer.logprobs, answer.token_ids)
+        )
+    if shown.usage:
+        written += frames.usage(usage, None)
+    return written + DONE

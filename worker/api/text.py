@@ -1,0 +1,94 @@
+"""The model's text: conversations and texts → token ids."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from worker.api.params import ModelLimits
+from worker.api.prompts import (
+    check_prompt_chars,
+    open_final_message,
+    template_messages,
+    template_variables,
+)
+from worker.api.schema import ChatMessage
+from worker.errors import RequestError
+from worker.tokenizer.chat import ChatTemplate
+from worker.tokenizer.tokenizer import Tokenizer
+
+# A longer text is encoded in a thread; below, the hand-over costs more than it saves.
+_INLINE_CHARS = 4096
+
+
+class ChatOptions(Protocol):
+    """The part of a request that the chat template sees besides the messages."""
+
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+    @property
+    def continue_final_message(self) -> bool | None: ...
+    @property
+    def documents(self) -> list[dict[str, Any]] | None: ...
+    @property
+    def chat_template_kwargs(self) -> dict[str, object] | None: ...
+    @property
+    def reasoning_effort(self) -> str | None: ...
+
+
+def opens_a_turn(options: ChatOptions) -> bool:
+    """Whether the prompt ends with the start of an assistant's turn: by default, unless the last
+    message is to be continued.
+    """
+    if options.continue_final_message and options.add_generation_prompt:
+        raise RequestError(
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+            param="continue_final_message",
+        )
+    if options.add_generation_prompt is None:
+        return not options.continue_final_message
+    return options.add_generation_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """The model's text: tokenizer, template (None: not a chat model), limits, and the tokens that
+    end a sequence, the model's own one first.
+    """
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    limits: ModelLimits
+    eos_token_ids: tuple[int, ...] = ()
+
+    def render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:
+        """The prompt of a conversation."""
+        if self.template is None:
+            raise RequestError(
+                "This model has no chat template; use /v1/completions", param="messages"
+            )
+        variables = template_variables(options.chat_template_kwargs, options.documents)
+        if options.reasoning_effort is not None:
+            variables["reasoning_effort"] = options.reasoning_effort
+        turns = template_messages(messages)
+        prompt = self.template.render(
+            turns, add_generation_prompt=opens_a_turn(options), variables=variables
+        )
+        if options.continue_final_message:
+            return open_final_message(prompt, turns[-1]["content"])
+        return prompt
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text, long ones in a thread. Refuses a hopelessly long one (400)."""
+        check_prompt_chars(text, self.limits)
+        if len(text) <= _INLINE_CHARS:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(
+            self.tokenizer.encode, text, add_special_tokens=add_special_tokens
+        )
+
+    def encode_word(self, text: str) -> list[int]:
+        """Token ids of a short text, without the model's prefix."""
+        return self.tokenizer.encode(text, add_special_tokens=False)
