@@ -13,6 +13,7 @@ import uvloop
 from worker import app
 from worker.errors import WorkerError
 from worker.flags import build_parser, find_model, resolve
+from worker.server_flags import read_chat_template
 from worker.tokenizer.checkpoint import read_checkpoint
 
 
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         path = find_model(options, os.environ)
         checkpoint = None if path is None else read_checkpoint(path)
-        config = resolve(options, checkpoint)
+        config = resolve(options, checkpoint, os.environ, read_chat_template(options))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(app.run(config, checkpoint))
     except WorkerError as error:

@@ -130,7 +130,7 @@ def test_a_drain_that_takes_too_long_aborts() -> None:
 def test_the_engines_death_ends_streams_and_the_worker() -> None:
     """Killing the engine cuts streams after an error event, and the worker exits with status 1."""
     with (
-        worker("--sim-decode-base-ms", "50") as running,
+        worker("--sim-decode-base-ms", "50", "--engine-failure-policy", "exit") as running,
         httpx.Client(timeout=30) as client,
         client.stream("POST", running.url + CHAT, json=ENDLESS) as response,
     ):

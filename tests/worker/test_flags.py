@@ -17,7 +17,7 @@ TINY = Checkpoint(Path("/models/tiny.Q4_1.gguf"), "tiny", 2048, 49152, (2, 0), N
 
 def resolved(*flags: str, checkpoint: Checkpoint | None = TINY) -> ServeConfig:
     """The configuration of a command line."""
-    return resolve(build_parser().parse_args(flags), checkpoint)
+    return resolve(build_parser().parse_args(flags), checkpoint, {})
 
 
 def test_defaults_come_from_the_model() -> None:
@@ -75,7 +75,6 @@ def test_flags_reach_the_engine() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--block-size", "24"], "power of two"),
         (["--max-model-len", "4096"], "context of 2048"),
         (["--port", "70000"], "--port"),
         (["--max-body-bytes", "999999999"], "--max-body-bytes"),
@@ -94,6 +93,7 @@ def test_what_cannot_work_is_one_sentence(flags: list[str], message: str) -> Non
         ["--max-model", "10"],
         ["--max-num-seqs", "0"],
         ["--dtype", "int8"],
+        ["--block-size", "24"],
         ["--sim-prefill-tokens-per-second", "0"],
         ["--sim-decode-base-ms", "-1"],
         ["--port", "x"],

@@ -38,7 +38,7 @@ class StepBudget:
     """
 
     def __init__(self, least_seconds: float, factor: float, warm_up_seconds: float = 0.0) -> None:
-        self._least = least_seconds
+        self.least_seconds = least_seconds
         self._factor = factor
         self._warm_up = max(warm_up_seconds, least_seconds)
         self._per_token: list[float | None] = [None] * (_SIZES + 1)
@@ -54,7 +54,7 @@ class StepBudget:
         size = _size(num_tokens)
         per_token = self._per_token[size]
         if per_token is not None:
-            return max(self._least, self._factor * per_token * num_tokens)
+            return max(self.least_seconds, self._factor * per_token * num_tokens)
         return max(self._warm_up, self._factor * self._guess(num_tokens, size))
 
     def _guess(self, num_tokens: int, size: int) -> float:
@@ -94,16 +94,14 @@ class Pulse:
         """Nothing to do: the thread waits for a message."""
         self._busy = None
 
-    def working(self) -> None:
-        """A turn of the loop begins; called at each one while there is work."""
+    def working(self, *, commanded: bool = False) -> None:
+        """A turn of the loop begins; called at each one while there is work. With `commanded` it
+        may carry out a command, which takes as long as it takes.
+        """
         now = self._clock()
         if self._busy is None:
             self._progress_seconds = now
-        self._busy = (now, self._budget.seconds(1))
-
-    def commanding(self) -> None:
-        """A command is carried out, which may take long."""
-        self._busy = (self._clock(), COMMAND_SECONDS)
+        self._busy = (now, COMMAND_SECONDS if commanded else self._budget.least_seconds)
 
     def stepped(self, num_tokens: int) -> None:
         """The outputs of a step of `num_tokens` are there."""
@@ -120,7 +118,7 @@ class Pulse:
         since, allowed = busy
         step = self._running_step()
         if step is not None:
-            since, allowed = step[0], max(allowed, self._budget.seconds(step[1]))
+            since, allowed = step[0], self._budget.seconds(step[1])
         return Heartbeat(max(0.0, self._clock() - since - allowed), allowed)
 
 

@@ -16,12 +16,13 @@ import signal
 import sys
 import threading
 import time
-from typing import cast
+from typing import Protocol, cast
 
 import msgspec
 import zmq
 
 from worker.config import CacheConfig, EngineConfig
+from worker.engine.cache_events import CacheEvent
 from worker.engine.core import EngineCore
 from worker.engine.heartbeat import HeartbeatThread, Pulse, StepBudget
 from worker.engine.messages import (
@@ -81,7 +82,17 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
     Raises WorkerError with a message for the user.
     """
     executor, num_blocks = _build_executor(config)
-    cache = CacheConfig(num_blocks, config.block_size, config.enable_prefix_caching)
+    cache = CacheConfig(
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        watermark=config.watermark,
+        enable_partial_hits=config.enable_partial_hits,
+        enable_fair_eviction=config.enable_fair_eviction,
+        hash_algo=config.prefix_caching_hash_algo,
+        hash_seed=config.prefix_caching_hash_seed,
+        record_events=config.kv_events.enable_kv_cache_events,
+    )
     scheduler = Scheduler(cache, config.scheduler, config.eos_token_ids)
     if scheduler.max_model_len < config.scheduler.max_model_len:
         logger.warning(
@@ -90,7 +101,8 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
             config.scheduler.max_model_len,
         )
     ready = EngineReady(num_blocks, config.block_size, scheduler.max_model_len, 0.0)
-    return EngineCore(scheduler, executor, time.monotonic), ready
+    core = EngineCore(scheduler, executor, time.monotonic, overlap=config.async_scheduling)
+    return core, ready
 
 
 def _build_executor(config: EngineConfig) -> tuple[Executor, int]:
@@ -103,37 +115,96 @@ def _build_executor(config: EngineConfig) -> tuple[Executor, int]:
     raise ConfigError(f"unknown engine {config.engine!r}; known are 'torch' and 'sim'")
 
 
-def serve(core: EngineCore, channel: Channel, pulse: Pulse) -> None:
-    """Step while there is work, sleep on the socket while there is none, until `Shutdown`."""
-    while True:
-        if not core.has_work:
-            pulse.idle()
-            channel.wait()
-        pulse.working()
-        while (message := channel.receive()) is not None:
-            if isinstance(message, AddRequest):
-                core.add(message)
-            elif isinstance(message, Shutdown):
+class EventPublisher(Protocol):
+    """Tells others what changes in the prefix cache."""
+
+    @property
+    def last_sequence(self) -> int | None:
+        """The number of the last batch; None before the first."""
+        ...
+
+    def publish(self, events: list[CacheEvent]) -> None:
+        """Queue one step's events as a batch; never blocks."""
+        ...
+
+    def close(self) -> None:
+        """Send what is queued, for a moment, and stop."""
+        ...
+
+
+class Server:
+    """The serving loop: messages in, steps, outputs out. Owns nothing but what it is at."""
+
+    def __init__(
+        self, core: EngineCore, channel: Channel, pulse: Pulse, publisher: EventPublisher | None
+    ) -> None:
+        self._core = core
+        self._channel = channel
+        self._pulse = pulse
+        self._publisher = publisher
+        self._num_commands = 0  # that were not answered yet
+        pulse.follow(lambda: core.running_step)
+
+    def serve(self) -> None:
+        """Step while there is work, sleep on the socket while there is none, until `Shutdown`."""
+        while True:
+            if not self._core.has_work:
+                self._pulse.idle()
+                self._channel.wait()
+            self._pulse.working(commanded=self._num_commands > 0)
+            if not self._receive():
                 return
+            outputs = self._core.step()
+            self._pulse.stepped(0 if outputs is None else outputs.num_scheduled_tokens)
+            if outputs is not None:
+                self._channel.send(outputs)
+            self._publish()
+            self._reply()
+
+    def _receive(self) -> bool:
+        """Take every message that is there; False when the engine is to end."""
+        while (message := self._channel.receive()) is not None:
+            if isinstance(message, AddRequest):
+                self._core.add(message)
             elif isinstance(message, AbortRequests):
-                core.abort(message.request_ids)
-        outputs = core.step()
-        pulse.stepped(0 if outputs is None else outputs.num_scheduled_tokens)
-        if outputs is not None:
-            channel.send(outputs)
+                self._core.abort(message.request_ids)
+            elif isinstance(message, Shutdown):
+                return False
+            else:
+                self._num_commands += 1
+                self._pulse.working(commanded=True)
+                self._core.command(message)
+        return True
+
+    def _publish(self) -> None:
+        """Tell what changed in the prefix cache, one batch per step, before any reply: whoever gets
+        the answer to a reset or a dump has the events that led there.
+        """
+        if self._publisher is not None:
+            events = self._core.take_events()
+            if events:
+                self._publisher.publish(events)
+
+    def _reply(self) -> None:
+        for reply in self._core.take_replies():
+            self._num_commands -= 1
+            if self._publisher is not None:
+                reply = msgspec.structs.replace(reply, event_sequence=self._publisher.last_sequence)
+            self._channel.send(reply)
 
 
 def run(config: EngineConfig, channel: Channel, pulse: Pulse) -> int:
     """The life of the process after its config is read; returns the exit status."""
     started = time.monotonic()
     core: EngineCore | None = None
+    publisher: EventPublisher | None = None
     try:
         core, ready = build_core(config)
         gc.collect()
         gc.freeze()  # what start-up allocated stays; no later collection need look at it
         elapsed = time.monotonic() - started
         channel.send(msgspec.structs.replace(ready, startup_seconds=elapsed))
-        serve(core, channel, pulse)
+        Server(core, channel, pulse, publisher).serve()
     except Exception as error:
         logger.exception("the engine failed")
         known = isinstance(error, WorkerError)

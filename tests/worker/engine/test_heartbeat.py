@@ -1,0 +1,178 @@
+"""A step may take several times what steps of its size take; nothing else counts as stuck."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from worker.engine.heartbeat import COMMAND_SECONDS, Pulse, StepBudget
+from worker.engine.messages import Heartbeat
+
+
+@dataclass
+class Clock:
+    """Shows what it is set to."""
+
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+
+@dataclass
+class Step:
+    """The step in flight, if any, as the core shows it."""
+
+    running: tuple[float, int] | None = None
+
+    def __call__(self) -> tuple[float, int] | None:
+        """As `EngineCore.running_step`."""
+        return self.running
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that stands at 100 s."""
+    return Clock()
+
+
+@pytest.fixture
+def step() -> Step:
+    """No step in flight."""
+    return Step()
+
+
+@pytest.fixture
+def pulse(clock: Clock, step: Step) -> Pulse:
+    """A pulse whose steps may take 2 s, or four times what they usually take."""
+    pulse = Pulse(StepBudget(2.0, 4.0), clock)
+    pulse.follow(step)
+    return pulse
+
+
+def test_short_steps_share_the_least_budget() -> None:
+    """Four times 20 ms is less than any step may take."""
+    budget = StepBudget(2.5, 4.0)
+    budget.observe(1, 0.02)
+    assert budget.seconds(1) == 2.5
+
+
+def test_a_size_is_judged_by_its_own_steps() -> None:
+    """A prefill of 1,024 tokens that takes a second has four; a larger one of its kind has more."""
+    budget = StepBudget(0.1, 4.0)
+    budget.observe(1024, 1.0)
+    budget.observe(1, 0.05)
+    assert budget.seconds(1024) == pytest.approx(4.0)
+    assert budget.seconds(1536) == pytest.approx(6.0)
+    assert budget.seconds(1) == pytest.approx(0.2)
+
+
+def test_the_newest_steps_count_most() -> None:
+    """The budget follows a model that grows slower, without jumping at one slow step."""
+    budget = StepBudget(0.1, 1.0)
+    budget.observe(4, 1.0)
+    budget.observe(4, 2.0)
+    assert 1.0 < budget.seconds(4) < 1.5
+    for _ in range(30):
+        budget.observe(4, 2.0)
+    assert budget.seconds(4) == pytest.approx(2.0, rel=0.01)
+
+
+def test_a_size_never_seen_is_judged_by_its_neighbours() -> None:
+    """A long prefill after decode steps alone has the time of as many decode steps."""
+    budget = StepBudget(0.1, 4.0)
+    budget.observe(1, 0.01)
+    assert budget.seconds(2000) == pytest.approx(80.0)
+    other = StepBudget(0.1, 4.0)
+    other.observe(100, 1.0)
+    assert other.seconds(3) == pytest.approx(4 * 0.01 * 128)
+
+
+def test_first_steps_have_time_to_compile() -> None:
+    """Nothing seen yet, and a size not seen yet: at least the warm-up."""
+    budget = StepBudget(0.5, 4.0, warm_up_seconds=60.0)
+    assert budget.seconds(1) == 60.0
+    budget.observe(1, 0.01)
+    assert budget.seconds(1) == 0.5
+    assert budget.seconds(7) == 60.0
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 1 << 40])
+def test_every_size_has_a_budget(num_tokens: int) -> None:
+    """Odd sizes do no harm."""
+    budget = StepBudget(0.5, 4.0)
+    budget.observe(max(1, num_tokens), 1.0)
+    assert budget.seconds(num_tokens) >= 0.5
+
+
+def test_an_idle_engine_never_stalls(pulse: Pulse, clock: Clock) -> None:
+    """Waiting for requests may take forever."""
+    pulse.working()
+    pulse.idle()
+    clock.now += 1e6
+    assert pulse.beat() == Heartbeat(0.0)
+
+
+def test_a_step_stalls_when_its_budget_is_over(pulse: Pulse, clock: Clock, step: Step) -> None:
+    """From its start, and by as much as it is over."""
+    pulse.working()
+    step.running = (101.0, 1)
+    clock.now = 103.0
+    assert pulse.beat().stalled_seconds == 0.0
+    clock.now = 104.5
+    assert pulse.beat() == Heartbeat(1.5, 2.0)
+    step.running = None
+    pulse.stepped(1)
+    pulse.working()
+    assert pulse.beat().stalled_seconds == 0.0
+
+
+def test_a_long_prefill_does_not_stall(pulse: Pulse, clock: Clock, step: Step) -> None:
+    """A step of thousands of tokens has the time its size takes."""
+    pulse.working()
+    clock.now += 8.0
+    pulse.stepped(2048)
+    pulse.working()
+    step.running = (clock.now, 2048)
+    clock.now += 30.0
+    assert pulse.beat().stalled_seconds == 0.0
+    clock.now += 3.0
+    assert pulse.beat().stalled_seconds == pytest.approx(1.0)
+
+
+def test_time_between_steps_is_not_learned(pulse: Pulse, clock: Clock, step: Step) -> None:
+    """A step is timed from when work began, not from the step before a pause."""
+    pulse.working()
+    clock.now += 1.0
+    pulse.stepped(1)
+    pulse.idle()
+    clock.now += 1000.0
+    pulse.working()
+    clock.now += 1.0
+    pulse.stepped(1)
+    pulse.working()
+    step.running = (clock.now, 1)
+    clock.now += 5.0
+    assert pulse.beat() == Heartbeat(1.0, 4.0)
+
+
+def test_a_loop_that_hangs_outside_of_steps_stalls(pulse: Pulse, clock: Clock) -> None:
+    """Bookkeeping that never ends is found too."""
+    pulse.working()
+    clock.now += 2.5
+    assert pulse.beat() == Heartbeat(0.5, 2.0)
+
+
+def test_a_command_may_take_long(pulse: Pulse, clock: Clock, step: Step) -> None:
+    """Moving weights is no stall; a step that runs before it has its own budget all the same."""
+    pulse.working(commanded=True)
+    clock.now += 60.0
+    assert pulse.beat().stalled_seconds == 0.0
+    step.running = (clock.now, 1)
+    clock.now += 3.0
+    assert pulse.beat() == Heartbeat(1.0, 2.0)
+    step.running = None
+    clock.now = 100.0 + COMMAND_SECONDS + 1.0
+    assert pulse.beat().stalled_seconds == 1.0

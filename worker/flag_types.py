@@ -1,0 +1,62 @@
+"""Argument types of the worker's flags; a value out of range is refused with the bound."""
+
+from __future__ import annotations
+
+import argparse
+
+
+class at_least:  # noqa: N801 (an argparse type, called like a function)
+    """An integer with a lower bound."""
+
+    def __init__(self, minimum: int) -> None:
+        self._minimum = minimum
+
+    def __call__(self, text: str) -> int:
+        value = int(text)
+        if value < self._minimum:
+            raise argparse.ArgumentTypeError(f"must be at least {self._minimum}, got {value}")
+        return value
+
+
+def power_of_two(text: str) -> int:
+    """1, 2, 4, 8, …"""
+    value = int(text)
+    if value < 1 or value & (value - 1):
+        raise argparse.ArgumentTypeError(f"must be a power of two, got {value}")
+    return value
+
+
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """A finite number of 0 or more."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
+    return value
+
+
+def fraction(text: str) -> float:
+    """A number from 0 to 1."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {text}")
+    return value
+
+
+def byte_count(text: str) -> int:
+    """A number of bytes: plain, or with K, M, G or T (powers of 1024) behind it."""
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    factor = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}.get(unit)
+    if factor is None or not number.replace(".", "", 1).isdigit():
+        raise argparse.ArgumentTypeError(f"must be a number of bytes such as 4G, got {text}")
+    value = int(float(number) * factor)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return value

@@ -1,0 +1,256 @@
+"""The HTTP front end's part of the worker's command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from worker.config import ApiConfig, TlsConfig
+from worker.errors import ConfigError
+from worker.flag_types import at_least, byte_count, not_negative, positive
+from worker.tokenizer import sim
+from worker.tokenizer.checkpoint import Checkpoint
+
+SIM_MODEL_NAME = "sim"
+MAX_BODY_BYTES_LIMIT = 64 << 20
+# Names of a checkpoint's generation_config.json → request fields whose defaults they set.
+_GENERATION_FIELDS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+_api = ApiConfig((), 0, 0)
+
+
+def add_server_flags(group: argparse._ArgumentGroup) -> None:
+    """Where to listen, whom to let in, how much to take."""
+    group.add_argument("--host", default="127.0.0.1", help="address to bind (default %(default)s)")
+    group.add_argument("--port", type=int, default=8000, help="0 picks a free one")
+    group.add_argument("--uds", help="path of a unix socket to listen on instead of a port")
+    group.add_argument("--served-model-name", nargs="+", help="names to serve the model under")
+    group.add_argument(
+        "--api-key", nargs="+", default=[], help="bearer keys that the /v1 routes ask for"
+    )
+    group.add_argument("--ssl-certfile", help="certificate chain (PEM); serves HTTPS")
+    group.add_argument("--ssl-keyfile", help="its private key (PEM)")
+    group.add_argument("--ssl-ca-certs", help="CAs (PEM) that must have signed clients' own")
+    group.add_argument(
+        "--max-num-queued-reqs",
+        type=at_least(0),
+        help="answer 503 when so many sequences wait (default: no limit)",
+    )
+    group.add_argument(
+        "--max-num-queued-tokens",
+        type=at_least(0),
+        help="answer 503 when so many prompt tokens wait (default: no limit)",
+    )
+    group.add_argument("--max-body-bytes", type=byte_count, default=_api.max_body_bytes)
+    group.add_argument(
+        "--max-rss-bytes",
+        type=byte_count,
+        help="answer 503 while the HTTP process uses more memory (default: no limit)",
+    )
+    group.add_argument(
+        "--max-connections",
+        type=at_least(1),
+        help="answer 503 on connections beyond (default: what the file limit allows)",
+    )
+    _add_timeouts(group)
+    _add_switches(group)
+
+
+def _add_timeouts(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--header-timeout", type=positive, default=_api.header_timeout_seconds)
+    group.add_argument("--body-timeout", type=positive, default=_api.body_timeout_seconds)
+    group.add_argument(
+        "--write-stall-timeout",
+        type=positive,
+        default=_api.write_stall_seconds,
+        help="seconds that a client may leave its answer unread (default %(default)s)",
+    )
+    group.add_argument(
+        "--sse-keep-alive-interval",
+        type=not_negative,
+        default=0.0,
+        help="seconds between comments on a silent stream; 0 is off",
+    )
+    group.add_argument(
+        "--shutdown-timeout",
+        type=not_negative,
+        default=30.0,
+        help="seconds that running requests may take to finish after SIGTERM (default %(default)s)",
+    )
+
+
+def _add_switches(group: argparse._ArgumentGroup) -> None:
+    switches = (
+        ("--enable-request-id-headers", _api.enable_request_id_headers, "echo X-Request-Id"),
+        (
+            "--enable-prompt-tokens-details",
+            _api.enable_prompt_tokens_details,
+            "tell cached prompt tokens in usage",
+        ),
+        ("--enable-force-include-usage", _api.enable_force_include_usage, "usage in every stream"),
+        (
+            "--return-tokens-as-token-ids",
+            _api.return_tokens_as_token_ids,
+            'tokens of logprobs as "token_id:N"',
+        ),
+        (
+            "--enable-per-request-metrics",
+            _api.enable_per_request_metrics,
+            "timings in each response",
+        ),
+        (
+            "--enable-admin-routes",
+            _api.enable_admin_routes,
+            "routes that change or show the whole worker: sleep, pause, reset, server info",
+        ),
+        (
+            "--enable-tokenizer-info-endpoint",
+            _api.enable_tokenizer_info,
+            "GET /tokenizer_info",
+        ),
+    )
+    for flag, default, text in switches:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
+
+
+def add_model_flags(group: argparse._ArgumentGroup) -> None:
+    """What a request is answered like when it does not say."""
+    group.add_argument("--chat-template", help="a Jinja file, or the template itself in one line")
+    group.add_argument(
+        "--generation-config",
+        choices=("auto", "vllm"),
+        default="auto",
+        help="default sampling parameters: auto takes them from the model's generation_config.json,"
+        " vllm takes the API's own",
+    )
+    group.add_argument(
+        "--override-generation-config",
+        default="{}",
+        metavar="JSON",
+        help='default sampling parameters that win over those, such as {"temperature": 0.7}',
+    )
+    group.add_argument(
+        "--max-logprobs",
+        type=at_least(-1),
+        default=_api.max_logprobs,
+        help="most log probabilities a request may ask for; -1: the vocabulary",
+    )
+    group.add_argument(
+        "--seed", type=int, help="makes the seeds drawn for requests without one repeatable"
+    )
+
+
+def read_chat_template(options: argparse.Namespace) -> str | None:
+    """The text of `--chat-template`. Raises `ConfigError` when there is no such file."""
+    given: str | None = options.chat_template
+    if given is None or "{" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {given}: {error}") from error
+
+
+def api_config(
+    options: argparse.Namespace,
+    checkpoint: Checkpoint | None,
+    max_model_len: int,
+    environment: Mapping[str, str],
+) -> ApiConfig:
+    """The front end's configuration. Raises `ConfigError`."""
+    if options.max_body_bytes > MAX_BODY_BYTES_LIMIT:
+        raise ConfigError(f"--max-body-bytes may be {MAX_BODY_BYTES_LIMIT} at most")
+    name = SIM_MODEL_NAME if checkpoint is None else checkpoint.name
+    path = None if checkpoint is None else str(checkpoint.path)
+    return ApiConfig(
+        served_model_names=tuple(options.served_model_name or (name,)),
+        max_model_len=max_model_len,
+        vocab_size=sim.VOCAB_SIZE if checkpoint is None else checkpoint.vocab_size,
+        accepted_model_names=() if path is None else (path,),
+        model_root=path or name,
+        api_keys=_api_keys(options, environment),
+        max_body_bytes=options.max_body_bytes,
+        max_num_seqs=options.max_num_seqs,
+        max_num_queued_reqs=options.max_num_queued_reqs,
+        write_stall_seconds=options.write_stall_timeout,
+        seed=options.seed,
+        max_num_queued_tokens=options.max_num_queued_tokens,
+        max_logprobs=options.max_logprobs,
+        enable_priority=options.scheduling_policy == "priority",
+        enable_request_id_headers=options.enable_request_id_headers,
+        enable_prompt_tokens_details=options.enable_prompt_tokens_details,
+        enable_force_include_usage=options.enable_force_include_usage,
+        return_tokens_as_token_ids=options.return_tokens_as_token_ids,
+        enable_per_request_metrics=options.enable_per_request_metrics,
+        sse_keep_alive_seconds=options.sse_keep_alive_interval or None,
+        max_rss_bytes=options.max_rss_bytes,
+        enable_admin_routes=options.enable_admin_routes
+        or environment.get("VLLM_SERVER_DEV_MODE") == "1",
+        enable_tokenizer_info=options.enable_tokenizer_info_endpoint,
+        header_timeout_seconds=options.header_timeout,
+        body_timeout_seconds=options.body_timeout,
+        max_connections=options.max_connections,
+        default_sampling=_default_sampling(options, checkpoint),
+    )
+
+
+def _api_keys(options: argparse.Namespace, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The flag's, or those of the environment, which other users of the machine cannot see."""
+    named = environment.get("POINTSMAN_API_KEY") or environment.get("VLLM_API_KEY") or ""
+    return tuple(options.api_key) or tuple(key for key in named.split(",") if key)
+
+
+def _default_sampling(
+    options: argparse.Namespace, checkpoint: Checkpoint | None
+) -> tuple[tuple[str, float], ...]:
+    known: dict[str, Any] = {}
+    if options.generation_config == "auto" and checkpoint is not None:
+        known.update(checkpoint.generation_config)
+    try:
+        given = msgspec.json.decode(options.override_generation_config, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"--override-generation-config: not a JSON object: {error}") from error
+    for name, value in given.items():
+        if name not in _GENERATION_FIELDS:
+            names = ", ".join(_GENERATION_FIELDS)
+            raise ConfigError(f"--override-generation-config: unknown {name!r}; known are {names}")
+        if not _is_number(value):
+            raise ConfigError(f"--override-generation-config: {name} must be a number")
+    known.update(given)
+    return tuple(
+        (field, known[name])
+        for name, field in sorted(_GENERATION_FIELDS.items())
+        if _is_number(known.get(name))
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def tls_config(options: argparse.Namespace) -> TlsConfig | None:
+    """HTTPS, when a certificate is given."""
+    certificate, key = options.ssl_certfile, options.ssl_keyfile
+    if certificate is None and key is None:
+        if options.ssl_ca_certs is not None:
+            raise ConfigError("--ssl-ca-certs needs --ssl-certfile and --ssl-keyfile")
+        return None
+    if certificate is None or key is None:
+        raise ConfigError("--ssl-certfile and --ssl-keyfile go together")
+    for path in (certificate, key, options.ssl_ca_certs):
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"there is no file {path}")
+    return TlsConfig(certificate, key, options.ssl_ca_certs)
