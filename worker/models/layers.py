@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.models.config import ModelConfig
-from worker.models.rope_config import RopeScaling
 from worker.ops.kv_write import write_kv
 from worker.ops.linear import Linear
 from worker.ops.norm import rms_norm
@@ -35,7 +33,11 @@ class StepTensors:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. `qkv` and `gate_up` are fused along their outputs."""
+    """One decoder layer. `qkv` and `gate_up` are fused along their outputs.
+
+    `query_norm` and `key_norm` [head_dim] normalise each head before it is rotated, where the
+    architecture does so; `rotates` is off for layers without rotary embedding.
+    """
 
     input_norm: Tensor
     qkv: Linear
@@ -43,6 +45,9 @@ class LayerWeights:
     mlp_norm: Tensor
     gate_up: Linear
     down: Linear
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+    rotates: bool = True
 
 
 def attention_block(
@@ -61,7 +66,15 @@ def attention_block(
     heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
     qkv = layer.qkv(rms_norm(x, layer.input_norm, config.rms_norm_eps))
     queries_end, keys_end = heads * head_dim, (heads + kv_heads) * head_dim
-    apply_rope_(qkv[:, :keys_end].view(-1, heads + kv_heads, head_dim), rope)
+    rotated = qkv[:, :keys_end].view(-1, heads + kv_heads, head_dim)
+    if layer.query_norm is not None and layer.key_norm is not None:
+        for part, weight in (
+            (rotated[:, :heads], layer.query_norm),
+            (rotated[:, heads:], layer.key_norm),
+        ):
+            part.copy_(rms_norm(part, weight, config.rms_norm_eps))
+    if layer.rotates:
+        apply_rope_(rotated, rope)
     write_kv(cache, qkv[:, queries_end:], step.slots)
     queries = qkv[:, :queries_end].view(-1, heads, head_dim)
     return layer.output(paged_attention(queries, cache, step.attention), residual=x)
@@ -71,28 +84,3 @@ def mlp_block(x: Tensor, layer: LayerWeights, config: ModelConfig) -> Tensor:
     """x [T, hidden] + down(silu(gate) · up) of norm(x) (Shazeer, arXiv:2002.05202)."""
     gate, up = layer.gate_up(rms_norm(x, layer.mlp_norm, config.rms_norm_eps)).chunk(2, dim=-1)
     return layer.down(functional.silu(gate).mul_(up), residual=x)
-
-
-def inverse_frequencies(config: ModelConfig, factors: Tensor | None = None) -> Tensor:
-    """Rotary inverse frequencies [head_dim / 2], float32, scaled as the configuration says.
-
-    `factors` [head_dim / 2] divide them (how GGUF stores Llama 3's scaling).
-    """
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-    frequencies = 1.0 / (config.rope_theta**exponents)
-    if factors is not None:
-        frequencies = frequencies / factors
-    scaling = config.rope_scaling
-    if scaling is None:
-        return frequencies
-    if scaling.kind == "linear":
-        return frequencies / scaling.factor
-    return _llama3_frequencies(frequencies, scaling)
-
-
-def _llama3_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1's stretch: long wavelengths by `factor`, short ones not, a ramp between."""
-    wavelengths = 2 * math.pi / frequencies
-    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    kept = ((scaling.original_context / wavelengths - low) / (high - low)).clamp(0, 1)
-    return (1 - kept) * frequencies / scaling.factor + kept * frequencies

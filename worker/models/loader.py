@@ -1,240 +1,194 @@
-"""Checkpoint to model: GGUF files and Hugging Face safetensors directories.
+"""Checkpoint to model: takes every tensor exactly once, into the memory the model keeps.
 
-Both are read through one interface under Hugging Face's tensor names. A tensor that is missing, has
-another shape than the configuration says, or belongs to nothing is a `ModelError` that names it.
+A tensor that is missing, has another shape than the configuration says, or belongs to nothing is a
+`ModelError` that names it, found before anything is read.
 """
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from worker.errors import ModelError
-from worker.models import config as model_config
+from worker.models.checkpoints import Checkpoint, GgufCheckpoint, open_checkpoint
 from worker.models.config import ModelConfig
-from worker.models.gguf import GgufFile
-from worker.models.layers import LayerWeights, inverse_frequencies
+from worker.models.layers import LayerWeights
 from worker.models.llama import LlamaModel
-from worker.models.quants import read_tensor
+from worker.models.rope import model_rope_table
 from worker.ops.linear import Linear, make_linear
-from worker.ops.rope import make_rope_table
+
+__all__ = ["Checkpoint", "GgufCheckpoint", "load_model"]
 
 # Buffers some exporters store although they follow from the configuration.
 _DERIVED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|masked_bias|attn\.bias)$")
 _ROPE_FACTORS = "rope_freqs.weight"
-
-_GGUF_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_GGUF_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_GGUF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-
-
-class Checkpoint(Protocol):
-    """Named tensors on disk. `source` names it in errors."""
-
-    source: str
-    config: ModelConfig
-
-    def names(self) -> set[str]:
-        """Hugging Face names of every tensor stored."""
-        ...
-
-    def read(self, name: str) -> Tensor:
-        """One tensor, on the CPU, in whatever float dtype it decodes to."""
-        ...
+_EMBEDDING, _FINAL_NORM = "model.embed_tokens.weight", "model.norm.weight"
+_HEAD = "lm_head.weight"
+_NAMES_LISTED = 5
+# Layers read at a time; each needs room for its largest product twice while that is laid out.
+_MAX_READERS = 4
 
 
 def load_model(path: str | Path, dtype: torch.dtype, device: torch.device) -> LlamaModel:
     """Load a GGUF file or a safetensors directory; raise `ModelError` saying what is wrong."""
-    path = Path(path)
-    checkpoint: Checkpoint
-    if path.is_dir():
-        checkpoint = SafetensorsCheckpoint(path)
-    elif path.exists():
-        checkpoint = GgufCheckpoint(path)
-    else:
-        raise ModelError(f"{path}: no such file or directory")
+    checkpoint = open_checkpoint(Path(path))
+    _check_tensors(checkpoint)
     return _Assembly(checkpoint, dtype, device).model()
 
 
-class GgufCheckpoint:
-    """A GGUF file under Hugging Face names, with rotary rows in rotate-half order."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = GgufFile.open(path)
-        self.source = str(path)
-        self.config = model_config.from_gguf(self._file)
-        self._stored = {_hf_name(name): name for name in self._file.tensors}
-
-    def names(self) -> set[str]:
-        return set(self._stored)
-
-    def read(self, name: str) -> Tensor:
-        tensor = torch.from_numpy(read_tensor(self._file, self._stored[name]))
-        if self.config.architecture == "llama":
-            if ".q_proj." in name:
-                return _unpermute(tensor, self.config.num_heads)
-            if ".k_proj." in name:
-                return _unpermute(tensor, self.config.num_kv_heads)
-        return tensor
-
-
-def _hf_name(name: str) -> str:
-    """The Hugging Face name of a GGUF tensor; a name it does not know stays as it is."""
-    layer = _GGUF_LAYER.fullmatch(name)
-    if layer is not None and layer[2] in _GGUF_LAYER_NAMES:
-        return f"model.layers.{layer[1]}.{_GGUF_LAYER_NAMES[layer[2]]}.{layer[3]}"
-    stem, _, suffix = name.rpartition(".")
-    return f"{_GGUF_NAMES[stem]}.{suffix}" if stem in _GGUF_NAMES else name
+def _check_tensors(checkpoint: Checkpoint) -> None:
+    """Every tensor wanted is there in its shape, and no other."""
+    wanted, found = expected_shapes(checkpoint.config), checkpoint.shapes()
+    optional: dict[str, tuple[int, ...]] = {_ROPE_FACTORS: (checkpoint.config.head_dim // 2,)}
+    if checkpoint.config.tied_head:  # some exporters store the tied copy as well
+        optional[_HEAD] = wanted[_EMBEDDING]
+    known = wanted | {name: shape for name, shape in optional.items() if name in found}
+    surplus = [n for n in found if n not in known and not _DERIVED.search(n)]
+    problems = [
+        ("missing tensors: ", [checkpoint.stored_name(n) for n in known if n not in found]),
+        ("unexpected tensors: ", [checkpoint.stored_name(n) for n in surplus]),
+        (
+            "",
+            [
+                f"tensor {checkpoint.stored_name(name)} has shape {list(found[name])},"
+                f" not {list(shape)}"
+                for name, shape in known.items()
+                if name in found and found[name] != shape
+            ],
+        ),
+    ]
+    reasons = [label + _some(names) for label, names in problems if names]
+    if reasons:
+        raise ModelError(f"{checkpoint.source}: {'; '.join(reasons)}")
 
 
-def _unpermute(tensor: Tensor, num_heads: int) -> Tensor:
-    """Rows (or bias) of interleaved rotary pairs back to two halves, head by head."""
-    pairs = tensor.view(num_heads, -1, 2, *tensor.shape[1:])
-    return pairs.transpose(1, 2).reshape(tensor.shape)
+def _some(names: Iterable[str]) -> str:
+    """A few names, and how many more there are."""
+    listed = list(names)
+    more = len(listed) - _NAMES_LISTED
+    return ", ".join(listed[:_NAMES_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-class SafetensorsCheckpoint:
-    """A directory with `config.json` and `model.safetensors`, or shards and their index."""
-
-    def __init__(self, path: Path) -> None:
-        self.source = str(path)
-        config_path = path / "config.json"
-        self.config = model_config.from_hf(str(config_path), _read_json(config_path))
-        self._shards = {shard: _open_shard(path / shard) for shard in _shard_names(path)}
-        self._shard_of = {name: shard for shard in self._shards.values() for name in shard.keys()}  # noqa: SIM118
-
-    def names(self) -> set[str]:
-        return set(self._shard_of)
-
-    def read(self, name: str) -> Tensor:
-        tensor: Tensor = self._shard_of[name].get_tensor(name)
-        if not tensor.is_floating_point():
-            raise ModelError(f"{self.source}: tensor {name} is {tensor.dtype}, not a float type")
-        return tensor
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor a model of this shape has, by its Hugging Face name."""
+    table = (config.vocab_size, config.hidden_size)
+    shapes: dict[str, tuple[int, ...]] = {_EMBEDDING: table, _FINAL_NORM: (config.hidden_size,)}
+    if not config.tied_head:
+        shapes[_HEAD] = table
+    for index in range(config.num_layers):
+        prefix = f"model.layers.{index}."
+        for norm, size in _norms(config).items():
+            shapes[f"{prefix}{norm}.weight"] = (size,)
+        for part in _projections(config).values():
+            for name, size in part.outputs.items():
+                shapes[f"{prefix}{name}.weight"] = (size, part.inputs)
+                if part.bias:
+                    shapes[f"{prefix}{name}.bias"] = (size,)
+    return shapes
 
 
-def _shard_names(path: Path) -> list[str]:
-    """The weight files of a directory, by its index where there is one."""
-    index_path = path / "model.safetensors.index.json"
-    if not index_path.exists():
-        return ["model.safetensors"]
-    weight_map = _read_json(index_path).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise ModelError(f"{index_path}: weight_map is missing or not an object")
-    return sorted({str(Path(str(shard)).name) for shard in weight_map.values()})
+def _norms(config: ModelConfig) -> dict[str, int]:
+    """The normalisations of a layer and their sizes."""
+    sizes = {"input_layernorm": config.hidden_size, "post_attention_layernorm": config.hidden_size}
+    if config.qk_norm:
+        sizes |= {"self_attn.q_norm": config.head_dim, "self_attn.k_norm": config.head_dim}
+    return sizes
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: not a JSON object")
-    return value
+class _Projection:
+    """Linear parts of a layer that read the same input, fused along their outputs."""
+
+    def __init__(self, outputs: dict[str, int], inputs: int, bias: bool) -> None:
+        self.outputs = outputs
+        self.inputs = inputs
+        self.bias = bias
 
 
-def _open_shard(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path}: cannot be read: {error}") from error
+def _projections(config: ModelConfig) -> dict[str, _Projection]:
+    """The products of a layer."""
+    query_size = config.num_heads * config.head_dim
+    kv_size = config.num_kv_heads * config.head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
+    qkv = {
+        "self_attn.q_proj": query_size,
+        "self_attn.k_proj": kv_size,
+        "self_attn.v_proj": kv_size,
+    }
+    gate_up = {"mlp.gate_proj": inner, "mlp.up_proj": inner}
+    return {
+        "qkv": _Projection(qkv, hidden, config.qkv_bias),
+        "output": _Projection({"self_attn.o_proj": hidden}, query_size, config.output_bias),
+        "gate_up": _Projection(gate_up, hidden, config.mlp_bias),
+        "down": _Projection({"mlp.down_proj": hidden}, inner, config.mlp_bias),
+    }
 
 
 class _Assembly:
-    """Takes every tensor of a checkpoint exactly once and builds the model from them."""
+    """Builds the model from a checked checkpoint, one product at a time."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
         self._checkpoint = checkpoint
         self._config = checkpoint.config
         self._dtype = dtype
         self._device = device
-        self._left = {name for name in checkpoint.names() if not _DERIVED.search(name)}
 
     def model(self) -> LlamaModel:
         config = self._config
-        embedding = self._take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        layers = tuple(self._layer(index) for index in range(config.num_layers))
-        final_norm = self._take("model.norm.weight", config.hidden_size)
-        head = self._head(embedding)
+        table = (config.vocab_size, config.hidden_size)
+        embedding = self._read(_EMBEDDING, table)
+        # Decoding is most of a start, and layers do not wait for each other.
+        with ThreadPoolExecutor(min(_MAX_READERS, torch.get_num_threads())) as readers:
+            layers = tuple(readers.map(self._layer, range(config.num_layers)))
+        final_norm = self._read(_FINAL_NORM, (config.hidden_size,))
+        head = make_linear(embedding if config.tied_head else self._read(_HEAD, table))
         factors = None
-        if _ROPE_FACTORS in self._left:
-            factors = self._read(_ROPE_FACTORS, (config.head_dim // 2,)).float()
-        if self._left:
-            raise ModelError(f"{self._checkpoint.source}: unexpected tensors: {_some(self._left)}")
-        frequencies = inverse_frequencies(config, factors).to(self._device)
-        rope = make_rope_table(frequencies, config.max_context)
+        if _ROPE_FACTORS in self._checkpoint.shapes():
+            factors = torch.empty(config.head_dim // 2)
+            self._checkpoint.read_into(_ROPE_FACTORS, factors)
+        rope = model_rope_table(config, self._device, factors)
         return LlamaModel(config, embedding, layers, final_norm, head, rope)
-
-    def _head(self, embedding: Tensor) -> Linear:
-        if not self._config.tied_head:
-            name = "lm_head.weight"
-            return make_linear(self._take(name, self._config.vocab_size, self._config.hidden_size))
-        self._left.discard("lm_head.weight")  # some exporters store the tied copy as well
-        return make_linear(embedding)
 
     def _layer(self, index: int) -> LayerWeights:
         config, prefix = self._config, f"model.layers.{index}."
-        query_size = config.num_heads * config.head_dim
-        kv_size = config.num_kv_heads * config.head_dim
-        hidden, inner = config.hidden_size, config.intermediate_size
-
-        def fused(sizes: dict[str, int], inputs: int, bias: bool) -> Linear:
-            weights = [self._take(f"{prefix}{n}.weight", s, inputs) for n, s in sizes.items()]
-            biases = [self._take(f"{prefix}{n}.bias", s) for n, s in sizes.items() if bias]
-            return make_linear(_cat(weights), _cat(biases) if bias else None)
-
-        qkv = {
-            "self_attn.q_proj": query_size,
-            "self_attn.k_proj": kv_size,
-            "self_attn.v_proj": kv_size,
+        parts = {n: self._linear(prefix, p) for n, p in _projections(config).items()}
+        norms = {
+            name: self._read(f"{prefix}{name}.weight", (size,))
+            for name, size in _norms(config).items()
         }
         return LayerWeights(
-            input_norm=self._take(f"{prefix}input_layernorm.weight", hidden),
-            qkv=fused(qkv, hidden, config.qkv_bias),
-            output=fused({"self_attn.o_proj": hidden}, query_size, config.output_bias),
-            mlp_norm=self._take(f"{prefix}post_attention_layernorm.weight", hidden),
-            gate_up=fused({"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, config.mlp_bias),
-            down=fused({"mlp.down_proj": hidden}, inner, config.mlp_bias),
+            input_norm=norms["input_layernorm"],
+            qkv=parts["qkv"],
+            output=parts["output"],
+            mlp_norm=norms["post_attention_layernorm"],
+            gate_up=parts["gate_up"],
+            down=parts["down"],
+            query_norm=norms.get("self_attn.q_norm"),
+            key_norm=norms.get("self_attn.k_norm"),
+            rotates=index not in config.no_rope_layers,
         )
 
-    def _take(self, name: str, *shape: int) -> Tensor:
-        """A tensor that must exist with this shape, in the model's dtype on its device."""
-        return self._read(name, shape).to(device=self._device, dtype=self._dtype)
+    def _linear(self, prefix: str, part: _Projection) -> Linear:
+        """The fused product, its parts decoded side by side into one matrix."""
+        size = sum(part.outputs.values())
+        weight = self._empty((size, part.inputs))
+        bias = self._empty((size,)) if part.bias else None
+        start = 0
+        for name, rows in part.outputs.items():
+            self._checkpoint.read_into(f"{prefix}{name}.weight", weight[start : start + rows])
+            if bias is not None:
+                self._checkpoint.read_into(f"{prefix}{name}.bias", bias[start : start + rows])
+            start += rows
+        return make_linear(weight, bias)
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        source = self._checkpoint.source
-        if name not in self._left:
-            raise ModelError(f"{source}: tensor {name} is missing")
-        self._left.discard(name)
-        tensor = self._checkpoint.read(name)
-        if tuple(tensor.shape) != shape:
-            found = list(tensor.shape)
-            raise ModelError(f"{source}: tensor {name} has shape {found}, not {list(shape)}")
+        tensor = self._empty(shape)
+        self._checkpoint.read_into(name, tensor)
         return tensor
 
-
-def _cat(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-
-
-def _some(names: set[str], limit: int = 5) -> str:
-    """A few names, and how many more there are."""
-    listed = ", ".join(sorted(names)[:limit])
-    return listed if len(names) <= limit else f"{listed} and {len(names) - limit} more"
+    def _empty(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)

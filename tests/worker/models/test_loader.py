@@ -52,7 +52,7 @@ def logits_of(path: Path, token_ids: list[int], dtype: torch.dtype = torch.float
     with torch.inference_mode():
         model = load_model(path, dtype, CPU)
         cache = allocate(20, 16, model.config, dtype, CPU)
-        sequence = ScheduledSequence(0, token_ids, 0, range(20), None)
+        sequence = ScheduledSequence(0, token_ids, 0, range(20))
         step = InputBatch(
             [sequence], CacheLayout(16, model.config.num_kv_heads), dtype, CPU
         ).tensors
@@ -117,7 +117,7 @@ def edit(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Non
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda t: t.pop("model.norm.weight"), r"tensor model\.norm\.weight is missing"),
+        (lambda t: t.pop("model.norm.weight"), r"missing tensors: model\.norm\.weight"),
         (
             lambda t: t.update({"model.layers.7.extra": torch.ones(1)}),
             r"unexpected tensors: model\.layers\.7\.extra",
@@ -128,7 +128,7 @@ def edit(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Non
         ),
         (
             lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int8)}),
-            r"model\.norm\.weight is torch\.int8",
+            r"model\.norm\.weight is I8",
         ),
     ],
 )
