@@ -25,6 +25,13 @@ _EVERYWHERE = (400, 408, 431, 500)
 _WITH_BODY = (413,)
 _EMPTY = frozenset({"health", "ready", "ping", "ping_post"})  # their errors have no body either
 
+# One event; a stream ends with the data `[DONE]`.
+_EVENT: Json = {
+    "type": "object",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
+
 _HEADERS: tuple[Json, ...] = (
     {
         "name": "x-request-id",
@@ -137,7 +144,7 @@ def _success(route: Route, schemas: Mapping[Any, Json]) -> Json:
         return {"description": "Done"}
     content: Json = {route.media_type: {"schema": _schema_of(route.answer, schemas)}}
     if route.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _EVENT}
     return {"description": "The answer", "content": content}
 
 

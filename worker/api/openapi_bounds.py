@@ -4,12 +4,12 @@ the document.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from worker.api.params import RANGES
 from worker.api.prepare import MAX_REQUEST_ID_CHARS
-from worker.api.prompts import ROLES
+from worker.api.prompts import ROLES, UNSUPPORTED_PARTS
 from worker.api.schema import (
     MAX_BAD_WORDS,
     MAX_CACHE_SALT_CHARS,
@@ -29,7 +29,6 @@ _NUMBERS: dict[str, Json] = {
     **{name: {"minimum": low, "maximum": high} for name, (_, low, high) in RANGES.items()},
     "top_p": {"exclusiveMinimum": 0, "maximum": 1},
     "repetition_penalty": {"exclusiveMinimum": 0},
-    "length_penalty": {"minimum": -100, "maximum": 100},
     "n": {"minimum": 1, "maximum": MAX_SEQUENCES},
     "top_k": {"minimum": -1},
     "min_tokens": {"minimum": 0},
@@ -62,6 +61,7 @@ _ARRAYS: dict[str, Json] = {
     "documents": {"maxItems": MAX_DOCUMENTS},
 }
 _OBJECTS: dict[str, Json] = {"logit_bias": {"maxProperties": MAX_LOGIT_BIASES}}
+_PART_VALUES: dict[str, tuple[object, ...]] = dict.fromkeys(UNSUPPORTED_PARTS, ([], {}))
 _BY_TYPE = {
     "integer": _NUMBERS,
     "number": _NUMBERS,
@@ -101,17 +101,18 @@ def _references(value: Any) -> set[str]:
 
 
 def _bounded(component: Json) -> Json:
-    properties = {
-        name: _bounded_field(name, field) for name, field in component.get("properties", {}).items()
-    }
-    return {**component, "properties": properties}
+    properties = component.get("properties", {})
+    # A turn has fields of the same names as a request, and other values for them.
+    neutral = _PART_VALUES if "role" in properties else NEUTRAL
+    bounded = {name: _bounded_field(name, field, neutral) for name, field in properties.items()}
+    return {**component, "properties": bounded}
 
 
-def _bounded_field(name: str, field: Json) -> Json:
-    if set(field) <= {"default"} and name in NEUTRAL:
-        return {**field, "enum": [None, *NEUTRAL[name]]}
+def _bounded_field(name: str, field: Json, neutral: Mapping[str, tuple[object, ...]]) -> Json:
+    if set(field) <= {"default"}:
+        return {**field, "enum": [None, *neutral[name]]} if name in neutral else field
     if "anyOf" in field:
-        return {**field, "anyOf": [_bounded_field(name, kind) for kind in field["anyOf"]]}
+        return {**field, "anyOf": [_bounded_field(name, k, neutral) for k in field["anyOf"]]}
     bounds = _BY_TYPE.get(field.get("type", ""), {}).get(name, {})
     bounded = {**field, **bounds}
     if field.get("type") == "array" and name in _TOKEN_ARRAYS:

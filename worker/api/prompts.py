@@ -12,6 +12,8 @@ from worker.api.schema import MAX_DOCUMENTS, MAX_MESSAGES, MAX_PROMPTS, ChatMess
 from worker.errors import RequestError
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+# Only null and empty ones are taken.
+UNSUPPORTED_PARTS = ("tool_calls", "tool_call_id", "function_call", "refusal", "audio")
 # What the server itself gives a template: a client's variable of that name would replace it.
 _RESERVED_VARIABLES = frozenset(
     {
@@ -92,7 +94,7 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def _refuse_unsupported_parts(message: ChatMessage, place: str) -> None:
-    for name in ("tool_calls", "tool_call_id", "function_call", "refusal", "audio"):
+    for name in UNSUPPORTED_PARTS:
         if getattr(message, name) not in (None, [], {}):
             raise RequestError(f"{place}.{name} is not supported yet", param=f"{place}.{name}")
 

@@ -146,7 +146,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
     vllm_xargs: Any = None
-    return_token_offsets: Any = None
+    return_token_offsets: bool | None = None  # of the render routes
     service_tier: Any = None
 
 
