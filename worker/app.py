@@ -30,6 +30,7 @@ import uvicorn
 from worker.api.admission import Admission
 from worker.api.connection import protocol_of
 from worker.api.faults import App, FaultInjection, FaultSetup
+from worker.api.fingerprint import system_fingerprint
 from worker.api.limits import MemoryGuard, resident_bytes
 from worker.api.openai import RequestPreparer, TextSide
 from worker.api.params import ModelLimits
@@ -90,7 +91,9 @@ async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
             ready, text = parts
             metrics.set_cache_info(cache_info(config.engine, ready))
             api = dataclasses.replace(
-                config.api, max_model_len=min(config.api.max_model_len, ready.max_model_len)
+                config.api,
+                max_model_len=min(config.api.max_model_len, ready.max_model_len),
+                system_fingerprint=system_fingerprint(config.engine),
             )
             worker = _Worker(dataclasses.replace(config, api=api), client, metrics, text)
             return await worker.serve(listener, stop, started)
@@ -228,7 +231,8 @@ class _Worker:
             max_num_queued_tokens=api.max_num_queued_tokens,
             memory=MemoryGuard(api.max_rss_bytes, resident_bytes, time.monotonic),
         )
-        side = TextSide(*text, ModelLimits(api.max_model_len, api.vocab_size))
+        limits = ModelLimits(api.max_model_len, api.vocab_size)
+        side = TextSide(*text, limits, eos_token_ids=config.engine.eos_token_ids)
         preparer = RequestPreparer(api, side, random.Random(api.seed))
         faults = _faults(config, client)
         engine = client if faults is None else faults.lying()

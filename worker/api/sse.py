@@ -295,7 +295,9 @@ def _whole(
     facts: Json,
     metrics: Json | None,
 ) -> bytes:
-    details = {"prompt_tokens_details": None, "completion_tokens_details": None}
+    counts = usage.body()
+    counts.setdefault("prompt_tokens_details", None)
+    counts["completion_tokens_details"] = None
     return _encode(
         {
             "id": head.id,
@@ -305,7 +307,7 @@ def _whole(
             "choices": choices,
             "service_tier": None,
             "system_fingerprint": head.fingerprint,
-            "usage": {**details, **usage.body()},
+            "usage": counts,
             **facts,
             "kv_transfer_params": None,
             "ec_transfer_params": None,
