@@ -1,4 +1,4 @@
-"""Tiny random llamas on disk, beside the transformers models they were saved from."""
+"""Tiny random models on disk, beside the transformers models they were saved from."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ TINY = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+}
+# What llama.cpp's converter calls an architecture, and whether it interleaves rotary rows.
+GGUF_ARCHITECTURES = {
+    "llama": (gguf.MODEL_ARCH.LLAMA, True),
+    "mistral": (gguf.MODEL_ARCH.LLAMA, True),
+    "smollm3": (gguf.MODEL_ARCH.SMOLLM3, True),
+    "qwen2": (gguf.MODEL_ARCH.QWEN2, False),
+    "qwen3": (gguf.MODEL_ARCH.QWEN3, False),
 }
 
 
@@ -57,32 +65,56 @@ def save_tiny(tmp_path: Path) -> Callable[..., Saved]:
     return save
 
 
+def describe(writer: gguf.GGUFWriter, config: Any) -> None:
+    """The keys llama.cpp's converter writes for a configuration."""
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope["rope_theta"])
+    head_dim = getattr(config, "head_dim", None)
+    if head_dim is not None:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+        writer.add_rope_dimension_count(head_dim)
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
 @pytest.fixture
 def write_gguf(tmp_path: Path) -> Callable[..., Path]:
-    """Write a transformers Llama as llama.cpp's converter does, rotary rows interleaved."""
+    """Write a transformers model as llama.cpp's converter does."""
 
-    def write(model: Any, **extra: np.ndarray) -> Path:
+    def write(model: Any, encodings: dict[str, Any] | None = None, **extra: np.ndarray) -> Path:
         path = tmp_path / "tiny.gguf"
         config = model.config
-        writer = gguf.GGUFWriter(path, "llama")
-        writer.add_block_count(config.num_hidden_layers)
-        writer.add_context_length(config.max_position_embeddings)
-        writer.add_embedding_length(config.hidden_size)
-        writer.add_feed_forward_length(config.intermediate_size)
-        writer.add_head_count(config.num_attention_heads)
-        writer.add_head_count_kv(config.num_key_value_heads)
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-        names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+        architecture, interleaves = GGUF_ARCHITECTURES[config.model_type]
+        writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
+        describe(writer, config)
+        names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
         for name, parameter in model.state_dict().items():
             if name == "lm_head.weight" and config.tie_word_embeddings:
                 continue
             values = parameter.numpy()
-            if ".q_proj." in name:
+            if interleaves and ".q_proj." in name:
                 values = interleave(values, config.num_attention_heads)
-            if ".k_proj." in name:
+            if interleaves and ".k_proj." in name:
                 values = interleave(values, config.num_key_value_heads)
-            writer.add_tensor(names.get_name(name, (".weight", ".bias")), values.copy())
+            stored = names.get_name(name, (".weight", ".bias"))
+            kind = (encodings or {}).get(stored)
+            if kind is None:
+                writer.add_tensor(stored, values.copy())
+            else:
+                writer.add_tensor(stored, gguf.quants.quantize(values, kind), raw_dtype=kind)
         for name, values in extra.items():
             writer.add_tensor(name, values)
         writer.write_header_to_file()

@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,36 +15,84 @@ from safetensors.torch import load_file, save_file
 from worker.errors import ModelError
 from worker.executor.input_batch import CacheLayout, InputBatch
 from worker.executor.kv_cache import allocate
+from worker.models.checkpoints import GgufCheckpoint
+from worker.models.config import from_gguf, from_hf
+from worker.models.gguf import GgufFile
 from worker.models.loader import load_model
+from worker.models.rope import inverse_frequencies
 from worker.types import ScheduledSequence
 
 CPU = torch.device("cpu")
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
+TINY = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 2.0}
+
+# Checkpoints both formats can hold.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "untied head": ("Llama", {"tie_word_embeddings": False}),
-    "tied head": ("Llama", {"tie_word_embeddings": True}),
-    "one KV head a head": ("Llama", {"num_key_value_heads": 4}),
-    "explicit head_dim": ("Llama", {"head_dim": 24}),
-    "biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
-    "linear rope scaling": (
-        "Llama",
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}},
-    ),
-    "llama3 rope scaling": (
+    "llama, untied head": ("Llama", {"tie_word_embeddings": False}),
+    "llama, tied head": ("Llama", {"tie_word_embeddings": True}),
+    "llama, one KV head a head": ("Llama", {"num_key_value_heads": 4}),
+    "llama, explicit head_dim": ("Llama", {"head_dim": 24}),
+    "llama, biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, linear rope": ("Llama", {"rope_parameters": LINEAR}),
+    "llama, yarn rope": ("Llama", {"rope_parameters": YARN}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "qwen2, untied head": ("Qwen2", {"use_sliding_window": False, "tie_word_embeddings": False}),
+    "qwen2, tied head": ("Qwen2", {"use_sliding_window": False, "tie_word_embeddings": True}),
+    "qwen2, yarn rope": ("Qwen2", {"use_sliding_window": False, "rope_parameters": YARN}),
+    "qwen3, untied head": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": False}),
+    "qwen3, tied head": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "pad_token_id": 0}),
+}
+# Those only config.json can describe.
+HF_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama3 rope": ("Llama", {"rope_parameters": LLAMA3}),
+    "dynamic rope": ("Llama", {"rope_parameters": DYNAMIC}),
+    "yarn rope, all settings": (
         "Llama",
         {
             "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 5000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
+                **YARN,
+                "beta_fast": 16.0,
+                "beta_slow": 2.0,
+                "truncate": False,
+                "attention_factor": 1.3,
             }
         },
     ),
-    "mistral": ("Mistral", {"sliding_window": None}),
-    "qwen2": ("Qwen2", {"use_sliding_window": False}),
+    "yarn rope, mscale": (
+        "Llama",
+        {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.0}},
+    ),
+    "qwen3, biases": ("Qwen3", {"head_dim": 16, "attention_bias": True}),
+    "smollm3, other layers": (
+        "SmolLM3",
+        {"num_hidden_layers": 3, "no_rope_layers": [0, 1, 0], "pad_token_id": 0},
+    ),
 }
 
 
@@ -60,12 +109,12 @@ def logits_of(path: Path, token_ids: list[int], dtype: torch.dtype = torch.float
         return model.forward(step, cache)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS | HF_VARIANTS)
 def test_safetensors_give_the_logits_of_transformers(
     variant: str, save_tiny: Callable[..., Any]
 ) -> None:
     """Every supported shape of checkpoint agrees at every position of a prompt."""
-    kind, changes = VARIANTS[variant]
+    kind, changes = (VARIANTS | HF_VARIANTS)[variant]
     saved = save_tiny(kind, **changes)
     logits = logits_of(saved.path, saved.token_ids)
     torch.testing.assert_close(logits, saved.logits, rtol=1e-4, atol=1e-4)
@@ -86,12 +135,15 @@ def test_shards_are_one_checkpoint(save_tiny: Callable[..., Any]) -> None:
     torch.testing.assert_close(logits, saved.logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_gguf_gives_the_logits_of_transformers(
-    tied: bool, save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
+    variant: str, save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
 ) -> None:
-    """Interleaved rotary rows are put back, and the head is found or tied."""
-    saved = save_tiny(tie_word_embeddings=tied)
+    """Interleaved rotary rows are put back where the architecture has them, norms, biases and the
+    head are found.
+    """
+    kind, changes = VARIANTS[variant]
+    saved = save_tiny(kind, **changes)
     logits = logits_of(write_gguf(saved.model), saved.token_ids)
     torch.testing.assert_close(logits, saved.logits, rtol=1e-4, atol=1e-4)
 
@@ -99,12 +151,68 @@ def test_gguf_gives_the_logits_of_transformers(
 def test_gguf_rope_factors_are_applied(
     save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
 ) -> None:
-    """Factors stored as a tensor divide the frequencies, as linear scaling by the same number."""
-    linear = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0}
-    saved = save_tiny(rope_parameters=linear)
-    path = write_gguf(saved.model, **{"rope_freqs.weight": np.full(8, 3.0, np.float32)})
+    """Factors stored as a tensor divide the frequencies, as Llama 3.1 files have them."""
+    saved = save_tiny(rope_parameters=LLAMA3)
+    scaled = inverse_frequencies(from_hf("", saved.model.config.to_dict()))
+    plain = 1.0 / 5000.0 ** (torch.arange(0, 16, 2).float() / 16)
+    path = write_gguf(saved.model, **{"rope_freqs.weight": (plain / scaled).numpy()})
     logits = logits_of(path, saved.token_ids)
     torch.testing.assert_close(logits, saved.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_quantised_gguf_is_the_model_of_its_decoded_weights(
+    save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
+) -> None:
+    """Encodings mixed in one file, decoded piece by piece, give the decoded model's logits."""
+    saved = save_tiny(tie_word_embeddings=False)
+    kinds = [gguf.GGMLQuantizationType[n] for n in ("Q4_1", "Q8_0", "Q5_0", "F16", "BF16")]
+    stored = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate"]
+    encodings = {
+        f"blk.{n}.{s}.weight": k for n in (0, 1) for s, k in zip(stored, kinds, strict=True)
+    }
+    logits = logits_of(write_gguf(saved.model, encodings), saved.token_ids)
+    with torch.no_grad():
+        for layer in saved.model.model.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            parts = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+            for part, kind in zip((*parts, mlp.gate_proj), kinds, strict=True):
+                rounded = gguf.quants.quantize(part.weight.numpy(), kind)
+                part.weight.copy_(torch.tensor(gguf.quants.dequantize(rounded, kind)))
+        expected = saved.model(torch.tensor([saved.token_ids])).logits[0]
+    assert float((expected - saved.logits).abs().max()) > 1e-3
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("old_layout", [False, True])
+@pytest.mark.parametrize("scaling", [YARN, LLAMA3, LINEAR, DYNAMIC, None])
+def test_rotary_settings_read_the_same_from_both_layouts(
+    old_layout: bool, scaling: dict[str, Any] | None
+) -> None:
+    """`rope_parameters` and `rope_theta` beside `rope_scaling` mean the frequencies that
+    transformers computes.
+    """
+    import transformers
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = scaling or {"rope_type": "default", "rope_theta": 5000.0}
+    config = transformers.LlamaConfig(**{**TINY, "rope_parameters": rope})
+    values = config.to_dict()
+    if old_layout:
+        rest = {k: v for k, v in values.pop("rope_parameters").items() if k != "rope_theta"}
+        values["rope_theta"] = rope["rope_theta"]
+        values["rope_scaling"] = None
+        if scaling is not None:
+            values["rope_scaling"] = {"type": rest.pop("rope_type"), **rest}
+    ours = from_hf("config.json", values)
+    frequencies = inverse_frequencies(ours)
+    if scaling is None:
+        expected, factor = 1.0 / 5000.0 ** (torch.arange(0, 16, 2).float() / 16), 1.0
+    else:
+        expected, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, None)
+    torch.testing.assert_close(frequencies, expected, rtol=1e-6, atol=0)
+    assert factor == pytest.approx(
+        1.0 if ours.rope_scaling is None else ours.rope_scaling.attention_factor
+    )
 
 
 def edit(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -118,6 +226,14 @@ def edit(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Non
     ("change", "reason"),
     [
         (lambda t: t.pop("model.norm.weight"), r"missing tensors: model\.norm\.weight"),
+        (
+            lambda t: [t.pop(n) for n in list(t) if "layers.1" in n],
+            r"missing tensors: (model\.layers\.1\.\S+, ){4}model\S+ and 4 more$",
+        ),
+        (
+            lambda t: (t.pop("model.norm.weight"), t.update({"extra": torch.ones(1)})),
+            r"missing tensors: model\.norm\.weight; unexpected tensors: extra$",
+        ),
         (
             lambda t: t.update({"model.layers.7.extra": torch.ones(1)}),
             r"unexpected tensors: model\.layers\.7\.extra",
@@ -144,6 +260,21 @@ def test_a_wrong_tensor_is_named(
         load_model(saved.path, torch.float32, CPU)
 
 
+def test_a_missing_gguf_tensor_has_its_own_name(
+    save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
+) -> None:
+    """The error names tensors as the file would."""
+    saved = save_tiny()
+    with_two = write_gguf(saved.model)
+    file = GgufFile.open(with_two)
+    content = with_two.read_bytes()
+    with_two.write_bytes(content.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight"))
+    assert "blk.1.ffn_up.weight" in file.tensors
+    reason = r"missing tensors: blk\.1\.ffn_up\.weight; unexpected tensors: blk\.1\.ffn_xx\.weight"
+    with pytest.raises(ModelError, match=reason):
+        load_model(with_two, torch.float32, CPU)
+
+
 def test_derived_buffers_are_ignored(save_tiny: Callable[..., Any]) -> None:
     """Rotary frequencies that old exporters stored are no reason to refuse."""
     saved = save_tiny()
@@ -156,6 +287,10 @@ def test_derived_buffers_are_ignored(save_tiny: Callable[..., Any]) -> None:
     ("change", "reason"),
     [
         ({"model_type": "mamba"}, "'mamba' is not supported"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial rotary"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "not positive"),
+        ({"rms_norm_eps": float("nan")}, "not a finite number"),
         ({"hidden_act": "gelu"}, "'gelu' is not supported"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "big"}, "hidden_size is 'big', not a number"),
@@ -193,6 +328,60 @@ def test_a_sliding_window_caps_the_context(save_tiny: Callable[..., Any]) -> Non
     """Full attention is only right inside the window, so no more than that is offered."""
     saved = save_tiny("Mistral", sliding_window=128)
     assert load_model(saved.path, torch.float32, CPU).config.max_context == 128
+
+
+@pytest.mark.parametrize(
+    ("changes", "context"),
+    [
+        ({"rope_parameters": LINEAR}, 768),
+        ({"rope_parameters": YARN}, 256),
+        ({"rope_parameters": YARN, "max_position_embeddings": 64}, 256),
+        ({"rope_parameters": LLAMA3}, 256),
+        ({"rope_parameters": DYNAMIC}, 256),
+        ({"sliding_window": 100, "use_sliding_window": True}, 100),
+        ({"sliding_window": 100, "use_sliding_window": False}, 256),
+    ],
+)
+def test_the_context_is_as_far_as_the_positions_reach(
+    changes: dict[str, Any], context: int
+) -> None:
+    """Scaled models reach further than the unscaled positions, windowed ones less far."""
+    values = {**TINY, "model_type": "llama", **changes}
+    assert from_hf("config.json", values).max_context == context
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("expert_count", 8, "expert_count is 8"),
+        ("rope.scaling.type", "longrope", "'longrope' is not supported"),
+        ("rope.dimension_count", 8, "partial rotary"),
+        ("attention.value_length", 8, "another size than keys"),
+    ],
+)
+def test_gguf_keys_that_change_the_arithmetic_are_refused(
+    key: str, value: object, reason: str, save_tiny: Callable[..., Any], write_gguf: Any
+) -> None:
+    """What the code does not do is refused by the key's name."""
+    file = GgufFile.open(write_gguf(save_tiny().model))
+    file.metadata[f"llama.{key}"] = value
+    with pytest.raises(ModelError, match=reason):
+        from_gguf(file)
+
+
+def test_loading_needs_little_more_memory_than_the_model(
+    save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
+) -> None:
+    """No more is decoded at a time than a piece, however large the tensor."""
+    saved = save_tiny(vocab_size=4096, tie_word_embeddings=True)
+    checkpoint = GgufCheckpoint(write_gguf(saved.model, {"token_embd.weight": Q8_0}))
+    name = "model.embed_tokens.weight"
+    destination = torch.empty(checkpoint.shapes()[name], dtype=torch.bfloat16)
+    tracemalloc.start()
+    checkpoint.read_into(name, destination)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < destination.numel() * 4 / 2
 
 
 @pytest.mark.model
