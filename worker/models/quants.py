@@ -109,6 +109,50 @@ def _q8_0(raw: _Bytes) -> Float32Array:
     return values
 
 
+def _q4_k(raw: _Bytes) -> Float32Array:
+    """Super-blocks of 256: eight groups of 32, each with a 6-bit scale and a 6-bit minimum."""
+    blocks = raw.reshape(-1, 144)
+    scales, minimums = _six_bit_pairs(blocks[:, 4:16])
+    scales *= _half(blocks[:, :2])
+    minimums *= _half(blocks[:, 2:4])
+    packed = blocks[:, 16:].reshape(-1, 4, 32)
+    values = np.empty((len(blocks), 4, 2, 32), np.float32)
+    values[:, :, 0] = packed & 15
+    values[:, :, 1] = packed >> 4
+    grouped = values.reshape(-1, 8, 32)
+    grouped *= scales[:, :, None]
+    grouped -= minimums[:, :, None]
+    return grouped
+
+
+def _six_bit_pairs(packed: _Bytes) -> tuple[Float32Array, Float32Array]:
+    """12 bytes to eight scales and eight minimums: the low four of each lie whole, the high four
+    are split, their upper bits in what the low ones leave free.
+    """
+    low, high, split = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = np.concatenate((low & 63, (split & 15) | ((low >> 6) << 4)), axis=-1)
+    minimums = np.concatenate((high & 63, (split >> 4) | ((high >> 6) << 4)), axis=-1)
+    return scales.astype(np.float32), minimums.astype(np.float32)
+
+
+def _q6_k(raw: _Bytes) -> Float32Array:
+    """Super-blocks of 256: two halves of four rows of 32 values of 6 bits, an 8-bit scale for every
+    16.
+    """
+    blocks = raw.reshape(-1, 210)
+    low = blocks[:, :128].reshape(-1, 2, 2, 32)
+    high = blocks[:, 128:192].reshape(-1, 2, 32)
+    values = np.empty((len(blocks), 2, 4, 32), np.float32)
+    for row in range(4):
+        nibbles = low[:, :, row & 1] & 15 if row < 2 else low[:, :, row & 1] >> 4
+        values[:, :, row] = nibbles | (((high >> (2 * row)) & 3) << 4)
+    values -= 32
+    scales = blocks[:, 192:208].view(np.int8).astype(np.float32) * _half(blocks[:, 208:])
+    grouped = values.reshape(-1, 16, 16)
+    grouped *= scales[:, :, None]
+    return grouped
+
+
 _DECODERS: dict[str, Callable[[_Bytes], Float32Array]] = {
     "F32": _f32,
     "F16": _f16,
@@ -116,4 +160,6 @@ _DECODERS: dict[str, Callable[[_Bytes], Float32Array]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q6_K": _q6_k,
 }

@@ -1,51 +1,104 @@
 """Decoded tensors against the gguf package's own decoder."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from worker.models.gguf import GgufFile
-from worker.models.quants import read_tensor
+from worker.errors import ModelError
+from worker.models import quants
+from worker.models.gguf import GGML_TYPES, GgufFile
+from worker.models.quants import read_part, read_tensor
 
 Type = gguf.GGMLQuantizationType
+WRITABLE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4")
+DECODABLE = sorted({kind.name for kind in gguf.quants._type_traits} | {"F32", "F16"})
+REFUSED = sorted({kind.name for kind in Type} - set(DECODABLE))
 
 
-def write(path: Path, values: np.ndarray, kind: Type) -> np.ndarray:
-    """Write one encoded tensor; return what the package decodes it to."""
-    encoded = gguf.quants.quantize(values, kind)
+def write(path: Path, encoded: np.ndarray, kind: Type) -> GgufFile:
+    """A file with one encoded tensor, `weights`."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tensor("weights", encoded, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return np.asarray(gguf.quants.dequantize(encoded, kind), np.float32)
+    return GgufFile.open(path)
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1"])
-def test_decodes_exactly_as_the_format_says(kind: str, tmp_path: Path) -> None:
-    """Every value equals the package's, for our own decoders and the ones we borrow."""
-    values = np.random.default_rng(1).normal(size=(6, 96)).astype(np.float32)
+def random_blocks(kind: Type, rows: int, blocks: int, seed: int = 2) -> np.ndarray:
+    """Random bytes as an encoding; its small bytes keep half-precision scales finite."""
+    _, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    generator = np.random.default_rng(seed)
+    return generator.integers(0, 0x7B, size=(rows, blocks * num_bytes), dtype=np.uint8)
+
+
+def test_the_sizes_of_encodings_are_the_packages() -> None:
+    """Every encoding the package knows is in our table with its block sizes."""
+    ours = {t.name: (t.block_elements, t.block_bytes) for t in GGML_TYPES.values()}
+    assert ours == {kind.name: sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
+    assert {number: t.name for number, t in GGML_TYPES.items()} == {k.value: k.name for k in Type}
+
+
+@pytest.mark.parametrize("name", WRITABLE)
+def test_decodes_what_the_package_encodes(name: str, tmp_path: Path) -> None:
+    """Every value equals the package's and is near what was encoded."""
+    kind = Type[name]
+    values = np.random.default_rng(1).normal(size=(6, 512)).astype(np.float32)
     values[0] = 0.0
-    path = tmp_path / "weights.gguf"
-    expected = write(path, values, Type[kind])
-    decoded = read_tensor(GgufFile.open(path), "weights")
+    encoded = gguf.quants.quantize(values, kind)
+    decoded = read_tensor(write(tmp_path / "weights.gguf", encoded, kind), "weights")
     assert decoded.dtype == np.float32
     assert decoded.flags.writeable
-    np.testing.assert_array_equal(decoded, expected)
-    np.testing.assert_allclose(decoded, values, atol=0.5)
+    np.testing.assert_array_equal(decoded, gguf.quants.dequantize(encoded, kind))
+    assert float(np.abs(decoded - values).mean()) < 0.6
 
 
-def test_decodes_k_quants(tmp_path: Path) -> None:
-    """A super-block encoding the package cannot write is decoded by the package."""
-    raw = np.random.default_rng(2).integers(0, 64, size=(2, 210), dtype=np.uint8)
-    writer = gguf.GGUFWriter(tmp_path / "k.gguf", "llama")
-    writer.add_tensor("weights", raw, raw_dtype=Type.Q6_K)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    decoded = read_tensor(GgufFile.open(tmp_path / "k.gguf"), "weights")
-    np.testing.assert_array_equal(decoded, gguf.quants.dequantize(raw, Type.Q6_K))
+@pytest.mark.parametrize("name", DECODABLE)
+def test_decodes_any_blocks_as_the_package_does(name: str, tmp_path: Path) -> None:
+    """Every encoding the package decodes comes out the same, whole and in parts."""
+    kind = Type[name]
+    encoded = random_blocks(kind, rows=6, blocks=3)
+    if name in ("F32", "F16"):
+        encoded = (
+            encoded.reshape(6, -1)
+            .repeat(4, axis=-1)
+            .view(np.dtype(f"<f{4 if name == 'F32' else 2}"))
+        )
+    file = write(tmp_path / "weights.gguf", encoded, kind)
+    expected = np.asarray(gguf.quants.dequantize(encoded, kind), np.float32)
+    np.testing.assert_array_equal(read_tensor(file, "weights"), expected)
+    np.testing.assert_array_equal(read_part(file, "weights", 2, 5, 6), expected[2:5].reshape(-1))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_encoding_nobody_decodes_is_named(name: str, tmp_path: Path) -> None:
+    """The error names the tensor and the encoding."""
+    path = tmp_path / "weights.gguf"
+    kind = Type[name]
+    blocks = random_blocks(kind, rows=2, blocks=8)
+    if gguf.GGML_QUANT_SIZES[kind][0] == 1:
+        blocks = blocks.view("<f8" if name == "F64" else f"<i{gguf.GGML_QUANT_SIZES[kind][1]}")
+    file = write(path, blocks, kind)
+    with pytest.raises(ModelError, match=f"tensor weights: cannot decode {name}"):
+        read_tensor(file, "weights")
+
+
+@pytest.mark.parametrize("name", sorted(quants._DECODERS))
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_our_own_decoders_equal_the_packages(name: str, data: st.DataObject) -> None:
+    """Blocks of any bytes, extreme scales among them, decode to the package's values."""
+    kind = Type[name]
+    _, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    raw = np.frombuffer(data.draw(st.binary(min_size=num_bytes, max_size=num_bytes)), np.uint8)
+    with np.errstate(all="ignore"):
+        ours = quants._DECODERS[name](raw)
+        packages = gguf.quants.dequantize(raw.copy().reshape(1, -1), kind)
+    np.testing.assert_array_equal(ours.reshape(-1), np.asarray(packages, np.float32).reshape(-1))
