@@ -117,9 +117,10 @@ def token_logprobs(
 ) -> TokenLogprobs:
     """Log probabilities from logits [V], by one float64 log-softmax and one sort."""
     wide = logits.double().log_softmax(dim=-1).tolist()
-    order = sorted(range(len(wide)), key=lambda token: (-logits[token], token))
+    values = logits.tolist()
+    order = sorted(range(len(wide)), key=lambda token: (-values[token], token))
     ids = (token_id, *(order if num_top < 0 else order[:num_top]), *fixed_ids)
-    rank = sum(value >= logits[token_id] for value in logits)
+    rank = sum(value >= values[token_id] for value in values)
     return TokenLogprobs(ids, tuple(wide[token] for token in ids), rank)
 
 
