@@ -1,0 +1,188 @@
+"""From a body to what the engine is asked, and every refusal before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from worker.tokenizer import sim
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+USER = [{"role": "user", "content": "hi"}]
+
+
+def ids_of(text: str) -> list[int]:
+    """Token ids of a text."""
+    return sim.SimTokenizer().encode(text, add_special_tokens=False)
+
+
+async def asked(bench: Any, path: str, settings: dict[str, Any] | None = None, **body: Any) -> Any:
+    """The request that reaches the engine."""
+    base = {"messages": USER} if path == CHAT else {"prompt": "a"}
+    async with bench.client(**(settings or {})) as client:
+        response = await client.post(path, json={**base, **body})
+    assert response.status_code == 200, response.text
+    return bench.engine.requests[-1]
+
+
+async def refused(bench: Any, path: str, **body: Any) -> dict[str, Any]:
+    """The error of a body that is refused; the engine hears nothing of it."""
+    base = {"messages": USER} if path == CHAT else {"prompt": "a"}
+    settings = body.pop("settings", {})
+    async with bench.client(**settings) as client:
+        response = await client.post(path, json={**base, **body})
+    assert response.status_code == 400, response.text
+    assert bench.engine.requests == []
+    error: dict[str, Any] = response.json()["error"]
+    return error
+
+
+async def test_floats_that_are_whole_numbers_are_taken(bench: Any) -> None:
+    """`max_tokens: 3.0` is 3."""
+    request = await asked(bench, TEXT, max_tokens=3.0, top_k=5.0, seed=7.0)
+    assert (request.params.max_tokens, request.params.top_k, request.params.seed) == (3, 5, 7)
+
+
+async def test_the_models_defaults_stand_behind_the_request(bench: Any) -> None:
+    """Sampling values and the limit of the generation config apply where nothing is said."""
+    settings = {"default_sampling": [("temperature", 0.6), ("top_k", 7), ("max_tokens", 5)]}
+    request = await asked(bench, CHAT, settings)
+    assert (request.params.temperature, request.params.top_k) == (0.6, 7)
+    assert request.params.max_tokens == 5
+    request = await asked(bench, CHAT, settings, temperature=0.9, max_tokens=9)
+    assert (request.params.temperature, request.params.max_tokens) == (0.9, 5)
+
+
+async def test_several_answers_are_branches_of_one_request(bench: Any) -> None:
+    """The engine gets the prompt once, and a name for every further answer."""
+    request = await asked(bench, TEXT, n=3, temperature=1.0)
+    first, second = request.branch_ids
+    assert first == f"1_{request.request_id}"
+    assert second == f"2_{request.request_id}"
+
+
+async def test_prompts_without_a_seed_draw_for_themselves(bench: Any) -> None:
+    """Equal prompts of one request get different answers, unless the client gives the seed."""
+    await asked(bench, TEXT, prompt=["a", "a"])
+    first, second = (r.params.seed for r in bench.engine.requests)
+    assert first != second
+    await asked(bench, TEXT, prompt=["a", "a"], seed=5)
+    assert [r.params.seed for r in bench.engine.requests[2:]] == [5, 5]
+
+
+async def test_headers_name_the_tenant_and_the_priority(bench: Any) -> None:
+    """The gateway's fairness id is the tenant; the priority header wins over the body."""
+    headers = {"x-gateway-inference-fairness-id": "team-a", "x-vllm-priority": "-3"}
+    async with bench.client() as client:
+        await client.post(TEXT, json={"prompt": "a", "priority": 4}, headers=headers)
+        await client.post(TEXT, json={"prompt": "a", "priority": 4})
+        wrong = {"x-vllm-priority": "high"}
+        bad = await client.post(TEXT, json={"prompt": "a"}, headers=wrong)
+    first, second = bench.engine.requests
+    assert (first.tenant, first.priority) == ("team-a", -3)
+    assert (second.tenant, second.priority) == ("", 4)
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "x-vllm-priority")
+
+
+async def test_with_several_api_keys_each_is_a_tenant(bench: Any) -> None:
+    """The key in use names the tenant, without showing it."""
+    async with bench.client(api_keys=["secret-a", "secret-b"]) as client:
+        for key in ("secret-a", "secret-b"):
+            headers = {"authorization": f"Bearer {key}"}
+            await client.post(TEXT, json={"prompt": "a"}, headers=headers)
+    assert [r.tenant for r in bench.engine.requests] == ["key-0", "key-1"]
+
+
+async def test_a_prompt_is_truncated_when_asked(bench: Any) -> None:
+    """The end of the prompt stays, on both endpoints."""
+    request = await asked(bench, TEXT, prompt=[1, 2, 3, 4], truncate_prompt_tokens=2)
+    assert request.prompt_token_ids == [3, 4]
+    request = await asked(bench, CHAT, truncate_prompt_tokens=3)
+    prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert request.prompt_token_ids == ids_of(prompt)[-3:]
+    request = await asked(bench, TEXT, prompt=[1] * 100, truncate_prompt_tokens=-1, max_tokens=4)
+    assert (len(request.prompt_token_ids), request.params.max_tokens) == (60, 4)
+
+
+async def test_a_chat_can_go_on_with_its_last_message(bench: Any) -> None:
+    """`continue_final_message` leaves the turn open, and `echo` shows what it began with."""
+    messages = [*USER, {"role": "assistant", "content": "well said"}]
+    body = {"messages": messages, "continue_final_message": True, "echo": True}
+    async with bench.client() as client:
+        response = await client.post(CHAT, json=body)
+        both = {**body, "add_generation_prompt": True}
+        refusal = await client.post(CHAT, json=both)
+    assert response.json()["choices"][0]["message"]["content"] == "well saidhi"
+    (request,) = bench.engine.requests
+    prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nwell said"
+    assert request.prompt_token_ids == ids_of(prompt)
+    assert refusal.status_code == 400
+    assert refusal.json()["error"]["message"].startswith("Cannot set both")
+
+
+async def test_facts_of_the_prompt_are_returned_when_asked(bench: Any) -> None:
+    """Token ids of prompt and answer, and the rendered text of a chat."""
+    facts = {"return_token_ids": True}
+    async with bench.client() as client:
+        chat = (
+            await client.post(CHAT, json={"messages": USER, "return_prompt_text": True, **facts})
+        ).json()
+        text = (await client.post(TEXT, json={"prompt": [[5], [6]], **facts})).json()
+    rendered = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert chat["prompt_text"] == rendered
+    assert chat["prompt_token_ids"] == ids_of(rendered)
+    assert chat["choices"][0]["token_ids"] == [ord("h"), ord("i"), sim.IM_END_ID]
+    assert [c["prompt_token_ids"] for c in text["choices"]] == [[5], [6]]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "message"),
+    [
+        (CHAT, {"top_logprobs": 2}, "top_logprobs", "`logprobs` must be set to true"),
+        (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "greater than max allowed"),
+        (CHAT, {"logprobs": True, "top_logprobs": -2}, "top_logprobs", "positive value or -1"),
+        (TEXT, {"logprobs": 21}, "logprobs", "Requested sample logprobs of 21"),
+        (TEXT, {"logprobs": True}, "logprobs", "Expected `int`"),
+        (TEXT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not available when"),
+        (TEXT, {"n": 2, "temperature": 0}, "n", "n must be 1 when using greedy sampling, got 2."),
+        (TEXT, {"n": 17}, "n", "n must be at most 16, got 17."),
+        (TEXT, {"n": 16, "prompt": ["a"] * 65}, "n", "must be at most 1024"),
+        (TEXT, {"use_beam_search": True, "stream": True}, "use_beam_search", "Streaming is not"),
+        (TEXT, {"use_beam_search": True, "echo": True}, "echo", "cannot be used"),
+        (CHAT, {"use_beam_search": True, "stop": "x"}, "stop", "cannot be used"),
+        (TEXT, {"use_beam_search": True, "length_penalty": 1e6}, "length_penalty", "in [-100"),
+        (TEXT, {"stream_interval": 0}, "stream_interval", "at least 1"),
+        (TEXT, {"request_id": "x" * 129}, "request_id", "printable characters"),
+        (TEXT, {"request_id": "a\nb"}, "request_id", "printable characters"),
+        (TEXT, {"max_tokens": 0}, "max_tokens", "max_tokens must be at least 1, got 0."),
+        (CHAT, {"max_tokens": 0, "echo": True}, "max_tokens", "at least 1"),
+        (TEXT, {"min_tokens": 17}, "min_tokens", "less than or equal to max_tokens=16"),
+        (TEXT, {"suffix": "x"}, "suffix", "not supported yet"),
+        (TEXT, {"kv_transfer_params": {"a": 1}}, "kv_transfer_params", "not supported yet"),
+        (CHAT, {"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize", ""),
+        (TEXT, {"priority": 1, "settings": {"enable_priority": False}}, "priority", "not enabled"),
+        (TEXT, {"truncate_prompt_tokens": 65}, "truncate_prompt_tokens", "greater than max_model"),
+    ],
+)
+async def test_each_mistake_is_named(
+    bench: Any, path: str, body: dict[str, Any], param: str, message: str
+) -> None:
+    """The message says what is wrong, `param` where."""
+    error = await refused(bench, path, **body)
+    assert error["param"] == param
+    assert message in error["message"]
+    assert (error["type"], error["code"]) == ("BadRequestError", 400)
+
+
+async def test_a_short_prompt_does_not_excuse_min_tokens_of_a_long_one(bench: Any) -> None:
+    """Every prompt must leave room for the tokens it is told to give."""
+    error = await refused(bench, TEXT, prompt=[[1], [1] * 60], max_tokens=32, min_tokens=16)
+    assert error["message"].startswith("min_tokens must be less than or equal to max_tokens=4")
+
+
+async def test_values_are_repeated_in_the_message(bench: Any) -> None:
+    """The tail names parameter and value, as vLLM's messages do."""
+    error = await refused(bench, TEXT, temperature=3)
+    assert error["message"].endswith("(parameter=temperature, value=3.0)")
