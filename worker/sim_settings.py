@@ -21,7 +21,8 @@ from worker.executor.sim_tokens import OUTPUT_LENGTHS
 MODES = ("random", "echo")
 MAX_STD_SHARE = 0.3  # of the mean, as the simulators we stand in for have it
 
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+# Units in a second, for rounding; the longer ones are less than one.
+_UNITS = {"ns": 1e9, "us": 1e6, "µs": 1e6, "ms": 1e3, "s": 1.0, "m": 1 / 60, "h": 1 / 3600}
 _DURATION = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|ms|s|m|h)")
 
 
@@ -233,15 +234,16 @@ def parse_duration(value: object) -> float | None:
 
 def format_duration(seconds: float) -> str:
     """The same in the largest unit that needs no leading zero: 0.25 → "250ms"."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.12g}{unit}"
+    for unit in ("s", "ms", "us", "ns"):
+        number = seconds * _UNITS[unit]
+        if number >= 1:
+            return f"{number:.12g}{unit}"
     return f"{seconds * 1e9:.12g}ns" if seconds else "0s"
 
 
 def _part_seconds(part: str) -> float:
     unit = part.lstrip("0123456789.")
-    return float(part[: -len(unit)]) * _UNITS[unit]
+    return float(part[: -len(unit)]) / _UNITS[unit]
 
 
 def _number(value: object) -> float | None:

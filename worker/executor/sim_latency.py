@@ -125,7 +125,7 @@ class RequestModel:
         for sequence in step.sequences:
             if is_decoding(sequence):
                 num_decoding += 1
-                total += self._sample(mean, std, sequence.samples[0])
+                total += self._sample(mean, std, sequence.samples[0]) if std else mean
             else:
                 longest = max(longest, self._prefill(sequence, factor))
         return max(longest, total / num_decoding) if num_decoding else longest

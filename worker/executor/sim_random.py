@@ -25,7 +25,10 @@ def stream(seed: int, request_seed: int, purpose: int) -> int:
 
 def bits(base: int, position: int, salt: int = 0) -> int:
     """64 random bits for a position of a stream; `salt` is below 2**32."""
-    return scramble(base + (position << 32) + salt)
+    value = (base + (position << 32) + salt) & _MASK  # `scramble`, spelled out: the hot path
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
 
 
 def normal(random_bits: int) -> float:

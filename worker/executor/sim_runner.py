@@ -149,7 +149,8 @@ class SimExecutor:
     def step_seconds(self, step: SchedulerOutput) -> float:
         """How long the step takes."""
         parts = self._parts
-        return parts.latency.seconds(step) * parts.config.time_scale * self._slow_factor
+        scale = parts.config.time_scale * self._slow_factor
+        return parts.latency.seconds(step) * scale if scale else 0.0
 
     def configure(self, settings: dict[str, Any]) -> None:
         """Change how it behaves from the next step on; all or nothing.
@@ -220,7 +221,10 @@ class SimExecutor:
             token = source.draw(last_token, sample, echo)
             if token is None:
                 return None
-            draws.append(Draw(token, source.logprobs(last_token, token, sample)))
+            if sample.params.logprobs is None:
+                draws.append(Draw(token))
+            else:
+                draws.append(Draw(token, source.logprobs(last_token, token, sample)))
         return tuple(draws)
 
     def _count(self, step: SchedulerOutput) -> None:

@@ -41,15 +41,17 @@ class TokenSource:
         config, params = self._config, sample.params
         base = stream(config.seed, params.seed if params.temperature > 0 else 0, _WORDS)
         random_bits = bits(base, sample.position, last_token)
-        index = sample.position - sample.num_prompt
-        is_free = not (sample.banned_ids or _is_choosy(params))
+        is_free = not sample.banned_ids and not _is_choosy(params)
         end = None if params.ignore_eos else config.end_token_id
         if end is not None and (is_free or _may_draw(end, sample)):
-            ends = self._ends(sample, random_bits) if echo is None else index >= len(echo)
+            if echo is not None:
+                ends = sample.position - sample.num_prompt >= len(echo)
+            else:
+                ends = self._ends(sample, random_bits)
             if ends:
                 return end
         if echo:
-            token = echo[index % len(echo)]
+            token = echo[(sample.position - sample.num_prompt) % len(echo)]
             if is_free or _may_draw(token, sample):
                 return token
         if is_free:
@@ -191,7 +193,7 @@ def _geometric(random_bits: int) -> int:
 
 def _is_choosy(params: SamplingParams) -> bool:
     """Whether the request restricts what may be drawn."""
-    return bool(params.allowed_token_ids is not None or params.logit_bias or params.bad_words)
+    return params.allowed_token_ids is not None or bool(params.logit_bias or params.bad_words)
 
 
 def _may_draw(token: int, sample: SampleSpec) -> bool:

@@ -1,0 +1,1 @@
+"""Workers in virtual time, made of the production cores."""
