@@ -85,6 +85,12 @@ def _add_timeouts(group: argparse._ArgumentGroup) -> None:
         help="seconds between comments on a silent stream; 0 is off",
     )
     group.add_argument(
+        "--stream-interval",
+        type=at_least(1),
+        default=_api.stream_interval,
+        help="tokens gathered into one frame of a stream (default %(default)s)",
+    )
+    group.add_argument(
         "--shutdown-timeout",
         type=not_negative,
         default=30.0,
@@ -196,6 +202,7 @@ def api_config(
         return_tokens_as_token_ids=options.return_tokens_as_token_ids,
         enable_per_request_metrics=options.enable_per_request_metrics,
         sse_keep_alive_seconds=options.sse_keep_alive_interval or None,
+        stream_interval=options.stream_interval,
         max_rss_bytes=options.max_rss_bytes,
         enable_admin_routes=options.enable_admin_routes
         or environment.get("VLLM_SERVER_DEV_MODE") == "1",
