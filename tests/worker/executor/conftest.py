@@ -2,15 +2,74 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from worker.config import EngineConfig, SchedulerConfig
 from worker.executor.interface import Executor
-from worker.executor.model_runner import build_executor
+from worker.executor.model_runner import ModelRunner, build_executor
 from worker.models.loader import GgufCheckpoint
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama of two layers with random weights, as a directory of safetensors."""
+    path = tmp_path_factory.mktemp("tiny")
+    (path / "config.json").write_text(json.dumps(TINY))
+    generator = torch.Generator().manual_seed(1)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * 0.3
+
+    tensors = {"model.embed_tokens.weight": weight(96, 64), "model.norm.weight": torch.ones(64)}
+    for layer in range(2):
+        tensors |= {
+            f"model.layers.{layer}.{name}.weight": weight(*shape)
+            for name, shape in {
+                "self_attn.q_proj": (64, 64),
+                "self_attn.k_proj": (32, 64),
+                "self_attn.v_proj": (32, 64),
+                "self_attn.o_proj": (64, 64),
+                "mlp.gate_proj": (80, 64),
+                "mlp.up_proj": (80, 64),
+                "mlp.down_proj": (64, 80),
+            }.items()
+        }
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"model.layers.{layer}.{norm}.weight"] = torch.ones(64)
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+@pytest.fixture
+def tiny_executor(tiny_checkpoint: Path) -> ModelRunner:
+    """The tiny model with 32 blocks of 16 tokens of its own."""
+    limits = SchedulerConfig(max_model_len=256)
+    return build_executor(
+        EngineConfig(
+            "torch", str(tiny_checkpoint), "float32", num_blocks_override=32, scheduler=limits
+        )
+    )[0]
 
 
 @pytest.fixture(scope="module")

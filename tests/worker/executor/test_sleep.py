@@ -1,0 +1,94 @@
+"""Sleep gives memory back and wake brings the same answers back, of an empty cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from worker.errors import ModelError
+from worker.executor.model_runner import ModelRunner
+from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
+
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0, logprobs=4)
+BOTH = frozenset({"weights", "kv_cache"})
+PROMPT = [5, 17, 80, 3, 9, 33, 21]
+
+
+def run(executor: ModelRunner, tokens: list[int], start: int = 0) -> ModelOutput:
+    """Tokens of one sequence from `start`, and a draw with its log probabilities."""
+    spec = SampleSpec(GREEDY, start + len(tokens))
+    sequence = ScheduledSequence(1, tokens, start, [4, 2], (spec,))
+    return executor.execute(SchedulerOutput(0, (sequence,)))
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_what_sleeps_runs_no_step_and_wakes_the_same(
+    tiny_executor: ModelRunner, level: int
+) -> None:
+    """After both are back, the same prompt gives the same numbers."""
+    before = run(tiny_executor, PROMPT)
+    tiny_executor.sleep(level)
+    with pytest.raises(RuntimeError, match="sleeps"):
+        run(tiny_executor, PROMPT)
+    tiny_executor.wake(BOTH)
+    assert run(tiny_executor, PROMPT) == before
+
+
+def test_the_cache_comes_back_empty(tiny_executor: ModelRunner) -> None:
+    """A sequence that goes on as if its keys were there finds zeros, not its keys."""
+    run(tiny_executor, PROMPT)
+    remembered = run(tiny_executor, [7], len(PROMPT))
+    tiny_executor.sleep(1)
+    tiny_executor.wake(BOTH)
+    forgotten = run(tiny_executor, [7], len(PROMPT))
+    assert forgotten.sampled[1][0].logprobs != remembered.sampled[1][0].logprobs
+
+
+@pytest.mark.parametrize("first", ["weights", "kv_cache"])
+def test_waking_in_parts_is_complete_with_both(tiny_executor: ModelRunner, first: str) -> None:
+    """Weights for an update first, the cache later, or the other way round."""
+    before = run(tiny_executor, PROMPT)
+    tiny_executor.sleep(2)
+    tiny_executor.wake(frozenset({first}))
+    with pytest.raises(RuntimeError, match="sleeps"):
+        run(tiny_executor, PROMPT)
+    tiny_executor.wake(BOTH - {first})
+    assert run(tiny_executor, PROMPT) == before
+
+
+def test_sleep_deepens_and_repeats(tiny_executor: ModelRunner) -> None:
+    """Level 0 keeps all; 2 after 1 drops the weights too; waking twice changes nothing."""
+    before = run(tiny_executor, PROMPT)
+    tiny_executor.sleep(0)
+    assert run(tiny_executor, PROMPT) == before
+    for level in (1, 2, 2, 1):
+        tiny_executor.sleep(level)
+    for _ in range(2):
+        tiny_executor.wake(BOTH)
+    assert run(tiny_executor, PROMPT) == before
+
+
+def test_weights_of_level_2_are_read_again(
+    tiny_executor: ModelRunner, tiny_checkpoint: Path
+) -> None:
+    """From the path given at the start; if nothing is there any more, that is said."""
+    before = run(tiny_executor, PROMPT)
+    tiny_executor.sleep(2)
+    away = tiny_checkpoint.with_name("away")
+    tiny_checkpoint.rename(away)
+    try:
+        with pytest.raises(ModelError, match="no such file"):
+            tiny_executor.wake(BOTH)
+    finally:
+        away.rename(tiny_checkpoint)
+    tiny_executor.wake(BOTH)
+    assert run(tiny_executor, PROMPT) == before
+
+
+def test_what_is_shut_down_does_not_wake(tiny_executor: ModelRunner) -> None:
+    """Shutdown is final, asleep or not."""
+    tiny_executor.sleep(1)
+    tiny_executor.shutdown()
+    with pytest.raises(RuntimeError, match="shut down"):
+        tiny_executor.wake(BOTH)

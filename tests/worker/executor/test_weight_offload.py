@@ -1,0 +1,31 @@
+"""Weights leave the device's memory and come back as they were."""
+
+from pathlib import Path
+
+import torch
+
+from worker.executor.weight_offload import OffloadedWeights
+from worker.models.llama import LlamaModel
+from worker.models.loader import load_model
+
+
+def dense_model(path: Path) -> LlamaModel:
+    """A model whose products are dense tensors, as on a GPU."""
+    return load_model(path, torch.float16, torch.device("cpu"))
+
+
+@torch.inference_mode()
+def test_weights_come_back_to_the_bit(tiny_checkpoint: Path) -> None:
+    """While they are away their memory is given back; tied ones are held once."""
+    model, twin = dense_model(tiny_checkpoint), dense_model(tiny_checkpoint)
+    away = OffloadedWeights(model)
+    storage = model.embedding.untyped_storage()
+    assert storage.nbytes() == 0
+    num_weights = 96 * 64 + 64 + 2 * (64 * (64 + 32 + 32 + 64 + 80 + 80 + 80) + 2 * 64)
+    rope_bytes = 2 * 512 * 16 * 4
+    assert away.num_bytes == 2 * num_weights + rope_bytes
+    away.restore()
+    hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).half()
+    assert torch.equal(model.embedding, twin.embedding)
+    assert torch.equal(model.logits(hidden), twin.logits(hidden))
+    assert model.embedding.untyped_storage().data_ptr() == storage.data_ptr()
