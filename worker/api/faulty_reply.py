@@ -131,6 +131,5 @@ async def _captured(app: Any, scope: Any, receive: Any) -> bytes:
 
 
 def _half(page: bytes) -> bytes:
-    """Half a page, cut in the middle of a line."""
-    end = page.find(b"\n", len(page) // 2)
-    return page[: end - 3] if end > 0 else page[: len(page) // 2]
+    """Half a page, cut within a line."""
+    return page[: len(page) // 2].rstrip(b"\n")
