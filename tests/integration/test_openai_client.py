@@ -1,0 +1,388 @@
+"""The official client against a real worker process: what users of the API see."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from sim_worker import sim_worker
+
+MODEL = "sim"
+HELLO: list[Any] = [{"role": "user", "content": "foko lasa vomo"}]
+LONG = {"ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A worker with two API keys, without waiting in its steps."""
+    with sim_worker("--api-key", "sk-one", "sk-two", "--max-model-len", "512") as worker:
+        yield worker.url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    """The synchronous client, which does not try again."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="sk-one", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+async def async_client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The asynchronous one."""
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="sk-two", max_retries=0) as client:
+        yield client
+
+
+def test_a_chat_and_its_stream_say_the_same(client: openai.OpenAI) -> None:
+    """The deltas of a seeded chat add up to its whole answer, and so does the usage."""
+    asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "seed": 11, "max_tokens": 20}
+    whole = client.chat.completions.create(**asked)
+    chunks = list(
+        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    )
+    pieces = [c.choices[0].delta.content or "" for c in chunks if c.choices]
+    assert "".join(pieces) == whole.choices[0].message.content != ""
+    assert chunks[0].choices[0].delta.role == whole.choices[0].message.role == "assistant"
+    ends = [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason]
+    assert ends == [whole.choices[0].finish_reason]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+    assert whole.usage.prompt_tokens_details is not None
+    assert whole.system_fingerprint == chunks[-1].system_fingerprint
+    assert len({c.id for c in chunks}) == 1
+
+
+def test_a_completion_and_its_stream_say_the_same(client: openai.OpenAI) -> None:
+    """The same of text completions, with several prompts and answers."""
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "prompt": ["foko", "lasa"],
+        "n": 2,
+        "seed": 3,
+        "max_tokens": 8,
+    }
+    whole = client.completions.create(**asked)
+    assert [c.index for c in whole.choices] == [0, 1, 2, 3]
+    assert whole.choices[0].text != whole.choices[1].text
+    texts = dict.fromkeys(range(4), "")
+    for chunk in client.completions.create(**asked, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == {c.index: c.text for c in whole.choices}
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == 2
+
+
+def test_seeds_make_answers_repeatable(client: openai.OpenAI) -> None:
+    """Equal seeds give equal answers, others (or none) others."""
+
+    def ask(seed: int | None) -> str:
+        answer = client.completions.create(
+            model=MODEL, prompt="foko", seed=seed, max_tokens=12, extra_body=LONG
+        )
+        return answer.choices[0].text
+
+    assert ask(1) == ask(1)
+    assert len({ask(1), ask(2), ask(None), ask(None)}) == 4
+
+
+def test_logprobs_are_aligned_with_the_answer(client: openai.OpenAI) -> None:
+    """As many entries as tokens, whose bytes spell the text; streamed, each comes once."""
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": HELLO,
+        "seed": 4,
+        "max_tokens": 6,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "extra_body": LONG,
+    }
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert whole.logprobs is not None
+    assert whole.logprobs.content is not None
+    assert len(whole.logprobs.content) == 6
+    spelled = b"".join(bytes(t.bytes or ()) for t in whole.logprobs.content)
+    assert spelled.decode() == whole.message.content
+    assert all(t.logprob <= 0 for t in whole.logprobs.content)
+    streamed = []
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        logprobs = chunk.choices[0].logprobs
+        streamed += [] if logprobs is None or logprobs.content is None else logprobs.content
+    assert [t.model_dump() for t in streamed] == [t.model_dump() for t in whole.logprobs.content]
+
+
+def test_completion_logprobs_count_characters(client: openai.OpenAI) -> None:
+    """The legacy shape: offsets into the text, and the echoed prompt in front."""
+    answer = client.completions.create(
+        model=MODEL,
+        prompt=[300, 301],
+        max_tokens=4,
+        logprobs=2,
+        echo=True,
+        seed=1,
+        extra_body=LONG,
+    ).choices[0]
+    logprobs = answer.logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.text_offset is not None
+    assert logprobs.token_logprobs is not None
+    assert len(logprobs.tokens) == 6
+    assert "".join(logprobs.tokens) == answer.text
+    for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
+        assert answer.text.startswith(token, offset)
+    assert logprobs.token_logprobs[0] is None
+    assert all(p is not None and p <= 0 for p in logprobs.token_logprobs[1:])
+
+
+def test_stop_strings_end_an_answer(client: openai.OpenAI) -> None:
+    """What a seeded answer says at its third word ends it when that word is a stop string."""
+    asked: dict[str, Any] = {"model": MODEL, "prompt": "foko", "seed": 9, "max_tokens": 8}
+    text = client.completions.create(**asked, extra_body=LONG).choices[0].text
+    word = text.split()[2]
+    cut = client.completions.create(**asked, stop=[word], extra_body=LONG).choices[0]
+    assert (cut.text, cut.finish_reason) == (text[: text.index(word)], "stop")
+    assert cut.model_extra is not None
+    assert cut.model_extra["stop_reason"] == word
+    kept = client.completions.create(
+        **asked, stop=word, extra_body={**LONG, "include_stop_str_in_output": True}
+    ).choices[0]
+    assert kept.text == text[: text.index(word) + len(word)]
+
+
+def test_token_constraints_hold(client: openai.OpenAI) -> None:
+    """Allowed ids, biases and bad words decide what can be said at all."""
+
+    def ids_of(**fields: Any) -> list[int]:
+        answer = client.completions.create(
+            model=MODEL,
+            prompt="foko",
+            max_tokens=16,
+            seed=2,
+            extra_body={**LONG, "return_token_ids": True, **fields},
+        )
+        extra = answer.choices[0].model_extra
+        assert extra is not None
+        return list(extra["token_ids"])
+
+    assert set(ids_of(allowed_token_ids=[300, 301])) <= {300, 301}
+    free = ids_of()
+    assert len(free) == 16
+    banned = ids_of(logit_bias={str(free[0]): -100})
+    assert banned[0] != free[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": 3}, "temperature must be in"),
+        ({"n": 17}, "n must be at most 16"),
+        ({"max_tokens": 4096}, "max_tokens=4096 cannot be greater than max_model_len"),
+        ({"messages": [{"role": "user", "content": "foko " * 600}]}, "maximum context length"),
+        ({"extra_body": {"nope": 1}}, "Unknown field `nope`"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "not supported yet"),
+        ({"response_format": {"type": "json_object"}}, "not supported yet"),
+    ],
+)
+def test_a_bad_request_is_a_bad_request_error(
+    client: openai.OpenAI, fields: dict[str, Any], message: str
+) -> None:
+    """A 400 with a message, a type and, in `param`, the place."""
+    with pytest.raises(openai.BadRequestError, match=message) as caught:
+        client.chat.completions.create(**{"model": MODEL, "messages": HELLO, **fields})
+    assert caught.value.type == "BadRequestError"
+    assert caught.value.param
+
+
+def test_errors_are_the_clients_exceptions(url: str, client: openai.OpenAI) -> None:
+    """A wrong model, key or path each raise their own class."""
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.chat.completions.create(model="gpt-5", messages=HELLO)
+    stranger = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-wrong", max_retries=0)
+    with stranger, pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model=MODEL, input="x")
+    assert [m.id for m in client.models.list()] == [MODEL]
+
+
+async def test_many_asynchronous_chats_run_at_once(async_client: openai.AsyncOpenAI) -> None:
+    """Each gets its own answer, the one its seed gives alone."""
+
+    async def ask(seed: int) -> str | None:
+        answer = await async_client.chat.completions.create(
+            model=MODEL, messages=HELLO, seed=seed, max_tokens=10
+        )
+        return answer.choices[0].message.content
+
+    together = await asyncio.gather(*(ask(seed) for seed in range(8)))
+    assert together == [await ask(seed) for seed in range(8)]
+
+
+async def test_leaving_a_stream_aborts_it(url: str, async_client: openai.AsyncOpenAI) -> None:
+    """Closing the stream in the middle ends the request in the engine, counted as an abort."""
+
+    async def aborted(http: httpx.AsyncClient) -> float:
+        page = (await http.get(f"{url}/metrics")).text
+        (line,) = [li for li in page.splitlines() if 'finished_reason="abort"' in li]
+        return float(line.rsplit(" ", 1)[1])
+
+    async with httpx.AsyncClient() as http:
+        before = await aborted(http)
+        stream = await async_client.completions.create(
+            model=MODEL, prompt="foko", max_tokens=400, stream=True, n=2, extra_body=LONG
+        )
+        assert (await anext(aiter(stream))).choices[0].text
+        await stream.close()
+        async with asyncio.timeout(30):
+            while await aborted(http) == before:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        running = (await http.get(f"{url}/metrics")).text
+    assert 'vllm:num_requests_running{model_name="sim",engine="0"} 0' in running
+
+
+async def bench_request(url: str, path: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """One request as `vllm bench serve` sends and reads it: SSE messages split at blank lines, a
+    timestamp for every chunk with choices, the usage from the chunk that has one.
+    """
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer sk-one"}
+    text, usage, stamps, buffer, done = "", None, [], "", False
+    async with httpx.AsyncClient() as http:
+        request = http.build_request("POST", url + path, json=payload, headers=headers)
+        response = await http.send(request, stream=True)
+        assert response.status_code == 200
+        async for piece in response.aiter_bytes():
+            buffer += piece.decode("utf-8")
+            while "\n\n" in buffer:
+                message, buffer = buffer.split("\n\n", 1)
+                if message.startswith(":"):
+                    continue
+                data = message.strip().removeprefix("data: ")
+                if data == "[DONE]":
+                    done = True
+                    continue
+                event = json.loads(data)
+                if choices := event.get("choices"):
+                    stamps.append(time.perf_counter())
+                    chunk = choices[0]
+                    text += chunk.get("text") or chunk.get("delta", {}).get("content") or ""
+                if event.get("usage"):
+                    assert not done
+                    usage = event["usage"]
+        await response.aclose()
+    assert done
+    assert buffer == ""
+    return {"text": text, "usage": usage, "stamps": stamps}
+
+
+@pytest.mark.parametrize("chat", [False, True])
+async def test_the_pattern_of_vllm_bench_serve_runs(url: str, chat: bool) -> None:
+    """Eight of its requests at once: each ends with its usage, which counts what was asked for."""
+    options = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
+    if chat:
+        path = "/v1/chat/completions"
+        content = [{"type": "text", "text": "foko lasa " * 10}]
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": content}],
+            "max_completion_tokens": 16,
+            "temperature": 0.0,
+        }
+    else:
+        path = "/v1/completions"
+        body = {
+            "model": MODEL,
+            "prompt": "foko lasa " * 10,
+            "temperature": 0.0,
+            "repetition_penalty": 1.0,
+            "max_tokens": 16,
+            "logprobs": None,
+        }
+    found = await asyncio.gather(*(bench_request(url, path, {**body, **options}) for _ in range(8)))
+    for result in found:
+        assert result["usage"]["completion_tokens"] == 16
+        assert len(result["text"].split()) == 16
+        assert result["stamps"] == sorted(result["stamps"])
+    assert len({result["text"] for result in found}) == 1
+
+
+@pytest.fixture(scope="module")
+def model_url(model_path: Path) -> Iterator[str]:
+    """A worker with the real model."""
+    flags = ("--engine", "torch", "--model", str(model_path), "--max-model-len", "512")
+    with sim_worker(*flags, "--served-model-name", "tiny") as worker:
+        yield worker.url
+
+
+@pytest.mark.model
+def test_the_models_own_answer_is_scored(model_url: str) -> None:
+    """Greedy: each token is the likeliest one, and an echo gives it the same probability."""
+    client = openai.OpenAI(base_url=f"{model_url}/v1", api_key="none", max_retries=0)
+    with client:
+        answer = client.completions.create(
+            model="tiny",
+            prompt="The capital of France is",
+            temperature=0,
+            max_tokens=4,
+            logprobs=2,
+            extra_body={"return_token_ids": True},
+        ).choices[0]
+        assert answer.logprobs is not None
+        assert answer.text.startswith(" Paris")
+        likeliest = [max(top, key=top.__getitem__) for top in answer.logprobs.top_logprobs or ()]
+        assert likeliest == answer.logprobs.tokens
+        assert answer.model_extra is not None
+        scored = client.completions.create(
+            model="tiny",
+            prompt=[*answer.model_extra["prompt_token_ids"], *answer.model_extra["token_ids"]],
+            echo=True,
+            max_tokens=0,
+            logprobs=0,
+        ).choices[0]
+    assert scored.text == "The capital of France is" + answer.text
+    assert scored.logprobs is not None
+    assert (scored.logprobs.tokens or [])[-4:] == answer.logprobs.tokens
+    assert (scored.logprobs.token_logprobs or [])[-4:] == pytest.approx(
+        answer.logprobs.token_logprobs, abs=2e-3
+    )
+
+
+@pytest.mark.model
+def test_the_models_answers_repeat_by_seed_and_differ_by_branch(model_url: str) -> None:
+    """n answers of one seed are different, and the same when asked again."""
+    client = openai.OpenAI(base_url=f"{model_url}/v1", api_key="none", max_retries=0)
+    asked: dict[str, Any] = {"model": "tiny", "messages": HELLO, "n": 3, "seed": 5}
+    with client:
+        first, second = (
+            client.chat.completions.create(**asked, max_tokens=12).choices for _ in range(2)
+        )
+        texts = [c.message.content for c in first]
+        assert texts == [c.message.content for c in second]
+        assert len(set(texts)) == 3
+
+
+@pytest.mark.model
+def test_a_beam_search_finds_a_likelier_text_than_greedy(model_url: str) -> None:
+    """The best of four beams is at least as likely as the greedy answer of that length."""
+
+    def total(**fields: Any) -> float:
+        body = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 6, "logprobs": 0}
+        with httpx.Client(timeout=60) as http:
+            response = http.post(f"{model_url}/v1/completions", json={**body, **fields})
+        assert response.status_code == 200, response.text
+        best = response.json()["choices"][0]["logprobs"]["token_logprobs"]
+        assert len(best) == 6
+        return float(sum(best))
+
+    greedy = total(temperature=0, ignore_eos=True)
+    beams = total(use_beam_search=True, n=4, ignore_eos=True)
+    assert beams >= greedy - 1e-3
