@@ -4,8 +4,9 @@ Theory of operation
 -------------------
 The line is walked in order (of arrival within a priority, or of the longest cached prefix) until
 the step's budget or the seats are used up. A sequence that does not fit is passed over: later ones
-may be admitted before it, each at most `max_bypasses` times in its life, then nobody is until it
-fits. Only sequences of the same priority pass each other this way.
+may be admitted before it, `max_bypasses` times in its life, then nobody is until it fits. Only
+sequences of the same priority pass each other this way. A step passes over `max_bypasses` at most,
+since looking at one costs a look-up of its whole prompt.
 
 A sequence that shares a long beginning with one whose prompt is being run right now is deferred:
 when the other's blocks are sealed it finds them in the cache instead of computing them again. That
@@ -31,8 +32,8 @@ from worker.engine.planning import StepPlan
 from worker.engine.sequence import Sequence
 from worker.engine.sequence_kv import SequenceKv
 
-# Waiting sequences that a step looks at without admitting them.
-MAX_LOOKED_AT = 64
+# Sequences that a step looks at and defers before it gives up on the rest of the line.
+MAX_DEFERRED = 64
 
 
 class PauseState(Enum):
@@ -97,7 +98,7 @@ class Admission:
                 walk.num_deferred += sequence.num_answers
             else:
                 walk.blocked.append(sequence)
-            if len(walk.blocked) + walk.num_deferred > MAX_LOOKED_AT:
+            if walk.num_deferred > MAX_DEFERRED or len(walk.blocked) > limits.max_bypasses:
                 break
         self.num_deferred = walk.num_deferred
 

@@ -181,7 +181,9 @@ class Sequence:
         """The prompt tokens that follow positions `start` … `end`−1, if their log probabilities are
         wanted and one of them was not told yet.
         """
-        if self.params.prompt_logprobs is None or end <= self.num_prompt_logprobs:
+        if self.params.prompt_logprobs is None:
+            return []
+        if min(end, self.num_prompt - 1) <= self.num_prompt_logprobs:
             return []
         return self.token_ids[start + 1 : min(end + 1, self.num_prompt)]
 

@@ -1,7 +1,8 @@
-"""The engine's step tells everything once, and steps on the paged executor."""
+"""The engine's step tells everything once, with the executor in line or on a thread of its own."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.core import EngineCore
-from worker.engine.messages import AddRequest
+from worker.engine.messages import AddRequest, Pause
 from worker.engine.scheduler import Scheduler
 from worker.types import FinishReason, ModelOutput, SchedulerOutput
+
+Make = Callable[..., AddRequest]
 
 
 @pytest.fixture
@@ -28,9 +31,7 @@ def test_no_work_is_no_step(core: EngineCore) -> None:
     assert core.step() is None
 
 
-def test_a_step_reports_tokens_times_and_stats(
-    core: EngineCore, make_request: Callable[..., AddRequest]
-) -> None:
+def test_a_step_reports_tokens_times_and_stats(core: EngineCore, make_request: Make) -> None:
     """One message per step: outputs, the work done, and the state after it."""
     core.add(make_request("a", [1, 2, 3, 4, 5], max_tokens=2, ignore_eos=True))
     first, second = core.step(), core.step()
@@ -46,20 +47,33 @@ def test_a_step_reports_tokens_times_and_stats(
     assert times == (0.0, 1.0, 3.0)
 
 
-def test_refusals_and_aborts_are_told_without_a_step(
-    core: EngineCore, make_request: Callable[..., AddRequest]
-) -> None:
+def test_refusals_and_aborts_are_told_without_a_step(core: EngineCore, make_request: Make) -> None:
     """They come with the next message even when nothing runs, and only once."""
-    core.add(make_request("empty", []))
+    core.add(make_request("empty", [], branches=["empty too"]))
     core.add(make_request("a", [1]))
     core.abort(["a", "unknown"])
     told = core.step()
     assert told is not None
     assert [(o.request_id, o.finish_reason) for o in told.outputs] == [
         ("empty", FinishReason.ERROR),
+        ("empty too", FinishReason.ERROR),
         ("a", FinishReason.ABORT),
     ]
     assert told.num_scheduled_tokens == 0
+    assert not core.has_work
+
+
+def test_who_comes_to_a_paused_engine_shows_in_the_stats(
+    core: EngineCore, make_request: Make
+) -> None:
+    """It is told once that somebody waits; then there is nothing to do."""
+    core.command(Pause(1, "keep"))
+    core.step()
+    core.take_replies()
+    core.add(make_request("a", [1]))
+    told = core.step()
+    assert told is not None
+    assert (told.stats.num_waiting, told.stats.num_deferred) == (1, 1)
     assert not core.has_work
 
 
@@ -70,14 +84,114 @@ class FailingExecutor:
         """Fail."""
         raise RuntimeError("device lost")
 
+    def sleep(self, level: int) -> None:
+        """Nothing to give back."""
+
+    def wake(self, tags: frozenset[str]) -> None:
+        """Nothing to take back."""
+
     def shutdown(self) -> None:
         """Nothing to give back."""
 
 
-def test_a_failed_step_goes_through(make_request: Callable[..., AddRequest]) -> None:
-    """The core does not hide that the device failed."""
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_failed_step_goes_through(make_request: Make, overlap: bool) -> None:
+    """The core does not hide that the device failed, whatever thread it failed on."""
     scheduler = Scheduler(CacheConfig(8, 4), SchedulerConfig())
-    core = EngineCore(scheduler, FailingExecutor(), lambda: 0.0)
+    core = EngineCore(scheduler, FailingExecutor(), lambda: 0.0, overlap)
     core.add(make_request("a", [1]))
+    if overlap:
+        core.step()  # hands the step over
     with pytest.raises(RuntimeError, match="device lost"):
         core.step()
+    core.shutdown()
+
+
+class Gate:
+    """Lets steps of another executor through one permit at a time."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.permits = threading.Semaphore(0)
+        self.begun = threading.Semaphore(0)
+
+    def execute(self, step: SchedulerOutput) -> ModelOutput:
+        """Wait for a permit."""
+        self.begun.release()
+        assert self.permits.acquire(timeout=10)
+        return self.inner.execute(step)  # type: ignore[no-any-return]
+
+    def shutdown(self) -> None:
+        """Nothing to give back."""
+
+
+def test_the_next_step_is_handed_over_while_one_runs(
+    paged_executor: Callable[[int], Any], make_request: Make
+) -> None:
+    """The first call returns with its step in flight; each later one brings a result."""
+    gate = Gate(paged_executor(4))
+    scheduler = Scheduler(CacheConfig(8, 4), SchedulerConfig())
+    core = EngineCore(scheduler, gate, lambda: 1.5, overlap=True)  # type: ignore[arg-type]
+    core.add(make_request("a", [1, 2, 3], max_tokens=3, ignore_eos=True))
+    told = core.step()
+    assert told is not None
+    assert (told.outputs, told.num_scheduled_tokens) == ([], 0)
+    assert gate.begun.acquire(timeout=10)
+    assert core.running_step == (1.5, 3)
+    tokens = []
+    for expected in (3, 1, 1):
+        gate.permits.release()
+        told = core.step()
+        assert told is not None
+        assert told.num_scheduled_tokens == expected
+        tokens += told.outputs[0].token_ids
+    assert told.outputs[0].finish_reason is FinishReason.LENGTH
+    assert len(tokens) == 3
+    assert not core.has_work
+    assert core.running_step is None
+    core.shutdown()
+
+
+def test_a_stop_seen_late_costs_a_step_but_no_token(
+    paged_executor: Callable[[int], Any], make_request: Make, follow: Callable[..., int]
+) -> None:
+    """The step that was under way already gives nothing, and the engine comes to rest."""
+    scheduler = Scheduler(CacheConfig(8, 4), SchedulerConfig())
+    core = EngineCore(scheduler, paged_executor(4), lambda: 0.0, overlap=True)
+    first = follow([1, 2, 3], 0)
+    core.add(make_request("a", [1, 2, 3], max_tokens=9, stop_token_ids=(first,)))
+    outputs, counts = [], []
+    while core.has_work:
+        told = core.step()
+        if told is not None:
+            outputs += told.outputs
+            counts.append(told.num_scheduled_tokens)
+    assert [(o.token_ids, o.stop_token_id) for o in outputs] == [([first], first)]
+    assert counts == [0, 3, 1]
+    assert scheduler.blocks.num_free == 8
+    core.shutdown()
+
+
+def test_both_ways_give_the_same_answers(
+    paged_executor: Callable[[int], Any], make_request: Make
+) -> None:
+    """A pool under pressure, several answers to a prompt, in line and overlapped."""
+    answers: list[dict[str, list[int]]] = []
+    for overlap in (False, True):
+        scheduler = Scheduler(CacheConfig(12, 4), SchedulerConfig(max_num_batched_tokens=16), (0,))
+        core = EngineCore(scheduler, paged_executor(4), lambda: 0.0, overlap)
+        got: dict[str, list[int]] = {}
+        for index in range(12):
+            prompt = [1, 2, 3, 4, 5, index % 5]
+            branches = [f"{index}/1", f"{index}/2"] if index % 3 == 0 else []
+            core.add(make_request(str(index), prompt, max_tokens=12, branches=branches))
+        while core.has_work:
+            told = core.step()
+            scheduler.check_integrity()
+            for output in told.outputs if told is not None else []:
+                got.setdefault(output.request_id, []).extend(output.token_ids)
+        core.shutdown()
+        assert scheduler.stats().num_preemptions > 0
+        answers.append(got)
+    assert len(answers[0]) == 20
+    assert answers[0] == answers[1]

@@ -3,46 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
+from step_driver import advance, drawn, plan, result_of, scheduler
 
 from worker.config import CacheConfig, SchedulerConfig
-from worker.engine.messages import AddRequest, RequestOutput
+from worker.engine.messages import AddRequest
 from worker.engine.scheduler import Scheduler
-from worker.types import Draw, FinishReason, ModelOutput, SchedulerOutput
+from worker.errors import ConfigError, IntegrityError
+from worker.types import FinishReason, ModelOutput, RepetitionDetection, TokenLogprobs
 
 Make = Callable[..., AddRequest]
-
-
-def scheduler(num_blocks: int = 64, block_size: int = 4, **limits: Any) -> Scheduler:
-    """A scheduler with end token 0 that shares whole blocks only."""
-    cache = CacheConfig(num_blocks, block_size, enable_partial_hits=False)
-    return Scheduler(cache, SchedulerConfig(**limits), (0,))
-
-
-def drawn(tokens: dict[int, int]) -> ModelOutput:
-    """One token for each sequence id."""
-    return ModelOutput({seq_id: (Draw(token),) for seq_id, token in tokens.items()})
-
-
-def plan(step: SchedulerOutput | None) -> dict[int, int]:
-    """Tokens by sequence id."""
-    assert step is not None
-    return {s.seq_id: len(s.token_ids) for s in step.sequences}
-
-
-def advance(
-    engine: Scheduler, tokens: dict[int, int] | None = None, now: float = 0.0
-) -> tuple[dict[int, int], list[RequestOutput]]:
-    """One step in which every sampled token is 1 unless `tokens` says otherwise."""
-    step = engine.schedule(now)
-    planned = plan(step)
-    assert step is not None
-    sampled = {s.seq_id: (tokens or {}).get(s.seq_id, 1) for s in step.sequences if s.samples}
-    outputs = engine.update(step, drawn(sampled), now)
-    engine.check_integrity()
-    return planned, outputs
 
 
 def test_idle_without_requests() -> None:
@@ -293,3 +264,115 @@ def test_abort_of_a_preempted_sequence(make_request: Make) -> None:
     assert engine.num_waiting == 0
     assert advance(engine)[1][0].finish_reason is FinishReason.LENGTH
     assert engine.blocks.num_free == 5
+
+
+@pytest.mark.parametrize(
+    ("limits", "flag"),
+    [
+        ({"policy": "random"}, "--scheduling-policy"),
+        ({"waiting_order": "random"}, "--waiting-order"),
+        ({"victim": "random"}, "--preemption-victim"),
+    ],
+)
+def test_unknown_policies_are_refused_by_name(limits: dict[str, str], flag: str) -> None:
+    """A policy that does not exist is an error that names the flag and what it can be."""
+    with pytest.raises(ConfigError, match=flag):
+        scheduler(**limits)
+
+
+def test_results_come_in_the_order_of_steps(make_request: Make) -> None:
+    """A result for a step that is not the oldest in flight is a bug, and refused."""
+    engine = scheduler()
+    engine.add(make_request("a", [1]))
+    first = engine.schedule(0.0)
+    second = engine.schedule(0.0)
+    assert first is not None
+    assert second is not None
+    with pytest.raises(IntegrityError, match="oldest"):
+        engine.update(second, drawn({0: 1}), 0.0)
+
+
+def test_fcfs_ignores_priorities(make_request: Make) -> None:
+    """Under the policy "fcfs" only arrival counts."""
+    engine = scheduler(max_num_seqs=1, policy="fcfs")
+    for name, priority in (("a", 5), ("b", 0), ("c", -1)):
+        engine.add(make_request(name, [1], priority=priority, max_tokens=1))
+    assert [advance(engine)[1][0].request_id for _ in range(3)] == ["a", "b", "c"]
+
+
+def test_without_chunks_a_prompt_runs_whole_or_not_at_all(make_request: Make) -> None:
+    """It waits for a step with room for all of it; one larger than any step is refused."""
+    engine = scheduler(max_num_batched_tokens=8, enable_chunked_prefill=False)
+    (refused,) = engine.add(make_request("large", [9] * 8))
+    assert "8 tokens" in (refused.error or "")
+    engine.add(make_request("a", [1] * 5))
+    engine.add(make_request("b", [2] * 6))
+    assert advance(engine)[0] == {0: 5}
+    assert advance(engine)[0] == {0: 1, 1: 6}
+
+
+def test_a_pattern_that_repeats_ends_the_answer(make_request: Make) -> None:
+    """The tail 4 5 4 5 is one pattern twice; before `min_tokens` it may stand."""
+    engine = scheduler()
+    detection = RepetitionDetection(max_pattern_size=3, min_pattern_size=2, min_count=2)
+    engine.add(make_request("a", [1], max_tokens=9, min_tokens=6, repetition_detection=detection))
+    endings = [advance(engine, {0: token})[1][0].finish_reason for token in (4, 5, 4, 5, 4, 5)]
+    assert endings == [None] * 5 + [FinishReason.REPETITION]
+
+
+def test_a_failed_draw_ends_the_answer_and_forgets_its_blocks(make_request: Make) -> None:
+    """Its client is told why, it is counted, and none of its KV is ever a hit."""
+    engine = scheduler()
+    engine.add(make_request("a", range(1, 10)))
+    step = engine.schedule(0.0)
+    assert step is not None
+    (output,) = engine.update(step, ModelOutput({}, failed={0: "not a number"}), 0.0)
+    assert (output.finish_reason, output.error) == (FinishReason.ERROR, "not a number")
+    assert engine.stats().num_corrupted_requests == 1
+    engine.add(make_request("b", range(1, 10)))
+    assert advance(engine)[0] == {1: 9}
+
+
+def test_prompt_logprobs_are_asked_for_by_the_chunk_and_told_once(make_request: Make) -> None:
+    """Each chunk asks for the tokens that follow its positions; a prefix hit would hide some."""
+    engine = scheduler(max_num_batched_tokens=4)
+    for name in ("a", "b"):
+        engine.add(make_request(name, range(1, 7), max_tokens=1, prompt_logprobs=2))
+        asked = []
+        while engine.has_unfinished:
+            step = engine.schedule(0.0)
+            assert step is not None
+            (chunk,) = step.sequences
+            asked.append((chunk.start, list(chunk.prompt_targets), chunk.num_prompt_logprobs))
+            rows = tuple(TokenLogprobs((t,), (-1.0,), 1) for t in chunk.prompt_targets)
+            result = result_of(step, {})
+            result.prompt_logprobs[chunk.seq_id] = rows
+            (output,) = engine.update(step, result, 0.0)
+            assert [row.token_ids[0] for row in output.prompt_logprobs] == asked[-1][1]
+        assert asked == [(0, [2, 3, 4, 5], 2), (4, [6], 2)]
+    assert engine.stats().prefix_cache_queries == 0
+    engine.add(make_request("c", range(1, 7), max_tokens=1))
+    assert advance(engine)[0] == {2: 2}
+
+
+def test_the_next_turn_finds_the_partly_filled_block_too(make_request: Make) -> None:
+    """A finished answer leaves its last block behind; the next prompt copies the head of it."""
+    engine = Scheduler(CacheConfig(16, 4), SchedulerConfig())
+    engine.add(make_request("a", range(1, 7), max_tokens=1))
+    advance(engine)
+    engine.add(make_request("b", [*range(1, 7), 1, 9], max_tokens=1))
+    step = engine.schedule(0.0)
+    assert step is not None
+    assert (step.sequences[0].start, len(step.block_copies)) == (6, 1)
+
+
+def test_a_draw_that_looks_back_gets_every_token_before_it(make_request: Make) -> None:
+    """History comes with penalties only, and says how much of it is the prompt."""
+    engine = scheduler()
+    engine.add(make_request("a", [1, 2], presence_penalty=0.5))
+    engine.add(make_request("b", [3]))
+    advance(engine)
+    step = engine.schedule(0.0)
+    assert step is not None
+    seen = [(list(s.samples[0].history), s.samples[0].num_prompt) for s in step.sequences]
+    assert seen == [([1, 2, 1], 2), ([], 1)]

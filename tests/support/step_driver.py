@@ -1,0 +1,53 @@
+"""Drives a scheduler step by step with tokens of the test's choice instead of a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker.config import CacheConfig, SchedulerConfig
+from worker.engine.messages import RequestOutput
+from worker.engine.scheduler import Scheduler
+from worker.types import Draw, ModelOutput, SchedulerOutput
+
+END = 0
+
+
+def scheduler(num_blocks: int = 64, block_size: int = 4, **limits: Any) -> Scheduler:
+    """A scheduler with end token 0 that shares whole blocks only."""
+    cache = CacheConfig(num_blocks, block_size, enable_partial_hits=False)
+    return Scheduler(cache, SchedulerConfig(**limits), (END,))
+
+
+def plan(step: SchedulerOutput | None) -> dict[int, int]:
+    """Tokens by sequence id."""
+    assert step is not None
+    return {s.seq_id: s.num_tokens for s in step.sequences}
+
+
+def drawn(tokens: dict[int, int | tuple[int, ...]]) -> ModelOutput:
+    """One token for each sequence id, or one for each of its answers."""
+    draws = {
+        seq_id: tuple(Draw(t) for t in ((token,) if isinstance(token, int) else token))
+        for seq_id, token in tokens.items()
+    }
+    return ModelOutput(draws)
+
+
+def result_of(step: SchedulerOutput, tokens: dict[int, int | tuple[int, ...]]) -> ModelOutput:
+    """What the step gives when every token drawn is 1, unless `tokens` says otherwise."""
+    return drawn(
+        {s.seq_id: tokens.get(s.seq_id, (1,) * len(s.samples)) for s in step.sequences if s.samples}
+    )
+
+
+def advance(
+    engine: Scheduler, tokens: dict[int, int | tuple[int, ...]] | None = None, now: float = 0.0
+) -> tuple[dict[int, int], list[RequestOutput]]:
+    """One step in which every token drawn is 1, unless `tokens` says otherwise."""
+    step = engine.schedule(now)
+    planned = plan(step)
+    assert step is not None
+    engine.check_integrity()
+    outputs = engine.update(step, result_of(step, tokens or {}), now)
+    engine.check_integrity()
+    return planned, outputs

@@ -1,0 +1,297 @@
+"""Commands reach their state before they are answered, with steps in flight or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from worker.config import CacheConfig, SchedulerConfig
+from worker.engine.core import EngineCore
+from worker.engine.messages import (
+    AddRequest,
+    Command,
+    Configure,
+    DumpCache,
+    Pause,
+    RequestOutput,
+    ResetPrefixCache,
+    Resume,
+    Sleep,
+    StepOutputs,
+    WakeUp,
+)
+from worker.engine.pipeline import InlinePipeline
+from worker.engine.scheduler import Scheduler
+from worker.errors import ConfigError
+from worker.types import FinishReason
+
+Make = Callable[..., AddRequest]
+
+
+class Engine:
+    """A core, everything it told, and the replies by command id."""
+
+    def __init__(self, executor: Any, depth: int) -> None:
+        self.executor = executor
+        self.scheduler = Scheduler(CacheConfig(16, 4), SchedulerConfig(max_num_seqs=2), (0,))
+        pipeline = InlinePipeline(executor, depth)
+        self.core = EngineCore(self.scheduler, executor, lambda: 0.0, pipeline=pipeline)
+        self.outputs: list[RequestOutput] = []
+        self.replies: dict[int, tuple[bool, str | None]] = {}
+        self.told: StepOutputs | None = None
+        self.blocks: list[list[int]] = []
+
+    def step(self, times: int = 1) -> None:
+        """So many calls of `step`."""
+        for _ in range(times):
+            told = self.core.step()
+            self.scheduler.check_integrity()
+            if told is not None:
+                self.told = told
+                self.outputs += told.outputs
+            for reply in self.core.take_replies():
+                assert reply.command_id not in self.replies
+                self.replies[reply.command_id] = (reply.ok, reply.error)
+                self.blocks += [block.token_ids for block in reply.blocks]
+
+    def drain(self) -> None:
+        """Until there is nothing to do."""
+        for _ in range(200):
+            if not self.core.has_work:
+                return
+            self.step()
+        raise AssertionError("it never comes to rest")
+
+    def command(self, message: Command, steps: int = 3) -> None:
+        """Give a command and go on for a while."""
+        self.core.command(message)
+        self.step(steps)
+
+    def answer(self, request_id: str) -> tuple[list[int], FinishReason | None]:
+        """All tokens of an answer so far, and its end."""
+        mine = [o for o in self.outputs if o.request_id == request_id]
+        return [t for o in mine for t in o.token_ids], mine[-1].finish_reason if mine else None
+
+    @property
+    def sleep_level(self) -> int | None:
+        """As the stats told it last."""
+        assert self.told is not None
+        return self.told.stats.sleep_level
+
+
+@pytest.fixture(params=[1, 2], ids=["inline", "overlapped"])
+def engine(request: pytest.FixtureRequest, paged_executor: Callable[[int], Any]) -> Engine:
+    """An engine with end token 0 and two seats."""
+    return Engine(paged_executor(4), request.param)
+
+
+def expected(follow: Callable[..., int], prompt: list[int], count: int) -> list[int]:
+    """The tokens that follow a prompt, no end in the way."""
+    context = list(prompt)
+    for _ in range(count):
+        context.append(follow(context, 0))
+    return context[len(prompt) :]
+
+
+@pytest.fixture
+def load(engine: Engine, make_request: Make) -> Engine:
+    """Two answers of eight tokens that run, one that waits."""
+    for name in ("a", "b", "c"):
+        prompt = [ord(name) % 7 + 1] * 6
+        engine.core.add(make_request(name, prompt, max_tokens=8, ignore_eos=True))
+    engine.step(3)
+    return engine
+
+
+PROMPTS = {name: [ord(name) % 7 + 1] * 6 for name in "abc"}
+
+
+def assert_all_answered(engine: Engine, follow: Callable[..., int]) -> None:
+    """Every answer is what it would be without interruption."""
+    for name, prompt in PROMPTS.items():
+        assert engine.answer(name) == (expected(follow, prompt, 8), FinishReason.LENGTH)
+
+
+def test_keep_freezes_what_runs_and_resume_goes_on(load: Engine, follow: Any) -> None:
+    """Not a token while paused; afterwards all the right ones."""
+    load.command(Pause(1, "keep"))
+    assert load.replies == {1: (True, None)}
+    assert not load.core.has_work
+    told = len(load.outputs)
+    load.step(5)
+    assert len(load.outputs) == told
+    assert load.told is not None
+    assert load.told.stats.is_paused
+    assert load.told.stats.num_deferred == load.told.stats.num_waiting == 1
+    load.core.command(Resume(2))
+    load.drain()
+    assert load.replies[2] == (True, None)
+    assert_all_answered(load, follow)
+
+
+def test_wait_lets_what_has_begun_finish_and_answers_then(load: Engine, make_request: Make) -> None:
+    """Whoever was waiting or comes later waits until the engine is resumed."""
+    load.command(Pause(1, "wait"))
+    assert load.replies == {}
+    load.core.add(make_request("d", [1, 2], max_tokens=1))
+    load.drain()
+    assert load.replies == {1: (True, None)}
+    assert [load.answer(name)[1] for name in "abcd"] == [
+        FinishReason.LENGTH,
+        FinishReason.LENGTH,
+        None,
+        None,
+    ]
+    assert load.told is not None
+    assert load.told.stats.num_deferred == 2
+    load.core.command(Resume(2))
+    load.drain()
+    assert [load.answer(name)[1] for name in "cd"] == [FinishReason.LENGTH] * 2
+
+
+def test_a_wait_that_is_undone_is_answered_with_an_error(load: Engine, follow: Any) -> None:
+    """Resuming does not wait for what the pause waits for."""
+    load.command(Pause(1, "wait"), steps=2)
+    load.command(Resume(2), steps=2)
+    assert load.replies[2] == (True, None)
+    assert load.replies[1][0] is False
+    load.drain()
+    assert_all_answered(load, follow)
+
+
+def test_a_wait_that_is_overtaken_by_abort_is_reached(load: Engine) -> None:
+    """Both are answered: nothing that had begun is left."""
+    load.command(Pause(1, "wait"), steps=2)
+    load.command(Pause(2, "abort"))
+    assert load.replies == {1: (True, None), 2: (True, None)}
+
+
+def test_abort_ends_everything_in_flight_and_holds_newcomers(
+    load: Engine, make_request: Make
+) -> None:
+    """Running and waiting ones end; who comes later starts after `Resume`."""
+    load.command(Pause(1, "abort"))
+    assert load.replies == {1: (True, None)}
+    assert [load.answer(name)[1] for name in "abc"] == [FinishReason.ABORT] * 3
+    load.core.add(make_request("d", [1, 2], max_tokens=1, ignore_eos=True))
+    load.step(3)
+    assert load.answer("d") == ([], None)
+    assert not load.core.has_work
+    load.core.command(Resume(2))
+    load.drain()
+    assert load.answer("d")[1] is FinishReason.LENGTH
+    assert load.scheduler.blocks.num_free == 16
+
+
+def test_reset_is_refused_while_blocks_are_in_use(load: Engine, make_request: Make) -> None:
+    """When nothing runs it is done, and the same prompt hits nothing."""
+    load.command(ResetPrefixCache(1))
+    assert load.replies[1][0] is False
+    load.drain()
+    load.command(ResetPrefixCache(2))
+    assert load.replies[2] == (True, None)
+    load.core.add(make_request("d", PROMPTS["a"], max_tokens=1))
+    load.drain()
+    assert load.outputs[-1].num_cached_tokens == 0
+
+
+def test_reset_of_running_requests_preempts_them(load: Engine, follow: Any) -> None:
+    """They compute everything again and answer the same."""
+    load.command(ResetPrefixCache(1, reset_running=True), steps=1)
+    load.drain()
+    assert load.replies == {1: (True, None)}
+    assert_all_answered(load, follow)
+    assert {o.num_preemptions for o in load.outputs if o.finish_reason is not None} == {0, 1}
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
+def test_sleep_gives_memory_back_and_wake_takes_it(
+    load: Engine, follow: Any, level: int, mode: str
+) -> None:
+    """Nothing runs between; a partial wake-up sleeps on; then all is well."""
+    load.command(Sleep(1, level, mode))
+    for _ in range(60 if mode == "wait" else 0):
+        load.step()
+    assert load.replies == {1: (True, None)}
+    assert (load.executor.asleep, load.sleep_level) == (2, level)
+    assert load.scheduler.blocks.num_free == 16
+    assert not load.core.has_work
+    load.command(WakeUp(2, ["weights"]))
+    assert (load.replies[2], load.sleep_level) == ((True, None), level)
+    load.command(WakeUp(3, ["kv_cache"]))
+    assert (load.replies[3], load.sleep_level) == ((True, None), None)
+    load.drain()
+    if mode == "abort":
+        assert [load.answer(name)[1] for name in "abc"] == [FinishReason.ABORT] * 3
+    else:
+        assert_all_answered(load, follow)
+
+
+def test_level_0_only_stops_scheduling(load: Engine, follow: Any) -> None:
+    """The KV stays, and so do the blocks of what is frozen."""
+    load.command(Sleep(1, 0, "keep"))
+    assert (load.sleep_level, load.executor.asleep) == (0, 0)
+    assert load.scheduler.num_running == 2
+    load.command(WakeUp(2))
+    load.drain()
+    assert_all_answered(load, follow)
+    assert {o.num_preemptions for o in load.outputs} == {0}
+
+
+def test_sleep_can_deepen_and_a_pause_outlives_it(load: Engine, follow: Any) -> None:
+    """Pause and sleep are two reasons, each with its own end."""
+    load.command(Pause(1, "keep"))
+    load.command(Sleep(2, 0, "keep"))
+    load.command(Sleep(3, 2, "keep"))
+    assert (load.sleep_level, load.executor.asleep) == (2, 2)
+    load.command(WakeUp(4))
+    assert load.sleep_level is None
+    assert not load.core.has_work
+    load.core.command(Resume(5))
+    load.drain()
+    assert set(load.replies) == {1, 2, 3, 4, 5}
+    assert_all_answered(load, follow)
+
+
+def test_the_dump_lists_blocks_parents_first(engine: Engine, make_request: Make) -> None:
+    """What a finished answer left behind, with its tokens."""
+    engine.core.add(make_request("a", range(1, 10), max_tokens=1))
+    engine.drain()
+    engine.command(DumpCache(1))
+    assert engine.replies == {1: (True, None)}
+    assert engine.blocks == [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+
+@pytest.mark.parametrize(
+    "command", [Pause(1, "never"), Sleep(1, 1, "never"), Sleep(1, 7), WakeUp(1, ["lora"])]
+)
+def test_what_does_not_exist_is_refused(load: Engine, follow: Any, command: Command) -> None:
+    """The reply says so, and nothing changes."""
+    load.command(command)
+    assert load.replies[1][0] is False
+    assert load.replies[1][1]
+    load.drain()
+    assert_all_answered(load, follow)
+
+
+def test_settings_go_to_an_executor_that_takes_them(
+    engine: Engine, paged_executor: Callable[[int], Any]
+) -> None:
+    """At once; others, and wrong settings, are answered with an error."""
+
+    class Configurable:
+        def configure(self, settings: dict[str, object]) -> None:
+            if "wrong" in settings:
+                raise ConfigError("wrong is not a setting")
+
+    engine.command(Configure(1, {}))
+    assert engine.replies[1][0] is False
+    scheduler = Scheduler(CacheConfig(16, 4), SchedulerConfig())
+    core = EngineCore(scheduler, Configurable(), lambda: 0.0)  # type: ignore[arg-type]
+    for command_id, settings in ((2, {"right": 1}), (3, {"wrong": 1})):
+        core.command(Configure(command_id, settings))
+    replies = [(reply.command_id, reply.ok, reply.error) for reply in core.take_replies()]
+    assert replies == [(2, True, None), (3, False, "wrong is not a setting")]
