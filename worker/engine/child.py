@@ -147,6 +147,7 @@ class EngineChild:
         elif isinstance(payload, EngineReady):
             if not self.ready.done():
                 self.ready.set_result(payload)
+                self._tick()  # from now on at the pace of an engine that serves
             self._receive(payload)
         elif isinstance(payload, EngineFailed):
             self._lose(payload.message)
@@ -164,6 +165,8 @@ class EngineChild:
         """Count the silence in ticks of ours, not in seconds: when this process was stopped itself,
         or kept from running, the time that passed says nothing about the engine.
         """
+        if self._ticker is not None:
+            self._ticker.cancel()
         limits = self._supervision
         seconds = limits.heartbeat_timeout_seconds
         if not self.ready.done():

@@ -1,0 +1,174 @@
+"""The engine is killed, stopped, stuck or broken under load: nothing hangs, nothing ends silently,
+and service comes back by itself. Times are printed (`pytest -s`), and bounded only generously.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from running_worker import Ended, Worker, running_worker
+
+SIM = ("--engine", "sim", "--sim-decode-base-ms", "20")
+STREAMS = 24
+
+
+async def under_load(worker: Worker, harm: Callable[[], None]) -> tuple[list[Ended], float]:
+    """Open streams, do harm when all have begun, and read them to their ends. Also when it was."""
+    begun = asyncio.Semaphore(0)
+    async with asyncio.TaskGroup() as group:
+        streams = [group.create_task(worker.stream(begun.release)) for _ in range(STREAMS)]
+        for _ in streams:
+            await begun.acquire()
+        harm()
+        harmed = time.monotonic()
+    return [stream.result() for stream in streams], harmed
+
+
+def send(worker: Worker, number: signal.Signals) -> Callable[[], None]:
+    """Sends a signal to the engine of a worker."""
+
+    def harm() -> None:
+        pid = worker.engine_pid()
+        assert pid is not None
+        os.kill(pid, number)
+
+    return harm
+
+
+def assert_all_told(streams: list[Ended]) -> None:
+    """Each stream ended with an error event, and without a regular end."""
+    for stream in streams:
+        assert stream.error is not None, stream.events[-1:]
+        assert stream.error["code"] == 503
+        assert not stream.is_whole
+        assert "[DONE]" not in stream.events
+
+
+async def report(
+    worker: Worker, what: str, load: asyncio.Task[tuple[list[Ended], float]]
+) -> list[Ended]:
+    """Follow a failure to its repair, and print how long each part took."""
+    down = await worker.until("/health", 503)
+    assert await worker.status("/health/ready") == 503
+    refused = await worker.ask()
+    if refused.status_code != 200:  # unless it is back already
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    streams, harmed = await load
+    last = max(stream.seconds for stream in streams)
+    await worker.until("/health", 200)
+    answer = await worker.ask()
+    back = time.monotonic()
+    assert answer.status_code == 200
+    print(  # noqa: T201 (for whoever asks how long it takes)
+        f"\n{what}: last error event {last - harmed:.2f} s, /health 503 {down - harmed:.2f} s,"
+        f" answering again {back - harmed:.2f} s after the harm"
+    )
+    return streams
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_lost_engine_ends_every_stream_and_is_replaced(number: signal.Signals) -> None:
+    """Killed or stopped: an error event each, 503 meanwhile, counters that never fall."""
+    async with running_worker(*SIM) as worker:
+        assert (await worker.ask()).status_code == 200
+        lost = worker.engine_pid()
+        before = await worker.counters()
+        load = asyncio.create_task(under_load(worker, send(worker, number)))
+        streams = await report(worker, number.name, load)
+        assert_all_told(streams)
+        assert worker.engine_pid() not in (None, lost)
+        assert lost is not None
+        with pytest.raises(ProcessLookupError):
+            os.kill(lost, 0)
+        after = await worker.counters()
+        assert {name for name, value in before.items() if after.get(name, -1) < value} == set()
+        restarts = [v for name, v in after.items() if "engine_restarts_total" in name]
+        errors = [v for name, v in after.items() if "request_success" in name and "'error'" in name]
+        assert (restarts, errors) == ([1], [STREAMS])
+        page = (await worker.http.get("/metrics")).text
+        assert 'vllm:num_requests_running{model_name="sim",engine="0"} 0\n' in page
+        generated = sum(v for name, v in after.items() if "generation_tokens_total" in name)
+        assert generated >= sum(len(stream.events) - 2 for stream in streams)
+
+
+async def test_a_step_that_never_ends_is_a_stall_and_then_a_loss() -> None:
+    """The process lives and beats, but does not progress: 503 at its budget, killed at twice it."""
+    async with running_worker(*SIM, "--step-budget", "1") as worker:
+        assert (await worker.ask()).status_code == 200
+        lost = worker.engine_pid()
+
+        def harm() -> None:
+            requests.append(
+                asyncio.create_task(worker.http.post("/admin/config", json={"hang": 3600}))
+            )
+
+        requests: list[asyncio.Task[object]] = []
+        load = asyncio.create_task(under_load(worker, harm))
+        assert_all_told(await report(worker, "hung step", load))
+        await asyncio.gather(*requests, return_exceptions=True)
+        assert worker.engine_pid() != lost
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_by_policy_the_worker_exits_instead(number: signal.Signals) -> None:
+    """Every stream gets its error event, then the process ends with status 1."""
+    async with running_worker(*SIM, "--engine-failure-policy", "exit") as worker:
+        streams, harmed = await under_load(worker, send(worker, number))
+        assert_all_told(streams)
+        assert await worker.exit_status() == 1
+        print(f"\n{number.name}: exited after {time.monotonic() - harmed:.2f} s")  # noqa: T201
+
+
+async def test_a_crash_loop_ends_the_worker() -> None:
+    """When the restarts are used up, a supervisor has to look at it."""
+    async with running_worker(*SIM, "--max-engine-restarts", "2") as worker:
+        for _ in range(2):
+            send(worker, signal.SIGKILL)()
+            await worker.until("/health", 503)
+            await worker.until("/health", 200)
+        send(worker, signal.SIGKILL)()
+        assert await worker.exit_status() == 1
+
+
+async def test_a_drain_while_the_engine_is_being_replaced_ends_with_0() -> None:
+    """SIGTERM with nobody inside and no engine: nothing to wait for."""
+    async with running_worker(*SIM) as worker:
+        send(worker, signal.SIGKILL)()
+        await worker.until("/health", 503)
+        worker.process.send_signal(signal.SIGTERM)
+        assert await worker.exit_status() == 0
+
+
+async def test_a_drain_while_the_engine_sleeps_times_out_and_ends_with_0() -> None:
+    """Requests frozen by a sleep are aborted when the drain's time is up."""
+    flags = (*SIM, "--enable-admin-routes", "--shutdown-timeout", "0.5")
+    async with running_worker(*flags) as worker:
+        begun = asyncio.Event()
+        stream = asyncio.create_task(worker.stream(begun.set))
+        await begun.wait()
+        slept = await worker.http.post("/sleep", params={"level": "0", "mode": "keep"})
+        assert slept.status_code == 200
+        worker.process.send_signal(signal.SIGTERM)
+        assert_all_told([await stream])
+        assert await worker.exit_status() == 0
+
+
+@pytest.mark.model
+async def test_the_real_engine_is_replaced_within_seconds(model_path: Path) -> None:
+    """The default model on a CPU: killed under load, and it answers again as before."""
+    flags = ("--model", str(model_path), "--max-model-len", "2048")
+    async with running_worker(*flags) as worker:
+        question = {"temperature": 0, "max_tokens": 8}
+        expected = (await worker.ask(**question)).json()["choices"]
+
+        async def load() -> tuple[list[Ended], float]:
+            return await under_load(worker, send(worker, signal.SIGKILL))
+
+        assert_all_told(await report(worker, "real engine", asyncio.create_task(load())))
+        assert (await worker.ask(**question)).json()["choices"] == expected

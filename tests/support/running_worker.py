@@ -1,0 +1,127 @@
+"""A real worker process for tests: started on a free port, watched, and gone afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+CHAT = "/v1/chat/completions"
+PATIENCE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a stream ended: its events, whether it had its regular end, and when (monotonic)."""
+
+    events: list[str]
+    is_whole: bool
+    seconds: float
+
+    @property
+    def error(self) -> dict[str, object] | None:
+        """The error of the last event; None when it is something else."""
+        if not self.events or self.events[-1] == "[DONE]":
+            return None
+        error: dict[str, object] | None = json.loads(self.events[-1]).get("error")
+        return error
+
+
+@dataclass
+class Worker:
+    """A worker that has said it is ready."""
+
+    process: asyncio.subprocess.Process
+    http: httpx.AsyncClient
+
+    def engine_pid(self) -> int | None:
+        """The process id of its engine; None while it has none."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(children[0]) if children else None
+
+    async def ask(self, **fields: object) -> httpx.Response:
+        """One question, answered as a whole."""
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, **fields}
+        return await self.http.post(CHAT, json=body)
+
+    async def stream(self, begun: Callable[[], None], **fields: object) -> Ended:
+        """Read a stream to its end, whatever the end is; `begun` is called at its first event."""
+        body = {
+            "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": 1500,
+            "ignore_eos": True,
+            "stream": True,
+            **fields,
+        }
+        events: list[str] = []
+        is_whole = False
+        with suppress(httpx.RemoteProtocolError):
+            async with self.http.stream("POST", CHAT, json=body) as response:
+                assert response.status_code == 200, await response.aread()
+                async for line in response.aiter_lines():
+                    if line.startswith("data: "):
+                        events.append(line.removeprefix("data: "))
+                        if len(events) == 1:
+                            begun()
+            is_whole = True
+        return Ended(events, is_whole, time.monotonic())
+
+    async def status(self, path: str) -> int:
+        """The status of a probe."""
+        return (await self.http.get(path)).status_code
+
+    async def until(self, path: str, status: int) -> float:
+        """Probe until the answer is `status`; returns when that was (monotonic)."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while await self.status(path) != status:
+                pass
+        return time.monotonic()
+
+    async def counters(self) -> dict[str, float]:
+        """Every counter sample of its metrics page, but those of Python itself."""
+        page = (await self.http.get("/metrics")).text
+        return {
+            f"{s.name}{sorted(s.labels.items())}": s.value
+            for family in text_string_to_metric_families(page)
+            if family.type in ("counter", "histogram", "summary")
+            for s in family.samples
+            if not s.name.startswith(("python_", "process_"))
+        }
+
+    async def exit_status(self) -> int:
+        """Wait for its end."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def running_worker(*flags: str) -> AsyncIterator[Worker]:
+    """Start `python -m worker`, wait for its ready line; kill it if it is still there."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "worker", "--port", "0", *flags), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            line = (await process.stdout.readline()).decode()
+        ready = re.match(r"worker ready on (\S+)", line)
+        assert ready, "the worker did not start; see its log above"
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(
+            base_url=ready[1], timeout=PATIENCE_SECONDS, limits=limits
+        ) as http:
+            yield Worker(process, http)
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
