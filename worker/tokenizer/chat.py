@@ -1,8 +1,9 @@
 """Chat messages → prompt text, through the model's own Jinja template in a sandbox.
 
-A template comes with a model file and its input from anybody, so it runs in Jinja's immutable
-sandbox, with the few extras Hugging Face templates rely on: `raise_exception`, `strftime_now`,
-`tojson` that does not escape for HTML, and loop controls.
+A template comes with a model file and its input from anybody, so it runs in a sandbox with a budget
+(`sandbox`), with the few extras Hugging Face templates rely on: `raise_exception`, `strftime_now`,
+`tojson` that does not escape for HTML, loop controls, and `{% generation %}`, which marks what the
+model says for training and means nothing here.
 """
 
 from __future__ import annotations
@@ -12,62 +13,203 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
-from jinja2.exceptions import TemplateSyntaxError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError, TemplateSyntaxError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 
 from worker.errors import ModelError, RequestError
+from worker.tokenizer.checkpoint import Checkpoint
+from worker.tokenizer.sandbox import BudgetedEnvironment, RenderLimits
+
+# What a client's own template variables cannot be: the request's other fields decide these.
+RESERVED_VARIABLES = frozenset(
+    (
+        "messages",
+        "conversation",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "tokenize",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+    )
+)
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+_LONGEST_INDENT = 16
+_REFUSALS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 
 
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _tojson(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    if indent is not None and (not isinstance(indent, int) or indent > _LONGEST_INDENT):
+        raise SecurityError(f"tojson: an indent of {indent!r} is not supported")
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}`: its body, as if the tags were not there."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja's protocol)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class ChatTemplate:
-    """One model's template, compiled once. `now` is the clock behind `strftime_now`."""
+    """One model's template, compiled once; thread-safe. `now` is the clock of `strftime_now`."""
 
     def __init__(
-        self, source: str, *, bos_token: str, eos_token: str, now: Callable[[], datetime]
+        self,
+        source: str,
+        *,
+        bos_token: str,
+        eos_token: str,
+        now: Callable[[], datetime],
+        special_tokens: Mapping[str, str] | None = None,
+        tool_source: str | None = None,
+        limits: RenderLimits | None = None,
     ) -> None:
-        """Compile; raise `ModelError` when the template is not valid Jinja."""
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-        )
+        """Compile; raise `ModelError` when the template is not valid Jinja.
+
+        `special_tokens` are further variables of the template (`unk_token`, …); `tool_source` is
+        the template for requests with tools, where the model has two.
+        """
+        environment = BudgetedEnvironment(limits or RenderLimits(), [_Generation, loopcontrols])
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
-        try:
-            self._template = environment.from_string(source)
-        except TemplateSyntaxError as error:
-            raise ModelError(f"the chat template is not valid Jinja: {error}") from error
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        self._source = source
+        self._environment = environment
+        self._template = self._compiled(source)
+        self._tool_template = self._template if tool_source is None else self._compiled(tool_source)
+        self._tokens = {**(special_tokens or {}), "bos_token": bos_token, "eos_token": eos_token}
+        self._reserved = RESERVED_VARIABLES | self._tokens.keys()
 
-    @property
-    def source(self) -> str:
-        """The template as the model has it."""
-        return self._source
+    def _compiled(self, source: str) -> Template:
+        try:
+            return self._environment.from_string(source)
+        except (TemplateSyntaxError, RecursionError) as error:
+            raise ModelError(f"the chat template is not valid Jinja: {error}") from error
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation. `variables` are the client's own template variables; they
-        cannot replace the messages. Raises `RequestError` (400) when the template refuses them.
+        """The prompt of a conversation; messages, tools and documents reach the template as they
+        are. `continue_final_message` ends it with the last message's text, to be gone on with.
+
+        `variables` are the client's own template variables (`chat_template_kwargs`). Raises
+        `RequestError` (400) naming one that another field decides, when the template refuses the
+        messages, or when rendering them costs more than it may.
         """
-        values = {**(variables or {}), **self._tokens}
-        values["messages"] = messages
-        values["add_generation_prompt"] = add_generation_prompt
+        reserved = sorted(self._reserved & (variables or {}).keys())
+        if reserved:
+            raise RequestError(
+                f"chat_template_kwargs cannot set {', '.join(reserved)}",
+                param="chat_template_kwargs",
+            )
+        if continue_final_message:
+            if add_generation_prompt:
+                raise RequestError(
+                    "continue_final_message and add_generation_prompt exclude each other",
+                    param="continue_final_message",
+                )
+            messages = _tagged(messages)
+        values = {
+            **(variables or {}),
+            **self._tokens,
+            "messages": messages,
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        template = self._tool_template if tools else self._template
         try:
-            return self._template.render(values)
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-            reason = f"the chat template refused the messages: {error}"
-            raise RequestError(reason, param="messages") from error
+            text = self._environment.render_within_limits(template, values)
+        except RecursionError as error:
+            raise _refusal("it nests too deeply") from error
+        except _REFUSALS as error:
+            raise _refusal(str(error)) from error
+        return _cut_at_tag(text) if continue_final_message else text
+
+
+def chat_template_of(checkpoint: Checkpoint, now: Callable[[], datetime]) -> ChatTemplate | None:
+    """A checkpoint's template, or None for a model that is not a chat model."""
+    if checkpoint.chat_template is None:
+        return None
+    return ChatTemplate(
+        checkpoint.chat_template,
+        bos_token=checkpoint.bos_token,
+        eos_token=checkpoint.eos_token,
+        now=now,
+        special_tokens=checkpoint.special_tokens,
+        tool_source=checkpoint.tool_chat_template,
+    )
+
+
+def _refusal(reason: str) -> RequestError:
+    return RequestError(f"the chat template refused the messages: {reason}", param="messages")
+
+
+def _tagged(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages with a mark after the last text of the last one."""
+    content = messages[-1].get("content") if messages else None
+    marked: str | list[Any] | None = None
+    if isinstance(content, str):
+        marked = content + _CONTINUE_TAG
+    elif isinstance(content, list | tuple):
+        marked = list(content)
+        for index in reversed(range(len(marked))):
+            part = marked[index]
+            if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+                marked[index] = {**part, "text": part["text"] + _CONTINUE_TAG}
+                break
+        else:
+            marked = None
+    if marked is None:
+        raise RequestError(
+            "continue_final_message needs a final message with text to continue",
+            param="continue_final_message",
+        )
+    return [*messages[:-1], {**messages[-1], "content": marked}]
+
+
+def _cut_at_tag(text: str) -> str:
+    """The text up to the mark; a template that trims the message has it trimmed at the end too."""
+    at = text.rfind(_CONTINUE_TAG.strip())
+    if at < 0:
+        raise RequestError(
+            "continue_final_message: the chat template leaves the final message out",
+            param="continue_final_message",
+        )
+    kept = text[:at]
+    return kept if text.startswith(_CONTINUE_TAG, at) else kept.rstrip()

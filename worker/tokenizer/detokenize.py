@@ -26,9 +26,12 @@ class Detokenizer:
         stop: tuple[str, ...] = (),
         min_tokens: int = 0,
         include_stop: bool = False,
+        strip_space: bool = False,
     ) -> None:
         """`stop` strings are not looked for in the first `min_tokens` tokens; `include_stop` keeps
-        the matched one in the text. Tokens in `skip_ids` have no text.
+        the matched one in the text. Tokens in `skip_ids` have no text. `strip_space` leaves out a
+        space at the very beginning: wanted when the tokenizer `strips_leading_space` and nothing
+        with text comes before these tokens.
         """
         self._token_bytes = token_bytes
         self._skip_ids = skip_ids
@@ -37,6 +40,7 @@ class Detokenizer:
         self._include_stop = include_stop
         self._hold = max((len(s) for s in stop), default=1) - 1
         self._decoder = _UTF8("replace")
+        self._strip_space = strip_space
         self._held = ""
         self.matched: str | None = None
         self.num_consumed = 0  # tokens that were looked at: all, but those after a match
@@ -46,27 +50,35 @@ class Detokenizer:
         if not self._stop:
             skip, lookup = self._skip_ids, self._token_bytes
             self.num_consumed += len(token_ids)
-            return self._decoder.decode(b"".join([lookup(t) for t in token_ids if t not in skip]))
+            return self._decoded(b"".join([lookup(t) for t in token_ids if t not in skip]))
         released = []
         for token_id in token_ids:
             if self.matched is not None:
                 break
             self.num_consumed += 1
             raw = b"" if token_id in self._skip_ids else self._token_bytes(token_id)
-            released.append(self._push(self._decoder.decode(raw)))
+            released.append(self._push(self._decoded(raw)))
         return "".join(released)
 
     def finish(self) -> str:
         """What was held back, an incomplete character shown as U+FFFD. Call once, at the end."""
         if self.matched is not None:
             return ""
-        tail = self._decoder.decode(b"", final=True)
+        tail = self._decoder.decode(b"", final=True)  # never a space: it is of incomplete bytes
         if not self._stop:
             return tail
         # A match cuts the held text short and leaves nothing held.
         released = self._push(tail)
         held, self._held = self._held, ""
         return released + held
+
+    def _decoded(self, raw: bytes) -> str:
+        """Characters that are complete with these bytes."""
+        text = self._decoder.decode(raw)
+        if self._strip_space and text:
+            self._strip_space = False
+            return text.removeprefix(" ")
+        return text
 
     def _push(self, text: str) -> str:
         """Take new characters, look for stop strings, give what can no longer be part of one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 import pytest
 
@@ -10,10 +11,10 @@ from worker.errors import ModelError, RequestError
 from worker.tokenizer.chat import ChatTemplate
 
 
-def template(source: str) -> ChatTemplate:
+def template(source: str, **options: Any) -> ChatTemplate:
     """A template on a fixed day."""
     return ChatTemplate(
-        source, bos_token="<s>", eos_token="</s>", now=lambda: datetime(2024, 2, 29)
+        source, bos_token="<s>", eos_token="</s>", now=lambda: datetime(2024, 2, 29), **options
     )
 
 
@@ -36,11 +37,36 @@ def test_the_extras_of_hugging_face_are_there() -> None:
     assert template(source).render(USER) == expected
 
 
-def test_variables_cannot_replace_the_messages() -> None:
-    """A client's own variables are seen, but never instead of the conversation."""
-    chat = template("{{ messages | length }} {{ thinking }} {{ add_generation_prompt }}")
-    variables = {"messages": [], "thinking": True, "add_generation_prompt": "x"}
-    assert chat.render(USER, variables=variables) == "1 True True"
+def test_variables_are_seen_by_the_template() -> None:
+    """A client's own variables reach the template; tools and documents are None without any."""
+    chat = template("{{ thinking }} {{ tools is none }} {{ documents is none }}")
+    assert chat.render(USER, variables={"thinking": True}) == "True True True"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["messages", "tools", "tokenize", "add_generation_prompt", "continue_final_message",
+     "chat_template", "bos_token", "unk_token"],
+)  # fmt: skip
+def test_variables_cannot_replace_what_other_fields_decide(name: str) -> None:
+    """A variable of a reserved name is refused, with its name."""
+    chat = template("{{ messages | length }}", special_tokens={"unk_token": "<unk>"})
+    with pytest.raises(RequestError, match=name) as caught:
+        chat.render(USER, variables={name: []})
+    assert caught.value.param == "chat_template_kwargs"
+
+
+def test_generation_tags_change_nothing() -> None:
+    """What marks the model's own words for training is rendered as its body."""
+    source = "{% for m in messages %}{% generation %}{{ m.role }}{% endgeneration %}{% endfor %}"
+    assert template(source).render(USER) == "user"
+
+
+def test_requests_with_tools_have_their_own_template() -> None:
+    """A model with a second template for tools uses it for requests that have any."""
+    chat = template("plain", tool_source="{{ tools[0].function.name }}")
+    tools = [{"type": "function", "function": {"name": "look_up"}}]
+    assert (chat.render(USER), chat.render(USER, tools=tools)) == ("plain", "look_up")
 
 
 @pytest.mark.parametrize(
@@ -53,6 +79,9 @@ def test_variables_cannot_replace_the_messages() -> None:
         "{{ messages.append(1) }}",
         "{{ 1 / 0 }}",
         "{{ range(10 ** 9) }}",
+        "{{ messages | tojson(indent=10000000) }}",
+        "{{ 'x'.missing.attribute }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
 def test_what_a_template_refuses_is_the_clients_error(source: str) -> None:
@@ -66,3 +95,61 @@ def test_a_broken_template_is_the_models_error() -> None:
     """A template that does not compile is found at start-up."""
     with pytest.raises(ModelError, match="chat template"):
         template("{% if %}")
+
+
+def test_a_second_broken_template_is_found_too() -> None:
+    """The template for tools is compiled at start-up like the other."""
+    with pytest.raises(ModelError, match="chat template"):
+        template("fine", tool_source="{% if %}")
+
+
+TRIMMING = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
+KEEPING = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+PARTS = "{% for m in messages %}{% for p in m.content %}{{ p.text }}|{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "expected"),
+    [
+        (KEEPING, "Once upon ", "<user>a</><assistant>Once upon "),
+        (TRIMMING, "Once upon ", "<user>a</><assistant>Once upon"),
+        (TRIMMING, " Once", "<user>a</><assistant>Once"),
+        (KEEPING, "</>", "<user>a</><assistant></>"),
+        (KEEPING, "", "<user>a</><assistant>"),
+    ],
+)
+def test_the_final_message_can_be_left_open(source: str, content: str, expected: str) -> None:
+    """The prompt ends with the last message's text, trimmed only where the template trims it."""
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}]
+    chat = template(source)
+    text = chat.render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert text == expected
+    assert messages[-1]["content"] == content
+
+
+def test_the_last_text_part_can_be_left_open() -> None:
+    """Of a message in parts, it is the last one with text that is gone on with."""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b "}, {"type": "image"}]
+    messages = [{"role": "assistant", "content": parts}]
+    chat = template(PARTS)
+    text = chat.render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert text == "a|b "
+
+
+@pytest.mark.parametrize(
+    ("messages", "generate", "reason"),
+    [
+        ([], False, "needs a final message"),
+        ([{"role": "assistant", "content": None}], False, "needs a final message"),
+        ([{"role": "assistant", "content": [{"type": "image"}]}], False, "needs a final message"),
+        ([{"role": "hidden", "content": "x"}], False, "leaves the final message out"),
+        ([{"role": "assistant", "content": "x"}], True, "exclude each other"),
+    ],
+)
+def test_what_cannot_be_left_open_is_refused(
+    messages: list[Any], generate: bool, reason: str
+) -> None:
+    """A message without text, or one that the template drops, is the client's error."""
+    chat = template("{% for m in messages if m.role != 'hidden' %}{{ m.content }}{% endfor %}")
+    with pytest.raises(RequestError, match=reason):
+        chat.render(messages, add_generation_prompt=generate, continue_final_message=True)

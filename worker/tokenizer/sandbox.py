@@ -1,0 +1,231 @@
+"""A Jinja sandbox with a budget: no request can keep a worker busy through its chat template.
+
+Theory of operation. A chat template comes with a model, its variables from anybody. Jinja's
+immutable sandbox keeps both away from Python; what it does not bound is work. So every turn of a
+loop, every call and every character put out is charged to the render it belongs to: loops through a
+filter woven into their bodies when the template is compiled, output through Jinja's `finalize`
+hook. Values are bounded where they can grow at once: by arithmetic, and by the methods and filters
+that pad, repeat, join or replace. The clock is read every few hundred steps.
+
+The bound holds whatever a request's variables are. A template made to do harm can still spend time
+inside a single operation on what it has built (comparing nested lists, say); templates come from
+whoever runs the worker, and from requests only if they say so.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Environment, Template, nodes, pass_context
+from jinja2.exceptions import SecurityError
+from jinja2.filters import make_attrgetter
+from jinja2.nodes import EvalContext
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+_BUDGET, _STEP, _SIZED = "<budget>", "<step>", "<sized>"  # names no template can write
+_STEPS_BETWEEN_CLOCKS = 256
+_LARGEST_WIDTH = 10_000
+_WIDE_FORMAT = re.compile(r"\d{5,}|\*")
+# Filters whose numbers are values or cut text, not widths.
+_WITHOUT_WIDTHS = frozenset(("default", "d", "truncate", "int", "float", "sum", "round"))
+_PADDING_METHODS = frozenset(("center", "ljust", "rjust", "zfill", "expandtabs"))
+
+
+@dataclass(frozen=True, slots=True)
+class RenderLimits:
+    """What one render may cost. `steps` are turns of loops and calls; `chars` is what is put out,
+    inside macros and blocks too, and the length of the longest value. `clock` is monotonic.
+    """
+
+    steps: int = 1_000_000
+    chars: int = 32_000_000
+    seconds: float = 5.0
+    clock: Callable[[], float] = time.monotonic
+
+
+class BudgetExceededError(SecurityError):
+    """The render cost more than it may."""
+
+
+class _Budget:
+    """Sole owner of what is left of one render's allowance."""
+
+    def __init__(self, limits: RenderLimits) -> None:
+        self._limits = limits
+        self._steps = limits.steps
+        self._chars = limits.chars
+        self._deadline = limits.clock() + limits.seconds
+
+    def step(self) -> None:
+        """Pay for one turn or call."""
+        self._steps -= 1
+        if self._steps < 0:
+            raise BudgetExceededError(f"it takes more than {self._limits.steps} steps")
+        if self._steps % _STEPS_BETWEEN_CLOCKS == 0 and self._limits.clock() > self._deadline:
+            raise BudgetExceededError(f"it takes more than {self._limits.seconds:g} seconds")
+
+    def put_out(self, chars: int) -> None:
+        """Pay for characters."""
+        self._chars -= chars
+        if self._chars < 0:
+            raise BudgetExceededError(f"it gives more than {self._limits.chars} characters")
+
+
+@pass_context
+def _step(context: Context, value: None, chars: int) -> bool:
+    """The filter woven into loops: one turn, with `chars` characters of plain text in it."""
+    budget: _Budget = context.parent[_BUDGET]
+    budget.step()
+    budget.put_out(chars)
+    return True
+
+
+@pass_context
+def _put_out(context: Context, value: Any) -> Any:
+    """The hook before a value becomes text of the output."""
+    if isinstance(value, str):
+        budget: _Budget = context.parent[_BUDGET]
+        budget.put_out(len(value))
+    return value
+
+
+class BudgetedEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja's immutable sandbox, with every render under a budget. Its templates must be rendered
+    through `render_within_limits`.
+    """
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(self, limits: RenderLimits, extensions: Sequence[type[Any]]) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_put_out
+        )
+        self._limits = limits
+        del self.globals["lipsum"]
+        for name, function in list(self.filters.items()):
+            self.filters[name] = self._guarded(name, function)
+        self.filters["join"] = self._join
+        self.filters[_STEP] = _step
+        self.filters[_SIZED] = self._sized
+
+    def render_within_limits(self, template: Template, variables: dict[str, Any]) -> str:
+        """The text of a template; raise `BudgetExceededError`, or what the template raises."""
+        budget = _Budget(self._limits)
+        context = template.new_context({**variables, _BUDGET: budget})
+        return "".join(template.root_render_func(context))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Arithmetic whose result is not too large."""
+        if operator == "**":
+            raise SecurityError("powers are not supported")
+        if operator == "*":
+            for value, times in ((left, right), (right, left)):
+                if isinstance(value, str | list | tuple) and isinstance(times, int):
+                    self._check_size(len(value) * times)
+        elif operator == "%" and isinstance(left, str):
+            _check_format(left)
+        return self._sized(super().call_binop(context, operator, left, right))
+
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        budget: _Budget = context.parent[_BUDGET]
+        budget.step()
+        method = getattr(obj, "__wrapped__", obj)  # Jinja wraps `str.format`
+        owner = getattr(method, "__self__", None)
+        if isinstance(owner, str):
+            name = method.__name__
+            if name == "join" and len(args) == 1:
+                return self._join(args[0], owner)
+            if name in ("format", "format_map"):
+                _check_format(owner)
+            if name in _PADDING_METHODS or name in ("format", "format_map"):
+                _check_widths(name, (*args, *kwargs.values()))
+            if name == "replace":
+                self._check_replacement(owner, *args[:2])
+        return self._sized(super().call(context, obj, *args, **kwargs))
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """Parse, and weave the charges in."""
+        tree = super()._parse(source, name, filename)
+        _SizedConcatenations().visit(tree)
+        for loop in tree.find_all(nodes.For):
+            chars = sum(len(data.data) for data in loop.find_all(nodes.TemplateData))
+            loop.body.insert(0, nodes.ExprStmt(_filtered(nodes.Const(None), _STEP, chars)))
+            if loop.test is not None:
+                loop.test = nodes.And(_filtered(nodes.Const(None), _STEP, 0), loop.test)
+        tree.set_environment(self)
+        return tree
+
+    def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter that refuses widths nobody needs, and gives no longer text than allowed."""
+
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            passed = isinstance(args[0], Context | EvalContext | Environment)
+            values = (*args[passed:], *kwargs.values())
+            if name == "replace":
+                self._check_replacement(*values[:3])
+            elif name == "format":
+                _check_format(str(values[0]))
+            elif name == "indent":
+                width = next((v for v in values[1:] if isinstance(v, str)), "    ")
+                self._check_size(str(values[0]).count("\n") * len(width))
+            if name not in _WITHOUT_WIDTHS:
+                _check_widths(name, values[1:])
+            return self._sized(function(*args, **kwargs))
+
+        return guarded
+
+    def _join(self, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
+        """Jinja's `join`, counting what it joins."""
+        if attribute is not None:
+            value = map(make_attrgetter(self, attribute), value)
+        parts, size = [], 0
+        for item in value:
+            parts.append(str(item))
+            size += len(parts[-1]) + len(d)
+            self._check_size(size)
+        return str(d).join(parts)
+
+    def _check_replacement(self, text: Any, old: Any = "", new: Any = "") -> None:
+        text, old, new = str(text), str(old), str(new)
+        self._check_size(len(text) + text.count(old) * (len(new) - len(old)))
+
+    def _sized(self, value: Any) -> Any:
+        """The value, unless it is too long."""
+        if isinstance(value, str | list | tuple):
+            self._check_size(len(value))
+        return value
+
+    def _check_size(self, size: int) -> None:
+        if size > self._limits.chars:
+            raise BudgetExceededError(f"a value is longer than {self._limits.chars}")
+
+
+class _SizedConcatenations(NodeTransformer):
+    """Puts every `a ~ b` through the filter that refuses what is too long."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802  (Jinja's protocol)
+        self.generic_visit(node)
+        return _filtered(node, _SIZED)
+
+
+def _filtered(node: nodes.Expr, name: str, *constants: int) -> nodes.Filter:
+    return nodes.Filter(node, name, [nodes.Const(c) for c in constants], [], None, None)
+
+
+def _check_format(text: str) -> None:
+    if _WIDE_FORMAT.search(text):
+        raise SecurityError("a format has a width that is too large or not written out")
+
+
+def _check_widths(name: str, values: Iterable[Any]) -> None:
+    for value in values:
+        if isinstance(value, int) and abs(value) > _LARGEST_WIDTH:
+            raise SecurityError(f"{name}: {value} is more than {_LARGEST_WIDTH}")
