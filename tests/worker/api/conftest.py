@@ -15,11 +15,12 @@ import pytest
 import uvicorn
 
 from worker.api.admission import Admission
+from worker.api.connection import protocol_of
 from worker.api.engine import OutputStream
 from worker.api.openai import RequestPreparer, TextSide
 from worker.api.params import ModelLimits
 from worker.api.server import WorkerApi
-from worker.config import ApiConfig
+from worker.config import ApiConfig, EngineConfig
 from worker.engine.messages import (
     AddRequest,
     Command,
@@ -80,6 +81,7 @@ class ScriptedEngine:
     steps: list[Step] = field(default_factory=list)
     script: Callable[[AddRequest, int], list[Step]] | None = None
     is_alive: bool = True
+    is_stalled: bool = False
     stats: EngineStats = field(default_factory=EngineStats)
     requests: list[AddRequest] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
@@ -96,7 +98,7 @@ class ScriptedEngine:
     @property
     def is_progressing(self) -> bool:
         """As `Engine.is_progressing`."""
-        return self.is_alive
+        return self.is_alive and not self.is_stalled
 
     def open(self, request: AddRequest) -> tuple[OutputStream, ...]:
         """As `Engine.open`; every branch plays the steps too."""
@@ -156,6 +158,7 @@ class Api:
     """An application with the parts a test looks at."""
 
     app: WorkerApi
+    config: ApiConfig
     engine: ScriptedEngine
     admission: Admission
     metrics: WorkerMetrics
@@ -183,6 +186,7 @@ def build(engine: ScriptedEngine, **settings: object) -> Api:
         metrics,
         max_num_seqs=config.max_num_seqs,
         max_num_queued_reqs=config.max_num_queued_reqs,
+        max_num_queued_tokens=config.max_num_queued_tokens,
     )
     template = ChatTemplate(sim.CHAT_TEMPLATE, bos_token="", eos_token=sim.IM_END, now=datetime.now)
     text = TextSide(
@@ -192,9 +196,9 @@ def build(engine: ScriptedEngine, **settings: object) -> Api:
         eos_token_ids=(sim.IM_END_ID, sim.IM_START_ID),
     )
     preparer = RequestPreparer(config, text, random.Random(0))
-    return Api(
-        WorkerApi(config, engine, admission, metrics, text, preparer), engine, admission, metrics
-    )
+    engine_config = EngineConfig(engine="sim", model_path=None)
+    app = WorkerApi(config, engine, admission, metrics, text, preparer, engine_config)
+    return Api(app, config, engine, admission, metrics)
 
 
 def client_of(api: Api) -> httpx.AsyncClient:
@@ -211,7 +215,7 @@ async def listening(api: Api) -> AsyncIterator[str]:
             api.app,
             host="127.0.0.1",
             port=0,
-            http="httptools",
+            http=protocol_of(api.config, api.metrics.connection_refused),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -1,0 +1,394 @@
+"""A corpus of bad requests over raw sockets: each gets its documented 4xx, and the worker lives."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pytest
+from sim_worker import SimWorker, read_reply, sim_worker
+
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+GOOD = b'{"prompt": "hello", "max_tokens": 2, "ignore_eos": true}'
+TURNS = b'"messages": [{"role": "user", "content": "a"}]'
+HOST = b"Host: w\r\n"
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[SimWorker]:
+    """One worker for the whole corpus: whatever it is sent, it serves the next."""
+    with sim_worker("--header-timeout", "1", "--body-timeout", "5") as running:
+        yield running
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A body, where it goes, and words of its error; `status` is the one documented."""
+
+    body: bytes
+    words: str
+    status: int = 400
+    path: str = TEXT
+    param: str | None = None
+
+
+def deep(opening: bytes, closing: bytes, depth: int) -> bytes:
+    """A prompt of nested things."""
+    return b'{"prompt": ' + opening * depth + closing * depth + b"}"
+
+
+MALFORMED = [
+    *(Bad(GOOD[:n], "ends too early (byte") for n in range(0, len(GOOD), 3)),
+    *(Bad(GOOD + tail, "trailing characters (byte") for tail in (b"x", b"{}", b"\x00", b"]")),
+    *(
+        Bad(b'{"prompt": "a", "seed": ' + literal + b"}", "(byte 2")
+        for literal in (b"NaN", b"Infinity", b"nan", b"undefined", b"None", b"True", b"+1", b".5")
+    ),
+    Bad(b'{"prompt": "a", "seed": -Infinity}', "(byte"),
+    Bad(b'{"prompt": "a", "seed": 01}', "(byte"),
+    Bad(b'{"prompt": "a", "seed": 0x1}', "(byte"),
+    Bad(b'{"prompt": "a", "seed": 1.}', "(byte"),
+    Bad(b'{"prompt": "a", "seed": 1e}', "(byte"),
+    Bad(b"{'prompt': 'a'}", "(byte 1)"),
+    Bad(b'{prompt: "a"}', "(byte 1)"),
+    Bad(b'{"prompt" "a"}', "(byte"),
+    Bad(b'{"prompt": "a",}', "(byte"),
+    Bad(b'{"prompt": ["a",]}', "(byte"),
+    Bad(b'{"prompt": "a" "max_tokens": 2}', "(byte"),
+    Bad(b'{"prompt": "a"; }', "(byte"),
+    Bad(b'{"prompt": "a"} // comment', "(byte"),
+    Bad(b'/* comment */ {"prompt": "a"}', "(byte 0)"),
+    Bad(b'{"prompt": "a\nb"}', "(byte"),
+    Bad(b'{"prompt": "a\x00b"}', "(byte"),
+    Bad(b'{"prompt": "\\x41"}', "(byte"),
+    Bad(b'{"prompt": "\\u12"}', "(byte"),
+    Bad(b"prompt=hello", "(byte 0)"),
+    Bad(b"\xef\xbb\xbf" + GOOD, "(byte 0)"),
+    Bad(GOOD.decode().encode("utf-16"), "invalid UTF-8"),
+    Bad(b"\x80\x04K*.", "invalid UTF-8"),
+    *(
+        Bad(b'{"prompt": "' + bad + b'"}', "invalid UTF-8: ")
+        for bad in (
+            b"\xff",
+            b"\xc0\xaf",
+            b"\xe2\x82",
+            b"\xed\xa0\x80",
+            b"\xf4\x90\x80\x80",
+            b"\x80",
+        )
+    ),
+    Bad(b'{"\xff": "a"}', "invalid UTF-8: invalid start byte (byte 2)"),
+    *(
+        Bad(b'{"prompt": "' + bad + b'"}', "surrogate without its other half (byte 12)")
+        for bad in (b"\\ud800", b"\\udc00", b"\\ud800\\ud800", b"\\udc00\\ud800", b"\\uDBFF x")
+    ),
+]
+TOO_MUCH = [
+    *(
+        Bad(deep(*brackets, depth), "nested deeper than 64 levels")
+        for brackets in ((b"[", b"]"), (b'{"a":', b"}"))
+        for depth in (65, 1000)
+    ),
+    Bad(deep(b"[", b"]", 100_000), "65536 objects and arrays"),
+    Bad(b"[" * 100_000, "65536 objects and arrays"),
+    Bad(b'{"prompt": [' + b"[]," * 70_000 + b"[]]}", "65536 objects and arrays"),
+    Bad(b'{"prompt": "a", "seed": ' + b"9" * 100_000 + b"}", "out of range", param="seed"),
+    Bad(b'{"prompt": "a", "seed": 9223372036854775808}', "64 bits", param="seed"),
+    Bad(b'{"prompt": "a", "max_tokens": 1e30}', "64 bits", param="max_tokens"),
+    Bad(b'{"prompt": "a", "temperature": 1e999}', "out of range", param="temperature"),
+    Bad(b'{"prompt": "a", "user": ' + b"1" * 5000 + b"}", "out of range", param="user"),
+    Bad(b'{"prompt": [99999999999999999999]}', "Token ids", param="prompt"),
+    Bad(b'{"prompt": "' + b"x " * (1 << 18) + b'"}', "maximum context length"),
+    Bad(b'{"prompt": [' + b"1," * 20_000 + b"1]}", "maximum context length"),
+    Bad(b'{"prompt": "' + b"x" * (4 * MIB) + b'"}', "longer than", 413),
+    Bad(b'{"messages": [' + b'{"role":"user"},' * 5000 + b'{"role":"user"}]}', "4096", 400, CHAT),
+    Bad(b'{"prompt": [' + b'"a",' * 2000 + b'"a"]}', "1024", param="prompt"),
+    Bad(b'{"prompt": "a", "n": 100000}', "at most 16", param="n"),
+    Bad(b'{"prompt": "a", "logprobs": 100000}', "max allowed: 20", param="logprobs"),
+    Bad(b'{"prompt": "a", "stop": [' + b'"a",' * 16 + b'"a"]}', "at most 16", param="stop"),
+    Bad(b'{"prompt": "a", "stop": "' + b"a" * 300 + b'"}', "at most 256 bytes", param="stop"),
+]
+MISSING = [
+    Bad(b"{}", "Missing required field `prompt`", param="prompt"),
+    Bad(b"{}", "Missing required field `messages`", path=CHAT, param="messages"),
+    Bad(b'{"messages": []}', "1 to 4096", path=CHAT, param="messages"),
+    Bad(b'{"messages": [{}]}', "Missing required field `messages[0].role`", path=CHAT),
+    Bad(b'{"prompt": ""}', "cannot be empty", param="prompt"),
+    Bad(b'{"prompt": []}', "cannot be empty", param="prompt"),
+    Bad(b'{"prompt": [[]]}', "cannot be empty", param="prompt"),
+    Bad(b'{"prompt": [1, "a"]}', "not a mixture", param="prompt"),
+    Bad(b'{"prompt": "a", "promt": 1}', "Unknown field `promt`", param="promt"),
+    Bad(b'{"prompt": "a", "\\u0000": 1}', "Unknown field"),
+    Bad(b'{"prompt": "a", "__proto__": {}}', "Unknown field `__proto__`"),
+    Bad(b'{"prompt": "a", "model": "other"}', "does not exist", 404, param="model"),
+    Bad(b'{"prompt": "a", "response_format": {"type": "x"}}', "", param="response_format"),
+    Bad(b"{}", "Missing required field `token_ids`", path="/inference/v1/generate"),
+    Bad(b'{"token_ids": []}', "cannot be empty", path="/inference/v1/generate"),
+    Bad(b'{"token_ids": [-1]}', "Token ids", path="/inference/v1/generate"),
+    Bad(
+        b'{"token_ids": [1], "features": {"a": 1}}', "not supported", path="/inference/v1/generate"
+    ),
+    Bad(b"{}", "Send messages, prompt or token_ids", path="/invocations"),
+    Bad(b"{}", "Send either prompt or messages", path="/tokenize"),
+    Bad(b'{"tokens": [-1]}', "Token ids", path="/detokenize"),
+    Bad(b'{"tokens": "a"}', "tokens", path="/detokenize", param="tokens"),
+    Bad(b"{}", "Missing required field `request_ids`", path="/abort_requests"),
+    Bad(b"{}", "Missing required field `prompt`", path=TEXT + "/render"),
+    Bad(b"{}", "Missing required field `messages`", path=CHAT + "/render"),
+]
+# Fields of each type, and values that are none.
+_NOT = {
+    "integer": (b'"1"', b"true", b"1.5", b"[]", b"{}"),
+    "number": (b'"1"', b"true", b"[]", b"{}"),
+    "boolean": (b'"true"', b"1", b"0", b"[]", b"{}"),
+    "string": (b"1", b"true", b"[]", b"{}"),
+    "array": (b"1", b"true", b'"a"', b"{}", b"[{}]", b"[null]"),
+    "object": (b"1", b"true", b'"a"', b"[]"),
+}
+_FIELDS = {
+    "integer": "max_tokens min_tokens n top_k seed logprobs prompt_logprobs truncate_prompt_tokens"
+    " stream_interval priority",
+    "number": "temperature top_p min_p presence_penalty frequency_penalty repetition_penalty"
+    " length_penalty",
+    "boolean": "stream echo ignore_eos include_stop_str_in_output skip_special_tokens"
+    " use_beam_search add_special_tokens return_token_ids return_tokens_as_token_ids",
+    "string": "model cache_salt request_id truncation_side",
+    "array": "stop_token_ids allowed_token_ids bad_words logprob_token_ids",
+    "object": "logit_bias stream_options repetition_detection",
+}
+WRONG_TYPES = [
+    Bad(b'{"prompt": "a", "%b": %b}' % (name.encode(), value), "", param=name)
+    for kind, names in _FIELDS.items()
+    for name, value in itertools.product(names.split(), _NOT[kind])
+]
+WRONG_TYPES += [
+    *(Bad(b'{"prompt": ' + v + b"}", "") for v in (b"null", b"1", b"true", b"{}", b"[true]")),
+    *(Bad(body, "") for body in (b"null", b"[]", b'"a"', b"1", b"true", b"[[]]")),
+    *(
+        Bad(b'{"messages": ' + v + b"}", "", path=CHAT)
+        for v in (b"null", b"1", b'"a"', b"{}", b"[1]", b"[null]", b'["a"]', b'[{"role": 1}]')
+    ),
+    Bad(b"{" + TURNS + b', "top_logprobs": "1"}', "", path=CHAT, param="top_logprobs"),
+    Bad(b"{" + TURNS + b', "chat_template_kwargs": {"messages": 1}}', "cannot set", path=CHAT),
+    Bad(b'{"messages": [{"role": "king", "content": "a"}]}', "role must be", path=CHAT),
+    Bad(b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "", path=CHAT),
+]
+WRONG_VALUES = [
+    Bad(b'{"prompt": "a", "%b": %b}' % (name.encode(), value), "", param=name)
+    for name, values in {
+        "temperature": (b"-0.1", b"2.1"),
+        "top_p": (b"0", b"1.1", b"-1"),
+        "min_p": (b"-0.1", b"1.1"),
+        "top_k": (b"-2",),
+        "presence_penalty": (b"-2.1", b"2.1"),
+        "frequency_penalty": (b"-2.1", b"2.1"),
+        "repetition_penalty": (b"0", b"-1"),
+        "max_tokens": (b"0", b"-1", b"100000"),
+        "min_tokens": (b"-1", b"17"),
+        "n": (b"0", b"-1", b"17"),
+        "stop": (b'""', b'["a", ""]'),
+        "stop_token_ids": (b"[-1]", b"[1000000]"),
+        "allowed_token_ids": (b"[]", b"[-1]"),
+        "logit_bias": (b'{"a": 1}', b'{"-1": 1}', b'{"1000000": 1}'),
+        "bad_words": (b'[""]',),
+        "cache_salt": (b'""', b'"a/b"', b'"a@b"'),
+        "truncate_prompt_tokens": (b"-2", b"0"),
+        "truncation_side": (b'"middle"',),
+        "stream_interval": (b"0",),
+        "stream_options": (b"{}",),
+    }.items()
+    for value in values
+]
+CORPUS = [*MALFORMED, *TOO_MUCH, *MISSING, *WRONG_TYPES, *WRONG_VALUES]
+
+
+def post(path: str, body: bytes, content_type: bytes = b"application/json") -> bytes:
+    """The bytes of a POST."""
+    return b"POST %b HTTP/1.1\r\n%bContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (
+        path.encode(),
+        HOST,
+        content_type,
+        len(body),
+        body,
+    )
+
+
+def ask(worker: SimWorker, request: bytes) -> tuple[int, bytes]:
+    """One request on a connection of its own; what it cannot send because of an early answer does
+    not matter.
+    """
+    with worker.connect() as connection:
+        with suppress(ConnectionError):
+            connection.sendall(request)
+        return read_reply(connection)
+
+
+def assert_serves(worker: SimWorker) -> None:
+    """A good request is answered."""
+    assert worker.process.poll() is None
+    status, body = ask(worker, post(TEXT, GOOD))
+    assert status == 200
+    assert json.loads(body)["usage"]["completion_tokens"] == 2
+
+
+def test_the_corpus_is_refused_as_documented(worker: SimWorker) -> None:
+    """Every bad body gets its status in OpenAI's envelope, with its field, and costs no memory."""
+    before = worker.rss_bytes()
+    wrong = []
+    for bad in CORPUS:
+        status, body = ask(worker, post(bad.path, bad.body))
+        error = json.loads(body).get("error", {})
+        right = (
+            (status, error.get("code")) == (bad.status, bad.status)
+            and bad.words in error["message"]
+            and (bad.param is None or re.split(r"[.\[]", error["param"] or "")[0] == bad.param)
+            and len(body) < 2000
+        )
+        if not right:
+            wrong.append((bad.body[:80], bad.words, bad.param, status, body[:300]))
+    assert not wrong
+    assert len(CORPUS) > 250
+    assert worker.rss_bytes() - before < 64 * MIB
+    assert_serves(worker)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (post(TEXT, GOOD, b"text/plain"), 400),
+        (post(TEXT, GOOD, b"application/x-www-form-urlencoded"), 400),
+        (post(TEXT, GOOD, b"multipart/form-data; boundary=x"), 400),
+        (post(TEXT, GOOD, b"text/json"), 400),
+        (post("/nope", GOOD), 404),
+        (post("/v1/completions/", GOOD), 404),
+        (post("//v1/completions", GOOD), 404),
+        (post("/v1/../metrics", GOOD), 404),
+        (post("/health", GOOD), 405),
+        (post("/v1/models", GOOD), 405),
+        (b"GET /v1/completions HTTP/1.1\r\n" + HOST + b"\r\n", 405),
+        (b"PUT /v1/completions HTTP/1.1\r\n" + HOST + b"\r\n", 405),
+        (b"DELETE /v1/models HTTP/1.1\r\n" + HOST + b"\r\n", 405),
+        (b"TRACE /metrics HTTP/1.1\r\n" + HOST + b"\r\n", 405),
+        (b"GET /sleep HTTP/1.1\r\n" + HOST + b"\r\n", 404),
+        (b"BREW /health HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+        (b"get /health HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+        (b"GET /health HTTP/3.0\r\n" + HOST + b"\r\n", 400),
+        (b"GET /health HTTP/1.1\r\n\r\n", 400),
+        (b"\x00" * 100, 400),
+        (b"hello\r\n\r\n", 400),
+        (post(TEXT, GOOD).replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n"), 400),
+        (post(TEXT, GOOD).replace(b"Content-Length", b"Content-Length : 3\r\nx"), 400),
+        (post(TEXT, GOOD).replace(b"Length: ", b"Length: -"), 400),
+        (post(TEXT, GOOD).replace(b"Length: ", b"Length: 9999999999999999999999"), 400),
+        (post(TEXT, GOOD).replace(b"Length: ", b"Length: 99999999999"), 413),
+        (b"GET /health HTTP/1.1\r\n" + HOST + b"X-Long: " + b"a" * (4 * MIB), 431),
+        (b"GET /health HTTP/1.1\r\n" + b"".join(b"X-%d: a\r\n" % n for n in range(10_000)), 431),
+        (b"GET /health HTTP/1.1\r\n" + b"A: b\r\n" * 10_000 + HOST + b"\r\n", 431),
+        (b"GET /" + b"a" * MIB + b" HTTP/1.1\r\n" + HOST + b"\r\n", 431),
+        (b"GET /health HTTP/1.1\r\n" + HOST, 408),
+        (post(TEXT, GOOD).replace(b"\r\n\r\n", b"\r\nX-Vllm-Priority: high\r\n\r\n"), 400),
+    ],
+)
+def test_bad_http_is_refused(worker: SimWorker, request_bytes: bytes, status: int) -> None:
+    """Wrong types, paths, methods, framing and sizes: a documented status in the envelope."""
+    before = worker.rss_bytes()
+    got, body = ask(worker, request_bytes)
+    assert (got, json.loads(body)["error"]["code"]) == (status, status)
+    assert worker.rss_bytes() - before < 16 * MIB
+    assert_serves(worker)
+
+
+def test_a_gigabyte_in_chunks_is_cut_off(worker: SimWorker) -> None:
+    """The 413 comes at the limit, the connection ends, and memory stays flat."""
+    before = worker.rss_bytes()
+    head = b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+    chunk = b"100000\r\n" + b" " * MIB + b"\r\n"
+    sent = 0
+    with worker.connect() as connection:
+        connection.sendall(head)
+        connection.settimeout(0.0)
+        with suppress(ConnectionError):
+            while sent < 1024 * MIB:
+                piece = chunk[sent % len(chunk) :]
+                try:
+                    sent += connection.send(piece)
+                except BlockingIOError:
+                    if _readable(connection):
+                        break
+                if sent % (8 * MIB) < len(piece) and _readable(connection):
+                    break
+        connection.settimeout(30)
+        status, body = read_reply(connection)
+    assert (status, json.loads(body)["error"]["code"]) == (413, 413)
+    assert sent < 256 * MIB
+    assert worker.rss_bytes() - before < 32 * MIB
+    assert_serves(worker)
+
+
+def _readable(connection: socket.socket) -> bool:
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "half",
+    [
+        b"",
+        b"P",
+        b"POST /v1/completions HTTP/1.1\r\nHo",
+        post(TEXT, GOOD)[:-5],
+        post(TEXT, GOOD),
+        post(TEXT, b'{"prompt": "a", "max_tokens": 4000, "stream": true}'),
+        post(TEXT, GOOD) * 50,
+    ],
+)
+def test_clients_that_leave_cost_nothing(worker: SimWorker, half: bytes) -> None:
+    """Early closes and half requests leave nothing behind."""
+    for _ in range(20):
+        with worker.connect() as connection:
+            connection.sendall(half)
+    assert_serves(worker)
+    while _load(worker):
+        pass
+
+
+def _load(worker: SimWorker) -> int:
+    _, body = ask(worker, b"GET /load HTTP/1.1\r\n" + HOST + b"\r\n")
+    return json.loads(body)["server_load"]
+
+
+def test_junk_after_a_request_does_not_hurt_it(worker: SimWorker) -> None:
+    """The request is answered, then the connection ends."""
+    with worker.connect() as connection:
+        connection.sendall(post(TEXT, GOOD) + b"\x00junk" * 1000)
+        status, _ = read_reply(connection)
+        assert status == 200
+        with suppress(ConnectionError):
+            assert connection.recv(100) == b""
+    assert_serves(worker)
+
+
+def test_running_out_of_files_is_survived() -> None:
+    """With few file descriptors newcomers get 503 while old connections go on, and it recovers."""
+    with sim_worker(max_files=104) as worker:
+        old = [worker.connect() for _ in range(40)]
+        for connection in old:
+            connection.sendall(b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")
+            assert read_reply(connection)[0] == 200
+        for _ in range(200):
+            with worker.connect() as newcomer:
+                assert read_reply(newcomer)[0] == 503
+        old[0].sendall(post(TEXT, GOOD))
+        assert read_reply(old[0])[0] == 200
+        for connection in old:
+            connection.close()
+        while ask(worker, b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")[0] != 200:
+            pass

@@ -1,0 +1,49 @@
+"""Requests made up from the OpenAPI document, right ones and wrong ones, against a real worker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sim_worker import sim_worker
+
+CHECKS = (
+    "not_a_server_error,status_code_conformance,content_type_conformance,"
+    "response_schema_conformance,negative_data_rejection"
+)
+FLAGS = ("--max-model-len", "256", "--enable-admin-routes", "--enable-tokenizer-info-endpoint")
+# They stop the engine, so that what generates would wait for ever.
+STOPPING = ("/pause", "/sleep")
+WAKING = ("/resume", "/wake_up", "/is_paused", "/is_sleeping", "/reset_prefix_cache")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "selection",
+    [
+        [word for path in STOPPING for word in ("--exclude-path", path)],
+        [word for path in (*STOPPING, *WAKING) for word in ("--include-path", path)],
+    ],
+    ids=["serving", "stopping"],
+)
+def test_schemathesis_finds_nothing(selection: list[str], tmp_path: Path) -> None:
+    """No server error, no undocumented status, type or shape, and no wrong request is taken."""
+    program = Path(sys.executable).with_name("schemathesis")
+    with sim_worker(*FLAGS) as worker:
+        result = subprocess.run(
+            [
+                *(str(program), "run", f"{worker.url}/openapi.json", "--seed", "1"),
+                *("--generation-database", "none", "--checks", CHECKS),
+                *("--phases", "coverage,fuzzing", "--max-examples", "3", "--warnings", "off"),
+                *selection,
+            ],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert worker.process.poll() is None
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+    assert "No issues found" in result.stdout
