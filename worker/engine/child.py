@@ -114,11 +114,14 @@ class EngineChild:
                 self._process.kill()
 
     async def close(self, timeout_seconds: float = EXIT_SECONDS) -> None:
-        """End the process: ask, wait up to `timeout_seconds`, then kill. Idempotent."""
+        """End the process: ask, wait up to `timeout_seconds`, then kill; one that has not come up
+        has nothing to say and is killed at once. Idempotent.
+        """
         self._lose("the engine was shut down")
         process, self._process = self._process, None
+        is_up = self.ready.done() and process is not None and process.returncode is None
         try:
-            if process is not None and process.returncode is None and timeout_seconds > 0:
+            if process is not None and is_up and timeout_seconds > 0:
                 self.send(Shutdown())
                 with suppress(TimeoutError):
                     async with asyncio.timeout(timeout_seconds):
