@@ -16,7 +16,8 @@ waves       Equal requests, as many at once as there are slots, Dynamo's polynom
             takes one prompt step and then decode steps at a known cache usage.
 
 Every load runs twice; the digest of all answers and times must be the same. With --live a smaller
-saturated load goes over HTTP to real `python -m worker --engine sim` processes. Results go to
+sequential load goes over HTTP to real `python -m worker --engine sim` processes, whose answers must
+be those of the virtual ones. Results go to
 benchmarks/results/sim_closed_form.json; the exit status is 1 when anything is 1 % off or differs.
 """
 
@@ -198,7 +199,7 @@ def run(scenario: Scenario) -> tuple[Totals, str]:
     makespan = latency = 0.0
     tokens = count = 0
     for index, asks in enumerate(scenario.asks):
-        served = _serve(scenario, asks)
+        served = serve(scenario, asks)
         for one in served:
             assert one.finished_seconds is not None
             latency += one.finished_seconds - one.arrival_seconds
@@ -210,7 +211,8 @@ def run(scenario: Scenario) -> tuple[Totals, str]:
     return Totals(tokens, makespan, latency / count), digest.hexdigest()
 
 
-def _serve(scenario: Scenario, asks: Sequence[Ask]) -> list[Served]:
+def serve(scenario: Scenario, asks: Sequence[Ask]) -> list[Served]:
+    """One worker's requests in virtual time."""
     worker = VirtualWorker(
         scenario.sim,
         SchedulerConfig(max_num_seqs=scenario.slots, max_num_batched_tokens=8192),
@@ -283,7 +285,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--live", action="store_true", help="also over HTTP to real processes")
-    parser.add_argument("--live-requests", type=int, default=400)
+    parser.add_argument("--live-requests", type=int, default=160)
     options = parser.parse_args()
     builders = (saturated, sequential, waves)
     rows = [compare(build(options.requests, options.seed)) for build in builders]

@@ -60,7 +60,7 @@ def microseconds(model: str, batch: int, mode: str = "random") -> float:
         inter_token_latency_std_seconds=0.003,
         end_token_id=2,
     )
-    executor = SimExecutor(config, lambda _: None, SimLimits(64, 16, 256))
+    executor = SimExecutor(config, lambda seconds, follows: None, SimLimits(64, 16, 256))
     steps = [step_of(batch, 66 + number) for number in range(STEPS)]
     times = []
     for _ in range(REPEATS):

@@ -76,7 +76,7 @@ class VirtualWorker:
             ended += [self._served.pop(one.request_id) for one in told if self._take(one)]
         return ended
 
-    def _pass(self, seconds: float) -> None:
+    def _pass(self, seconds: float, follows: bool) -> None:
         self.now_seconds += seconds
         self.busy_seconds += seconds
         self.num_steps += 1

@@ -191,9 +191,13 @@ class FaultInjection:
         if not lies:
             return stats
         elapsed = self._clock() - self._lies_since
-        told = {
-            name: lie.at(elapsed) if isinstance(lie, Wave) else lie for name, lie in lies.items()
-        }
+        told: dict[str, float] = {}
+        for name, lie in lies.items():
+            if isinstance(lie, Wave):  # requests are whole, however they wave
+                value = lie.at(elapsed)
+                told[name] = value if name == "kv-cache-usage" else round(value)
+            else:
+                told[name] = lie
         # Whatever was asked for goes out, also what no engine would say.
         changed: dict[str, Any] = {
             field: told[name] for name, field in _STATS_FIELDS.items() if name in told

@@ -8,14 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from worker.config import EngineConfig, SimConfig
 from worker.errors import ConfigError
 from worker.executor.sim_cache import TokenCache
-from worker.executor.sim_latency import Capacity, LatencyModel, build_model
+from worker.executor.sim_latency import Capacity, LatencyModel, build_model, is_decoding
 from worker.executor.sim_tokens import TokenSource
 from worker.types import (
     Draw,
@@ -43,29 +43,37 @@ class SimLimits:
         return Capacity(self.max_num_seqs, self.num_blocks * self.block_size)
 
 
+class Waiter(Protocol):
+    """Lets time pass."""
+
+    def __call__(self, seconds: float, follows: bool) -> None:
+        """A step of so many seconds runs; it `follows` when the engine was busy until now."""
+        ...
+
+
 class RealTime:
     """Lets steps take their time on the wall clock.
 
-    What the engine itself needed since the last step ended is part of the next step's time, up to
-    `grace_seconds`, and so is what a sleep took too long: on average steps take what the model
-    says, not a fraction of a millisecond more each.
+    What goes by between a step and one that follows it (the engine's own work, a late timer) is
+    part of the second one's time, up to `catch_up_seconds`: on average steps take what the model
+    says, and not a fraction of a millisecond more each.
     """
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        grace_seconds: float = 0.002,
+        catch_up_seconds: float = 0.1,
     ) -> None:
         self._clock = clock
         self._sleep = sleep
-        self._grace_seconds = grace_seconds
+        self._catch_up_seconds = catch_up_seconds
         self._end = clock()
 
-    def __call__(self, seconds: float) -> None:
+    def __call__(self, seconds: float, follows: bool) -> None:
         """Sleep until the step is over."""
         now = self._clock()
-        start = self._end if now - self._end < self._grace_seconds else now
+        start = max(self._end, now - self._catch_up_seconds) if follows else now
         self._end = start + seconds
         if self._end > now:
             self._sleep(self._end - now)
@@ -100,7 +108,7 @@ class SimExecutor:
     def __init__(
         self,
         config: SimConfig,
-        wait: Callable[[float], None],
+        wait: Waiter,
         limits: SimLimits | None = None,
         crash: Callable[[], None] = lambda: os._exit(CRASH_STATUS),
     ) -> None:
@@ -142,7 +150,8 @@ class SimExecutor:
                 sampled[sequence.seq_id] = draws
         seconds = self.step_seconds(step)
         if seconds > 0:
-            self._wait(seconds)
+            # What decodes ran in the step before.
+            self._wait(seconds, any(map(is_decoding, step.sequences)))
         self._count(step)
         return ModelOutput(sampled, prompt_logprobs, failed)
 

@@ -40,13 +40,15 @@ def drawn(output: ModelOutput) -> list[int]:
     return [draw.token_id for draws in output.sampled.values() for draw in draws]
 
 
+def no_wait(seconds: float, follows: bool) -> None:
+    """Steps take no time."""
+
+
 def executor(
     config: SimConfig | None = None, crash: Callable[[], None] = lambda: None
 ) -> SimExecutor:
     """A simulator whose steps take no time."""
-    return SimExecutor(
-        replace(config or SimConfig(), time_scale=0.0), lambda _: None, SimLimits(), crash
-    )
+    return SimExecutor(replace(config or SimConfig(), time_scale=0.0), no_wait, SimLimits(), crash)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,9 @@ def test_a_step_takes_what_the_latency_model_says(
     """The model's seconds, stretched by `time_scale`, which may stop time altogether."""
     waits: list[float] = []
     for scale in (1.0, 0.5, 0.0):
-        sim = SimExecutor(replace(CONFIG, time_scale=scale), waits.append)
+        sim = SimExecutor(
+            replace(CONFIG, time_scale=scale), lambda seconds, follows: waits.append(seconds)
+        )
         sim.execute(SchedulerOutput(1, sequences))
     assert waits == pytest.approx([seconds, seconds / 2])
 
@@ -140,7 +144,7 @@ def serve(config: SimConfig, prompts: list[list[int]], overlap: bool) -> list[li
     """Answers of the production engine with a cache that is far too small, chunks and sharing."""
     limits = SchedulerConfig(max_num_batched_tokens=24, max_num_seqs=6, max_model_len=96)
     scheduler = Scheduler(CacheConfig(num_blocks=14, block_size=8), limits, ())
-    sim = SimExecutor(config, lambda _: None, SimLimits(14, 8, 6))
+    sim = SimExecutor(config, no_wait, SimLimits(14, 8, 6))
     core = EngineCore(scheduler, sim, lambda: 0.0, overlap)
     answers: dict[str, list[int]] = {}
     for number, prompt in enumerate(prompts):
@@ -175,7 +179,7 @@ def test_an_echo_comes_back_through_the_real_scheduler(overlap: bool) -> None:
 def test_settings_change_between_steps() -> None:
     """Fields of the configuration and the slow factor, from the next step on."""
     waits: list[float] = []
-    sim = SimExecutor(CONFIG, waits.append)
+    sim = SimExecutor(CONFIG, lambda seconds, follows: waits.append(seconds))
     step = SchedulerOutput(1, (sequence(1, [1], 7),))
     sim.execute(step)
     sim.configure({"sim": {"decode_base_seconds": 1.5}})
@@ -200,7 +204,7 @@ def test_settings_change_between_steps() -> None:
 def test_settings_that_cannot_be_change_nothing(settings: dict[str, object]) -> None:
     """All or nothing, with a reason."""
     waits: list[float] = []
-    sim = SimExecutor(CONFIG, waits.append)
+    sim = SimExecutor(CONFIG, lambda seconds, follows: waits.append(seconds))
     with pytest.raises(ConfigError):
         sim.configure(settings)
     sim.execute(SchedulerOutput(1, (sequence(1, [1], 7),)))
@@ -258,14 +262,25 @@ def test_real_time_steps_last_as_long_as_the_model_says() -> None:
         slept.append(seconds)
         now[0] += seconds + 0.0001  # timers are late
 
-    wait = RealTime(lambda: now[0], sleep, grace_seconds=0.002)
-    for _ in range(1000):
-        now[0] += 0.0003  # the engine's own work
-        wait(0.001)
+    wait = RealTime(lambda: now[0], sleep, catch_up_seconds=0.1)
+    for number in range(1000):
+        now[0] += 0.0205 if number == 500 else 0.0003  # the engine's own work
+        wait(0.001, True)
     assert now[0] == pytest.approx(1.0, abs=0.001)
-    now[0] += 5.0  # idle
-    before = now[0]
-    wait(0.001)
-    assert now[0] - before == pytest.approx(0.0011)
-    wait(0.0)
-    assert slept[-1] == pytest.approx(0.001)
+    now[0] += 5.0  # idle, then stopped for a while
+    for follows, most in ((False, 0.0011), (True, 0.0011), (True, 5.001)):
+        before = now[0]
+        now[0] += most - 0.0011
+        wait(0.001, follows)
+        assert now[0] - before <= most + 1e-9
+    wait(0.2, True)
+    assert slept[-1] == pytest.approx(0.2 - 0.1 + 0.001, abs=0.01)
+
+
+def test_a_step_follows_when_something_decodes_in_it() -> None:
+    """A prompt alone may come after a pause; what decodes ran until now."""
+    told: list[bool] = []
+    sim = SimExecutor(CONFIG, lambda seconds, follows: told.append(follows))
+    sim.execute(SchedulerOutput(1, (sequence(1, [1] * 9, 0),)))
+    sim.execute(SchedulerOutput(2, (sequence(2, [1] * 9, 0), sequence(1, [1], 9))))
+    assert told == [False, True]
