@@ -6,10 +6,10 @@ pickle protocol 5, or by canonical CBOR, which other languages can reproduce), t
 (by SHA-256, or by the faster 128-bit XXH3, which is no defence against crafted collisions):
 
     algorithm     serialization   hash       digest     µs a block of 16 (measured, all included)
-    sha256        pickle 5        SHA-256    32 bytes   2.5
-    sha256_cbor   CBOR            SHA-256    32 bytes   7
-    xxhash        pickle 5        XXH3-128   16 bytes   1.6
-    xxhash_cbor   CBOR            XXH3-128   16 bytes   6.5
+    sha256        pickle 5        SHA-256    32 bytes   2.9
+    sha256_cbor   CBOR            SHA-256    32 bytes   7.4
+    xxhash        pickle 5        XXH3-128   16 bytes   2.2
+    xxhash_cbor   CBOR            XXH3-128   16 bytes   6.7
 
 Extra keys are what makes equal tokens mean different KV, each a tagged tuple. The cache salt enters
 block 0 only and reaches the others through the chain; a LoRA adapter would enter every block, in
