@@ -62,7 +62,8 @@ class StreamWriter:
         }
         self._unfinished = len(self._pending)
         self._lock = asyncio.Lock()  # choices write from tasks of their own
-        self._wrote_at = asyncio.get_running_loop().time()
+        self._now = asyncio.get_running_loop().time
+        self._wrote_at = self._now()
 
     async def __call__(self, run: PromptRun, choice: Choice, piece: Piece) -> None:
         """Write what one engine step gave one choice, in one piece; or keep it for later."""
@@ -78,9 +79,8 @@ class StreamWriter:
 
     async def keep_alive(self, interval_seconds: float) -> None:
         """Write a comment whenever nothing was written for as long; until cancelled, or the end."""
-        loop = asyncio.get_running_loop()
         while self._unfinished:
-            idle = loop.time() - self._wrote_at
+            idle = self._now() - self._wrote_at
             if idle >= interval_seconds:
                 await self._write(KEEP_ALIVE, last=False)
             else:
@@ -138,5 +138,5 @@ class StreamWriter:
 
     async def _write(self, frames: bytes, *, last: bool) -> None:
         async with self._lock:
-            self._wrote_at = asyncio.get_running_loop().time()
+            self._wrote_at = self._now()
             await self._exchange.write_event(frames, last=last)

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+from datetime import datetime
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from worker.api.arrival import Arrival
+from worker.api.params import ModelLimits
+from worker.api.prepare import RequestPreparer
+from worker.api.prepared import Prepared
+from worker.api.schema import ChatRequest, CompletionRequest
+from worker.api.text import TextSide
+from worker.config import ApiConfig
+from worker.errors import RequestError
 from worker.tokenizer import sim
+from worker.tokenizer.chat import ChatTemplate
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "hi"}]
@@ -186,3 +201,47 @@ async def test_values_are_repeated_in_the_message(bench: Any) -> None:
     """The tail names parameter and value, as vLLM's messages do."""
     error = await refused(bench, TEXT, temperature=3)
     assert error["message"].endswith("(parameter=temperature, value=3.0)")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+VALUES = JSON | st.sampled_from(
+    [0, -1, 1, 2.0, 1e308, 2**63, -(2**63), 10**40, "", "x", [], {}, ["a"], [1], [1.0], {"1": 5}]
+)
+
+
+@given(
+    fields=st.dictionaries(
+        st.sampled_from(
+            sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__})
+        ),
+        VALUES,
+        max_size=3,
+    ),
+    is_chat=st.booleans(),
+)
+@settings(max_examples=300, deadline=None)
+def test_any_values_are_prepared_or_refused(fields: dict[str, Any], is_chat: bool) -> None:
+    """Whatever stands in the fields, a request is ready for the engine or a 4xx; nothing else, and
+    what is ready can be sent.
+    """
+    config = ApiConfig(("tiny",), 64, sim.VOCAB_SIZE)
+    template = ChatTemplate(sim.CHAT_TEMPLATE, bos_token="", eos_token="", now=datetime.now)
+    text = TextSide(sim.SimTokenizer(), template, ModelLimits(64, sim.VOCAB_SIZE))
+    preparer = RequestPreparer(config, text, random.Random(0))
+    base: dict[str, Any] = {"messages": USER} if is_chat else {"prompt": "a"}
+    body = msgspec.json.encode({**base, **fields})
+    prepare = preparer.chat if is_chat else preparer.completion
+    outcome: Prepared | RequestError
+    try:
+        outcome = asyncio.run(prepare(body, Arrival(None, 0.0)))
+    except RequestError as error:
+        outcome = error
+    if isinstance(outcome, Prepared):
+        assert msgspec.msgpack.encode(outcome.requests)
+    else:
+        assert 400 <= outcome.status < 500
+        assert outcome.message
