@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -179,21 +179,6 @@ class EngineClient:
         self._streams.update(zip(ids, streams, strict=True))
         child.send(request)
         return streams
-
-    async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
-        """Run a request of one sequence; each output carries the tokens drawn since the one before.
-
-        The last output has a `finish_reason`; `ERROR` comes with a text in `error`. Closing or
-        cancelling the iterator before that aborts the request in the engine (use
-        `contextlib.aclosing`). Raises as `open` and `RequestStream.next` do.
-        """
-        (stream,) = self.open(request)
-        with contextlib.closing(stream):
-            while True:
-                output = await stream.next()
-                yield output
-                if output.finish_reason is not None:
-                    return
 
     async def run(self, command: Command) -> CommandReply:
         """Have a command done; its `command_id` is replaced. Raises `EngineDeadError`."""

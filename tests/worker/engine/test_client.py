@@ -6,8 +6,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, closing
 
 import pytest
 
@@ -35,11 +35,24 @@ async def running(
         await client.shutdown()
 
 
+async def generate(
+    client: EngineClient, request: AddRequest
+) -> AsyncGenerator[RequestOutput, None]:
+    """The outputs of a request of one sequence; leaving before the last aborts it."""
+    (stream,) = client.open(request)
+    with closing(stream):
+        while True:
+            output = await stream.next()
+            yield output
+            if output.finish_reason is not None:
+                return
+
+
 async def collect(client: EngineClient, request: AddRequest) -> tuple[list[int], RequestOutput]:
     """All tokens of a request and its last output."""
     tokens: list[int] = []
     last = None
-    async for output in client.generate(request):
+    async for output in generate(client, request):
         tokens += output.token_ids
         last = output
     assert last is not None
@@ -84,7 +97,7 @@ async def test_closing_the_iterator_aborts_in_the_engine(make_request: Make) -> 
             aborted.set()
 
     async with running(REAL_TIME, on_step) as client:
-        async with aclosing(client.generate(make_request("a", [1], max_tokens=5000))) as stream:
+        async with aclosing(generate(client, make_request("a", [1], max_tokens=5000))) as stream:
             async for output in stream:
                 assert output.finish_reason is None
                 break
@@ -118,7 +131,7 @@ async def test_abort_ends_the_stream(make_request: Make) -> None:
         reasons = {}
         for request_id, abort in (("a", lambda: client.abort("a")), ("b", client.abort_all)):
             request = make_request(request_id, [1], max_tokens=5000)
-            async for output in client.generate(request):
+            async for output in generate(client, request):
                 reasons[request_id] = output.finish_reason
                 abort()
         assert reasons == {"a": FinishReason.ABORT, "b": FinishReason.ABORT}
@@ -160,7 +173,7 @@ async def test_a_failing_observer_disturbs_no_stream(make_request: Make) -> None
 async def test_an_id_in_use_is_refused(make_request: Make) -> None:
     """Two streams never share an id."""
     first = make_request("a", [1], max_tokens=5000)
-    async with running(REAL_TIME) as client, aclosing(client.generate(first)) as stream:
+    async with running(REAL_TIME) as client, aclosing(generate(client, first)) as stream:
         await anext(stream)
         with pytest.raises(WorkerError, match="in use"):
             await collect(client, make_request("a", [2]))

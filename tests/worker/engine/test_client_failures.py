@@ -1,0 +1,261 @@
+"""An engine that is lost: what its clients see, and what comes after it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+
+import pytest
+
+from worker.config import EngineConfig, SimConfig
+from worker.engine.client import EngineClient
+from worker.engine.messages import (
+    AddRequest,
+    Configure,
+    DumpCache,
+    Pause,
+    RequestOutput,
+    ResetPrefixCache,
+    Resume,
+    StepOutputs,
+)
+from worker.engine.stream import RequestStream
+from worker.engine.supervision import Supervision
+from worker.errors import EngineDeadError
+from worker.types import FinishReason
+
+Make = Callable[..., AddRequest]
+PATIENCE_SECONDS = 60.0
+
+
+@asynccontextmanager
+async def running(
+    supervision: Supervision | None = None, sim: SimConfig | None = None, **fields: object
+) -> AsyncIterator[EngineClient]:
+    """A started client, shut down afterwards; the test may take a minute."""
+    config = EngineConfig("sim", None, sim=sim or SimConfig(), **fields)  # type: ignore[arg-type]
+    client = EngineClient(config, None, supervision or Supervision())
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await client.start()
+        try:
+            yield client
+        finally:
+            await client.shutdown()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until something is so."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+
+
+async def read_on(stream: RequestStream) -> RequestOutput:
+    """Read a stream to its last output, or to its error."""
+    while (output := await stream.next()).finish_reason is None:
+        pass
+    return output
+
+
+async def last_of(client: EngineClient, request: AddRequest) -> RequestOutput:
+    """The last output of a request."""
+    (stream,) = client.open(request)
+    with closing(stream):
+        return await read_on(stream)
+
+
+def signal_engine(client: EngineClient, number: signal.Signals) -> int:
+    """Send a signal to the engine; returns its process id."""
+    assert client.pid is not None
+    os.kill(client.pid, number)
+    return client.pid
+
+
+def is_gone(pid: int) -> bool:
+    """There is no such process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+async def test_a_killed_engine_is_replaced_and_its_counters_go_on(make_request: Make) -> None:
+    """Streams and commands fail, then a new process serves; totals include the dead one's."""
+    async with running() as client:
+        await last_of(client, make_request("a", range(40), max_tokens=5))
+        before = client.stats
+        assert (before.prompt_tokens, before.generation_tokens) == (40, 5)
+        streams = client.open(make_request("b", [1], max_tokens=5000))
+        await streams[0].next()
+        lost = signal_engine(client, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="exit code -9"):
+            await client.run(Pause(0, "wait"))
+        with pytest.raises(EngineDeadError, match="exit code -9"):
+            await read_on(streams[0])
+        with pytest.raises(EngineDeadError, match="lost"):
+            client.open(make_request("c", [1]))
+        down = client.stats
+        assert (down.num_running, down.num_waiting, down.kv_cache_usage) == (0, 0, 0.0)
+        assert down.generation_tokens >= before.generation_tokens
+        await until(lambda: client.is_alive)
+        assert client.pid not in (None, lost)
+        assert is_gone(lost)
+        assert (await last_of(client, make_request("b", [1, 2]))).finish_reason is not None
+        assert client.stats.num_restarts == 1
+        assert client.stats.prompt_tokens >= before.prompt_tokens + 2
+
+
+async def test_a_stopped_engine_is_killed_when_its_silence_lasts(make_request: Make) -> None:
+    """SIGSTOP: no sign of life, so it is killed, and a new one serves."""
+    async with running(Supervision(heartbeat_timeout_seconds=0.8)) as client:
+        (stream,) = client.open(make_request("a", [1], max_tokens=5000))
+        await stream.next()
+        lost = signal_engine(client, signal.SIGSTOP)
+        with pytest.raises(EngineDeadError, match=r"no sign of life for 0\.8 s"):
+            await read_on(stream)
+        await until(lambda: client.is_alive)
+        assert is_gone(lost)
+
+
+async def test_a_stopped_engine_that_goes_on_in_time_is_kept(make_request: Make) -> None:
+    """A pause shorter than the timeout (a debugger, a busy machine) costs nothing."""
+    async with running(Supervision(heartbeat_timeout_seconds=30.0)) as client:
+        (stream,) = client.open(make_request("a", [1], max_tokens=30))
+        await stream.next()
+        pid = signal_engine(client, signal.SIGSTOP)
+        signal_engine(client, signal.SIGCONT)
+        await read_on(stream)
+        assert (client.pid, client.stats.num_restarts) == (pid, 0)
+
+
+async def test_a_step_that_hangs_is_no_progress_and_then_a_loss(make_request: Make) -> None:
+    """Beyond its budget the engine does not progress; at twice the budget it is killed."""
+    async with running(step_budget_seconds=0.5) as client:
+        assert client.is_progressing
+        await last_of(client, make_request("a", [1]))
+        assert (await client.run(Configure(0, {"hang_seconds": 3600}))).ok
+        (stream,) = client.open(make_request("b", [1]))
+        await until(lambda: not client.is_progressing)
+        assert client.is_alive
+        assert client.stats.stalled_seconds > 0
+        with pytest.raises(EngineDeadError, match=r"beyond its budget of 0\.5 s"):
+            await stream.next()
+        await until(lambda: client.is_progressing)
+        assert (await last_of(client, make_request("b", [1]))).finish_reason is not None
+
+
+async def test_a_step_that_ends_late_is_progress_again(make_request: Make) -> None:
+    """A stall that ends before twice the budget is only reported."""
+    async with running(step_budget_seconds=2.0) as client:
+        await last_of(client, make_request("a", [1]))
+        assert (await client.run(Configure(0, {"hang_seconds": 2.7}))).ok
+        (stream,) = client.open(make_request("b", [1], max_tokens=1))
+        await until(lambda: not client.is_progressing)
+        assert (await stream.next()).finish_reason is FinishReason.LENGTH
+        await until(lambda: client.is_progressing)
+        assert client.stats.num_restarts == 0
+
+
+async def test_by_policy_nothing_is_started_again(make_request: Make) -> None:
+    """`gone` returns when the engine is lost for good."""
+    async with running(Supervision(restart=False)) as client:
+        (stream,) = client.open(make_request("a", [1], max_tokens=5000))
+        signal_engine(client, signal.SIGKILL)
+        await client.gone()
+        with pytest.raises(EngineDeadError):
+            await read_on(stream)
+        assert not client.is_alive
+        assert client.pid is None or is_gone(client.pid)
+
+
+async def test_an_engine_that_breaks_at_once_is_given_up(make_request: Make) -> None:
+    """The budget of restarts ends a crash loop."""
+    async with running(Supervision(max_restarts=1)) as client:
+        for _ in range(2):
+            await until(lambda: client.is_alive)
+            lost = client.pid
+            signal_engine(client, signal.SIGKILL)
+            await until(lambda pid=lost: client.pid != pid or not client.is_alive)
+        await client.gone()
+        assert client.stats.num_restarts == 1
+
+
+async def test_an_error_in_a_step_reaches_every_stream_and_the_engine_comes_back(
+    make_request: Make,
+) -> None:
+    """What Python raised (out of memory, a device error) is what the clients are told."""
+    async with running(sim=SimConfig(time_scale=0.0, num_words=0)) as client:
+        streams = [client.open(make_request(f"r{i}", [1]))[0] for i in range(5)]
+        for stream in streams:
+            with pytest.raises(EngineDeadError, match="Error"):
+                await stream.next()
+        await until(lambda: client.is_alive)
+        assert client.stats.num_restarts == 1
+
+
+async def test_shutdown_does_not_wait_for_an_engine_that_is_coming_up() -> None:
+    """While a new engine starts, the client can be shut down."""
+    async with running() as client:
+        lost = signal_engine(client, signal.SIGKILL)
+        await until(lambda: client.pid not in (None, lost))
+        coming = client.pid
+        await client.shutdown()
+        assert coming is not None
+        assert is_gone(coming)
+        assert not client.is_alive
+
+
+async def test_commands_are_answered(make_request: Make) -> None:
+    """Each gets its own reply; refusals say why; a frozen engine goes on after `Resume`."""
+    async with running() as client:
+        await last_of(client, make_request("a", range(64)))
+        dump, reset = await asyncio.gather(
+            client.run(DumpCache(0)), client.run(ResetPrefixCache(0))
+        )
+        assert (len(dump.blocks), reset.ok) == (4, True)
+        assert (await client.run(DumpCache(0))).blocks == []
+        refused = await client.run(Pause(0, "sideways"))
+        assert (refused.ok, "sideways" in (refused.error or "")) == (False, True)
+        assert (await client.run(Pause(0, "keep"))).ok
+        waiting = asyncio.create_task(last_of(client, make_request("b", [1])))
+        assert (await client.run(DumpCache(0))).ok
+        assert not waiting.done()
+        assert client.is_progressing
+        assert (await client.run(Resume(0))).ok
+        assert (await waiting).finish_reason is FinishReason.LENGTH
+
+
+async def test_every_branch_has_a_stream_of_its_own(make_request: Make) -> None:
+    """One prompt, three answers; one is closed early, the others go on."""
+    steps: list[StepOutputs] = []
+    config = EngineConfig("sim", None, sim=SimConfig(time_scale=0.0))
+    client = EngineClient(config, steps.append)
+    await client.start(30.0)
+    try:
+        plain = make_request("a", range(20), max_tokens=50)
+        request = AddRequest("a", plain.prompt_token_ids, plain.params, 0.0, branch_ids=["b", "c"])
+        streams = client.open(request)
+        assert [stream.request_id for stream in streams] == ["a", "b", "c"]
+        assert client.num_unfinished == 3
+        streams[1].close()
+        streams[1].close()
+        tokens = []
+        for stream in (streams[0], streams[2]):
+            drawn: list[int] = []
+            while True:
+                output = await stream.next()
+                drawn += output.token_ids
+                if output.finish_reason is not None:
+                    break
+            tokens.append(drawn)
+        assert [len(drawn) for drawn in tokens] == [50, 50]
+        assert tokens[0] != tokens[1]
+        assert client.num_unfinished == 0
+        assert client.stats.prompt_tokens == 20
+    finally:
+        await client.shutdown()
