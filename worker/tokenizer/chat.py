@@ -103,10 +103,16 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
         self._environment = environment
+        self._source = source
         self._template = self._compiled(source)
         self._tool_template = self._template if tool_source is None else self._compiled(tool_source)
         self._tokens = {**(special_tokens or {}), "bos_token": bos_token, "eos_token": eos_token}
         self._reserved = RESERVED_VARIABLES | self._tokens.keys()
+
+    @property
+    def source(self) -> str:
+        """The template as the model has it."""
+        return self._source
 
     def _compiled(self, source: str) -> Template:
         try:

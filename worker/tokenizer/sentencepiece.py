@@ -157,20 +157,20 @@ class SentencePieceTokenizer:
         """Append the pieces of escaped text without marks, which begins at `start`."""
         if not escaped:
             return
+        end = start
         if takes_space:
-            escaped, start = SPACE + escaped, start - 1
+            escaped, end = SPACE + escaped, start - 1
         first = len(encoding.ids)
         for piece in self._split(escaped):
-            end = start + len(piece)
+            start, end = max(start, end), end + len(piece)
             known = self._ids.get(piece)
             if known is not None:
-                encoding.add(known, max(start, 0), end)
+                encoding.add(known, start, end)
             elif self._byte_ids is not None:
                 for byte in piece.encode("utf-8"):
-                    encoding.add(self._byte_ids[byte], max(start, 0), end)
+                    encoding.add(self._byte_ids[byte], start, end)
             else:
-                self._add_unknown(encoding, first, max(start, 0), end)
-            start = end
+                self._add_unknown(encoding, first, start, end)
 
     def _add_unknown(self, encoding: _Encoding, first: int, start: int, end: int) -> None:
         """A run of unknown characters is one unknown piece."""

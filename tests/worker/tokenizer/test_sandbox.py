@@ -116,7 +116,7 @@ def test_every_render_has_the_whole_budget() -> None:
         ("{% for k, v in d.items() %}{{ k ~ '=' ~ v }}{% endfor %}", "a=1"),
         ("{{ 'a-b'.replace('-', '+') }}{{ 'a b'.split(' ') | join('|', attribute=0) }}", "a+ba|b"),
         ("{{ '%s %05.1f' % ('x', 2.5) }} {{ '{} {:>3}'.format('x', 1) }}", "x 002.5 x   1"),
-        ("{{ xs | sum }} {{ xs | map('string') | join(',') }}", "3 1,2 "),
+        ("{{ xs | sum }} {{ xs | map('string') | join(',') }}", "3 1,2"),
         ("{{ 'x' | center(5) }}|", "  x  |"),
         ("{{ 'line\nline' | indent(2) }} {{ undefined is defined }}", "line\n  line False"),
         ("{{ xs[::-1] + [0] }}{{ ('ab' * 2).upper() }}", "[2, 1, 0]ABAB"),

@@ -1,0 +1,352 @@
+"""SentencePiece vocabularies of any file encode as the sentencepiece library does."""
+
+from __future__ import annotations
+
+import io
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.errors import ModelError
+from worker.tokenizer.checkpoint import Checkpoint, read_checkpoint
+from worker.tokenizer.detokenize import Detokenizer
+from worker.tokenizer.sentencepiece import (
+    BYTE,
+    CONTROL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Piece,
+    SentencePieceOptions,
+    SentencePieceTokenizer,
+)
+from worker.tokenizer.sentencepiece_file import read_sentencepiece
+from worker.tokenizer.tokenizer import Tokenizer, build_tokenizer
+
+spm = pytest.importorskip("sentencepiece")
+
+BYTES = [Piece(f"<0x{b:02X}>", 0.0, BYTE) for b in range(256)]
+HEAD = [Piece("<unk>", 0.0, UNKNOWN), Piece("<s>", 0.0, CONTROL), Piece("</s>", 0.0, CONTROL)]
+BOS, EOS = 1, 2
+
+
+def tokenizer(
+    *pieces: Piece, options: SentencePieceOptions | None = None, byte_pieces: bool = True
+) -> SentencePieceTokenizer:
+    """A vocabulary of the usual head and some pieces, the first ones scored best."""
+    scored = [Piece(p.text, p.score or -float(n), p.kind) for n, p in enumerate(pieces)]
+    return SentencePieceTokenizer(
+        "x.gguf", [*HEAD, *(BYTES if byte_pieces else []), *scored], options
+    )
+
+
+def spelled(built: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[str]:
+    """The pieces of a text."""
+    return [built.token_text(i) for i in built.encode(text, add_special_tokens=add_special_tokens)]
+
+
+LETTERS = [Piece(c, -100.0) for c in "▁abc"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text", "expected"),
+    [
+        ([Piece("ab"), Piece("bc"), *LETTERS], "abc", ["▁", "ab", "c"]),
+        ([Piece("bc"), Piece("ab"), *LETTERS], "abc", ["▁", "a", "bc"]),
+        ([Piece("▁a"), Piece("▁ab"), *LETTERS], "ab b", ["▁ab", "▁", "b"]),
+        ([Piece("aa"), *LETTERS], "aaa", ["▁", "aa", "a"]),
+        ([Piece("aa", -1), Piece("aaa", -2), *LETTERS], "aaaa", ["▁", "aa", "aa"]),
+        ([Piece("▁▁"), *LETTERS], "   a", ["▁▁", "▁▁", "a"]),
+        ([Piece("b▁a"), Piece("▁a"), Piece("b▁"), *LETTERS], "b a", ["▁", "b▁a"]),
+        ([Piece("▁a"), Piece("b▁"), *LETTERS], "b a", ["▁", "b", "▁a"]),
+        (LETTERS, "aé", ["▁", "a", "<0xC3>", "<0xA9>"]),
+        (LETTERS, "", []),
+        (LETTERS, "a</s>b", ["▁", "a", "</s>", "▁", "b"]),
+        ([Piece("ab", kind=UNUSED), Piece("abc"), *LETTERS], "ab", ["▁", "a", "b"]),
+        ([Piece("ab", kind=UNUSED), Piece("abc"), *LETTERS], "abc", ["▁", "abc"]),
+        ([Piece("bc", kind=USER_DEFINED), Piece("ab"), *LETTERS], "abc", ["▁", "a", "bc"]),
+    ],
+)
+def test_the_best_scored_neighbours_are_joined_first(
+    pieces: list[Piece], text: str, expected: list[str]
+) -> None:
+    """Scores decide, the left pair among equals; what is no piece is spelled in bytes."""
+    assert spelled(tokenizer(*pieces), text) == expected
+
+
+def test_unknown_characters_are_one_unknown_piece_without_byte_pieces() -> None:
+    """A run of what the vocabulary lacks is a single token that covers it."""
+    built = tokenizer(*LETTERS, byte_pieces=False)
+    assert spelled(built, "aéßb") == ["▁", "a", "<unk>", "b"]
+    assert built.encode_with_offsets("aéßb", add_special_tokens=False)[1][2] == (1, 3)
+
+
+def test_a_vocabulary_that_cannot_spell_is_refused() -> None:
+    """Neither byte pieces nor an unknown one: the file is named."""
+    with pytest.raises(ModelError, match=r"x\.gguf.*byte pieces"):
+        SentencePieceTokenizer("x.gguf", LETTERS)
+
+
+def test_what_is_added_around_a_text_follows_the_options() -> None:
+    """Begin, end and space are added only where the model says so."""
+    options = SentencePieceOptions(BOS, EOS, add_space_prefix=False)
+    built = tokenizer(*LETTERS, options=options)
+    assert spelled(built, "a", add_special_tokens=True) == ["<s>", "a", "</s>"]
+    assert spelled(built, "a", add_special_tokens=False) == ["a"]
+    once = SentencePieceOptions(space_after_marks=False)
+    assert spelled(tokenizer(*LETTERS, options=once), "a<s>b") == ["▁", "a", "<s>", "b"]
+
+
+def test_marks_can_take_blanks_along() -> None:
+    """A mark that strips its sides swallows the blanks there, and its range covers them."""
+    mark = Piece("<m>", 0.0, USER_DEFINED, strips_left=True, strips_right=True)
+    built = SentencePieceTokenizer("x", [*HEAD, *LETTERS, mark])
+    ids, offsets = built.encode_with_offsets("a  <m> \nb", add_special_tokens=False)
+    assert [built.token_text(i) for i in ids] == ["▁", "a", "<m>", "▁", "b"]
+    assert offsets == [(0, 0), (0, 1), (1, 8), (8, 8), (8, 9)]
+
+
+@given(st.text("ab cé🙂", max_size=30), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_offsets_cover_the_text_in_order(text: str, add: bool) -> None:
+    """The ranges follow one another, and together they are the whole text."""
+    options = SentencePieceOptions(BOS, EOS)
+    built = tokenizer(Piece("ab"), Piece("▁a"), *LETTERS, options=options)
+    ids, offsets = built.encode_with_offsets(text, add_special_tokens=add)
+    assert ids == built.encode(text, add_special_tokens=add)
+    covered = sorted({o for o in offsets if o[0] < o[1]})
+    assert "".join(text[a:b] for a, b in covered) == text
+
+
+@pytest.fixture(scope="module")
+def corpus() -> list[str]:
+    """Text to learn pieces from: this repository's own documentation."""
+    root = Path(__file__).parents[3]
+    lines = [line for file in sorted(root.glob("*.md")) for line in file.read_text().splitlines()]
+    return [line for line in lines if line.strip()][:600]
+
+
+TRAININGS: dict[str, dict[str, Any]] = {
+    "byte pieces": {"byte_fallback": True},
+    "no byte pieces": {"byte_fallback": False},
+    "no space in front": {"byte_fallback": True, "add_dummy_prefix": False},
+    "pieces across words": {"byte_fallback": True, "split_by_whitespace": False},
+    "user symbols": {"byte_fallback": True, "user_defined_symbols": ["==", "the"]},
+}
+
+
+@pytest.fixture(scope="module", params=TRAININGS)
+def trained(
+    request: pytest.FixtureRequest, corpus: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Path]:
+    """A model of the library's own making, and its file."""
+    written = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(corpus),
+        model_writer=written,
+        vocab_size=700,
+        model_type="bpe",
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+        **TRAININGS[request.param],
+    )
+    path = tmp_path_factory.mktemp("spm") / "tokenizer.model"
+    path.write_bytes(written.getvalue())
+    return spm.SentencePieceProcessor(model_proto=written.getvalue()), path
+
+
+def of_file(path: Path) -> SentencePieceTokenizer:
+    """The tokenizer of a file as the library uses it: marks in a text are plain text to it."""
+    file = read_sentencepiece(path)
+    options = SentencePieceOptions(add_space_prefix=file.add_space_prefix, space_after_marks=False)
+    return SentencePieceTokenizer(str(path), file.pieces, options)
+
+
+def test_real_text_encodes_as_in_the_library(trained: tuple[Any, Path], corpus: list[str]) -> None:
+    """Ids of whole documents, and their text, are the library's."""
+    library, path = trained
+    ours = of_file(path)
+    for text in [*corpus[:200], "\n".join(corpus[:50])]:
+        ids = library.encode(text)
+        assert ours.encode(text, add_special_tokens=False) == ids
+        if library.unk_id() not in ids:
+            assert ours.decode(ids, skip_special_tokens=True) == library.decode(ids)
+
+
+@given(text=st.text("theTHE ==\n\téé🙂aa", max_size=40) | st.text(max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_any_text_encodes_as_in_the_library(trained: tuple[Any, Path], text: str) -> None:
+    """The same for text nobody would write."""
+    library, path = trained
+    if any(mark in text for mark in ("<s>", "</s>", "<unk>", "\0")):
+        return
+    assert of_file(path).encode(text, add_special_tokens=False) == library.encode(text)
+
+
+@given(text=st.text(max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_text_survives_the_round_trip(trained: tuple[Any, Path], text: str) -> None:
+    """With byte pieces no text is lost, streamed a token at a time or decoded at once."""
+    _, path = trained
+    ours = of_file(path)
+    text = text.replace("▁", "")  # the library's own sign for a space
+    ids = ours.encode(text, add_special_tokens=False)
+    if 0 in ids:
+        return  # no byte pieces
+    assert ours.decode(ids, skip_special_tokens=False) == text
+    stream = Detokenizer(ours.token_bytes, strip_space=ours.strips_leading_space)
+    assert "".join([stream.feed([i]) for i in ids]) + stream.finish() == text
+
+
+def test_transformers_conversion_agrees_on_real_text(
+    trained: tuple[Any, Path], corpus: list[str], tmp_path: Path
+) -> None:
+    """The tokenizer.json transformers makes of the vocabulary is read, encodes the same text to the
+    same ids, and spells them the same.
+    """
+    library, path = trained
+    if not library.is_byte(3):
+        pytest.skip("transformers' conversion needs byte pieces")
+    converted = converted_json(library, tmp_path)
+    ours, theirs = of_file(path), build_tokenizer(converted)
+    for text in corpus[:100]:
+        if "<s>" in text or text[0] == " ":  # transformers puts no second space in front
+            continue
+        ids = ours.encode(text, add_special_tokens=False)
+        assert theirs.encode(text, add_special_tokens=False) == ids
+        assert theirs.decode(ids, skip_special_tokens=False) == text
+    assert [theirs.token_bytes(i) for i in range(700)] == [ours.token_bytes(i) for i in range(700)]
+
+
+def converted_json(library: Any, folder: Path) -> Checkpoint:
+    """A directory with what transformers' LlamaTokenizer writes for a vocabulary."""
+    from transformers import LlamaTokenizer
+
+    pieces = [library.id_to_piece(i) for i in range(library.get_piece_size())]
+    known = {piece: i for i, piece in enumerate(pieces)}
+    merges = [
+        (library.get_score(i), (piece[:cut], piece[cut:]))
+        for i, piece in enumerate(pieces)
+        for cut in range(1, len(piece))
+        if piece[:cut] in known and piece[cut:] in known and not library.is_byte(i)
+    ]
+    ranked = [pair for _, pair in sorted(merges, key=lambda merge: -merge[0])]
+    prefix = library.encode("x", out_type=str)[0].startswith("▁")
+    built = LlamaTokenizer(vocab=known, merges=ranked, add_prefix_space=prefix)
+    built.save_pretrained(folder)
+    config = {"max_position_embeddings": 64, "vocab_size": len(pieces), "model_type": "llama"}
+    (folder / "config.json").write_bytes(msgspec.json.encode(config))
+    return read_checkpoint(folder)
+
+
+def write_directory(folder: Path, model: Path, **tokenizer_config: Any) -> Path:
+    """A Hugging Face directory with a tokenizer.model and no tokenizer.json."""
+    (folder / "tokenizer.model").write_bytes(model.read_bytes())
+    config = {"max_position_embeddings": 64, "vocab_size": 702, "eos_token_id": 2}
+    (folder / "config.json").write_bytes(msgspec.json.encode(config))
+    (folder / "tokenizer_config.json").write_bytes(msgspec.json.encode(tokenizer_config))
+    return folder
+
+
+def test_a_directory_may_have_only_a_tokenizer_model(
+    trained: tuple[Any, Path], tmp_path: Path
+) -> None:
+    """Switches and added tokens come from tokenizer_config.json."""
+    library, path = trained
+    added = {
+        "700": {"content": "<|im_start|>", "special": True},
+        "701": {"content": "<tool>", "special": False, "rstrip": True},
+    }
+    folder = write_directory(
+        tmp_path, path, added_tokens_decoder=added, add_bos_token=True, bos_token="<s>"
+    )
+    checkpoint = read_checkpoint(folder)
+    built = build_tokenizer(checkpoint)
+    assert (checkpoint.bos_token_id, checkpoint.eos_token_ids) == (None, (2,))
+    ids = built.encode("abc<|im_start|>", add_special_tokens=True)
+    assert ids == [1, *library.encode("abc"), 700]
+    assert built.encode("<tool>  ", add_special_tokens=False) == [701]
+    assert built.vocab_size == 702
+    assert 700 in built.special_ids
+    assert 701 not in built.special_ids
+
+
+def test_gguf_metadata_gives_the_same_tokenizer(
+    trained: tuple[Any, Path], corpus: list[str]
+) -> None:
+    """Pieces, scores and types of a GGUF file are those of the SentencePiece file."""
+    library, path = trained
+    file = read_sentencepiece(path)
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [p.text for p in file.pieces],
+        "tokenizer.ggml.scores": [p.score for p in file.pieces],
+        "tokenizer.ggml.token_type": [p.kind for p in file.pieces],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_space_prefix": file.add_space_prefix,
+    }
+    built = build_tokenizer(
+        Checkpoint(Path("x.gguf"), "x", 64, 700, (2,), None, "<s>", "</s>", metadata)
+    )
+    for text in corpus[:50]:
+        if "==" in text or "the" in text:  # a user symbol takes a space here
+            continue
+        assert built.encode(text, add_special_tokens=True) == [1, *library.encode(text)]
+
+
+def proto(*fields: tuple[int, bytes | int]) -> bytes:
+    """A protobuf message of small fields."""
+    return b"".join(
+        bytes((number << 3, value)) if isinstance(value, int)
+        else bytes((number << 3 | 2, len(value))) + value
+        for number, value in fields
+    )  # fmt: skip
+
+
+PIECE = (1, proto((1, b"a")) + b"\x15" + struct.pack("<f", -1.0))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "it has no pieces"),
+        (b"\xff\xff", "runs past the end"),
+        (b"IQ== 0\nIg== 1\n", "needs its tokenizer.json"),
+        (proto(PIECE, (2, proto((3, 1)))), "'unigram' is not supported"),
+        (proto(PIECE), "'unigram' is not supported"),
+        (proto(PIECE, (2, proto((3, 2)))), "normalizer rewrites text"),
+        (proto(PIECE, (2, proto((3, 2))), (3, proto((2, b"x"), (4, 0)))), "normalizer"),
+        (proto((1, proto((1, b"\xff")))), "not a SentencePiece model"),
+        (proto((1, proto((3, 9)))), "unknown type 9"),
+    ],
+)
+def test_other_files_are_refused_by_name(content: bytes, reason: str, tmp_path: Path) -> None:
+    """Damage, other algorithms and normalizers are errors with the file and the way out."""
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=rf"(?s)tokenizer\.model.*{reason}"):
+        read_sentencepiece(path)
+
+
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_no_damage_escapes_as_another_error(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Cut anywhere or with bytes changed, a file is read or refused, and nothing else happens."""
+    content = bytearray(proto(PIECE, PIECE, (2, proto((3, 2))), (3, proto((3, 1), (4, 0)))))
+    for _ in range(data.draw(st.integers(0, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.mktemp("fuzz") / "tokenizer.model"
+    path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    try:
+        assert read_sentencepiece(path).pieces
+    except ModelError:
+        return
