@@ -114,7 +114,7 @@ class Transformers:
                 tie_word_embeddings=shape.tied_head,
             )
         ).eval()
-        weights = {name: checkpoint.read(name) for name in checkpoint.names()}
+        weights = {name: checkpoint.read(name) for name in checkpoint.shapes()}
         self.model.load_state_dict(weights, strict=False)
 
     @torch.inference_mode()

@@ -114,7 +114,7 @@ def transformers_model(model_path: Path) -> Any:
 
     with no_init_weights():
         model = LlamaForCausalLM(config)
-    weights = {name: checkpoint.read(name) for name in checkpoint.names()}
+    weights = {name: checkpoint.read(name) for name in checkpoint.shapes()}
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert (missing, unexpected) == (["lm_head.weight"], [])
     model.tie_weights()

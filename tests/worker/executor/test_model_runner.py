@@ -5,8 +5,10 @@ Prompts are random token ids: their continuations are far from certain, so that 
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,15 @@ from worker.config import EngineConfig, SchedulerConfig
 from worker.errors import ConfigError, ModelError
 from worker.executor.interface import Executor
 from worker.executor.model_runner import build_executor, choose_dtype
-from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
+from worker.ops import reference
+from worker.types import (
+    Draw,
+    SampleSpec,
+    SamplingParams,
+    ScheduledSequence,
+    SchedulerOutput,
+    TokenLogprobs,
+)
 
 BLOCK_SIZE = 16
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
@@ -202,6 +212,86 @@ def test_a_step_may_sample_nothing(auto_executor: Executor) -> None:
     chunk = ScheduledSequence(0, [5, 6, 7], 0, [0])
     assert auto_executor.execute(SchedulerOutput(0, (chunk,))).sampled == {}
     assert auto_executor.execute(SchedulerOutput(1, ())).sampled == {}
+
+
+def continuation(executor: Executor, prompt: list[int], **changes: Any) -> Draw:
+    """The draw after a prompt that is run in one step."""
+    params = replace(GREEDY, **changes)
+    sequence = ScheduledSequence(
+        0, prompt, 0, range(40), (SampleSpec(params, len(prompt), (), prompt, len(prompt)),)
+    )
+    return executor.execute(SchedulerOutput(0, (sequence,))).sampled[0][0]
+
+
+@pytest.mark.model
+def test_forward_is_deterministic(auto_executor: Executor) -> None:
+    """The same prompt gives the same log probabilities to the bit, over the whole vocabulary."""
+    [prompt] = prompts(1, seed=15)
+    first, second = (continuation(auto_executor, prompt, logprobs=-1) for _ in range(2))
+    assert first == second
+    assert first.logprobs is not None
+    assert first.logprobs.token_ids[0] == first.token_id
+
+
+@pytest.mark.model
+def test_probabilities_sum_to_one(auto_executor: Executor) -> None:
+    """Over the whole vocabulary, each token once."""
+    for prompt in [CAPITAL, *prompts(2, seed=16)]:
+        logprobs = continuation(auto_executor, prompt, logprobs=-1).logprobs
+        assert logprobs is not None
+        assert sorted(logprobs.token_ids[1:]) == list(range(49152))
+        assert math.fsum(map(math.exp, logprobs.logprobs[1:])) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.model
+def test_prompt_logprobs_are_transformers_in_any_chunks(
+    float32_executor: Executor, transformers_model: Any
+) -> None:
+    """Of every prompt token after the first: value, rank and the likeliest; whole or cut, to the
+    bit the same.
+    """
+    [prompt] = prompts(1, seed=17)
+    with torch.inference_mode():
+        logits = transformers_model(torch.tensor([prompt])).logits[0]
+    expected = [
+        reference.token_logprobs(row, target, 3)
+        for row, target in zip(logits[:10], prompt[1:11], strict=True)
+    ]
+    answers: list[list[TokenLogprobs]] = []
+    for cuts in ([0, len(prompt)], [0, 1, 30, 64, len(prompt)]):
+        found: list[TokenLogprobs] = []
+        for start, end in itertools.pairwise(cuts):
+            targets = prompt[start + 1 : end + 1]
+            chunk = ScheduledSequence(
+                0,
+                prompt[start:end],
+                start,
+                range(40),
+                prompt_targets=targets,
+                num_prompt_logprobs=3,
+            )
+            found += float32_executor.execute(SchedulerOutput(0, (chunk,))).prompt_logprobs[0]
+        assert len(found) == len(prompt) - 1
+        answers.append(found)
+    assert answers[0] == answers[1]
+    for mine, theirs in zip(answers[0], expected, strict=False):
+        assert mine.token_ids == theirs.token_ids
+        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=2e-3)
+        assert mine.rank == pytest.approx(theirs.rank, abs=2, rel=1e-3)
+
+
+@pytest.mark.model
+def test_branches_of_a_prompt_draw_as_if_alone(auto_executor: Executor) -> None:
+    """Several samples of one row draw what each would draw of a row of its own."""
+    specs = [
+        SampleSpec(SamplingParams(max_tokens=1, seed=seed, temperature=1.2, top_p=0.97), 16)
+        for seed in range(5)
+    ]
+    together = ScheduledSequence(0, CAPITAL, 0, range(2), tuple(specs))
+    drawn = auto_executor.execute(SchedulerOutput(0, (together,))).sampled[0]
+    for spec, draw in zip(specs, drawn, strict=True):
+        alone = ScheduledSequence(0, CAPITAL, 0, range(2), (spec,))
+        assert auto_executor.execute(SchedulerOutput(0, (alone,))).sampled[0] == (draw,)
 
 
 @pytest.mark.model
