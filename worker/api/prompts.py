@@ -14,14 +14,6 @@ from worker.errors import RequestError
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 # Only null and empty ones are taken.
 UNSUPPORTED_PARTS = ("tool_calls", "tool_call_id", "function_call", "refusal", "audio")
-# What the server itself gives a template: a client's variable of that name would replace it.
-_RESERVED_VARIABLES = frozenset(
-    {
-        *("messages", "tools", "documents", "chat_template", "tokenize", "return_dict"),
-        *("add_generation_prompt", "continue_final_message", "bos_token", "eos_token"),
-        *("raise_exception", "strftime_now", "tokenizer", "conversation"),
-    }
-)
 
 
 def check_prompt_chars(text: str, limits: ModelLimits) -> None:
@@ -115,38 +107,10 @@ def _content(message: ChatMessage, place: str) -> str:
     return "\n".join(texts)
 
 
-def template_variables(
-    kwargs: Mapping[str, object] | None, documents: Sequence[Mapping[str, object]] | None
-) -> dict[str, object]:
-    """The client's template variables. Names that are the server's are refused."""
-    for name in kwargs or ():
-        if name in _RESERVED_VARIABLES or name.startswith("_"):
-            raise RequestError(
-                f"chat_template_kwargs cannot set `{name}`", param=f"chat_template_kwargs.{name}"
-            )
+def check_documents(documents: Sequence[Mapping[str, object]] | None) -> None:
+    """There are at most so many documents for a template to show."""
     if len(documents or ()) > MAX_DOCUMENTS:
         raise RequestError(f"documents takes at most {MAX_DOCUMENTS}", param="documents")
-    variables = dict(kwargs or {})
-    if documents:
-        variables["documents"] = documents
-    return variables
-
-
-def open_final_message(prompt: str, content: str) -> str:
-    """Cut a rendered conversation behind its last message's content, so that the model goes on
-    with it (`continue_final_message`). Templates may strip the content's blanks.
-    """
-    bare = content.strip()
-    place = prompt.rfind(bare)
-    if not bare or place < 0:
-        raise RequestError(
-            "continue_final_message is set but the final message does not appear in the chat after"
-            " applying the chat template",
-            param="continue_final_message",
-        )
-    kept = content.lstrip()
-    length = len(kept) if prompt.startswith(kept, place) else len(bare)
-    return prompt[: place + length]
 
 
 def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:

@@ -8,12 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from worker.api.params import ModelLimits
-from worker.api.prompts import (
-    check_prompt_chars,
-    open_final_message,
-    template_messages,
-    template_variables,
-)
+from worker.api.prompts import check_documents, check_prompt_chars, template_messages
 from worker.api.schema import ChatMessage
 from worker.errors import RequestError
 from worker.tokenizer.chat import ChatTemplate
@@ -69,16 +64,17 @@ class TextSide:
             raise RequestError(
                 "This model has no chat template; use /v1/completions", param="messages"
             )
-        variables = template_variables(options.chat_template_kwargs, options.documents)
+        check_documents(options.documents)
+        variables = dict(options.chat_template_kwargs or {})
         if options.reasoning_effort is not None:
             variables["reasoning_effort"] = options.reasoning_effort
-        turns = template_messages(messages)
-        prompt = self.template.render(
-            turns, add_generation_prompt=opens_a_turn(options), variables=variables
+        return self.template.render(
+            template_messages(messages),
+            add_generation_prompt=opens_a_turn(options),
+            continue_final_message=bool(options.continue_final_message),
+            documents=options.documents or None,
+            variables=variables,
         )
-        if options.continue_final_message:
-            return open_final_message(prompt, turns[-1]["content"])
-        return prompt
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text, long ones in a thread. Refuses a hopelessly long one (400)."""

@@ -129,41 +129,10 @@ def test_senseless_truncations_are_refused(asked: int | None, side: str | None, 
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize(
-    ("rendered", "content", "expected"),
-    [
-        ("<u>hi</u><a>Once upon</a>", "Once upon", "<u>hi</u><a>Once upon"),
-        ("<a>Once upon </a>", "Once upon ", "<a>Once upon "),
-        ("<a>Once upon</a>", "  Once upon  ", "<a>Once upon"),
-        ("<a>hi</a><a>hi</a>", "hi", "<a>hi</a><a>hi"),
-    ],
-)
-def test_a_final_message_is_left_open(rendered: str, content: str, expected: str) -> None:
-    """The prompt ends with the last message's text, and the model goes on with it."""
-    assert prompts.open_final_message(rendered, content) == expected
-
-
-@pytest.mark.parametrize("content", ["", "  ", "not there"])
-def test_a_final_message_that_the_template_hides_cannot_be_continued(content: str) -> None:
-    """There is nothing to continue."""
-    with pytest.raises(RequestError, match="does not appear") as caught:
-        prompts.open_final_message("<a>x</a>", content)
-    assert caught.value.param == "continue_final_message"
-
-
-@pytest.mark.parametrize(
-    "name", ["messages", "tokenize", "chat_template", "bos_token", "__class__"]
-)
-def test_template_variables_cannot_replace_the_servers_own(name: str) -> None:
-    """A variable of the client's is refused where the server has one of that name."""
+def test_the_number_of_documents_is_bounded() -> None:
+    """A template is not asked to show more than 1,024 documents."""
+    prompts.check_documents(None)
+    prompts.check_documents([{"title": "t"}] * 1024)
     with pytest.raises(RequestError) as caught:
-        prompts.template_variables({"enable_thinking": False, name: 1}, None)
-    assert caught.value.param == f"chat_template_kwargs.{name}"
-
-
-def test_documents_are_a_template_variable() -> None:
-    """Templates for retrieval read `documents`; there are at most 1,024."""
-    documents = [{"title": "t", "text": "x"}]
-    assert prompts.template_variables({"a": 1}, documents) == {"a": 1, "documents": documents}
-    with pytest.raises(RequestError):
-        prompts.template_variables(None, documents * 1025)
+        prompts.check_documents([{"title": "t"}] * 1025)
+    assert caught.value.param == "documents"
