@@ -32,6 +32,8 @@ def _value(field: Query, texts: list[str] | None) -> Any:
         raise RequestError(f"Query field `{field.name}` is given more than once", param=field.name)
     kind = list[field.kind] if field.many else field.kind  # type: ignore[name-defined]
     try:
+        if kind is bool:
+            return msgspec.json.decode(texts[0], type=bool)  # true or false, and nothing else
         return msgspec.convert(texts if field.many else texts[0], kind, strict=False)
-    except msgspec.ValidationError as error:
+    except msgspec.MsgspecError as error:
         raise RequestError(f"Query field `{field.name}`: {error}", param=field.name) from error

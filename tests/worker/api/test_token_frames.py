@@ -1,0 +1,89 @@
+"""Token ids in, token ids out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from worker.tokenizer import sim
+from worker.types import FinishReason
+
+PATH = "/inference/v1/generate"
+
+
+async def test_an_answer_is_in_tokens(bench: Any) -> None:
+    """The drawn ids, the stop token among them, and the usage; no text unless asked for."""
+    async with bench.client() as client:
+        body = {"token_ids": [1, 2, 3], "request_id": "r"}
+        answer = (await client.post(PATH, json=body)).json()
+        text = (await client.post(PATH, json={**body, "output_mode": "text"})).json()
+    [choice] = answer["choices"]
+    assert choice["token_ids"] == [ord("h"), ord("i"), sim.IM_END_ID]
+    assert (choice["finish_reason"], "text" in choice) == ("stop", False)
+    assert (answer["request_id"], answer["model"]) == ("r", "tiny")
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (3, 3)
+    assert (text["choices"][0]["text"], text["output_mode"]) == ("hi", "text")
+
+
+async def test_without_a_limit_the_context_is_filled(bench: Any) -> None:
+    """Not the sixteen tokens of text completions."""
+    async with bench.client() as client:
+        await client.post(PATH, json={"token_ids": [1, 2, 3]})
+    assert bench.engine.requests[0].params.max_tokens == 61
+
+
+async def test_a_stream_is_in_tokens(bench: Any) -> None:
+    """One frame for each output, then the usage and the end."""
+    async with bench.client() as client:
+        body = {"token_ids": [1], "stream": True, "stream_options": {"include_usage": True}}
+        answer = await client.post(PATH, json=body)
+    *frames, done = answer.text.strip().split("\n\n")
+    parsed = [json.loads(frame.removeprefix("data: ")) for frame in frames]
+    assert done == "data: [DONE]"
+    drawn = [i for f in parsed for c in f["choices"] for i in c["token_ids"]]
+    assert drawn == [ord("h"), ord("i"), sim.IM_END_ID]
+    assert parsed[-1]["choices"] == []
+    assert parsed[-1]["usage"]["completion_tokens"] == 3
+    assert parsed[-2]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_log_probabilities_name_ids(bench: Any) -> None:
+    """The chat's form, with token ids for names."""
+    bench.engine.steps = [
+        bench.say("h", FinishReason.LENGTH, logprobs=[bench.logprob("h", ("i", -2.0))])
+    ]
+    async with bench.client() as client:
+        body = {"token_ids": [1], "sampling_params": {"logprobs": 1, "max_tokens": 1}}
+        answer = (await client.post(PATH, json=body)).json()
+    [entry] = answer["choices"][0]["logprobs"]["content"]
+    assert entry["token"] == "token_id:104"
+    assert entry["top_logprobs"][0]["token"] == "token_id:105"
+
+
+async def test_everything_a_client_library_sends_is_taken(bench: Any) -> None:
+    """Fields of the flat sampling parameters that mean nothing here are no error."""
+    sampling = {"detokenize": False, "output_kind": 2, "n": 2, "temperature": 1.0}
+    async with bench.client() as client:
+        body = {"token_ids": [1], "sampling_params": sampling, "features": None}
+        answer = await client.post(PATH, json=body)
+    assert [c["index"] for c in answer.json()["choices"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"token_ids": [1], "features": {"mm_hashes": {}}}, "features"),
+        ({"token_ids": [1], "kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
+        ({"token_ids": [1], "sampling_params": {"temperature": 9}}, "temperature"),
+        ({"token_ids": [1], "sampling_params": {"temp": 1}}, "sampling_params.temp"),
+        ({"token_ids": [1], "sampling_params": {"use_beam_search": True}}, "use_beam_search"),
+        ({"token_ids": list(range(64))}, "input_tokens"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused(bench: Any, body: dict[str, Any], param: str) -> None:
+    """With the field at fault."""
+    async with bench.client() as client:
+        answer = await client.post(PATH, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

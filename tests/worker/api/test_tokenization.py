@@ -1,0 +1,71 @@
+"""Token ids of texts and conversations, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from worker.tokenizer import sim
+
+TURNS = [{"role": "user", "content": "shono hi"}]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"add_generation_prompt": False},
+        {"continue_final_message": True, "add_generation_prompt": False},
+        {"chat_template_kwargs": {"x": 1}, "documents": [{"text": "a"}]},
+        {"add_special_tokens": True},
+    ],
+)
+async def test_tokenize_agrees_with_generation(bench: Any, options: dict[str, Any]) -> None:
+    """The ids of a conversation are those a chat prefills, and their number is its usage."""
+    body = {"messages": TURNS, **options}
+    async with bench.client() as client:
+        answer = (await client.post("/tokenize", json=body)).json()
+        usage = (await client.post("/v1/chat/completions", json=body)).json()["usage"]
+    assert answer["tokens"] == bench.engine.requests[0].prompt_token_ids
+    assert answer["count"] == len(answer["tokens"]) == usage["prompt_tokens"]
+    assert (answer["max_model_len"], answer["token_strs"]) == (64, None)
+
+
+async def test_a_text_has_ids_and_names(bench: Any) -> None:
+    """Texts of tokens are shown when asked for, and ids have a text."""
+    async with bench.client() as client:
+        plain = {"prompt": "shono.", "return_token_strs": True, "model": "alias"}
+        answer = (await client.post("/tokenize", json=plain)).json()
+        back = await client.post("/detokenize", json={"tokens": [*answer["tokens"], 1280]})
+    assert answer["token_strs"] == [" shono", "."]
+    assert back.json() == {"prompt": " shono." + sim.IM_START}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": "a", "messages": []}),
+        ("/tokenize", {"prompt": "a", "model": "x"}),
+        ("/tokenize", {"prompt": "a" * 5000}),
+        ("/detokenize", {"tokens": [10**9]}),
+        ("/detokenize", {"tokens": "a"}),
+    ],
+)
+async def test_wrong_questions_are_refused(bench: Any, path: str, body: dict[str, Any]) -> None:
+    """These routes are as strict as the others."""
+    async with bench.client() as client:
+        response = await client.post(path, json=body)
+    assert response.status_code in (400, 404)
+
+
+async def test_the_tokenizer_is_described_when_allowed(bench: Any) -> None:
+    """The route needs its flag."""
+    async with bench.client() as client:
+        assert (await client.get("/tokenizer_info")).status_code == 404
+    async with bench.client(enable_tokenizer_info=True) as client:
+        info = (await client.get("/tokenizer_info")).json()
+    assert info["special_tokens"] == {sim.IM_START: sim.IM_START_ID, sim.IM_END: sim.IM_END_ID}
+    assert (info["vocab_size"], info["model_max_length"]) == (sim.VOCAB_SIZE, 64)
+    assert "add_generation_prompt" in info["chat_template"]
