@@ -46,7 +46,7 @@ from worker.executor import sim_runner
 from worker.listener import bound, is_exposed, shown
 from worker.metrics import WorkerMetrics
 from worker.tokenizer import sim
-from worker.tokenizer.chat import ChatTemplate
+from worker.tokenizer.chat import ChatTemplate, chat_template_of
 from worker.tokenizer.checkpoint import Checkpoint
 from worker.tokenizer.tokenizer import Tokenizer, build_tokenizer
 
@@ -183,16 +183,14 @@ def _build_text(
     checkpoint: Checkpoint | None, chat_template: str | None
 ) -> tuple[Tokenizer, ChatTemplate | None]:
     if checkpoint is None:
-        return sim.SimTokenizer(), _template(chat_template or sim.CHAT_TEMPLATE, "", sim.IM_END)
-    source = chat_template or checkpoint.chat_template
-    template = (
-        None if source is None else _template(source, checkpoint.bos_token, checkpoint.eos_token)
-    )
-    return build_tokenizer(checkpoint), template
-
-
-def _template(source: str, bos_token: str, eos_token: str) -> ChatTemplate:
-    return ChatTemplate(source, bos_token=bos_token, eos_token=eos_token, now=datetime.now)
+        source = chat_template or sim.CHAT_TEMPLATE
+        template = ChatTemplate(source, bos_token="", eos_token=sim.IM_END, now=datetime.now)
+        return sim.SimTokenizer(), template
+    if chat_template is not None:
+        checkpoint = dataclasses.replace(
+            checkpoint, chat_template=chat_template, tool_chat_template=None
+        )
+    return build_tokenizer(checkpoint), chat_template_of(checkpoint, now=datetime.now)
 
 
 def _faults(config: ServeConfig, client: EngineClient) -> FaultInjection | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from worker.api.params import TextParams
@@ -11,6 +11,7 @@ from worker.engine.messages import AddRequest, RequestOutput
 from worker.errors import RequestError
 from worker.metrics import RequestRecord
 from worker.tokenizer.detokenize import Detokenizer
+from worker.tokenizer.tokenizer import Tokenizer
 from worker.types import FinishReason, TokenLogprobs
 
 REPETITION_DETECTED = "repetition_detected"
@@ -37,8 +38,7 @@ class Choice:
         index: int,
         request: AddRequest,
         text: TextParams,
-        token_bytes: Callable[[int], bytes],
-        special_ids: Set[int],
+        tokenizer: Tokenizer,
     ) -> None:
         self.index = index
         self.request = request
@@ -48,9 +48,12 @@ class Choice:
         self.num_cached = 0
         self.last: RequestOutput | None = None
         self._text = text
+        skipped = tokenizer.special_ids if text.skip_special_tokens else frozenset()
+        starts_text = all(i in skipped for i in request.prompt_token_ids)
         self._detokenizer = Detokenizer(
-            token_bytes,
-            skip_ids=special_ids if text.skip_special_tokens else frozenset(),
+            tokenizer.token_bytes,
+            skip_ids=skipped,
+            strip_space=tokenizer.strips_leading_space and starts_text,
             stop=text.stop,
             min_tokens=text.min_tokens,
             include_stop=text.include_stop,

@@ -40,7 +40,6 @@ from worker.api.text import TextSide, opens_a_turn
 from worker.config import ApiConfig
 from worker.engine.messages import AddRequest
 from worker.errors import RequestError
-from worker.tokenizer.detokenize import decode
 from worker.types import SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -171,7 +170,7 @@ class RequestPreparer:
         """A prompt's text as it was given; of token ids, or once cut, the text of the tokens."""
         if isinstance(prompt, str) and request.truncate_prompt_tokens is None:
             return prompt
-        return decode(self._text.tokenizer.token_bytes, ids)
+        return self._text.tokenizer.decode(ids, skip_special_tokens=False)
 
     def _truncated(
         self, request: GenerationFields, ids: list[int], max_tokens: int | None

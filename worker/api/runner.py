@@ -29,8 +29,7 @@ class Runner:
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, metrics: WorkerMetrics) -> None:
         self._engine = engine
-        self._token_bytes = tokenizer.token_bytes
-        self._special_ids = tokenizer.special_ids
+        self._tokenizer = tokenizer
         self._metrics = metrics
         self._beams = BeamRunner(engine, tokenizer, metrics)
 
@@ -52,7 +51,7 @@ class Runner:
         await self.run(runs, collector)
         usage = usage_of(runs, cached=prepared.shown.cached_tokens)
         metrics = request_metrics(runs) if prepared.shown.metrics else None
-        answers = collector.answers(self._token_bytes)
+        answers = collector.answers(self._tokenizer.token_bytes)
         await exchange.reply(prepared.frames.body(answers, usage, metrics))
 
     async def run(self, runs: Sequence[PromptRun], sink: Sink) -> None:
@@ -98,7 +97,7 @@ class Runner:
         return runs
 
     def _choice(self, index: int, request: AddRequest, prepared: Prepared) -> Choice:
-        return Choice(index, request, prepared.text, self._token_bytes, self._special_ids)
+        return Choice(index, request, prepared.text, self._tokenizer)
 
     def _open(
         self, run: PromptRun, opened: ExitStack

@@ -13,7 +13,6 @@ from worker.api.schema import DetokenizeRequest, TokenizeRequest
 from worker.api.text import TextSide
 from worker.config import ApiConfig
 from worker.errors import RequestError
-from worker.tokenizer.detokenize import decode as decode_tokens
 
 
 class TokenizationRoutes:
@@ -63,7 +62,7 @@ class TokenizationRoutes:
         request = decode(body, DetokenizeRequest)
         self._preparer.check_model(request.model)
         check_token_ids(request.tokens, self._text.limits)
-        text = decode_tokens(self._text.tokenizer.token_bytes, request.tokens)
+        text = self._text.tokenizer.decode(request.tokens, skip_special_tokens=False)
         await exchange.reply(msgspec.json.encode({"prompt": text}))
 
     async def _info(self, exchange: Exchange) -> None:

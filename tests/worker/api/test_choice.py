@@ -13,10 +13,21 @@ from worker.errors import RequestError
 from worker.types import FinishReason, SamplingParams
 
 
+class OneByteTokens:
+    """A vocabulary of the 256 bytes, the first of them a control token."""
+
+    special_ids = frozenset({0})
+    strips_leading_space = True
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The byte itself."""
+        return bytes((token_id,))
+
+
 def choice(text: TextParams | None = None, **params: Any) -> Choice:
     """A choice over one-byte tokens."""
     request = AddRequest("r", [1, 2], SamplingParams(max_tokens=9, **params), 0.5)
-    return Choice(0, request, text or TextParams(), lambda t: bytes((t,)), frozenset({0}))
+    return Choice(0, request, text or TextParams(), OneByteTokens())
 
 
 def test_counts_and_times_come_from_the_last_output(bench: Any) -> None:
@@ -126,3 +137,13 @@ def test_an_echo_alone_shows_no_token(bench: Any) -> None:
     assert (piece.text, list(piece.token_ids), subject.num_generated) == ("", [], 0)
     assert subject.ending is not None
     assert (subject.ending.finish_reason, subject.ending.stop_reason) == ("length", None)
+
+
+@pytest.mark.parametrize(("prompt", "text"), [([0], "x"), ([65], " x")])
+def test_only_text_that_begins_a_sequence_loses_its_space(
+    bench: Any, prompt: list[int], text: str
+) -> None:
+    """SentencePiece's first space is kept after a prompt with text, and dropped without one."""
+    started = AddRequest("r", prompt, SamplingParams(max_tokens=9), 0.5)
+    told = Choice(0, started, TextParams(), OneByteTokens())
+    assert told.take(bench.say(" x")).text == text
