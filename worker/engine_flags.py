@@ -36,8 +36,17 @@ _scheduler = SchedulerConfig()
 
 def add_engine_flags(group: argparse._ArgumentGroup) -> None:
     """The model's arithmetic, the KV cache and the prefix cache."""
-    group.add_argument("--dtype", choices=DTYPES, default="auto")
-    group.add_argument("--max-model-len", type=at_least(2), help="default: the model's own")
+    group.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="auto",
+        help="auto is float32 on a CPU, half precision on a GPU",
+    )
+    group.add_argument(
+        "--max-model-len",
+        type=at_least(2),
+        help="tokens of prompt and answer together (default: the model's own)",
+    )
     group.add_argument("--num-threads", type=at_least(1), help="CPU threads of the torch engine")
     group.add_argument(
         "--block-size",
@@ -45,8 +54,14 @@ def add_engine_flags(group: argparse._ArgumentGroup) -> None:
         default=_engine.block_size,
         help="tokens of a KV block, a power of two (default %(default)s)",
     )
-    group.add_argument("--num-gpu-blocks-override", type=at_least(1), help="KV blocks")
-    group.add_argument("--kv-cache-memory-bytes", type=byte_count, help="memory of the KV cache")
+    group.add_argument(
+        "--num-gpu-blocks-override", type=at_least(1), help="KV blocks (default: by memory)"
+    )
+    group.add_argument(
+        "--kv-cache-memory-bytes",
+        type=byte_count,
+        help="memory of the KV cache, such as 4G (default: by what is free)",
+    )
     group.add_argument(
         "--gpu-memory-utilization",
         type=fraction,
@@ -54,9 +69,17 @@ def add_engine_flags(group: argparse._ArgumentGroup) -> None:
         help="part of a GPU's memory to take, weights included (default %(default)s)",
     )
     switch = argparse.BooleanOptionalAction
-    group.add_argument("--enable-prefix-caching", action=switch, default=True)
     group.add_argument(
-        "--prefix-caching-hash-algo", choices=HASH_ALGOS, default=_engine.prefix_caching_hash_algo
+        "--enable-prefix-caching",
+        action=switch,
+        default=True,
+        help="re-use the KV of equal beginnings",
+    )
+    group.add_argument(
+        "--prefix-caching-hash-algo",
+        choices=HASH_ALGOS,
+        default=_engine.prefix_caching_hash_algo,
+        help="names of KV blocks, byte for byte those of vLLM (default %(default)s)",
     )
     group.add_argument(
         "--prefix-caching-hash-seed",
@@ -85,9 +108,17 @@ def add_engine_flags(group: argparse._ArgumentGroup) -> None:
 def add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
     """Who runs, who waits, who gives way."""
     switch = argparse.BooleanOptionalAction
-    group.add_argument("--max-num-seqs", type=at_least(1), default=_scheduler.max_num_seqs)
     group.add_argument(
-        "--max-num-batched-tokens", type=at_least(1), default=_scheduler.max_num_batched_tokens
+        "--max-num-seqs",
+        type=at_least(1),
+        default=_scheduler.max_num_seqs,
+        help="sequences that run at once (default %(default)s)",
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=at_least(1),
+        default=_scheduler.max_num_batched_tokens,
+        help="tokens of one step (default %(default)s)",
     )
     group.add_argument(
         "--long-prefill-token-threshold",
@@ -95,17 +126,35 @@ def add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
         default=0,
         help="tokens of one prompt per step at most; 0 is off",
     )
-    group.add_argument("--enable-chunked-prefill", action=switch, default=True)
+    group.add_argument(
+        "--enable-chunked-prefill",
+        action=switch,
+        default=True,
+        help="spread a long prompt over several steps",
+    )
     group.add_argument(
         "--async-scheduling",
         action=switch,
         default=_engine.async_scheduling,
         help="schedule a step while the one before it runs",
     )
-    group.add_argument("--scheduling-policy", choices=POLICIES, default=_scheduler.policy)
-    group.add_argument("--waiting-order", choices=WAITING_ORDERS, default=_scheduler.waiting_order)
     group.add_argument(
-        "--preemption-victim", choices=tuple(VICTIM_POLICIES), default=_scheduler.victim
+        "--scheduling-policy",
+        choices=POLICIES,
+        default=_scheduler.policy,
+        help="priority goes by priority, then arrival; fcfs by arrival, and refuses priorities",
+    )
+    group.add_argument(
+        "--waiting-order",
+        choices=WAITING_ORDERS,
+        default=_scheduler.waiting_order,
+        help="lpm admits the longest cached prefix first, within a priority",
+    )
+    group.add_argument(
+        "--preemption-victim",
+        choices=tuple(VICTIM_POLICIES),
+        default=_scheduler.victim,
+        help="who gives its blocks back when there are too few (default %(default)s)",
     )
     group.add_argument(
         "--max-bypasses",

@@ -34,7 +34,10 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     model = parser.add_argument_group("model")
-    model.add_argument("--model", help="GGUF file or Hugging Face directory")
+    model.add_argument(
+        "--model",
+        help="GGUF file or Hugging Face directory (default: POINTSMAN_MODEL, else a small one)",
+    )
     model.add_argument(
         "--engine",
         choices=("torch", "sim"),

@@ -35,7 +35,12 @@ _api = ApiConfig((), 0, 0)
 def add_server_flags(group: argparse._ArgumentGroup) -> None:
     """Where to listen, whom to let in, how much to take."""
     group.add_argument("--host", default="127.0.0.1", help="address to bind (default %(default)s)")
-    group.add_argument("--port", type=int, default=8000, help="0 picks a free one")
+    group.add_argument(
+        "--port",
+        type=int,
+        default=8000,
+        help="port to bind; 0 picks a free one (default %(default)s)",
+    )
     group.add_argument("--uds", help="path of a unix socket to listen on instead of a port")
     group.add_argument("--served-model-name", nargs="+", help="names to serve the model under")
     group.add_argument(
@@ -54,7 +59,12 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
         type=at_least(0),
         help="answer 503 when so many prompt tokens wait (default: no limit)",
     )
-    group.add_argument("--max-body-bytes", type=byte_count, default=_api.max_body_bytes)
+    group.add_argument(
+        "--max-body-bytes",
+        type=byte_count,
+        default=_api.max_body_bytes,
+        help="longest request body, 64M at most (default %(default)s)",
+    )
     group.add_argument(
         "--max-rss-bytes",
         type=byte_count,
@@ -70,8 +80,18 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_timeouts(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--header-timeout", type=positive, default=_api.header_timeout_seconds)
-    group.add_argument("--body-timeout", type=positive, default=_api.body_timeout_seconds)
+    group.add_argument(
+        "--header-timeout",
+        type=positive,
+        default=_api.header_timeout_seconds,
+        help="seconds from a request's first byte to the end of its headers (default %(default)s)",
+    )
+    group.add_argument(
+        "--body-timeout",
+        type=positive,
+        default=_api.body_timeout_seconds,
+        help="seconds from there to the end of its body (default %(default)s)",
+    )
     group.add_argument(
         "--write-stall-timeout",
         type=positive,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,15 +11,18 @@ import pytest
 from worker.config import ServeConfig
 from worker.errors import ConfigError
 from worker.flags import build_parser, find_model, resolve
+from worker.server_flags import read_chat_template
 from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint
 
 TINY = Checkpoint(Path("/models/tiny.Q4_1.gguf"), "tiny", 2048, 49152, (2, 0), None, "", "")
 
 
-def resolved(*flags: str, checkpoint: Checkpoint | None = TINY) -> ServeConfig:
+def resolved(
+    *flags: str, checkpoint: Checkpoint | None = TINY, environment: Mapping[str, str] | None = None
+) -> ServeConfig:
     """The configuration of a command line."""
-    return resolve(build_parser().parse_args(flags), checkpoint, {})
+    return resolve(build_parser().parse_args(flags), checkpoint, environment or {})
 
 
 def test_defaults_come_from_the_model() -> None:
@@ -72,9 +77,138 @@ def test_flags_reach_the_engine() -> None:
     assert config.shutdown_timeout_seconds == 7
 
 
+def test_the_cache_and_the_scheduler_are_set_by_flags() -> None:
+    """What engines of this kind call by these names."""
+    engine = resolved(
+        *("--kv-cache-memory-bytes", "2G", "--gpu-memory-utilization", "0.5"),
+        *("--prefix-caching-hash-algo", "xxhash_cbor", "--prefix-caching-hash-seed", "7"),
+        *("--no-enable-partial-hits", "--no-enable-fair-eviction", "--watermark", "0.01"),
+        *("--no-async-scheduling", "--scheduling-policy", "fcfs", "--waiting-order", "lpm"),
+        *("--preemption-victim", "last", "--max-bypasses", "3", "--in-batch-prefix-tokens", "0"),
+        *("--no-reserve-full-prompt", "--step-budget", "9", "--step-budget-factor", "3"),
+    ).engine
+    assert (engine.kv_cache_memory_bytes, engine.gpu_memory_utilization) == (2 << 30, 0.5)
+    assert engine.prefix_caching_hash_algo == "xxhash_cbor"
+    assert engine.prefix_caching_hash_seed == "7"
+    assert (engine.enable_partial_hits, engine.enable_fair_eviction) == (False, False)
+    assert (engine.watermark, engine.async_scheduling) == (0.01, False)
+    assert (engine.step_budget_seconds, engine.step_budget_factor) == (9, 3)
+    scheduler = engine.scheduler
+    assert (scheduler.policy, scheduler.waiting_order, scheduler.victim) == ("fcfs", "lpm", "last")
+    assert (scheduler.max_bypasses, scheduler.in_batch_prefix_tokens) == (3, None)
+    assert (scheduler.reserve_full_prompt, scheduler.enable_chunked_prefill) == (False, True)
+
+
+def test_the_front_end_is_set_by_flags() -> None:
+    """Limits, switches, failure policy; intervals of 0 are off."""
+    config = resolved(
+        *("--max-num-queued-tokens", "100", "--max-rss-bytes", "1.5G", "--max-logprobs", "-1"),
+        *("--enable-request-id-headers", "--no-enable-prompt-tokens-details"),
+        *("--enable-force-include-usage", "--return-tokens-as-token-ids", "--enable-admin-routes"),
+        *("--sse-keep-alive-interval", "15", "--header-timeout", "5", "--body-timeout", "6"),
+        *("--write-stall-timeout", "7", "--max-connections", "8", "--uds", "/run/w.sock"),
+        *("--engine-failure-policy", "exit", "--max-engine-restarts", "1"),
+        *("--heartbeat-timeout", "1.5", "--scheduling-policy", "fcfs", "--api-key", "k"),
+    )
+    api = config.api
+    assert (api.max_num_queued_tokens, api.max_rss_bytes) == (100, 3 << 29)
+    assert (api.max_logprobs, api.enable_request_id_headers) == (-1, True)
+    assert (api.enable_prompt_tokens_details, api.enable_force_include_usage) == (False, True)
+    assert (api.return_tokens_as_token_ids, api.enable_admin_routes) == (True, True)
+    assert (api.sse_keep_alive_seconds, api.header_timeout_seconds) == (15, 5)
+    assert (api.body_timeout_seconds, api.write_stall_seconds, api.max_connections) == (6, 7, 8)
+    assert (api.enable_priority, api.api_keys) == (False, ("k",))
+    assert resolved().api.sse_keep_alive_seconds is None
+    assert (config.engine_failure_policy, config.max_engine_restarts) == ("exit", 1)
+    assert (config.heartbeat_timeout_seconds, config.uds) == (1.5, "/run/w.sock")
+
+
+def test_the_environment_has_its_say() -> None:
+    """vLLM's variables work; a flag wins over a variable."""
+    environment = {
+        "PYTHONHASHSEED": "42",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
+        "POD_IP": "10.0.0.7",
+        "VLLM_API_KEY": "a,b",
+    }
+    config = resolved(environment=environment)
+    assert config.engine.prefix_caching_hash_seed == "42"
+    assert config.api.enable_admin_routes
+    assert config.api.api_keys == ("a", "b")
+    events = config.engine.kv_events
+    assert (events.int_block_hashes, events.topic) == (False, "kv@10.0.0.7:8000@tiny")
+    flags = ("--prefix-caching-hash-seed", "1", "--api-key", "c")
+    config = resolved(*flags, environment=environment)
+    assert (config.engine.prefix_caching_hash_seed, config.api.api_keys) == ("1", ("c",))
+    assert resolved().engine.prefix_caching_hash_seed is None
+
+
+def test_kv_events_are_set_as_for_vllm() -> None:
+    """A JSON object with vLLM's names and defaults."""
+    given = '{"enable_kv_cache_events": true, "endpoint": "tcp://*:6000", "format": "array"}'
+    events = resolved("--kv-events-config", given, environment={"POD_IP": "::1"}).engine.kv_events
+    assert (events.enable_kv_cache_events, events.endpoint) == (True, "tcp://*:6000")
+    assert (events.format, events.buffer_steps, events.replay_endpoint) == ("array", 10_000, None)
+    topic = resolved("--kv-events-config", '{"topic": "t"}', environment={"POD_IP": "x"})
+    assert topic.engine.kv_events.topic == "t"
+
+
+def test_sampling_defaults_come_from_the_model_or_from_flags() -> None:
+    """generation_config.json, unless vllm's defaults are asked for; an override wins over both."""
+    model = replace(
+        TINY, generation_config={"temperature": 0.6, "top_k": 20, "max_new_tokens": 9, "eos": [1]}
+    )
+    defaults = dict(resolved(checkpoint=model).api.default_sampling)
+    assert defaults == {"temperature": 0.6, "top_k": 20, "max_tokens": 9}
+    override = ("--override-generation-config", '{"temperature": 0.1}')
+    assert dict(resolved(*override, checkpoint=model).api.default_sampling)["temperature"] == 0.1
+    vllm = resolved("--generation-config", "vllm", *override, checkpoint=model)
+    assert vllm.api.default_sampling == (("temperature", 0.1),)
+
+
+def test_a_chat_template_is_a_file_or_the_text_itself(tmp_path: Path) -> None:
+    """Anything with a brace is a template."""
+    parse = build_parser().parse_args
+    file = tmp_path / "chat.jinja"
+    file.write_text("from a file")
+    assert read_chat_template(parse([])) is None
+    assert read_chat_template(parse(["--chat-template", "{{ messages }}"])) == "{{ messages }}"
+    assert read_chat_template(parse(["--chat-template", str(file)])) == "from a file"
+    with pytest.raises(ConfigError, match=r"--chat-template .*missing"):
+        read_chat_template(parse(["--chat-template", str(tmp_path / "missing")]))
+
+
+def test_https_needs_a_certificate_and_its_key(tmp_path: Path) -> None:
+    """Half of it, or a file that is not there, is found before anything starts."""
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    certificate.touch()
+    flags = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
+    with pytest.raises(ConfigError, match=r"tls\.key"):
+        resolved(*flags)
+    key.touch()
+    tls = resolved(*flags).tls
+    assert tls is not None
+    assert (tls.certfile, tls.keyfile, tls.ca_certs) == (str(certificate), str(key), None)
+    with pytest.raises(ConfigError, match="go together"):
+        resolved("--ssl-keyfile", str(key))
+    with pytest.raises(ConfigError, match="--ssl-ca-certs needs"):
+        resolved("--ssl-ca-certs", str(key))
+    assert resolved().tls is None
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--no-enable-chunked-prefill", "--max-num-batched-tokens", "64"], "at least"),
+        (["--kv-events-config", "[]"], "not a JSON object"),
+        (["--kv-events-config", '{"port": 1}'], "unknown 'port'"),
+        (["--kv-events-config", '{"hwm": "x"}'], "hwm"),
+        (["--kv-events-config", '{"publisher": "nats"}'], "nats"),
+        (["--kv-events-config", '{"format": "xml"}'], "map or array"),
+        (["--override-generation-config", "0.7"], "not a JSON object"),
+        (["--override-generation-config", '{"temp": 1}'], "unknown 'temp'"),
+        (["--override-generation-config", '{"top_p": true}'], "must be a number"),
         (["--max-model-len", "4096"], "context of 2048"),
         (["--port", "70000"], "--port"),
         (["--max-body-bytes", "999999999"], "--max-body-bytes"),
@@ -94,6 +228,13 @@ def test_what_cannot_work_is_one_sentence(flags: list[str], message: str) -> Non
         ["--max-num-seqs", "0"],
         ["--dtype", "int8"],
         ["--block-size", "24"],
+        ["--block-size", "0"],
+        ["--watermark", "1.5"],
+        ["--max-rss-bytes", "4X"],
+        ["--max-rss-bytes", "0"],
+        ["--heartbeat-timeout", "0"],
+        ["--preemption-victim", "richest"],
+        ["--prefix-caching-hash-algo", "md5"],
         ["--sim-prefill-tokens-per-second", "0"],
         ["--sim-decode-base-ms", "-1"],
         ["--port", "x"],
