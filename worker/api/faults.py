@@ -47,6 +47,7 @@ GENERATION_PATHS = frozenset(
         "/v1/completions",
         "/v1/messages",
         "/v1/responses",
+        "/invocations",
         "/inference/v1/generate",
     )
 )
