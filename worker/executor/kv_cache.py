@@ -17,7 +17,6 @@ from worker.types import ScheduledSequence
 # On a CPU the cache is this much, or what the context needs, up to a share of the memory.
 _CPU_DEFAULT_BYTES = 1 << 30
 _CPU_MEMORY_SHARE = 0.25
-_CUDA_MEMORY_SHARE = 0.9
 
 
 def choose_num_blocks(
@@ -53,8 +52,8 @@ def _budget_bytes(config: EngineConfig, block_bytes: int, device: torch.device) 
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * _CUDA_MEMORY_SHARE)
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, int(free - (1 - config.gpu_memory_utilization) * total))
     sequence_bytes = -(-config.scheduler.max_model_len // config.block_size) * block_bytes
     wanted = max(_CPU_DEFAULT_BYTES, sequence_bytes)
     useful = config.scheduler.max_num_seqs * sequence_bytes

@@ -102,7 +102,7 @@ class WorkerMetrics:
             "Unexpected errors.",
             self._labels,
             "where",
-            ("http", "engine_client"),
+            ("http",),
         )
         self._families: tuple[Callable[[], bytes], ...] = (
             *(h.render for h in vars(self).values() if isinstance(h, Histogram)),
@@ -173,7 +173,7 @@ class WorkerMetrics:
         (self._rejections if reason in _VLLM_REFUSALS else self._refusals).add(reason)
 
     def internal_error(self, where: str = "http") -> None:
-        """Something unexpected went wrong, and was answered or logged: "http", "engine_client"."""
+        """Something unexpected went wrong, was logged and answered with a 500."""
         self._errors.add(where)
 
     def request_ended(self, record: RequestRecord) -> None:
