@@ -41,7 +41,7 @@ from dataclasses import dataclass
 
 from worker.config import CacheConfig
 from worker.engine.block_hash import BlockHash, PartialBlock, extra_keys
-from worker.engine.cache_events import CacheEvent
+from worker.engine.cache_events import CacheEvent, announcement
 from worker.engine.free_queue import FreeQueue
 from worker.engine.messages import CachedBlock
 from worker.engine.prefix_cache import PrefixCache
@@ -295,6 +295,10 @@ class BlockManager:
             )
             for content, first in self._cache.full_blocks()
         ]
+
+    def announcement(self) -> list[CacheEvent]:
+        """Events that tell a mirror in whatever state all that is cached now."""
+        return announcement(self._cache.full_blocks())
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every invariant above holds. For tests; O(blocks)."""

@@ -7,6 +7,7 @@ no name and appear nowhere.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from worker.engine.block_hash import BlockHash
@@ -36,3 +37,23 @@ class CacheCleared:
 
 
 CacheEvent = BlocksStored | BlockRemoved | CacheCleared
+
+
+def announcement(blocks: Iterable[tuple[BlockHash, bool]]) -> list[CacheEvent]:
+    """What tells a mirror that lost count all it has to know: nothing, then these blocks.
+
+    Each comes with whether it begins a chain; parents come before children.
+    """
+    events: list[CacheEvent] = [CacheCleared()]
+    run: list[BlockHash] = []
+    run_parent: bytes | None = None
+    for block, first in blocks:
+        if run and (first or block.parent != run[-1].digest):
+            events.append(BlocksStored(tuple(run), run_parent))
+            run = []
+        if not run:
+            run_parent = None if first else block.parent
+        run.append(block)
+    if run:
+        events.append(BlocksStored(tuple(run), run_parent))
+    return events
