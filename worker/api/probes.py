@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 import msgspec
 
 from worker.api.admission import Admission
+from worker.api.answer_schema import KvEventSource
 from worker.api.engine import Engine
 from worker.api.exchange import Exchange
 from worker.api.routes import Handler
@@ -95,9 +96,8 @@ def _sources(config: KvEventsConfig) -> dict[str, dict[str, object]]:
     """By data-parallel rank, of which there is one."""
     if not config.enable_kv_cache_events:
         return {}
-    fields: dict[str, object] = msgspec.to_builtins(config)
-    del fields["format"]  # ours, not vLLM's
-    return {"0": fields}
+    # The fields that are vLLM's; others are ours.
+    return {"0": {name: getattr(config, name) for name in KvEventSource.__struct_fields__}}
 
 
 def _model_card(name: str, config: ApiConfig) -> dict[str, object]:

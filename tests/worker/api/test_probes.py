@@ -1,14 +1,17 @@
-"""Health, models, metrics and tokenization."""
+"""Health, models and metrics."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from worker.api.exchange import Exchange
+from worker.api.probes import ProbeRoutes
+from worker.config import KvEventsConfig
 from worker.engine.messages import EngineStats
-from worker.tokenizer import sim
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -32,6 +35,7 @@ async def test_models_have_cards(bench: Any) -> None:
     assert body["object"] == "list"
     assert [card["id"] for card in body["data"]] == ["tiny", "alias"]
     assert {(c["max_model_len"], c["root"]) for c in body["data"]} == {(64, "/models/tiny")}
+    assert all(c["permission"][0]["allow_logprobs"] for c in body["data"])
 
 
 async def test_metrics_show_the_engine_and_parse(bench: Any) -> None:
@@ -60,34 +64,44 @@ async def test_version_and_load_are_small_objects(bench: Any) -> None:
         assert (await client.get("/load")).json() == {"server_load": 0}
 
 
-async def test_tokenize_agrees_with_generation(bench: Any) -> None:
-    """The ids of a conversation are those a chat would prefill."""
-    messages = [{"role": "user", "content": "shono hi"}]
+async def test_health_means_progress(bench: Any) -> None:
+    """An engine that is alive but hangs in a step is not healthy."""
+    bench.engine.is_stalled = True
     async with bench.client() as client:
-        answer = (await client.post("/tokenize", json={"messages": messages})).json()
-        await client.post("/v1/chat/completions", json={"messages": messages})
-        plain = (
-            await client.post("/tokenize", json={"prompt": "shono.", "return_token_strs": True})
-        ).json()
-        back = await client.post("/detokenize", json={"tokens": answer["tokens"][:1]})
-    assert answer["tokens"] == bench.engine.requests[0].prompt_token_ids
-    assert (answer["count"], answer["max_model_len"]) == (len(answer["tokens"]), 64)
-    assert plain["token_strs"] == [" shono", "."]
-    assert back.json() == {"prompt": sim.IM_START}
+        probes = [await client.get(path) for path in ("/health", "/ping", "/health/ready")]
+    assert [p.status_code for p in probes] == [503, 503, 503]
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/tokenize", {}),
-        ("/tokenize", {"prompt": "a", "messages": []}),
-        ("/tokenize", {"prompt": "a", "model": "x"}),
-        ("/detokenize", {"tokens": [10**9]}),
-        ("/detokenize", {"tokens": "a"}),
-    ],
-)
-async def test_wrong_questions_are_refused(bench: Any, path: str, body: dict[str, Any]) -> None:
-    """These routes are as strict as the others."""
+async def test_event_sources_are_told(bench: Any) -> None:
+    """By rank, in vLLM's fields; nothing when no events are published."""
     async with bench.client() as client:
-        response = await client.post(path, json=body)
-    assert response.status_code in (400, 404)
+        assert (await client.get("/kv_event_sources")).json() == {}
+    config = KvEventsConfig(enable_kv_cache_events=True, publisher="zmq", endpoint="tcp://*:1")
+    api = bench.api()
+    routes = ProbeRoutes(api.config, bench.engine, api.admission, api.metrics, config)
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"method": "GET", "path": "/kv_event_sources", "headers": []}
+    exchange = Exchange(scope, send, send, write_stall_seconds=1)
+    await routes.handlers()["kv_event_sources"](exchange)
+    assert msgspec.json.decode(sent[1]["body"]) == {
+        "0": {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": "tcp://*:1",
+            "replay_endpoint": None,
+            "buffer_steps": 10_000,
+            "hwm": 100_000,
+            "max_queue_size": 100_000,
+            "topic": "",
+        }
+    }
+
+
+async def test_the_documentation_is_pointed_to(bench: Any) -> None:
+    """No page that would load scripts from elsewhere, just the way to the document."""
+    async with bench.client() as client:
+        assert "/openapi.json" in (await client.get("/docs")).text

@@ -150,22 +150,119 @@ async def test_headers_are_bounded(bench: Any) -> None:
     assert (many.status_code, long.status_code) == (431, 431)
 
 
-async def test_keys_guard_the_v1_routes(bench: Any) -> None:
-    """With --api-key, /v1 asks for one; health and metrics do not."""
+KEY = {"authorization": "Bearer two"}
+
+
+async def test_keys_guard_what_costs_or_tells(bench: Any) -> None:
+    """With --api-key, whatever begins with /v1, /v2 or /inference asks for one, known or not, and
+    so does /invocations; probes, metrics and tokenization do not.
+    """
     async with bench.client(api_keys=["one", "two"]) as client:
         statuses = [
             (await client.get("/v1/models", headers=headers)).status_code
             for headers in (
                 {},
                 {"authorization": "Bearer three"},
+                {"authorization": "Bearer tw"},
                 {"authorization": "Basic two"},
-                {"authorization": "Bearer two"},
+                {"authorization": "two"},
+                {"authorization": b"Bearer \xff"},
+                KEY,
+                {"authorization": "bearer one"},
+            )
+        ]
+        guarded = [
+            await client.request(method, path)
+            for method, path in (
+                ("POST", TEXT),
+                ("GET", "/v1/nothing"),
+                ("GET", "/v2/nothing"),
+                ("POST", "/inference/v1/generate"),
+                ("POST", "/v1/completions/render"),
+                ("POST", "/invocations"),
             )
         ]
         refused = await client.post(TEXT, json={"prompt": "a"})
-        assert (await client.get("/metrics")).status_code == 200
-    assert statuses == [401, 401, 401, 200]
+        opened = [
+            (await client.get("/metrics")).status_code,
+            (await client.get("/health")).status_code,
+            (await client.post("/tokenize", json={"prompt": "a"})).status_code,
+            (await client.options(TEXT)).status_code,
+            (await client.post(TEXT, json={"prompt": "a"}, headers=KEY)).status_code,
+        ]
+    assert statuses == [401, 401, 401, 401, 401, 401, 200, 200]
+    assert {r.status_code for r in guarded} == {401}
+    assert opened == [200] * 5
     assert refused.json() == {"error": "Unauthorized"}
+    assert refused.headers["www-authenticate"] == "Bearer"
+
+
+async def test_methods_can_be_asked_for(bench: Any) -> None:
+    """OPTIONS tells what a path takes; an unknown path takes nothing."""
+    async with bench.client() as client:
+        known, unknown = await client.options("/ping"), await client.options("/nope")
+    assert (known.status_code, known.headers["allow"]) == (200, "GET, POST, OPTIONS")
+    assert unknown.status_code == 404
+
+
+@pytest.mark.parametrize("given", ["mine", "x" * 129, "\xe4", None])
+async def test_request_ids_are_used_and_echoed(bench: Any, given: str | None) -> None:
+    """A usable id becomes part of the response's; it is echoed, or one is made, only with the
+    flag.
+    """
+    headers = [] if given is None else [(b"x-request-id", given.encode("latin-1"))]
+    for enabled in (False, True):
+        async with bench.client(enable_request_id_headers=enabled) as client:
+            answer = await client.post(TEXT, json={"prompt": "a"}, headers=headers)
+            health = await client.get("/health", headers=headers)
+        echoed = answer.headers.get("x-request-id")
+        assert (echoed is not None) is enabled
+        assert ("x-request-id" in health.headers) is enabled
+        own = answer.json()["id"].removeprefix("cmpl-")
+        if given == "mine":
+            assert own == "mine"
+        if enabled:
+            assert own == echoed
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"messages": [{"role": "user", "content": "a"}]}, "chat.completion"),
+        ({"prompt": "a"}, "text_completion"),
+        ({"token_ids": [1]}, None),
+    ],
+)
+async def test_invocations_go_by_the_body(bench: Any, body: dict[str, Any], kind: Any) -> None:
+    """One route for hosts that know only one."""
+    async with bench.client() as client:
+        answer = await client.post("/invocations", json=body)
+        neither = await client.post("/invocations", json={"input": "a"})
+    assert (answer.status_code, answer.json().get("object")) == (200, kind)
+    assert (neither.status_code, neither.json()["error"]["param"]) == (400, "messages")
+
+
+async def test_exchanges_are_counted_by_route(bench: Any) -> None:
+    """Unknown paths are one, and scrapes and probes none."""
+    api = bench.api()
+    async with bench.client_of(api) as client:
+        await client.post(TEXT, json={"prompt": "a"})
+        await client.post(TEXT, content=b"x")
+        await client.get("/v1/nothing")
+        for path in ("/metrics", "/health", "/load", "/ping", "/version"):
+            await client.get(path)
+    page = api.page()
+    counts = {
+        line.split(" ")[0]: line.split(" ")[1]
+        for line in page.splitlines()
+        if line.startswith("http_requests_total{")
+    }
+    assert counts == {
+        'http_requests_total{handler="/v1/completions",method="POST",status="2xx"}': "1",
+        'http_requests_total{handler="/v1/completions",method="POST",status="4xx"}': "1",
+        'http_requests_total{handler="none",method="GET",status="4xx"}': "1",
+    }
+    assert 'http_request_size_bytes_sum{handler="/v1/completions"} 15\n' in page
 
 
 @pytest.mark.parametrize(
