@@ -15,7 +15,7 @@ A command waits until no step is in flight (nothing is scheduled meanwhile), and
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -110,6 +110,10 @@ class EngineCore:
     def take_events(self) -> list[CacheEvent]:
         """What changed in the prefix cache since the last call, in order."""
         return self._scheduler.blocks.take_events()
+
+    def announce(self) -> Sequence[CacheEvent]:
+        """Events that tell everything cached now, for whoever missed earlier ones."""
+        return self._scheduler.blocks.announcement()
 
     def step(self) -> StepOutputs | None:
         """Go on by one step and return all there is to tell; None when there is nothing, which does

@@ -16,15 +16,15 @@ import signal
 import sys
 import threading
 import time
-from typing import Protocol, cast
+from typing import cast
 
 import msgspec
 import zmq
 
 from worker.config import CacheConfig, EngineConfig
-from worker.engine.cache_events import CacheEvent
 from worker.engine.core import EngineCore
 from worker.engine.heartbeat import HeartbeatThread, Pulse, StepBudget
+from worker.engine.kv_events import KvEventPublisher, publishes
 from worker.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -32,6 +32,7 @@ from worker.engine.messages import (
     EngineReady,
     FromEngine,
     Shutdown,
+    StepOutputs,
     ToEngine,
 )
 from worker.engine.scheduler import Scheduler
@@ -91,7 +92,7 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
         enable_fair_eviction=config.enable_fair_eviction,
         hash_algo=config.prefix_caching_hash_algo,
         hash_seed=config.prefix_caching_hash_seed,
-        record_events=config.kv_events.enable_kv_cache_events,
+        record_events=publishes(config.kv_events),
     )
     scheduler = Scheduler(cache, config.scheduler, config.eos_token_ids)
     if scheduler.max_model_len < config.scheduler.max_model_len:
@@ -115,28 +116,11 @@ def _build_executor(config: EngineConfig) -> tuple[Executor, int]:
     raise ConfigError(f"unknown engine {config.engine!r}; known are 'torch' and 'sim'")
 
 
-class EventPublisher(Protocol):
-    """Tells others what changes in the prefix cache."""
-
-    @property
-    def last_sequence(self) -> int | None:
-        """The number of the last batch; None before the first."""
-        ...
-
-    def publish(self, events: list[CacheEvent]) -> None:
-        """Queue one step's events as a batch; never blocks."""
-        ...
-
-    def close(self) -> None:
-        """Send what is queued, for a moment, and stop."""
-        ...
-
-
 class Server:
     """The serving loop: messages in, steps, outputs out. Owns nothing but what it is at."""
 
     def __init__(
-        self, core: EngineCore, channel: Channel, pulse: Pulse, publisher: EventPublisher | None
+        self, core: EngineCore, channel: Channel, pulse: Pulse, publisher: KvEventPublisher | None
     ) -> None:
         self._core = core
         self._channel = channel
@@ -157,7 +141,7 @@ class Server:
             outputs = self._core.step()
             self._pulse.stepped(0 if outputs is None else outputs.num_scheduled_tokens)
             if outputs is not None:
-                self._channel.send(outputs)
+                self._channel.send(self._with_drops(outputs))
             self._publish()
             self._reply()
 
@@ -175,6 +159,14 @@ class Server:
                 self._pulse.working(commanded=True)
                 self._core.command(message)
         return True
+
+    def _with_drops(self, outputs: StepOutputs) -> StepOutputs:
+        if self._publisher is None or not self._publisher.num_dropped:
+            return outputs
+        stats = msgspec.structs.replace(
+            outputs.stats, num_event_batches_dropped=self._publisher.num_dropped
+        )
+        return msgspec.structs.replace(outputs, stats=stats)
 
     def _publish(self) -> None:
         """Tell what changed in the prefix cache, one batch per step, before any reply: whoever gets
@@ -197,9 +189,13 @@ def run(config: EngineConfig, channel: Channel, pulse: Pulse) -> int:
     """The life of the process after its config is read; returns the exit status."""
     started = time.monotonic()
     core: EngineCore | None = None
-    publisher: EventPublisher | None = None
+    publisher: KvEventPublisher | None = None
     try:
         core, ready = build_core(config)
+        if publishes(config.kv_events):
+            publisher = KvEventPublisher(
+                config.kv_events, config.block_size, core.announce, time.time
+            )
         gc.collect()
         gc.freeze()  # what start-up allocated stays; no later collection need look at it
         elapsed = time.monotonic() - started
@@ -212,6 +208,8 @@ def run(config: EngineConfig, channel: Channel, pulse: Pulse) -> int:
         channel.wait(LAST_WORDS_SECONDS)  # our parent answers with `Shutdown` once it has them
         return 1
     finally:
+        if publisher is not None:
+            publisher.close()
         if core is not None:
             core.shutdown()
         channel.close()

@@ -7,10 +7,14 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
+from pathlib import Path
 
+import msgspec
 import pytest
+import zmq
+import zmq.asyncio
 
-from worker.config import EngineConfig, SimConfig
+from worker.config import EngineConfig, KvEventsConfig, SimConfig
 from worker.engine.client import EngineClient
 from worker.engine.messages import (
     AddRequest,
@@ -259,3 +263,41 @@ async def test_every_branch_has_a_stream_of_its_own(make_request: Make) -> None:
         assert client.stats.prompt_tokens == 20
     finally:
         await client.shutdown()
+
+
+async def replay(endpoint: str) -> list[tuple[int, list[dict[str, object]]]]:
+    """Every batch that a publisher of KV events still has: number and events."""
+    with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.connect(endpoint)
+        await socket.send_multipart((b"", (0).to_bytes(8, "big")))
+        batches = []
+        while True:
+            _, _, number, payload = await socket.recv_multipart()
+            if not payload:
+                return batches
+            events = msgspec.msgpack.decode(payload)[1]
+            batches.append((int.from_bytes(number, "big"), events))
+
+
+async def test_a_new_engine_tells_its_blocks_from_the_beginning(
+    make_request: Make, tmp_path: Path
+) -> None:
+    """Batch 0 clears what subscribers believe; the same tokens have the same names as before."""
+    endpoint = f"ipc://{tmp_path}/replay"
+    events = KvEventsConfig(
+        enable_kv_cache_events=True, endpoint=f"ipc://{tmp_path}/events", replay_endpoint=endpoint
+    )
+    async with running(kv_events=events) as client:
+        await last_of(client, make_request("a", range(64)))
+        assert (await client.run(DumpCache(0))).event_sequence == 1
+        before = await replay(endpoint)
+        assert [number for number, _ in before] == [0, 1]
+        signal_engine(client, signal.SIGKILL)
+        await until(lambda: not client.is_alive)
+        await until(lambda: client.is_alive)
+        assert [(n, told[0]["type"]) for n, told in await replay(endpoint)] == [
+            (0, "AllBlocksCleared")
+        ]
+        await last_of(client, make_request("a", range(64)))
+        assert await replay(endpoint) == before
