@@ -99,3 +99,33 @@ def test_skipped_tokens_have_no_text(stop: tuple[str, ...]) -> None:
     detokenizer = Detokenizer(one_byte, skip_ids=frozenset({0}), stop=stop)
     got = detokenizer.feed(raw[:1] + b"\0" + raw[1:]) + detokenizer.finish()
     assert got == "€"
+
+
+@given(
+    st.text(" aé€🙂", max_size=12).map(str.encode) | st.binary(max_size=12),
+    st.lists(st.integers(0, 40)),
+    st.sampled_from([(), ("a",), (" ",)]),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_first_space_is_stripped_for_every_split(
+    raw: bytes, cuts: list[int], stop: tuple[str, ...]
+) -> None:
+    """One space at the very beginning goes, before stop strings are looked for, and no other."""
+    detokenizer = Detokenizer(one_byte, stop=stop, strip_space=True)
+    got = run(detokenizer, split(raw, cuts))
+    whole = raw.decode("utf-8", "replace").removeprefix(" ")
+    assert (got, detokenizer.matched) == expected_cut(whole, list(stop))
+
+
+@given(st.binary(max_size=12))
+@settings(max_examples=50, deadline=None)
+def test_one_token_at_a_time_is_the_same_as_all_at_once(raw: bytes) -> None:
+    """Every single cut of a text gives the text."""
+    for cut in range(len(raw) + 1):
+        assert run(Detokenizer(one_byte), split(raw, [cut])) == raw.decode("utf-8", "replace")
+
+
+def test_a_skipped_token_is_not_the_beginning() -> None:
+    """A control token before the first word does not use the space up; only text does."""
+    detokenizer = Detokenizer(one_byte, skip_ids=frozenset({0}), strip_space=True)
+    assert detokenizer.feed(b"\0") + detokenizer.feed(b" a") + detokenizer.feed(b" b") == "a b"
