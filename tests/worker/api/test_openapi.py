@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -101,3 +103,12 @@ def test_the_document_can_be_printed() -> None:
     command = [sys.executable, "-m", "worker.api.openapi"]
     printed = subprocess.run(command, capture_output=True, check=True).stdout
     assert msgspec.json.decode(printed) == msgspec.json.decode(msgspec.json.encode(DOCUMENT))
+
+
+def test_the_documentation_has_every_route() -> None:
+    """The table of docs/http-api.md names each path with its methods, and no others."""
+    page = (Path(__file__).parents[3] / "docs/http-api.md").read_text()
+    table = page.partition("## Routes")[2].partition("## Headers")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| ([A-Z, ]+) \|", table, re.MULTILINE)
+    written = {(path, method) for path, methods in rows for method in methods.split(", ")}
+    assert written == {(route.path, route.method) for route in ROUTES}
