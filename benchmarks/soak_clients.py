@@ -56,6 +56,11 @@ class Ask:
     leave_after: int = 0
     fixed: int | None = None
 
+    @property
+    def priority(self) -> int:
+        """The lower, the earlier."""
+        return 0 if isinstance(self.body, bytes) else int(self.body.get("priority", 0))
+
 
 @dataclass(slots=True)
 class Outcome:

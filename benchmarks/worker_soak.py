@@ -10,7 +10,8 @@ abort, leave in the middle, and send nonsense. Checked at the end, with exit sta
 - every request ended exactly once, seen by its client and by vllm:request_success_total;
 - nothing is left: no sequence running or waiting, no block in use (the prefix cache can be reset),
   no file descriptor more than before, memory that does not grow;
-- nobody starved: the longest wait for a first token is below --max-wait-seconds;
+- nobody starved: the longest wait for a first token is below --max-wait-seconds, but for requests
+  that asked for a low priority, which give way as long as others come;
 - preemptions of a request are at most three;
 - requests with the same seed were answered alike (only counted for a real model without --strict).
 
@@ -234,22 +235,23 @@ def longest(found: dict[str, float], histogram: str) -> float:
 
 
 def judge_waits(report: Report, outcomes: Sequence[Outcome], max_wait_seconds: float) -> None:
-    """How long clients waited."""
-    first = [
-        o.first_seconds for o in outcomes if o.first_seconds is not None and o.ask.kind != "whole"
-    ]
+    """How long clients waited. Requests that asked to come after the others wait as long as others
+    come; they are told apart, and not bounded.
+    """
+    waited = [o for o in outcomes if o.first_seconds is not None and o.ask.kind != "whole"]
+    last = [o.first_seconds or 0.0 for o in waited if o.ask.priority > 0]
+    first = [o.first_seconds or 0.0 for o in waited if o.ask.priority <= 0]
     whole = [o.seconds for o in outcomes if o.status == 200]
     if not first or not whole:
         report.violations.append("nobody was answered")
         return
-    report.figures["first token, s"] = {
-        "median": round(statistics.median(first), 3),
-        "longest": round(max(first), 3),
-    }
-    report.figures["whole request, s"] = {
-        "median": round(statistics.median(whole), 3),
-        "longest": round(max(whole), 3),
-    }
+    for name, seconds in (
+        ("first token, s", first),
+        ("first token of low priority, s", last or [0.0]),
+        ("whole request, s", whole),
+    ):
+        median, most = statistics.median(seconds), max(seconds)
+        report.figures[name] = {"median": round(median, 3), "longest": round(most, 3)}
     report.check(max(first) <= max_wait_seconds, f"somebody waited {max(first):.1f} s")
 
 
@@ -345,7 +347,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--prompt-words", type=int, default=300)
-    parser.add_argument("--max-wait-seconds", type=float, default=120.0)
+    parser.add_argument("--max-wait-seconds", type=float, default=180.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--strict", action="store_true", help="equal requests, equal answers")
     parser.add_argument("--results", type=Path, default=RESULTS)
