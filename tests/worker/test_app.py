@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -47,7 +49,7 @@ def worker(*flags: str) -> Iterator[Running]:
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        ready = re.fullmatch(r"worker ready on (http://127\.0\.0\.1:\d+) in \d+\.\d s\n", line)
+        ready = re.fullmatch(r"worker ready on (\S+) in \d+\.\d s\n", line)
         assert ready, line + (process.stderr.read() if process.stderr else "")
         yield Running(process, ready[1])
     finally:
@@ -207,3 +209,78 @@ def test_a_worker_starts_without_torch() -> None:
     """The HTTP process never loads torch."""
     code = "import sys, worker.__main__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 and its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-days", "1", "-subj", "/CN=worker", "-out", str(certificate)]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key)]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
+
+
+def test_a_worker_serves_https(certificate: tuple[Path, Path]) -> None:
+    """With a certificate, streams included; plain HTTP is not answered."""
+    chain, key = (str(path) for path in certificate)
+    flags = ("--ssl-certfile", chain, "--ssl-keyfile", key, "--sim-time-scale", "0")
+    with worker(*flags) as running:
+        assert running.url.startswith("https://127.0.0.1:")
+        trust = ssl.create_default_context(cafile=chain)
+        with httpx.Client(base_url=running.url, verify=trust) as client:
+            assert client.post(CHAT, json=ASK).status_code == 200
+            with client.stream("POST", CHAT, json={**ASK, "stream": True}) as response:
+                assert list(response.iter_lines())[-2] == "data: [DONE]"
+        with pytest.raises(httpx.TransportError):
+            httpx.get(running.url.replace("https", "http") + "/health")
+
+
+def test_clients_show_certificates_when_they_have_to(certificate: tuple[Path, Path]) -> None:
+    """With --ssl-ca-certs nobody is let in without one."""
+    chain, key = (str(path) for path in certificate)
+    flags = ("--ssl-certfile", chain, "--ssl-keyfile", key, "--ssl-ca-certs", chain)
+    with worker(*flags) as running:
+        trust = ssl.create_default_context(cafile=chain)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(running.url + "/health", verify=trust)
+        trust.load_cert_chain(chain, key)
+        assert httpx.get(running.url + "/health", verify=trust).status_code == 200
+
+
+def test_a_worker_listens_on_a_unix_socket(tmp_path: Path) -> None:
+    """With --uds there is no port, and nothing is left after the end."""
+    path = tmp_path / "worker.sock"
+    with worker("--uds", str(path)) as running:
+        assert running.url == f"unix:{path}"
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://worker") as client:
+            assert client.post(CHAT, json=ASK).status_code == 200
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(20) == 0
+    assert not path.exists()
+
+
+def test_a_worker_that_others_can_reach_without_a_key_says_so() -> None:
+    """Containers need it, so it is a warning and no error."""
+    process = spawn("--host", "0.0.0.0")
+    assert process.stdout is not None
+    assert "0.0.0.0" in process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "can be reached from other machines without a key" in err
+
+
+def test_a_chat_template_can_be_given() -> None:
+    """It takes the place of the model's own."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with worker("--chat-template", template) as running:
+        conversation = {"messages": ASK["messages"]}
+        rendered = httpx.post(running.url + "/tokenize", json=conversation).json()
+        plain = httpx.post(running.url + "/tokenize", json={"prompt": "hello"}).json()
+    assert rendered["tokens"] == plain["tokens"]

@@ -1,0 +1,66 @@
+"""The worker's socket: bound early, said plainly, and cleaned up."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from worker.config import ApiConfig, EngineConfig, ServeConfig
+from worker.errors import ConfigError
+from worker.listener import bind, bound, is_exposed, shown
+
+
+def unix(path: Path) -> ServeConfig:
+    """A configuration that listens on a unix socket."""
+    api = ApiConfig(("m",), 100, 100)
+    return ServeConfig("127.0.0.1", 0, api, EngineConfig("sim", None), uds=str(path))
+
+
+def test_a_unix_socket_is_removed_with_the_worker(tmp_path: Path) -> None:
+    """Nothing is left behind, and nobody can reach it from outside."""
+    path = tmp_path / "worker.sock"
+    with bound(unix(path)) as listener:
+        assert path.is_socket()
+        assert shown(listener, tls=False) == f"unix:{path}"
+        assert not is_exposed(listener)
+    assert not path.exists()
+
+
+def test_what_a_dead_worker_left_is_replaced_and_nothing_else_is(tmp_path: Path) -> None:
+    """A stale socket goes; a file, or a socket that answers, stays and is an error."""
+    path = tmp_path / "worker.sock"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    with bound(unix(path)) as listener:
+        listener.listen()
+        with pytest.raises(ConfigError, match="--uds"), bound(unix(path)):
+            pass
+        assert path.is_socket()
+    path.write_text("precious")
+    with pytest.raises(ConfigError, match="--uds"), bound(unix(path)):
+        pass
+    assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "exposed"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:", False),
+        ("::1", "http://[::1]:", False),
+        ("0.0.0.0", "http://0.0.0.0:", True),
+    ],
+)
+def test_an_address_is_shown_as_a_url(host: str, url: str, exposed: bool) -> None:
+    """And whether other machines may reach it is known."""
+    with bind(host, 0) as listener:
+        assert shown(listener, tls=False).startswith(url)
+        assert shown(listener, tls=True).startswith("https" + url.removeprefix("http"))
+        assert is_exposed(listener) is exposed
+
+
+def test_a_host_nobody_knows_is_one_sentence() -> None:
+    """The message names the flag."""
+    with pytest.raises(ConfigError, match=r"--host no\.such\.host\.invalid"):
+        bind("no.such.host.invalid", 0)
