@@ -68,6 +68,10 @@ def add_engine_flags(group: argparse._ArgumentGroup) -> None:
         default=_engine.gpu_memory_utilization,
         help="part of a GPU's memory to take, weights included (default %(default)s)",
     )
+    _add_prefix_cache_flags(group)
+
+
+def _add_prefix_cache_flags(group: argparse._ArgumentGroup) -> None:
     switch = argparse.BooleanOptionalAction
     group.add_argument(
         "--enable-prefix-caching",
@@ -138,6 +142,10 @@ def add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
         default=_engine.async_scheduling,
         help="schedule a step while the one before it runs",
     )
+    _add_policy_flags(group)
+
+
+def _add_policy_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--scheduling-policy",
         choices=POLICIES,
@@ -170,7 +178,7 @@ def add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--reserve-full-prompt",
-        action=switch,
+        action=argparse.BooleanOptionalAction,
         default=_scheduler.reserve_full_prompt,
         help="admit a request only when its whole prompt has room",
     )
