@@ -35,7 +35,9 @@ def add_sim_flags(group: argparse._ArgumentGroup) -> None:
             metavar=None if setting.choices else setting.kind.value.upper(),
             help=f"{setting.text} (default {setting.show(_defaults)})",
         )
-    group.add_argument("--sim-seed", type=int, default=_defaults.seed)
+    group.add_argument(
+        "--sim-seed", type=int, default=_defaults.seed, help="of tokens, noise and faults"
+    )
     group.add_argument(
         "--sim-mode",
         choices=MODES,
