@@ -1,58 +1,14 @@
-"""The block manager: transactions, eviction order, hits to the token, copy-on-write, events."""
+"""The block manager: transactions, eviction order, whole-block hits, collisions, events."""
 
 from __future__ import annotations
 
 import pytest
+from kv_blocks import end, find, hashes_of, manager, run, tail_of
 
-from worker.config import CacheConfig
-from worker.engine.block_hash import BlockHash, BlockHasher, PartialBlock, extra_keys
-from worker.engine.block_manager import NO_HIT, BlockManager, PrefixHit
+from worker.engine.block_hash import BlockHash
+from worker.engine.block_manager import NO_HIT
 from worker.engine.cache_events import BlockRemoved, BlocksStored, CacheCleared, CacheEvent
 from worker.errors import IntegrityError, UnknownSequenceError
-
-SIZE = 4
-HASHER = BlockHasher(SIZE)
-
-
-def manager(num_blocks: int, **settings: bool) -> BlockManager:
-    """A manager of `num_blocks` blocks of four tokens."""
-    return BlockManager(CacheConfig(num_blocks, SIZE, **settings))  # type: ignore[arg-type]
-
-
-def hashes_of(tokens: list[int], salt: str | None = None) -> list[BlockHash]:
-    """The chain over the full blocks of `tokens`."""
-    chain: list[BlockHash] = []
-    HASHER.extend(chain, tokens, len(tokens) // SIZE, salt)
-    return chain
-
-
-def find(blocks: BlockManager, tokens: list[int], salt: str | None = None) -> PrefixHit:
-    """What the cache has of `tokens`."""
-    return blocks.match(hashes_of(tokens, salt), tokens, salt)
-
-
-def run(blocks: BlockManager, seq_id: int, tokens: list[int], tenant: str = "") -> int:
-    """Admit a sequence through the cache, run it and seal it; returns the tokens hit."""
-    hit = find(blocks, tokens)
-    assert blocks.admit(seq_id, len(tokens), hit, tenant=tenant)
-    blocks.take_copies()
-    chain = hashes_of(tokens)
-    blocks.seal(seq_id, chain, len(chain))
-    blocks.check_integrity()
-    return hit.num_tokens
-
-
-def tail_of(tokens: list[int], salt: str | None = None) -> PartialBlock:
-    """The written tokens after the full blocks of `tokens`."""
-    chain = hashes_of(tokens, salt)
-    parent = chain[-1].digest if chain else HASHER.root
-    return PartialBlock(parent, tuple(tokens[len(chain) * SIZE :]), extra_keys(len(chain), salt))
-
-
-def end(blocks: BlockManager, seq_id: int, tokens: list[int]) -> None:
-    """Free a sequence as the scheduler does: its partial tail stays a hit."""
-    blocks.free(seq_id, tail_of(tokens))
-    blocks.check_integrity()
 
 
 def test_growth_that_does_not_fit_changes_nothing() -> None:
@@ -93,141 +49,6 @@ def test_whole_block_hits_stop_one_token_short(num_tokens: int, num_hit: int) ->
     blocks = manager(16, enable_partial_hits=False)
     run(blocks, 1, list(range(12)))
     assert run(blocks, 2, list(range(num_tokens))) == num_hit
-
-
-@pytest.mark.parametrize(("num_tokens", "num_hit"), [(12, 11), (13, 12)])
-def test_partial_hits_re_run_one_token_only(num_tokens: int, num_hit: int) -> None:
-    """With copies of the matching beginning a known prompt always re-runs a single token."""
-    blocks = manager(16)
-    run(blocks, 1, list(range(12)))
-    assert run(blocks, 2, list(range(num_tokens))) == num_hit
-
-
-def test_a_hit_ends_inside_a_block_of_a_running_sequence() -> None:
-    """The beginning of a sealed block with another end is copied, whole blocks are shared."""
-    blocks = manager(16)
-    run(blocks, 1, [*range(7), 50])
-    hit = find(blocks, [*range(7), 60, 61])
-    first, second = blocks.table(1)
-    assert hit == PrefixHit((first,), 7, second)
-    assert blocks.admit(2, 9, hit)
-    assert blocks.take_copies() == ((second, blocks.table(2)[1]),)
-
-
-def test_the_longest_beginning_wins() -> None:
-    """Of several continuations of a block the one with most tokens in common is copied."""
-    blocks = manager(16)
-    run(blocks, 1, [0, 1, 2, 3, 4, 9, 9, 9])
-    run(blocks, 2, [0, 1, 2, 3, 4, 5, 6, 9])
-    run(blocks, 3, [0, 1, 2, 3, 4, 5, 9, 9])
-    hit = find(blocks, [0, 1, 2, 3, 4, 5, 6, 7, 8])
-    assert (hit.num_tokens, hit.partial_block) == (7, blocks.table(2)[1])
-
-
-def test_an_idle_tail_is_a_hit_until_it_is_taken() -> None:
-    """The partly filled block of an ended sequence serves its continuation."""
-    blocks = manager(8)
-    tokens = list(range(6))
-    run(blocks, 1, tokens)
-    first, tail = blocks.table(1)
-    end(blocks, 1, tokens)
-    assert find(blocks, [*tokens, 7, 8]) == PrefixHit((first,), 6, tail)
-    assert blocks.admit(2, 8 * SIZE, NO_HIT)
-    assert find(blocks, [*tokens, 7, 8]) == NO_HIT
-    blocks.check_integrity()
-
-
-def test_a_tail_of_a_first_block_is_a_hit_once_the_root_is_known() -> None:
-    """A prompt shorter than a block is re-used too, under its own salt only."""
-    blocks = manager(8)
-    run(blocks, 1, list(range(100, 104)))
-    assert blocks.admit(2, 3, NO_HIT)
-    blocks.free(2, tail_of([1, 2, 3], "salt"))
-    blocks.check_integrity()
-    assert find(blocks, [1, 2, 3, 4], "salt").num_tokens == 3
-    assert find(blocks, [1, 2, 3, 4]).num_tokens == 0
-    assert find(blocks, [1, 2, 3, 4], "pepper").num_tokens == 0
-
-
-def test_a_tail_that_does_not_follow_the_sealed_blocks_is_ignored() -> None:
-    """A block is never a hit for a continuation of something that it does not continue."""
-    blocks = manager(8)
-    run(blocks, 1, list(range(4)))
-    assert blocks.admit(2, 6, NO_HIT)
-    blocks.free(2, tail_of([*range(4), 50, 51]))
-    blocks.check_integrity()
-    assert find(blocks, [*range(4), 50, 51]).partial_block is None
-
-
-def test_a_tail_that_another_block_says_all_of_is_not_kept() -> None:
-    """Ten equal prompts leave one idle tail, and a longer one replaces a shorter one."""
-    blocks = manager(16)
-    run(blocks, 1, list(range(4)))
-    for seq_id, length in enumerate((6, 6, 7, 5), start=2):
-        tokens = list(range(length))
-        run(blocks, seq_id, tokens)
-        end(blocks, seq_id, tokens)
-    blocks.free(1)
-    assert blocks.admit(9, 14 * SIZE, NO_HIT)
-    assert blocks.num_evictions == 0
-    assert find(blocks, list(range(9))).num_tokens == 7
-    blocks.free(9)
-    run(blocks, 10, list(range(8)))
-    blocks.free(10)
-    assert blocks.admit(11, 14 * SIZE, NO_HIT)
-    assert blocks.num_evictions == 0
-    blocks.check_integrity()
-
-
-def test_partial_hits_can_be_off() -> None:
-    """Then neither other ends nor idle tails are copied."""
-    blocks = manager(8, enable_partial_hits=False)
-    tokens = list(range(6))
-    run(blocks, 1, tokens)
-    end(blocks, 1, tokens)
-    assert find(blocks, [*tokens, 6, 7]).num_tokens == 4
-
-
-def test_a_copied_block_may_be_taken_in_the_same_step() -> None:
-    """A source need not outlive its copy: it may even be the block that is copied to."""
-    blocks = manager(2)
-    tokens = list(range(7))
-    run(blocks, 1, tokens)
-    first, tail = blocks.table(1)
-    end(blocks, 1, tokens)
-    hit = find(blocks, [*range(6), 60])
-    assert hit == PrefixHit((first,), 6, tail)
-    assert blocks.admit(2, 7, hit)
-    assert blocks.table(2) == [first, tail]
-    assert blocks.take_copies() == ()
-    blocks.check_integrity()
-
-
-def test_a_copy_of_a_block_yet_to_be_copied_to_reads_the_first_source() -> None:
-    """All sources are read before any destination is written, so copies never form a chain."""
-    blocks = manager(8)
-    run(blocks, 1, [*range(7), 50])
-    source = blocks.table(1)[1]
-    assert blocks.admit(2, 9, find(blocks, [*range(7), 60, 61]))
-    blocks.fork(2, 3, 7)
-    assert blocks.allocate(3, 7, 8)
-    assert blocks.take_copies() == ((source, blocks.table(2)[1]), (source, blocks.table(3)[1]))
-    blocks.check_integrity()
-
-
-def test_a_destination_freed_in_the_same_step_is_not_copied_to() -> None:
-    """A preempted admission leaves no copy behind, and its unwritten block is no hit."""
-    blocks = manager(4)
-    run(blocks, 1, [*range(7), 50])
-    tokens = [*range(7), 60, 61]
-    assert blocks.admit(2, 7, find(blocks, tokens[:8]))
-    destination = blocks.table(2)[1]
-    blocks.free(2, tail_of(tokens[:7]))
-    assert blocks.take_copies() == ()
-    blocks.check_integrity()
-    assert blocks.admit(3, 4, NO_HIT)
-    assert blocks.table(3) == [destination]
-    assert blocks.num_evictions == 0
 
 
 def test_blocks_are_shared_while_their_sequence_still_runs() -> None:
@@ -326,47 +147,6 @@ def test_a_corrupt_sequence_takes_its_own_hits_with_it() -> None:
     blocks.check_integrity()
     assert find(blocks, [*range(8), 50]).num_tokens == 4
     assert blocks.take_events() == [BlockRemoved(hashes_of(list(range(8)))[1].digest)]
-
-
-def test_a_fork_copies_only_the_partial_tail_and_only_once() -> None:
-    """The first side to write gets a copy of the shared tail; the other keeps the original."""
-    blocks = manager(8)
-    run(blocks, 1, list(range(6)))
-    blocks.fork(1, 2, 6)
-    shared = list(blocks.table(1))
-    assert list(blocks.table(2)) == shared
-    assert blocks.num_free == 6
-    assert blocks.allocate(2, 6, 7)
-    assert blocks.take_copies() == ((shared[1], blocks.table(2)[1]),)
-    assert blocks.allocate(1, 6, 7)
-    assert blocks.take_copies() == ()
-    assert list(blocks.table(1)) == shared
-    blocks.check_integrity()
-
-
-def test_a_fork_from_inside_a_sealed_block_never_writes_into_it() -> None:
-    """Even when the parent is gone, the child gets a copy and the original stays a hit."""
-    blocks = manager(8)
-    run(blocks, 1, list(range(8)))
-    first, second = blocks.table(1)
-    blocks.fork(1, 2, 6)
-    blocks.free(1)
-    assert blocks.allocate(2, 6, 8)
-    assert blocks.take_copies() == ((second, blocks.table(2)[1]),)
-    blocks.check_integrity()
-    assert find(blocks, [*range(8), 50]).blocks == (first, second)
-
-
-def test_a_fork_at_a_block_boundary_copies_nothing() -> None:
-    """Full blocks are shared for ever; both sides go on in blocks of their own."""
-    blocks = manager(8)
-    run(blocks, 1, list(range(8)))
-    blocks.fork(1, 2, 8)
-    assert blocks.allocate(1, 8, 9)
-    assert blocks.allocate(2, 8, 9)
-    assert blocks.take_copies() == ()
-    assert blocks.table(1)[:2] == blocks.table(2)[:2]
-    assert blocks.table(1)[2] != blocks.table(2)[2]
 
 
 def test_a_flooding_tenant_evicts_its_own_blocks_first() -> None:

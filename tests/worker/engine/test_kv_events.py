@@ -176,7 +176,7 @@ def test_a_full_queue_never_blocks_and_ends_in_a_full_announcement(
             events.publish([BlockRemoved(BLOCK.digest)])
         assert announced == [0]
         last = events.last_sequence
-        assert events.num_dropped == 2
+        assert events.num_dropped in (1, 2)  # the sender may have taken one meanwhile
         batches = dict(ask_until(dealer(context, events), last))
         assert batches[last] == ["AllBlocksCleared", "BlockStored"]
         assert len(batches) == last + 1 - events.num_dropped

@@ -1,0 +1,53 @@
+"""A block manager of small blocks and how tests drive it: match, admit, seal, free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker.config import CacheConfig
+from worker.engine.block_hash import BlockHash, BlockHasher, PartialBlock, extra_keys
+from worker.engine.block_manager import BlockManager, PrefixHit
+
+SIZE = 4
+HASHER = BlockHasher(SIZE)
+
+
+def manager(num_blocks: int, **settings: Any) -> BlockManager:
+    """A manager of `num_blocks` blocks of four tokens."""
+    return BlockManager(CacheConfig(num_blocks, SIZE, **settings))
+
+
+def hashes_of(tokens: list[int], salt: str | None = None) -> list[BlockHash]:
+    """The chain over the full blocks of `tokens`."""
+    chain: list[BlockHash] = []
+    HASHER.extend(chain, tokens, len(tokens) // SIZE, salt)
+    return chain
+
+
+def find(blocks: BlockManager, tokens: list[int], salt: str | None = None) -> PrefixHit:
+    """What the cache has of `tokens`."""
+    return blocks.match(hashes_of(tokens, salt), tokens, salt)
+
+
+def run(blocks: BlockManager, seq_id: int, tokens: list[int], tenant: str = "") -> int:
+    """Admit a sequence through the cache, run it and seal it; returns the tokens hit."""
+    hit = find(blocks, tokens)
+    assert blocks.admit(seq_id, len(tokens), hit, tenant=tenant)
+    blocks.take_copies()
+    chain = hashes_of(tokens)
+    blocks.seal(seq_id, chain, len(chain))
+    blocks.check_integrity()
+    return hit.num_tokens
+
+
+def tail_of(tokens: list[int], salt: str | None = None) -> PartialBlock:
+    """The written tokens after the full blocks of `tokens`."""
+    chain = hashes_of(tokens, salt)
+    parent = chain[-1].digest if chain else HASHER.root
+    return PartialBlock(parent, tuple(tokens[len(chain) * SIZE :]), extra_keys(len(chain), salt))
+
+
+def end(blocks: BlockManager, seq_id: int, tokens: list[int]) -> None:
+    """Free a sequence as the scheduler does: its partial tail stays a hit."""
+    blocks.free(seq_id, tail_of(tokens))
+    blocks.check_integrity()
