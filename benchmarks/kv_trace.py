@@ -176,8 +176,8 @@ def run(policy: Policy, name: str, asks: list[Ask]) -> Result:
         if not cell.running:
             break
         cell.step()
-        cell.blocks.check_integrity()
         samples.append((cell.blocks.usage, cell.fragmentation()))
+    cell.blocks.check_integrity()
     return Result(
         policy.name,
         name,
