@@ -1,0 +1,218 @@
+"""Checkpoints of both formats say what their text side needs: ends, templates, defaults, names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import gguf
+import msgspec
+import pytest
+
+from worker.errors import ModelError
+from worker.tokenizer.chat import chat_template_of
+from worker.tokenizer.checkpoint import Checkpoint, read_checkpoint, served_name
+from worker.tokenizer.tokenizer import build_tokenizer
+
+TOKENS = ["a", "b", "c", "Ġ", "1", "2", "ab", "abc", "<|end|>", "<user>"]
+END = TOKENS.index("<|end|>")
+
+
+def small() -> Checkpoint:
+    """A GGUF-like checkpoint of a few tokens."""
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.merges": ["a b", "ab c"],
+        "tokenizer.ggml.token_type": [*[1] * (len(TOKENS) - 2), 3, 4],
+        "tokenizer.ggml.bos_token_id": END,
+    }
+    return Checkpoint(Path("x.gguf"), "x", 64, len(TOKENS), (END,), None, "", "", metadata)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct"),
+        ("a/b.BF16.gguf", "b"),
+        ("model-v1.5.gguf", "model-v1.5"),
+        ("plain.gguf", "plain"),
+        ("/models/Qwen2.5-0.5B", "Qwen2.5-0.5B"),
+    ],
+)
+def test_the_served_name_leaves_the_quantisation_out(path: str, name: str) -> None:
+    """A model is called by its file without the encoding, or by its directory."""
+    assert served_name(Path(path)) == name
+
+
+def write_directory(folder: Path, **tokenizer: Any) -> Path:
+    """A Hugging Face directory with the small vocabulary."""
+    rust = build_tokenizer(small())._rust
+    described = msgspec.json.decode(rust.to_str()) | tokenizer
+    files: dict[str, Any] = {
+        "config.json": {"max_position_embeddings": 32, "vocab_size": 60, "eos_token_id": END},
+        "generation_config.json": {"eos_token_id": [END, 3]},
+        "tokenizer_config.json": {
+            "eos_token": {"content": "<|end|>"},
+            "chat_template": [{"name": "default", "template": "hello"}],
+        },
+        "tokenizer.json": described,
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(msgspec.json.encode(content))
+    return folder
+
+
+def test_a_directory_is_read_like_a_file(tmp_path: Path) -> None:
+    """tokenizer.json and the configs beside it give what GGUF metadata gives."""
+    found = read_checkpoint(write_directory(tmp_path))
+    assert (found.context_length, found.vocab_size, found.eos_token_ids) == (32, 60, (END, 3))
+    assert (found.eos_token, found.chat_template) == ("<|end|>", "hello")
+    from_file = build_tokenizer(small())
+    text = "  12 abc<|end|>a"
+    assert build_tokenizer(found).encode(text, add_special_tokens=True) == from_file.encode(
+        text, add_special_tokens=True
+    )
+
+
+SPM_STEPS = [
+    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+    {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+]
+
+
+@pytest.mark.parametrize(
+    ("decoder", "text", "strips"),
+    [
+        ({"type": "Sequence", "decoders": SPM_STEPS}, b" a\n", True),
+        ({"type": "Sequence", "decoders": SPM_STEPS[:3]}, b" a\n", False),
+        ({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}, b" a<0x0A>", True),
+        ({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never"}, b" a<0x0A>", False),
+    ],
+)
+def test_sentencepiece_like_directories_spell_by_their_decoder(
+    decoder: dict[str, Any], text: bytes, strips: bool, tmp_path: Path
+) -> None:
+    """Spaces and bytes of a tokenizer.json are what its decoder makes of the tokens."""
+    vocabulary = {"<unk>": 0, "▁a": 1, "<0x0A>": 2}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": [], "byte_fallback": True}
+    folder = write_directory(
+        tmp_path, decoder=decoder, model=model, pre_tokenizer=None, added_tokens=[]
+    )
+    tokenizer = build_tokenizer(read_checkpoint(folder))
+    assert tokenizer.token_bytes(1) + tokenizer.token_bytes(2) == text
+    assert tokenizer.strips_leading_space is strips
+    assert tokenizer.decode([1, 1], skip_special_tokens=False) == " a a"[strips:]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [*SPM_STEPS[:3], {"type": "Strip", "content": " ", "start": 2, "stop": 0}],
+        [*SPM_STEPS, {"type": "CTC"}],
+        SPM_STEPS[1:],
+    ],
+)
+def test_other_decoders_are_named(steps: list[dict[str, Any]], tmp_path: Path) -> None:
+    """A sequence of steps that is not SentencePiece's is refused with its steps."""
+    folder = write_directory(tmp_path, decoder={"type": "Sequence", "decoders": steps})
+    with pytest.raises(ModelError, match=r"Sequence, .*ByteFallback.* is not supported"):
+        build_tokenizer(read_checkpoint(folder))
+
+
+def test_a_directory_tells_its_defaults(tmp_path: Path) -> None:
+    """Sampling defaults, special tokens, and the template for tools come from the files."""
+    write_directory(tmp_path)
+    change(tmp_path / "generation_config.json", temperature=0.6, top_p=0.9, top_k=None)
+    change(tmp_path / "config.json", pad_token_id=5, bos_token_id=None)
+    change(
+        tmp_path / "tokenizer_config.json",
+        bos_token="<|end|>",
+        unk_token={"content": "<user>"},
+        add_bos_token=True,
+        chat_template=[
+            {"name": "default", "template": "a"},
+            {"name": "tool_use", "template": "b"},
+        ],
+    )
+    found = read_checkpoint(tmp_path)
+    assert found.generation_config == {"eos_token_id": [END, 3], "temperature": 0.6, "top_p": 0.9}
+    assert (found.bos_token_id, found.eos_token_id, found.pad_token_id) == (END, END, 5)
+    assert found.special_tokens["unk_token"] == "<user>"
+    assert (found.chat_template, found.tool_chat_template) == ("a", "b")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("c")
+    (tmp_path / "chat_template.jinja").write_text("d")
+    found = read_checkpoint(tmp_path)
+    assert (found.chat_template, found.tool_chat_template) == ("d", "c")
+    chat = chat_template_of(found, now=datetime.now)
+    assert chat is not None
+    assert chat.render([], tools=[{}]) == "c"
+
+
+def test_chatml_models_also_stop_at_the_end_of_a_document(tmp_path: Path) -> None:
+    """`<|endoftext|>` ends a sequence of a ChatML model besides its own end token."""
+    write_directory(tmp_path)
+    described = msgspec.json.decode((tmp_path / "tokenizer.json").read_bytes())
+    described["added_tokens"][1]["content"] = "<|endoftext|>"
+    change(tmp_path / "tokenizer.json", added_tokens=described["added_tokens"])
+    change(tmp_path / "tokenizer_config.json", chat_template="<|im_end|>")
+    assert read_checkpoint(tmp_path).eos_token_ids == (END, 3, described["added_tokens"][1]["id"])
+
+
+def change(path: Path, **values: Any) -> None:
+    """Set keys of a JSON file."""
+    path.write_bytes(msgspec.json.encode(msgspec.json.decode(path.read_bytes()) | values))
+
+
+@pytest.mark.model
+def test_a_file_tells_its_defaults(model_path: Path, tmp_path: Path) -> None:
+    """Sampling defaults come from `general.sampling`, special tokens from their ids."""
+    found = read_checkpoint(model_path)
+    assert (found.bos_token_id, found.eos_token_id, found.pad_token_id) == (1, 2, 2)
+    assert found.special_tokens["unk_token"] == "<|endoftext|>"
+    assert found.generation_config == {}
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.add_token_list(["a", "b"])
+    writer.add_context_length(64)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(2.0)
+    writer.add_float32("general.sampling.temp", 0.5)
+    writer.add_int32("general.sampling.top_k", 20)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    found = read_checkpoint(tmp_path / "x.gguf")
+    assert found.generation_config == {"temperature": 0.5, "top_k": 20}
+    assert (found.context_length, found.eos_token_ids, found.bos_token_id) == (128, (), None)
+    assert chat_template_of(found, now=datetime.now) is None
+
+
+def test_a_directory_whose_text_cannot_be_rebuilt_is_named(tmp_path: Path) -> None:
+    """A tokenizer.json with another decoder is refused with that decoder's name."""
+    folder = write_directory(tmp_path, decoder={"type": "WordPiece", "prefix": "##"})
+    with pytest.raises(ModelError, match="WordPiece"):
+        build_tokenizer(read_checkpoint(folder))
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
+def test_a_missing_file_is_named(tmp_path: Path, missing: str) -> None:
+    """A directory without a needed file says which."""
+    write_directory(tmp_path)
+    (tmp_path / missing).unlink()
+    with pytest.raises(ModelError, match=missing):
+        read_checkpoint(tmp_path)
+
+
+def test_no_such_model_is_an_error(tmp_path: Path) -> None:
+    """A path that leads nowhere is a ModelError with the path."""
+    with pytest.raises(ModelError, match="no such model"):
+        read_checkpoint(tmp_path / "gone.gguf")
+    broken = replace(small(), gguf_metadata=None, path=tmp_path)
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        build_tokenizer(broken)
