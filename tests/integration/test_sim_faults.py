@@ -1,0 +1,121 @@
+"""Faults asked of a real worker process over `/admin/config`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import httpx
+import pytest
+from running_worker import CHAT, Worker, running_worker
+
+from worker.tokenizer.sim import WORDS
+
+SIM = ("--engine", "sim", "--sim-decode-base-ms", "5")
+
+
+async def configure(worker: Worker, **settings: object) -> httpx.Response:
+    """Change settings; underscores stand for dashes."""
+    body = {name.replace("_", "-"): value for name, value in settings.items()}
+    return await worker.http.post("/admin/config", json=body)
+
+
+async def seconds_of(worker: Worker, **fields: object) -> float:
+    """How long an answer of ten tokens takes."""
+    started = time.monotonic()
+    reply = await worker.ask(max_tokens=10, ignore_eos=True, **fields)
+    assert reply.status_code == 200
+    return time.monotonic() - started
+
+
+async def test_settings_of_the_model_change_while_it_runs() -> None:
+    """Nine steps of 100 ms take nine tenths of a second, and ten times as long is slower still."""
+    async with running_worker(*SIM) as worker:
+        assert (await configure(worker, decode_base="100ms", decode_per_seq=0)).status_code == 200
+        assert await seconds_of(worker) >= 0.9
+        assert (await configure(worker, decode_base="10ms", slow=20)).status_code == 200
+        assert await seconds_of(worker) >= 1.8
+        shown = (await worker.http.get("/admin/config")).json()
+        assert (shown["decode-base"], shown["slow"]) == ("10ms", 20.0)
+        refused = await configure(worker, decode_base="1ms", volume=11)
+        assert refused.status_code == 400
+        assert "volume" in refused.json()["error"]["message"]
+        assert (await worker.http.get("/admin/config")).json() == shown
+
+
+async def test_errors_come_when_they_are_asked_for() -> None:
+    """By header and by rate; a worker that fails everything still says that it is healthy."""
+    async with running_worker(*SIM) as worker:
+        asked = await worker.http.post(CHAT, json={}, headers={"x-return-error": "503"})
+        assert asked.status_code == 503
+        await configure(worker, failure_injection_rate=100, failure_types=["rate_limit"])
+        for _ in range(5):
+            assert (await worker.ask()).status_code == 429
+        assert await worker.status("/health") == 200
+        await configure(worker, failure_injection_rate=0)
+        assert (await worker.ask()).status_code == 200
+
+
+async def test_metrics_and_load_headers_tell_the_same_lies() -> None:
+    """A picker that reads either is misled alike."""
+    async with running_worker(*SIM) as worker:
+        await configure(worker, fake_metrics={"waiting-requests": 77, "kv-cache-usage": "NaN"})
+        page = (await worker.http.get("/metrics")).text
+        assert 'vllm:num_requests_waiting{model_name="sim",engine="0"} 77' in page
+        assert 'vllm:kv_cache_usage_perc{model_name="sim",engine="0"} nan' in page.replace(
+            "NaN", "nan"
+        )
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
+        headers = {"endpoint-load-metrics-format": "text"}
+        reply = await worker.http.post(CHAT, json=body, headers=headers)
+        assert "num_requests_waiting=77" in reply.headers["endpoint-load-metrics"]
+
+
+async def test_a_crashed_engine_ends_its_streams_and_comes_back() -> None:
+    """After so many tokens; the stream says so, and the next answer comes from a new engine."""
+    async with running_worker(*SIM) as worker:
+        await configure(worker, crash={"target": "engine", "after-tokens": 20})
+        ended = await worker.stream(lambda: None)
+        assert ended.error is not None
+        assert not ended.is_whole
+        assert len(ended.events) <= 25
+        await worker.until("/health", 200)
+        assert (await worker.ask()).status_code == 200
+
+
+@pytest.mark.parametrize("crash", [{}, {"after-requests": 2}])
+async def test_a_crashed_worker_is_gone(crash: dict[str, int]) -> None:
+    """With its engine, and with the status that says it was asked for."""
+    async with running_worker(*SIM) as worker:
+        assert (await configure(worker, crash={"target": "worker", **crash})).status_code == 200
+        if crash:
+            assert (await worker.ask()).status_code == 200
+            with pytest.raises(httpx.TransportError):
+                await worker.ask()
+        assert await worker.exit_status() == 70
+
+
+async def test_a_stalled_stream_goes_on_and_is_whole() -> None:
+    """Silence in the middle, then everything that came meanwhile."""
+    async with running_worker(*SIM) as worker:
+        await configure(worker, stall_stream="1s", stall_after_events=3)
+        started = time.monotonic()
+        ended = await worker.stream(lambda: None, max_tokens=10)
+        assert ended.seconds - started >= 1.0
+        assert ended.events[-1] == "[DONE]"
+        assert ended.is_whole
+
+
+async def test_an_echo_says_what_it_was_asked() -> None:
+    """Through tokenizer, template, scheduler and blocks and back, for many at once."""
+    flags = ("--engine", "sim", "--sim-mode", "echo", "--sim-time-scale", "0")
+    async with running_worker(*flags, "--num-gpu-blocks-override", "40") as worker:
+        texts = [" ".join(WORDS[n % 3 : n % 3 + 3 * n]) for n in range(1, 25)]
+
+        async def echo(text: str) -> str:
+            messages = [{"role": "user", "content": text}]
+            reply = await worker.ask(messages=messages, max_tokens=100)
+            return str(reply.json()["choices"][0]["message"]["content"])
+
+        answers = await asyncio.gather(*map(echo, texts))
+        assert [answer.split() for answer in answers] == [text.split() for text in texts]
