@@ -164,7 +164,8 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     `error` says why, for the user, when `finish_reason` is `ERROR`. `logprobs` has one entry for
     each of `token_ids` when the request asked for them. `prompt_logprobs`, when asked for, comes
     in order with the outputs up to and with that of the first token, one entry for each prompt
-    token but the first; an output with prompt logprobs may have no tokens.
+    token but the first; an output with prompt logprobs may have no tokens. They are told once for a
+    request: with the outputs of its first answer, its branches repeat none.
     """
 
     request_id: str
