@@ -200,7 +200,7 @@ limits_of_a_step = st.builds(
     in_batch_prefix_tokens=st.sampled_from([None, 1, 4]),
     reserve_full_prompt=st.sampled_from([True, True, False]),
 )
-commands = st.lists(
+orders_now_and_then = st.lists(
     st.tuples(
         st.integers(0, 25),
         st.sampled_from(
@@ -219,6 +219,11 @@ commands = st.lists(
     ),
     max_size=4,
 )
+# What was preempted often enough comes back under a guarantee.
+storms = st.builds(
+    lambda first: [(first + 3 * i, ResetPrefixCache(0, True)) for i in range(3)], st.integers(1, 6)
+)
+commands = st.sampled_from([orders_now_and_then, orders_now_and_then, storms]).flatmap(lambda s: s)
 
 
 class Walk:
