@@ -34,8 +34,11 @@ class StepBudget:
 
     Steps are grouped by the power of two of their token count: the time for a token is much longer
     in a decode step of one than in a prefill of thousands. A size never seen is judged by its
-    neighbours, and gets at least `warm_up_seconds`: kernels are compiled at their first use.
+    neighbours. The very first step may take `warm_up_seconds`, and so may the first one of every
+    size while `compiles_kernels`, which a device may do at their first use.
     """
+
+    compiles_kernels = False
 
     def __init__(self, least_seconds: float, factor: float, warm_up_seconds: float = 0.0) -> None:
         self.least_seconds = least_seconds
@@ -55,17 +58,23 @@ class StepBudget:
         per_token = self._per_token[size]
         if per_token is not None:
             return max(self.least_seconds, self._factor * per_token * num_tokens)
-        return max(self._warm_up, self._factor * self._guess(num_tokens, size))
+        guess = self._guess(num_tokens, size)
+        if guess is None:
+            return self._warm_up
+        least = self._warm_up if self.compiles_kernels else self.least_seconds
+        return max(least, self._factor * guess)
 
-    def _guess(self, num_tokens: int, size: int) -> float:
-        """A token costs no more in a larger step, and a step no more than a larger one."""
+    def _guess(self, num_tokens: int, size: int) -> float | None:
+        """A token costs no more in a larger step, and a step no more than a larger one. None
+        without any step to go by.
+        """
         for smaller in reversed(self._per_token[:size]):
             if smaller is not None:
                 return smaller * num_tokens
         for larger, per_token in enumerate(self._per_token[size + 1 :], size + 1):
             if per_token is not None:
                 return float(per_token * (1 << larger))
-        return 0.0
+        return None
 
 
 def _size(num_tokens: int) -> int:

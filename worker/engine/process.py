@@ -116,6 +116,11 @@ def _build_executor(config: EngineConfig) -> tuple[Executor, int]:
     raise ConfigError(f"unknown engine {config.engine!r}; known are 'torch' and 'sim'")
 
 
+def _has_gpu(config: EngineConfig) -> bool:
+    """Called when torch is loaded, if it is to be."""
+    return config.engine == "torch" and bool(importlib.import_module("torch").cuda.is_available())
+
+
 class Server:
     """The serving loop: messages in, steps, outputs out. Owns nothing but what it is at."""
 
@@ -185,13 +190,14 @@ class Server:
             self._channel.send(reply)
 
 
-def run(config: EngineConfig, channel: Channel, pulse: Pulse) -> int:
+def run(config: EngineConfig, channel: Channel, budget: StepBudget, pulse: Pulse) -> int:
     """The life of the process after its config is read; returns the exit status."""
     started = time.monotonic()
     core: EngineCore | None = None
     publisher: KvEventPublisher | None = None
     try:
         core, ready = build_core(config)
+        budget.compiles_kernels = _has_gpu(config)
         if publishes(config.kv_events):
             publisher = KvEventPublisher(
                 config.kv_events, config.block_size, core.announce, time.time
@@ -227,11 +233,12 @@ def main() -> int:
     config = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=EngineConfig)
     threading.Thread(target=_exit_with_parent, name="parent-watch", daemon=True).start()
     warm_up = WARM_UP_SECONDS if config.engine == "torch" else 0.0
-    pulse = Pulse(StepBudget(config.step_budget_seconds, config.step_budget_factor, warm_up))
+    budget = StepBudget(config.step_budget_seconds, config.step_budget_factor, warm_up)
+    pulse = Pulse(budget)
     heartbeat = HeartbeatThread(sys.argv[2], pulse)
     heartbeat.start()
     try:
-        return run(config, Channel(sys.argv[1]), pulse)
+        return run(config, Channel(sys.argv[1]), budget, pulse)
     finally:
         heartbeat.stop()
 

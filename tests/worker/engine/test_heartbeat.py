@@ -90,10 +90,19 @@ def test_a_size_never_seen_is_judged_by_its_neighbours() -> None:
     assert other.seconds(3) == pytest.approx(4 * 0.01 * 128)
 
 
-def test_first_steps_have_time_to_compile() -> None:
-    """Nothing seen yet, and a size not seen yet: at least the warm-up."""
+def test_the_first_step_has_time_to_warm_up() -> None:
+    """Nothing is known before it, so it may take long; those after it may not."""
     budget = StepBudget(0.5, 4.0, warm_up_seconds=60.0)
-    assert budget.seconds(1) == 60.0
+    assert budget.seconds(1) == budget.seconds(2048) == 60.0
+    budget.observe(1, 0.01)
+    assert budget.seconds(1) == 0.5
+    assert budget.seconds(7) == 0.5
+
+
+def test_first_steps_of_a_size_have_time_to_compile() -> None:
+    """On a device that compiles kernels at their first use, each size is warmed up."""
+    budget = StepBudget(0.5, 4.0, warm_up_seconds=60.0)
+    budget.compiles_kernels = True
     budget.observe(1, 0.01)
     assert budget.seconds(1) == 0.5
     assert budget.seconds(7) == 60.0
