@@ -80,8 +80,11 @@ class Outcome:
 class Deck:
     """Draws requests; the same ones for the same seed and client."""
 
-    def __init__(self, seed: int, client: int, max_tokens: int, max_prompt_words: int) -> None:
+    def __init__(
+        self, seed: int, client: int, max_tokens: int, max_prompt_words: int, low_share: float = 0.0
+    ) -> None:
         self._rng = random.Random(seed * 1000 + client)
+        self._low_share = low_share
         self._max_tokens = max_tokens
         self._max_words = max_prompt_words
         shared = random.Random(seed)
@@ -105,7 +108,7 @@ class Deck:
         body: dict[str, Any] = {
             "max_tokens": rng.randrange(1, self._max_tokens),
             "n": num_choices,
-            "priority": rng.choices((0, 1, 5, -1), weights=(8, 1, 1, 1))[0],
+            "priority": self._priority(),
             "ignore_eos": rng.random() < 0.5,
         }
         if rng.random() < 0.5:
@@ -115,6 +118,13 @@ class Deck:
             body["n"] = num_choices = 1  # several greedy answers are refused
         leave = rng.randrange(5, 150) if kind == "leave-whole" else rng.randrange(1, 8)
         return self._finish(kind, text, body, num_choices, leave)
+
+    def _priority(self) -> int:
+        """A tenth go first; as many as asked for go last, which under full load is never."""
+        share = self._rng.random()
+        if share < self._low_share:
+            return 1
+        return -1 if share > 0.9 else 0
 
     def _finish(
         self, kind: str, text: str, body: dict[str, Any], num_choices: int, leave: int

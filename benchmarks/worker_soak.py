@@ -10,8 +10,8 @@ abort, leave in the middle, and send nonsense. Checked at the end, with exit sta
 - every request ended exactly once, seen by its client and by vllm:request_success_total;
 - nothing is left: no sequence running or waiting, no block in use (the prefix cache can be reset),
   no file descriptor more than before, memory that does not grow;
-- nobody starved: the longest wait for a first token is below --max-wait-seconds, but for requests
-  that asked for a low priority, which give way as long as others come;
+- nobody starved: the longest wait for a first token is below --max-wait-seconds (requests that ask
+  for a low priority, --low-priority, give way as long as others come, and are told apart);
 - preemptions of a request are at most three;
 - requests with the same seed were answered alike (only counted for a real model without --strict).
 
@@ -188,9 +188,11 @@ def judge_clients(report: Report, outcomes: Sequence[Outcome]) -> tuple[int, int
     report.figures["answer tokens"] = sum(outcome.num_tokens for outcome in outcomes)
     for outcome in outcomes:
         if outcome.problem is not None:
-            report.violations.append(f"{outcome.ask.kind} {outcome.ask.path}: {outcome.problem}")
+            what = f"{outcome.ask.kind} of priority {outcome.ask.priority} to {outcome.ask.path}"
+            report.violations.append(f"{what}: {outcome.problem}")
     sure = sum(outcome.ask.num_choices for outcome in outcomes if outcome.status == 200)
-    perhaps = sum(o.ask.num_choices for o in outcomes if o.is_cut and o.status == 0)
+    silent = [o for o in outcomes if o.status == 0 and o.ask.kind != "bad"]
+    perhaps = sum(outcome.ask.num_choices for outcome in silent)
     return sure, perhaps
 
 
@@ -304,8 +306,9 @@ async def soak(options: argparse.Namespace) -> Report:
         before = await worker.metrics()
         held = worker.states()
         until = time.monotonic() + options.minutes * 60
+        sizes = (options.max_tokens, options.prompt_words)
         clients = [
-            Client(url, n, Deck(options.seed, n, options.max_tokens, options.prompt_words))
+            Client(url, n, Deck(options.seed, n, *sizes, options.low_priority))
             for n in range(options.clients)
         ]
         async with asyncio.TaskGroup() as group:
@@ -348,6 +351,7 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--prompt-words", type=int, default=300)
     parser.add_argument("--max-wait-seconds", type=float, default=180.0)
+    parser.add_argument("--low-priority", type=float, default=0.0, help="share of requests")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--strict", action="store_true", help="equal requests, equal answers")
     parser.add_argument("--results", type=Path, default=RESULTS)
