@@ -215,7 +215,7 @@ WAYS = {
     "batch 64, cold, then all prefix hits": Way(rounds=2),
     "chunked": Way(budget=40),
     "preempted": Way(num_blocks=30),
-    "overlapped, and all of that": Way(num_blocks=30, budget=40, overlap=True),
+    "overlapped, and all of that": Way(num_blocks=12, budget=40, overlap=True),
     "n=3 forked": Way(overlap=True, num_answers=3),
 }
 
@@ -230,7 +230,7 @@ def test_two_hundred_answers_are_the_same_every_way(
     assert len(answers) == 200 * way.num_answers
     for answered, tokens in answers.items():
         assert tokens == alone[answered.partition("/")[0]], answered
-    assert (stats.num_preemptions > 0) == (way.num_blocks == 30)
+    assert (stats.num_preemptions > 0) == (way.num_blocks < ROOMY.num_blocks)
     assert stats.prefix_cache_hits > 0
     if way.rounds == 2:
         assert stats.prefix_cache_hits > sum(len(p) - 1 for p, _ in two_hundred.values()) * 0.9
