@@ -8,6 +8,10 @@ from collections.abc import Callable
 # Before torch loads OpenMP, which reads it once: threads that wait by spinning stall each other for
 # hundreds of milliseconds a step as soon as anything else runs on their cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# oneDNN keeps a compiled product for every number of rows it has seen, by default for a thousand
+# shapes and over a megabyte each; steps have any number of rows. A few dozen serve a steady batch.
+os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 import torch
 from torch import Tensor
