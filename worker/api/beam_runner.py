@@ -115,7 +115,7 @@ class BeamRunner:
         with ExitStack() as opened:
             streams = []
             for place, beam in enumerate(run.beams.live):
-                (stream,) = self._engine.open(_next_token_of(beam, run, f"{step}-{place}"))
+                (stream,) = self._engine.open(_next_token_of(beam, run, f"{step}.{place}"))
                 opened.callback(stream.close)
                 streams.append(stream)
             outputs = [await _only_output(stream) for stream in streams]
@@ -155,11 +155,12 @@ def _rules(request: AddRequest, options: BeamOptions) -> BeamRules:
     )
 
 
-def _next_token_of(beam: Beam, run: BeamRun, suffix: str) -> AddRequest:
+def _next_token_of(beam: Beam, run: BeamRun, place: str) -> AddRequest:
+    """Named as branches are, so that an abort of the response finds it."""
     request = run.request
     return msgspec.structs.replace(
         request,
-        request_id=f"{request.request_id}-{suffix}",
+        request_id=f"{place}_{request.request_id}",
         prompt_token_ids=[*request.prompt_token_ids, *beam.token_ids],
         params=SamplingParams(
             max_tokens=1,

@@ -4,20 +4,27 @@ many prompt tokens wait.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+
+import msgspec
 
 from worker.api.admission import Admission
 from worker.api.engine import Engine, OutputStream
 from worker.engine.messages import AddRequest, Command, CommandReply, EngineStats, RequestOutput
+from worker.types import FinishReason
+
+# What names one of several sequences of a request: a branch, or one beam at one step.
+_SEQUENCE_PREFIX = re.compile(r"^[0-9.]+_")
 
 
 class OpenSequences:
-    """An `Engine` in front of another. Owns the list of what is open: sequence id → response id."""
+    """An `Engine` in front of another. Owns the list of what is open: sequence id → stream."""
 
     def __init__(self, engine: Engine, admission: Admission) -> None:
         self._engine = engine
         self._admission = admission
-        self._open: dict[str, str] = {}
+        self._open: dict[str, _ListedStream] = {}
 
     @property
     def is_alive(self) -> bool:
@@ -45,15 +52,18 @@ class OpenSequences:
         self._admission.queued(len(request.prompt_token_ids))
         prefilled = _Once(self._admission.prefilled, len(request.prompt_token_ids))
         response_id = response_of(request.request_id)
-        self._open.update((stream.request_id, response_id) for stream in streams)
-        return tuple(_ListedStream(stream, prefilled, self._open) for stream in streams)
+        listed = tuple(_ListedStream(s, response_id, prefilled, self._open) for s in streams)
+        self._open.update((stream.request_id, stream) for stream in listed)
+        return listed
 
     def abort(self, request_id: str) -> None:
         """Stop whatever a client may mean by an id: a response's id, that without its prefix (as
         the client gave it in `x-request-id`), or a sequence's own.
         """
-        for sequence_id, response_id in tuple(self._open.items()):
+        for sequence_id, stream in tuple(self._open.items()):
+            response_id = stream.response_id
             if request_id in (sequence_id, response_id, response_id.partition("-")[2]):
+                stream.abort_asked = True
                 self._engine.abort(sequence_id)
 
     async def run(self, command: Command) -> CommandReply:
@@ -63,9 +73,9 @@ class OpenSequences:
 
 def response_of(request_id: str) -> str:
     """The id of the response that a request to the engine belongs to: requests are named after it,
-    `{response id}-{index}-{random}`.
+    `{response id}-{index}-{random}`, and sequences after their request, `{number}_{request id}`.
     """
-    return request_id.rsplit("-", 2)[0]
+    return _SEQUENCE_PREFIX.sub("", request_id).rsplit("-", 2)[0]
 
 
 class _Once:
@@ -84,11 +94,22 @@ class _Once:
 
 
 class _ListedStream:
-    """A stream that takes itself off the list."""
+    """A stream that takes itself off the list. With `abort_asked` it ends as aborted, also where
+    the sequence came to its own end before the engine heard of it: a beam search, which is many
+    short sequences, must not go on because each of them had just ended.
+    """
 
-    __slots__ = ("_listed", "_prefilled", "_stream")
+    __slots__ = ("_listed", "_prefilled", "_stream", "abort_asked", "response_id")
 
-    def __init__(self, stream: OutputStream, prefilled: _Once, listed: dict[str, str]) -> None:
+    def __init__(
+        self,
+        stream: OutputStream,
+        response_id: str,
+        prefilled: _Once,
+        listed: dict[str, _ListedStream],
+    ) -> None:
+        self.response_id = response_id
+        self.abort_asked = False
         self._stream = stream
         self._prefilled = prefilled
         self._listed = listed
@@ -102,6 +123,8 @@ class _ListedStream:
         """See `OutputStream.next`."""
         output = await self._stream.next()
         self._prefilled()
+        if self.abort_asked and output.finish_reason not in (None, FinishReason.ERROR):
+            return msgspec.structs.replace(output, finish_reason=FinishReason.ABORT)
         return output
 
     def close(self) -> None:

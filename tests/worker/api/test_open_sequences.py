@@ -11,7 +11,7 @@ from worker.api.admission import Admission
 from worker.api.open_sequences import OpenSequences, response_of
 from worker.engine.messages import AddRequest, Resume
 from worker.metrics import WorkerMetrics
-from worker.types import SamplingParams
+from worker.types import FinishReason, SamplingParams
 
 
 def request(request_id: str, num_tokens: int = 5, branches: tuple[str, ...] = ()) -> AddRequest:
@@ -35,6 +35,8 @@ def subject(bench: Any) -> tuple[OpenSequences, Admission]:
         ("cmpl-a", ["cmpl-a-0-1f", "1_cmpl-a-0-1f", "cmpl-a-1-2f"]),
         ("a", ["cmpl-a-0-1f", "1_cmpl-a-0-1f", "cmpl-a-1-2f"]),
         ("a-0", ["cmpl-a-0-0-3f"]),
+        ("b", ["4.1_cmpl-b-0-5f"]),
+        ("cmpl-b", ["4.1_cmpl-b-0-5f"]),
         ("cmpl-a-1-2f", ["cmpl-a-1-2f"]),
         ("1_cmpl-a-0-1f", ["1_cmpl-a-0-1f"]),
         ("cmpl", []),
@@ -49,8 +51,22 @@ async def test_aborts_reach_every_sequence_of_a_response(
     engine.open(request("cmpl-a-0-1f", branches=("1_cmpl-a-0-1f",)))
     engine.open(request("cmpl-a-1-2f"))
     engine.open(request("cmpl-a-0-0-3f"))
+    engine.open(request("4.1_cmpl-b-0-5f"))
     engine.abort(asked)
     assert bench.engine.aborted == stopped
+
+
+async def test_an_abort_wins_over_an_end_that_nobody_has_seen_yet(bench: Any) -> None:
+    """What ended while the abort was on its way ends as aborted; a failure stays one."""
+    for said, told in ((FinishReason.LENGTH, FinishReason.ABORT), (FinishReason.ERROR,) * 2):
+        bench.engine.steps = [bench.say("h"), bench.say("i", said)]
+        metrics = WorkerMetrics("m", 64, 1.0)
+        admission = Admission(bench.engine, metrics, max_num_seqs=4, max_num_queued_reqs=None)
+        engine = OpenSequences(bench.engine, admission)
+        (stream,) = engine.open(request("2.0_cmpl-a-0-1f"))
+        engine.abort("a")
+        assert (await stream.next()).finish_reason is None
+        assert (await stream.next()).finish_reason is told
 
 
 async def test_closed_sequences_are_forgotten(subject: Any, bench: Any) -> None:
@@ -92,5 +108,6 @@ async def test_the_rest_is_the_engines(subject: Any, bench: Any) -> None:
 
 
 def test_a_response_is_found_in_its_requests_ids() -> None:
-    """Dashes in the client's id are its own."""
-    assert response_of("chatcmpl-my-own-id-3-0badcafe") == "chatcmpl-my-own-id"
+    """Dashes in the client's id are its own; what names a branch or a beam is not part of it."""
+    for prefix in ("", "1_", "12.3_"):
+        assert response_of(f"{prefix}chatcmpl-my-own-id-3-0badcafe") == "chatcmpl-my-own-id"
