@@ -301,7 +301,7 @@ class _Worker:
                 task.cancel()
         if self._admission.num_inside:
             logger.warning("aborting %d sequences", self._admission.num_inside)
-            self._client.abort_all()
+            self._client.abort_all("The request was aborted because the server stops")
 
     def _announce(self, listener: socket.socket, seconds: float) -> None:
         where = shown(listener, tls=self._config.tls is not None)

@@ -13,6 +13,7 @@ FAIRNESS_ID = b"x-gateway-inference-fairness-id"
 PRIORITY = b"x-vllm-priority"
 MAX_TENANT_CHARS = 128
 _MAX_DIGITS = 20
+_INT64 = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,9 @@ def _priority(exchange: Exchange) -> int | None:
         return None
     digits = given.strip()
     unsigned = digits.removeprefix("-")
-    if not (unsigned.isascii() and unsigned.isdecimal() and len(unsigned) < _MAX_DIGITS):
+    is_number = unsigned.isascii() and unsigned.isdecimal() and len(unsigned) < _MAX_DIGITS
+    priority = int(digits) if is_number else None
+    if priority is None or not -_INT64 <= priority < _INT64:
         name = PRIORITY.decode()
-        raise RequestError(f"{name} must be an integer, got {digits[:40]!r}", param=name)
-    return int(digits)
+        raise RequestError(f"{name} must be a 64-bit integer, got {digits[:40]!r}", param=name)
+    return priority

@@ -33,6 +33,7 @@ from worker.engine.messages import (
 from worker.engine.stream import RequestStream
 from worker.engine.supervision import RestartBudget, Supervision, add_counters, counters_of
 from worker.errors import EngineDeadError, WorkerError
+from worker.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class EngineClient:
         self._stats = EngineStats()
         self._past = EngineStats()  # the counters of engines that died
         self._num_restarts = 0
+        self._why_aborted: str | None = None
         self._last_step_seconds: float | None = None
 
     # ---- state that others read -------------------------------------------------------------
@@ -168,7 +170,7 @@ class EngineClient:
         """Send a request; one stream for it and one for each of its branches, in order.
 
         Whoever opens closes every stream. Raises `EngineDeadError`, and `WorkerError` when an id is
-        in use.
+        in use; nothing is left open when it raises.
         """
         child = self._living()
         ids = [request.request_id, *request.branch_ids]
@@ -177,7 +179,12 @@ class EngineClient:
             raise WorkerError(f"request id {taken[0]!r} is in use")
         streams = tuple(RequestStream(i, self._close) for i in ids)
         self._streams.update(zip(ids, streams, strict=True))
-        child.send(request)
+        try:
+            child.send(request)
+        except BaseException:  # it cannot be encoded: the engine will never tell of its end
+            for request_id in ids:
+                del self._streams[request_id]
+            raise
         return streams
 
     async def run(self, command: Command) -> CommandReply:
@@ -197,8 +204,11 @@ class EngineClient:
         if request_id in self._streams and self._child is not None:
             self._child.send(AbortRequests([request_id]))
 
-    def abort_all(self) -> None:
-        """Stop every sequence, as `abort` does."""
+    def abort_all(self, reason: str) -> None:
+        """Stop every sequence, as `abort` does, because of something that nobody asked for: from
+        now on `RequestOutput.error` tells `reason` of those that are aborted.
+        """
+        self._why_aborted = reason
         if self._streams and self._child is not None:
             self._child.send(AbortRequests(list(self._streams)))
 
@@ -240,6 +250,8 @@ class EngineClient:
         stream = self._streams.get(output.request_id)
         if stream is None:
             return  # closed here while the engine was still at it
+        if output.finish_reason is FinishReason.ABORT and self._why_aborted is not None:
+            output = msgspec.structs.replace(output, error=self._why_aborted)
         stream.push(output)
         if stream.finished:
             del self._streams[output.request_id]

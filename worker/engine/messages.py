@@ -161,11 +161,12 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     `stop_token_id` is the token that ended it, when one did (it is also the last of `token_ids`).
     `num_cached_tokens` counts prompt tokens served from the prefix cache at first admission.
     The three times are on the engine's monotonic clock; None until they have happened.
-    `error` says why, for the user, when `finish_reason` is `ERROR`. `logprobs` has one entry for
-    each of `token_ids` when the request asked for them. `prompt_logprobs`, when asked for, comes
-    in order with the outputs up to and with that of the first token, one entry for each prompt
-    token but the first; an output with prompt logprobs may have no tokens. They are told once for a
-    request: with the outputs of its first answer, its branches repeat none.
+    `error` says why, for the user, when `finish_reason` is `ERROR`, or `ABORT` that nobody asked
+    for. `logprobs` has one entry for each of `token_ids` when the request asked for them.
+    `prompt_logprobs`, when asked for, comes in order with the outputs up to and with that of the
+    first token, one entry for each prompt token but the first; an output with prompt logprobs may
+    have no tokens. They are told once for a request: with the outputs of its first answer, its
+    branches repeat none.
     """
 
     request_id: str

@@ -100,6 +100,19 @@ async def test_headers_name_the_tenant_and_the_priority(bench: Any) -> None:
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "x-vllm-priority")
 
 
+@pytest.mark.parametrize("priority", [-(2**63) - 1, 2**63])
+async def test_a_priority_has_at_most_64_bits(bench: Any, priority: int) -> None:
+    """The engine takes no wider one, from whichever side it comes."""
+    async with bench.client() as client:
+        headers = {"x-vllm-priority": str(priority)}
+        by_header = await client.post(TEXT, json={"prompt": "a"}, headers=headers)
+        by_body = await client.post(TEXT, json={"prompt": "a", "priority": priority})
+        bounds = [{"x-vllm-priority": str(p)} for p in (-(2**63), 2**63 - 1)]
+        taken = [await client.post(TEXT, json={"prompt": "a"}, headers=h) for h in bounds]
+    assert [r.status_code for r in (by_header, by_body, *taken)] == [400, 400, 200, 200]
+    assert [r.priority for r in bench.engine.requests] == [-(2**63), 2**63 - 1]
+
+
 async def test_with_several_api_keys_each_is_a_tenant(bench: Any) -> None:
     """The key in use names the tenant, without showing it."""
     async with bench.client(api_keys=["secret-a", "secret-b"]) as client:

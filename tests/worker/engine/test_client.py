@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, closing
 
+import msgspec
 import pytest
 
 from worker.config import EngineConfig, SimConfig
@@ -128,14 +129,26 @@ async def test_cancelling_the_consumer_aborts_in_the_engine(make_request: Make) 
 async def test_abort_ends_the_stream(make_request: Make) -> None:
     """A request stopped from outside ends with ABORT, after the tokens it had."""
     async with running(REAL_TIME) as client:
-        reasons = {}
-        for request_id, abort in (("a", lambda: client.abort("a")), ("b", client.abort_all)):
+        told = {}
+        aborts = {"a": lambda: client.abort("a"), "b": lambda: client.abort_all("going home")}
+        for request_id, abort in aborts.items():
             request = make_request(request_id, [1], max_tokens=5000)
             async for output in generate(client, request):
-                reasons[request_id] = output.finish_reason
+                told[request_id] = (output.finish_reason, output.error)
                 abort()
-        assert reasons == {"a": FinishReason.ABORT, "b": FinishReason.ABORT}
+        # An abort that was asked for needs no excuse.
+        assert told == {"a": (FinishReason.ABORT, None), "b": (FinishReason.ABORT, "going home")}
         client.abort("unknown")
+
+
+async def test_a_request_that_cannot_be_sent_leaves_nothing_open(make_request: Make) -> None:
+    """Nobody would ever tell of its end; its ids are free again."""
+    async with running() as client:
+        request = make_request("a", [1], max_tokens=1)
+        with pytest.raises(OverflowError):
+            client.open(msgspec.structs.replace(request, priority=1 << 70, branch_ids=["b"]))
+        assert client.num_unfinished == 0
+        assert (await collect(client, request))[1].finish_reason is FinishReason.LENGTH
 
 
 async def test_refusals_carry_a_reason(make_request: Make) -> None:
