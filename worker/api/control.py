@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from worker.api.engine import Engine
 from worker.api.exchange import Exchange
 from worker.api.generate_schema import AbortBody
+from worker.api.open_sequences import OpenSequences
 from worker.api.parse import decode
 from worker.api.probes import package_version
 from worker.api.query import query_values
@@ -36,7 +36,7 @@ class ControlRoutes:
     """The operators' side of the API. Owns nothing: the engine knows its own state."""
 
     def __init__(
-        self, config: ApiConfig, engine: Engine, engine_config: EngineConfig | None
+        self, config: ApiConfig, engine: OpenSequences, engine_config: EngineConfig | None
     ) -> None:
         self._config = config
         self._engine = engine
@@ -68,10 +68,9 @@ class ControlRoutes:
         }
 
     async def _abort(self, exchange: Exchange) -> None:
-        """Answers at once; the streams of what is aborted end on their own."""
+        """Answers at once; what is aborted ends on its own, with the reason "abort"."""
         body = await exchange.json_body(self._config.max_body_bytes)
-        for request_id in decode(body, AbortBody).request_ids:
-            self._engine.abort(request_id)
+        self._engine.abort_each(decode(body, AbortBody).request_ids)
         await exchange.reply(b"", headers=())
 
     async def _done(self, command: Command) -> CommandReply:

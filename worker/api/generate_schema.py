@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from worker.api.parse import Whole
 from worker.api.schema import SamplingFields, StreamOptions
+
+MAX_ABORTED_IDS = 1024
 
 
 class TokenSampling(SamplingFields, kw_only=True):
@@ -43,4 +45,4 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class AbortBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of `POST /inference/v1/abort_requests`."""
 
-    request_ids: list[str]
+    request_ids: Annotated[list[str], msgspec.Meta(max_length=MAX_ABORTED_IDS)]

@@ -5,7 +5,7 @@ many prompt tokens wait.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -57,12 +57,19 @@ class OpenSequences:
         return listed
 
     def abort(self, request_id: str) -> None:
-        """Stop whatever a client may mean by an id: a response's id, that without its prefix (as
-        the client gave it in `x-request-id`), or a sequence's own.
+        """Stop whatever a client may mean by an id; see `abort_each`."""
+        self.abort_each((request_id,))
+
+    def abort_each(self, request_ids: Iterable[str]) -> None:
+        """Stop whatever a client may mean by ids: a response's id, that without its prefix (as the
+        client gave it in `x-request-id`), or a sequence's own. One look at what is open, however
+        many ids there are.
         """
+        wanted = frozenset(request_ids)
         for sequence_id, stream in tuple(self._open.items()):
             response_id = stream.response_id
-            if request_id in (sequence_id, response_id, response_id.partition("-")[2]):
+            names = (sequence_id, response_id, response_id.partition("-")[2])
+            if not wanted.isdisjoint(names):
                 stream.abort_asked = True
                 self._engine.abort(sequence_id)
 

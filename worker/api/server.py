@@ -55,15 +55,15 @@ class WorkerApi:
         self._config = config
         self._metrics = metrics
         self._keys = tuple(hashlib.sha256(key.encode()).digest() for key in config.api_keys)
-        engine = OpenSequences(engine, admission)
+        listed = OpenSequences(engine, admission)
         kv_events = KvEventsConfig() if engine_config is None else engine_config.kv_events
-        generation = GenerationRoutes(config, engine, admission, metrics, text, preparer)
+        generation = GenerationRoutes(config, listed, admission, metrics, text, preparer)
         handlers: dict[str, Handler] = {
             **generation.handlers(),
             **TokenizationRoutes(config, text, preparer).handlers(),
             **RenderRoutes(config, text, preparer).handlers(),
-            **ProbeRoutes(config, engine, admission, metrics, kv_events).handlers(),
-            **ControlRoutes(config, engine, engine_config).handlers(),
+            **ProbeRoutes(config, listed, admission, metrics, kv_events).handlers(),
+            **ControlRoutes(config, listed, engine_config).handlers(),
         }
         routes = [route for route in ROUTES if route.when(config)]
         document = document_bytes(routes, has_keys=bool(self._keys))

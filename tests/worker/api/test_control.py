@@ -170,3 +170,13 @@ async def test_requests_are_aborted_by_the_clients_id(bench: Any, path: str, nam
         assert set(bench.engine.aborted) == ids
         assert len(ids) == 4
         call.cancel()
+
+
+async def test_the_ids_to_abort_are_bounded(bench: Any) -> None:
+    """1,024 at a time; more are a 400 that names the field, and stop nothing."""
+    async with bench.client() as client:
+        ids = ["x"] * 1024
+        taken = await client.post("/abort_requests", json={"request_ids": ids})
+        refused = await client.post("/abort_requests", json={"request_ids": [*ids, "x"]})
+    assert (taken.status_code, refused.status_code) == (200, 400)
+    assert refused.json()["error"]["param"] == "request_ids"

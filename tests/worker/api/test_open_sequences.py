@@ -111,3 +111,27 @@ def test_a_response_is_found_in_its_requests_ids() -> None:
     """Dashes in the client's id are its own; what names a branch or a beam is not part of it."""
     for prefix in ("", "1_", "12.3_"):
         assert response_of(f"{prefix}chatcmpl-my-own-id-3-0badcafe") == "chatcmpl-my-own-id"
+
+
+class Compared(str):
+    """An id that counts how often it is compared with another."""
+
+    __slots__ = ()
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.comparisons += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+async def test_many_ids_cost_one_look_at_what_is_open(subject: Any, bench: Any) -> None:
+    """Ids are looked up, not compared one by one with everything that is open."""
+    engine, _ = subject
+    for n in range(50):
+        engine.open(request(f"cmpl-{n}-0-1f"))
+    Compared.comparisons = 0
+    engine.abort_each([Compared(f"cmpl-x{n}") for n in range(100)] + ["cmpl-7", "8"])
+    assert bench.engine.aborted == ["cmpl-7-0-1f", "cmpl-8-0-1f"]
+    assert Compared.comparisons < 100  # where two hashes happen to share a slot; not 100 × 50 × 3
