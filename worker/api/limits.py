@@ -23,7 +23,14 @@ _MEMORY_REFRESH_SECONDS = 0.25
 _OTHER_THAN_BRACKETS = bytes(b for b in range(256) if b not in b"[]{}")
 # As signed bytes: an opening bracket is 1, a closing one -1.
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-_SURROGATE = re.compile(rb"\\u([dD][89a-fA-F][0-9a-fA-F]{2})")
+_HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
+_LOW_SURROGATE = re.compile(rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_ESCAPE_BYTES = 6
+# One after which so little comes that the decoder cannot look for its other half; and what comes is
+# not the beginning of that.
+_HIGH_SURROGATE_AT_END = re.compile(
+    _HIGH_SURROGATE.pattern + rb"(?!\\(?:u[0-9a-fA-F]*)?\Z)(?s:.){0,5}\Z"
+)
 _BYTE = re.compile(r" \(byte \d+\)")
 
 
@@ -58,13 +65,13 @@ def malformed_json(body: bytes, reason: str) -> RequestError:
         body.decode()
     except UnicodeDecodeError as error:
         return _malformed(f"invalid UTF-8: {error.reason}", error.start)
-    place = _lone_surrogate(body)
-    if place is not None:
-        return _malformed("an escaped surrogate without its other half", place)
-    if "truncated" in reason:
-        return _malformed("it ends too early", len(body))
     found = _BYTE.search(reason)
     place = int(found.group()[7:-1]) if found else None
+    surrogate = _lone_surrogate(body, reason, place)
+    if surrogate is not None:
+        return _malformed("an escaped surrogate without its other half", surrogate)
+    if "truncated" in reason:
+        return _malformed("it ends too early", len(body))
     return _malformed(_BYTE.sub("", reason).removeprefix("JSON is malformed: "), place)
 
 
@@ -73,21 +80,23 @@ def _malformed(reason: str, place: int | None) -> RequestError:
     return RequestError(f"The body is not valid JSON: {reason}{where}")
 
 
-def _lone_surrogate(body: bytes) -> int | None:
-    """Where the first escaped surrogate begins that is not one of a pair."""
-    high_end = None  # where the other half of a pair has to begin
-    high_start = 0
-    for found in _SURROGATE.finditer(body.replace(b"\\\\", b"__")):
-        is_high = found.group(1)[1:2].lower() < b"c"
-        if high_end is not None:
-            if is_high or found.start() != high_end:
-                return high_start
-            high_end = None
-        elif not is_high:
-            return found.start()
-        else:
-            high_start, high_end = found.span()
-    return None if high_end is None else high_start
+def _lone_surrogate(body: bytes, reason: str, place: int | None) -> int | None:
+    """Where the escaped surrogate begins that the decoder stumbled over, when it was one. `place`
+    is where it stopped: behind that, or behind what stands where its other half should. Only there
+    is looked, as a body may have a million of them.
+    """
+    if place is not None and "surrogate" in reason:
+        last = place - _ESCAPE_BYTES
+        alone = "unexpected end" in reason or _LOW_SURROGATE.match(body, last)
+        return last if alone else last - _ESCAPE_BYTES
+    if "truncated" not in reason:
+        return None
+    found = _HIGH_SURROGATE_AT_END.search(body, max(0, len(body) - 2 * _ESCAPE_BYTES + 1))
+    if found is None:
+        return None
+    before = body[: found.start()]
+    num_backslashes = len(before) - len(before.rstrip(b"\\"))
+    return None if num_backslashes % 2 else found.start()
 
 
 def resident_bytes() -> int:

@@ -6,6 +6,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -66,22 +67,63 @@ def test_containers_are_bounded() -> None:
         check_json(b"[" + b",".join([b"{}"] * MAX_JSON_CONTAINERS) + b"]")
 
 
+LONE = "an escaped surrogate without its other half"
+
+
+def refusal(body: bytes) -> RequestError:
+    """How the decoder's refusal of a body is told."""
+    with pytest.raises((msgspec.DecodeError, UnicodeDecodeError)) as caught:
+        msgspec.json.decode(body)
+    return malformed_json(body, str(caught.value))
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
         (b'{"a": "\xff"}', "invalid UTF-8: invalid start byte (byte 7)"),
         (b'{"a": 1', "it ends too early (byte 7)"),
-        (b'["\\\\\\ud800"]', "an escaped surrogate without its other half (byte 4)"),
-        (b'["\\ud83d\\ude00\\ude00"]', "an escaped surrogate without its other half (byte 14)"),
-        (b'["\\ud83d", "\\ude00"]', "an escaped surrogate without its other half (byte 2)"),
-        (b'["\\\\ud800", x]', "invalid character (byte 5)"),
+        (b'["\\\\\\ud800"]', f"{LONE} (byte 4)"),
+        (b'["\\\\\\ud800 and more"]', f"{LONE} (byte 4)"),
+        (b'["\\ud800\\n"]', f"{LONE} (byte 2)"),
+        (b'["\\ud83d\\u0041 and more"]', f"{LONE} (byte 2)"),
+        (b'["\\ud83d\\ud83d\\ude00"]', f"{LONE} (byte 2)"),
+        (b'["\\\\ud83d\\ude00"]', f"{LONE} (byte 9)"),
+        (b'["\\ud83d\\ude00\\ude00"]', f"{LONE} (byte 14)"),
+        (b'["\\ud83d", "\\ude00"]', f"{LONE} (byte 2)"),
+        (b'["\\ud83d\\ude0', "it ends too early (byte 13)"),
+        (b'["\\ud83d\\ude00', "it ends too early (byte 14)"),
+        (b'["\\\\ud800', "it ends too early (byte 9)"),
+        (b'["\\\\ud800", x]', "invalid character (byte 12)"),
     ],
 )
 def test_the_first_fault_is_named_with_its_place(body: bytes, message: str) -> None:
     """Places count in bytes from 0; an escaped backslash begins no escape."""
-    reason = "Input data was truncated" if body.endswith(b"1") else ""
-    reason = reason or "JSON is malformed: invalid character (byte 5)"
-    assert malformed_json(body, reason).message == f"The body is not valid JSON: {message}"
+    assert refusal(body).message == f"The body is not valid JSON: {message}"
+
+
+class Sliced(bytes):
+    """A body that counts the bytes that are cut out of it or replaced."""
+
+    copied = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        part = super().__getitem__(index)
+        Sliced.copied += len(part) if isinstance(part, bytes) else 1
+        return part
+
+    def replace(self, *arguments: Any) -> bytes:
+        """As of bytes."""
+        Sliced.copied += len(self)
+        return super().replace(*arguments)
+
+
+@pytest.mark.parametrize("end", [b"", b'\\ud83d x y z"]', b'\\ude00"]'])
+def test_a_broken_body_is_not_searched_for_surrogates(end: bytes) -> None:
+    """However many pairs there are, only the place where the decoder stopped is looked at."""
+    Sliced.copied = 0
+    body = Sliced(b'["' + b"\\ud83d\\ude00" * 1000 + end)
+    assert ("surrogate" in refusal(body).message) is bool(end)
+    assert Sliced.copied < 100
 
 
 def test_memory_is_read_now_and_then() -> None:
