@@ -6,6 +6,10 @@ by each, sets aside those that end, and keeps the `width` likeliest of the other
 best of what was set aside and what still lives are the answers, by log probability over length to
 the power of `length_penalty`. The length counts the prompt but not an end token, as in vLLM.
 
+Of what was set aside only the best `width` can be answers, so no more are kept; and candidates are
+ranked by their sums before any is spelled out. A search thus holds 2 × width continuations at most,
+and a step builds no more than that.
+
 vLLM runs every search to its last token. This one stops as soon as no live beam can still beat the
 answers found, which changes no answer: a sum of log probabilities only falls, so `_ceiling` bounds
 the score of whatever a beam may become.
@@ -13,6 +17,7 @@ the score of whatever a beam may become.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,10 +57,26 @@ class BeamRules:
 
 @dataclass(frozen=True, slots=True)
 class Beams:
-    """A search between two steps: the beams that live, likeliest first, and those that ended."""
+    """A search between two steps: the beams that live, likeliest first, and the best `width` of
+    those that ended, best first (of equals the older).
+    """
 
     live: tuple[Beam, ...] = (Beam(),)
     ended: tuple[Beam, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A live beam and one of its next tokens: that at `place` of what was found."""
+
+    beam: Beam
+    entry: TokenLogprobs
+    place: int
+    logprob: float
+
+    @property
+    def token_id(self) -> int:
+        return self.entry.token_ids[self.place]
 
 
 def score(beam: Beam, rules: BeamRules) -> float:
@@ -68,13 +89,17 @@ def advance(beams: Beams, found: Sequence[TokenLogprobs], rules: BeamRules) -> B
     """One step: `found` tells the `num_candidates` likeliest next tokens of each live beam (after
     the one that was drawn, which does not matter here).
     """
-    extended = [
-        _extended(beam, entry, place, rules)
-        for beam, entry in zip(beams.live, found, strict=True)
-        for place in range(1, 1 + min(rules.num_candidates, len(entry.token_ids) - 1))
-    ]
-    live = sorted((b for b in extended if not b.ended), key=lambda b: -b.logprob)
-    return Beams(tuple(live[: rules.width]), beams.ended + tuple(b for b in extended if b.ended))
+    going_on: list[_Candidate] = []
+    ending: list[_Candidate] = []
+    for beam, entry in zip(beams.live, found, strict=True):
+        for place in range(1, 1 + min(rules.num_candidates, len(entry.token_ids) - 1)):
+            candidate = _Candidate(beam, entry, place, beam.logprob + entry.logprobs[place])
+            ends = candidate.token_id in rules.end_ids
+            (ending if ends else going_on).append(candidate)
+    # All are of one length, so that the likeliest are the best, of those that end too.
+    live = [_extended(c, rules) for c in _likeliest(going_on, rules.width)]
+    ended = [_extended(c, rules, ended=True) for c in _likeliest(ending, rules.width)]
+    return Beams(tuple(live), _best((*beams.ended, *ended), rules))
 
 
 def is_over(beams: Beams, rules: BeamRules) -> bool:
@@ -83,27 +108,36 @@ def is_over(beams: Beams, rules: BeamRules) -> bool:
         return True
     if len(beams.ended) < rules.width:
         return False
-    worst_answer = sorted((score(b, rules) for b in beams.ended), reverse=True)[rules.width - 1]
+    worst_answer = score(beams.ended[-1], rules)
     return all(_ceiling(beam, rules) <= worst_answer for beam in beams.live)
 
 
 def best(beams: Beams, rules: BeamRules) -> tuple[Beam, ...]:
     """The answers, best first; of equals the one that ended."""
-    candidates = (*beams.ended, *beams.live)
-    return tuple(sorted(candidates, key=lambda b: -score(b, rules))[: rules.width])
+    return _best((*beams.ended, *beams.live), rules)
 
 
-def _extended(beam: Beam, entry: TokenLogprobs, place: int, rules: BeamRules) -> Beam:
-    token_id, logprob = entry.token_ids[place], entry.logprobs[place]
+def _best(beams: Sequence[Beam], rules: BeamRules) -> tuple[Beam, ...]:
+    return tuple(sorted(beams, key=lambda b: -score(b, rules))[: rules.width])
+
+
+def _likeliest(candidates: Sequence[_Candidate], count: int) -> list[_Candidate]:
+    return heapq.nsmallest(count, candidates, key=lambda c: -c.logprob)
+
+
+def _extended(candidate: _Candidate, rules: BeamRules, *, ended: bool = False) -> Beam:
+    beam, entry, place = candidate.beam, candidate.entry, candidate.place
     shown = slice(1, 1 + rules.num_shown)
     told = TokenLogprobs(
-        (token_id, *entry.token_ids[shown]), (logprob, *entry.logprobs[shown]), rank=place
+        (candidate.token_id, *entry.token_ids[shown]),
+        (entry.logprobs[place], *entry.logprobs[shown]),
+        rank=place,
     )
     return Beam(
-        (*beam.token_ids, token_id),
-        beam.logprob + logprob,
+        (*beam.token_ids, candidate.token_id),
+        candidate.logprob,
         (*beam.entries, told),
-        ended=token_id in rules.end_ids,
+        ended=ended,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -116,6 +117,36 @@ def test_a_search_ends_when_no_beam_can_win_any_more() -> None:
     beams = advance(Beams(), [sure], rules)
     assert [b.token_ids for b in beams.ended] == [(END,)]
     assert is_over(beams, rules)
+
+
+class CountedIds(tuple[int, ...]):
+    """Token ids that count how often a part of them is copied."""
+
+    __slots__ = ()
+    num_copies = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        """As of a tuple."""
+        CountedIds.num_copies += isinstance(index, slice)
+        return super().__getitem__(index)
+
+
+def test_a_long_search_keeps_and_builds_no_more_than_can_win() -> None:
+    """Of hundreds of ends only `width` are kept, and a step spells out 2 × width candidates."""
+    width, steps = 4, 200
+    # Every beam has an end at every step, and a next token so sure that no end settles the search.
+    ids = CountedIds((9, 9, END, *range(10, 16)))
+    logprobs = (-1e-6, -1e-6, -1.0, *(-2.0 - i for i in range(6)))
+    rules = BeamRules(width, 1, steps, frozenset({END}), num_shown=2)
+    beams, CountedIds.num_copies = Beams(), 0
+    for _ in range(steps):
+        assert not is_over(beams, rules)
+        beams = advance(beams, [TokenLogprobs(ids, logprobs, 1)] * len(beams.live), rules)
+        assert len(beams.live) <= width
+        assert len(beams.ended) <= width
+    assert CountedIds.num_copies <= 2 * width * steps
+    scores = [score(b, rules) for b in beams.ended]
+    assert scores == sorted(scores, reverse=True)
 
 
 def test_entries_tell_the_chosen_token_and_its_rivals() -> None:
