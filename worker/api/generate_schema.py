@@ -13,13 +13,24 @@ MAX_ABORTED_IDS = 1024
 
 
 class TokenSampling(SamplingFields, kw_only=True):
-    """`sampling_params`: vLLM's flat `SamplingParams`. `detokenize` and `output_kind` have no
-    meaning for answers in tokens, and are taken for the sake of clients that send everything.
+    """`sampling_params`: vLLM's flat `SamplingParams`, for clients that send everything.
+
+    Some of it is about how vLLM works inside (`output_kind` and the like) and has no meaning here;
+    what would change the answer and is not built is refused as everywhere (`schema.NEUTRAL`).
     """
 
     logprobs: Whole | None = None
+    truncate_prompt_tokens: Whole | None = None
+    structured_outputs: Any = None
+    extra_args: Any = None
+    thinking_token_budget: Any = None
+    skip_reading_prefix_cache: Any = None
+
     detokenize: bool | None = None
+    flat_logprobs: bool | None = None
+    skip_clone: bool | None = None
     output_kind: Any = None
+    output_text_buffer_length: Any = None
 
 
 class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

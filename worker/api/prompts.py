@@ -133,9 +133,9 @@ def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | list[int
     return [p for p in prompt if not isinstance(p, int)]
 
 
-def check_token_ids(token_ids: Sequence[int], limits: ModelLimits) -> None:
-    """Ids a client gives must exist; the engine trusts them."""
+def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, name: str = "prompt") -> None:
+    """Ids a client gives (in the field `name`) must exist; the engine trusts them."""
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < limits.vocab_size):
         raise RequestError(
-            f"Token ids of a prompt must be in [0, {limits.vocab_size})", param="prompt"
+            f"Token ids of a prompt must be in [0, {limits.vocab_size})", param=name
         )

@@ -52,6 +52,8 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
     "vllm_xargs": ({},),
+    "extra_args": ({},),
+    "skip_reading_prefix_cache": (False,),
     "mm_processor_kwargs": ({},),
     "return_token_offsets": (False,),
     "thinking_token_budget": (),

@@ -16,14 +16,15 @@ from worker.api.open_sequences import response_of
 from worker.api.parse import decode, plain
 from worker.api.prepare import RequestPreparer
 from worker.api.prepared import Prepared
+from worker.api.prompts import room_for_output
+from worker.api.schema import CompletionRequest, refuse_unsupported
 from worker.api.sse import Answer, Delta, Json, Usage
 from worker.api.text import TextSide
 from worker.config import ApiConfig
 from worker.errors import RequestError
 
 _encode = msgspec.json.Encoder(enc_hook=plain).encode
-# What a render route adds to the sampling parameters of a text completion.
-_NOT_OF_COMPLETIONS = ("detokenize", "output_kind")
+_OF_COMPLETIONS = frozenset(CompletionRequest.__struct_fields__)
 _UNSUPPORTED = ("features", "content_parts", "kv_transfer_params", "ec_transfer_params")
 
 
@@ -34,7 +35,7 @@ class TokenPreparer:
 
     def __init__(self, config: ApiConfig, text: TextSide, preparer: RequestPreparer) -> None:
         self._model = config.served_model_names[0]
-        self._max_model_len = text.limits.max_model_len
+        self._limits = text.limits
         self._token_bytes = text.tokenizer.token_bytes
         self._preparer = preparer
 
@@ -44,11 +45,21 @@ class TokenPreparer:
         for name in _UNSUPPORTED:
             if getattr(request, name) not in (None, {}, []):
                 raise RequestError(f"`{name}` is not supported yet; leave it out", param=name)
-        if request.sampling_params is not None and request.sampling_params.use_beam_search:
+        sampling = request.sampling_params or TokenSampling()
+        refuse_unsupported(sampling)
+        if sampling.use_beam_search:
             message = "Beam search is not supported by token-level generation"
             raise RequestError(message, param="use_beam_search")
         arrival = replace(arrival, request_id=request.request_id or arrival.request_id)
-        prepared = await self._preparer.completion(self._as_completion(request), arrival)
+        try:
+            if sampling.truncate_prompt_tokens is None:
+                room_for_output(len(request.token_ids), self._limits)  # before a look at each
+            body = self._as_completion(request, sampling)
+            prepared = await self._preparer.completion(body, arrival)
+        except RequestError as error:
+            if error.param == "prompt":
+                error.param = "token_ids"  # as the client knows it
+            raise
         shown = replace(prepared.shown, token_ids=True)
         if shown.new_logprobs is not None:
             shown = replace(
@@ -63,14 +74,13 @@ class TokenPreparer:
         )
         return replace(prepared, frames=frames, shown=shown)
 
-    def _as_completion(self, request: GenerateRequest) -> bytes:
-        sampling = request.sampling_params or TokenSampling()
+    def _as_completion(self, request: GenerateRequest, sampling: TokenSampling) -> bytes:
         fields: dict[str, Any] = {
             name: value
             for name, value in msgspec.to_builtins(sampling, enc_hook=plain).items()
-            if value is not None and name not in _NOT_OF_COMPLETIONS
+            if value is not None and name in _OF_COMPLETIONS
         }
-        fields.setdefault("max_tokens", max(1, self._max_model_len - len(request.token_ids)))
+        fields.setdefault("max_tokens", max(1, self._limits.max_model_len - len(request.token_ids)))
         for name in ("model", "stream", "stream_options", "cache_salt", "priority", "request_id"):
             fields[name] = getattr(request, name)
         fields["prompt"] = request.token_ids

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 import msgspec
 
 from worker.api.exchange import Exchange
@@ -13,6 +16,11 @@ from worker.api.schema import DetokenizeRequest, TokenizeRequest
 from worker.api.text import TextSide
 from worker.config import ApiConfig
 from worker.errors import RequestError
+
+# So many tokens may be asked about at once; as many as the context holds, where that is more.
+MAX_DETOKENIZED_IDS = 1 << 18
+# More are looked up in a thread; below, the hand-over costs more than it saves.
+_INLINE_TOKENS = 1024
 
 
 class TokenizationRoutes:
@@ -47,22 +55,33 @@ class TokenizationRoutes:
         if request.add_special_tokens is not None:
             special = request.add_special_tokens
         ids = await self._text.encode(prompt, add_special_tokens=special)
-        texts = [self._text.tokenizer.token_text(i) for i in ids]
         answer = {
             "count": len(ids),
             "max_model_len": self._text.limits.max_model_len,
             "tokens": ids,
-            "token_strs": texts if request.return_token_strs else None,
+            "token_strs": await self._spelled(ids) if request.return_token_strs else None,
         }
         await exchange.reply(msgspec.json.encode(answer))
+
+    async def _spelled(self, ids: list[int]) -> list[str]:
+        spelling = self._text.tokenizer.token_text
+        if len(ids) <= _INLINE_TOKENS:
+            return [spelling(i) for i in ids]
+        return await asyncio.to_thread(lambda: [spelling(i) for i in ids])
 
     async def _detokenize(self, exchange: Exchange) -> None:
         """The text, control tokens included."""
         body = await exchange.json_body(self._config.max_body_bytes)
         request = decode(body, DetokenizeRequest)
         self._preparer.check_model(request.model)
-        check_token_ids(request.tokens, self._text.limits)
-        text = self._text.tokenizer.decode(request.tokens, skip_special_tokens=False)
+        ids = request.tokens
+        most = max(MAX_DETOKENIZED_IDS, self._text.limits.max_model_len)
+        if len(ids) > most:
+            raise RequestError(f"tokens takes at most {most} ids, got {len(ids)}", param="tokens")
+        check_token_ids(ids, self._text.limits, "tokens")
+        decode_ids = partial(self._text.tokenizer.decode, ids, skip_special_tokens=False)
+        inline = len(ids) <= _INLINE_TOKENS
+        text = decode_ids() if inline else await asyncio.to_thread(decode_ids)
         await exchange.reply(msgspec.json.encode({"prompt": text}))
 
     async def _info(self, exchange: Exchange) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -168,7 +170,44 @@ class Api:
         return self.metrics.render(self.engine.stats, 0.0).decode()
 
 
-def build(engine: ScriptedEngine, **settings: object) -> Api:
+class WatchedTokenizer(sim.SimTokenizer):
+    """Counts what it is asked for, on the event loop's thread and on others."""
+
+    def __init__(self) -> None:
+        self.on_loop: Counter[str] = Counter()
+        self.elsewhere: Counter[str] = Counter()
+        self._loop_thread = threading.get_ident()
+
+    def _asked(self, name: str) -> None:
+        here = threading.get_ident() == self._loop_thread
+        (self.on_loop if here else self.elsewhere)[name] += 1
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """As `Tokenizer.encode`."""
+        self._asked("encode")
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """As `Tokenizer.encode_with_offsets`."""
+        self._asked("encode_with_offsets")
+        return super().encode_with_offsets(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
+        """As `Tokenizer.decode`."""
+        self._asked("decode")
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """As `Tokenizer.token_text`."""
+        self._asked("token_text")
+        return super().token_text(token_id)
+
+
+def build(
+    engine: ScriptedEngine, tokenizer: sim.SimTokenizer | None = None, **settings: object
+) -> Api:
     """The API over an engine; settings are fields of `ApiConfig`."""
     config = msgspec.convert(
         {
@@ -190,7 +229,7 @@ def build(engine: ScriptedEngine, **settings: object) -> Api:
     )
     template = ChatTemplate(sim.CHAT_TEMPLATE, bos_token="", eos_token=sim.IM_END, now=datetime.now)
     text = TextSide(
-        sim.SimTokenizer(),
+        tokenizer or sim.SimTokenizer(),
         template,
         ModelLimits(config.max_model_len, config.vocab_size),
         eos_token_ids=(sim.IM_END_ID, sim.IM_START_ID),
@@ -242,12 +281,13 @@ class Bench:
     """What a test of the API works with, in one fixture."""
 
     engine: ScriptedEngine
+    tokenizer: sim.SimTokenizer = field(default_factory=sim.SimTokenizer)
     say = staticmethod(output)
     logprob = staticmethod(logprob)
 
     def api(self, **settings: object) -> Api:
         """The API over the engine; settings are fields of `ApiConfig`."""
-        return build(self.engine, **settings)
+        return build(self.engine, self.tokenizer, **settings)
 
     def client(self, **settings: object) -> httpx.AsyncClient:
         """A client that calls the application without a socket."""
@@ -262,3 +302,10 @@ def bench() -> Bench:
     """An engine that says "hi" and stops by its own end token, and ways to serve it."""
     end = output([ord("i"), sim.IM_END_ID], FinishReason.STOP, stop_token=sim.IM_END_ID)
     return Bench(ScriptedEngine([output("h"), end]))
+
+
+@pytest.fixture
+def watched(bench: Bench) -> WatchedTokenizer:
+    """The bench's tokenizer, which counts what it is asked for and where."""
+    bench.tokenizer = WatchedTokenizer()
+    return bench.tokenizer

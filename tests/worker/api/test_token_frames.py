@@ -64,7 +64,20 @@ async def test_log_probabilities_name_ids(bench: Any) -> None:
 
 async def test_everything_a_client_library_sends_is_taken(bench: Any) -> None:
     """Fields of the flat sampling parameters that mean nothing here are no error."""
-    sampling = {"detokenize": False, "output_kind": 2, "n": 2, "temperature": 1.0}
+    sampling = {
+        "detokenize": False,
+        "output_kind": 2,
+        "n": 2,
+        "temperature": 1.0,
+        "output_text_buffer_length": 0,
+        "skip_clone": False,
+        "flat_logprobs": False,
+        "skip_reading_prefix_cache": False,
+        "extra_args": None,
+        "structured_outputs": None,
+        "thinking_token_budget": None,
+        "truncate_prompt_tokens": None,
+    }
     async with bench.client() as client:
         body = {"token_ids": [1], "sampling_params": sampling, "features": None}
         answer = await client.post(PATH, json=body)
@@ -79,7 +92,18 @@ async def test_everything_a_client_library_sends_is_taken(bench: Any) -> None:
         ({"token_ids": [1], "sampling_params": {"temperature": 9}}, "temperature"),
         ({"token_ids": [1], "sampling_params": {"temp": 1}}, "sampling_params.temp"),
         ({"token_ids": [1], "sampling_params": {"use_beam_search": True}}, "use_beam_search"),
+        ({"token_ids": [1], "sampling_params": {"extra_args": {"a": 1}}}, "extra_args"),
+        (
+            {"token_ids": [1], "sampling_params": {"structured_outputs": {"json": {}}}},
+            "structured_outputs",
+        ),
+        (
+            {"token_ids": [1], "sampling_params": {"skip_reading_prefix_cache": True}},
+            "skip_reading_prefix_cache",
+        ),
         ({"token_ids": list(range(64))}, "input_tokens"),
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": [-1]}, "token_ids"),
     ],
 )
 async def test_what_cannot_be_done_is_refused(bench: Any, body: dict[str, Any], param: str) -> None:

@@ -50,14 +50,19 @@ async def test_a_text_has_ids_and_names(bench: Any) -> None:
         ("/tokenize", {"prompt": "a", "model": "x"}),
         ("/tokenize", {"prompt": "a" * 5000}),
         ("/detokenize", {"tokens": [10**9]}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": [10**9] * ((1 << 18) + 1)}),
         ("/detokenize", {"tokens": "a"}),
     ],
+    ids=lambda value: str(value)[:40],
 )
 async def test_wrong_questions_are_refused(bench: Any, path: str, body: dict[str, Any]) -> None:
     """These routes are as strict as the others."""
     async with bench.client() as client:
         response = await client.post(path, json=body)
     assert response.status_code in (400, 404)
+    if path == "/detokenize":
+        assert response.json()["error"]["param"] == "tokens"
 
 
 async def test_the_tokenizer_is_described_when_allowed(bench: Any) -> None:
@@ -69,3 +74,16 @@ async def test_the_tokenizer_is_described_when_allowed(bench: Any) -> None:
     assert info["special_tokens"] == {sim.IM_START: sim.IM_START_ID, sim.IM_END: sim.IM_END_ID}
     assert (info["vocab_size"], info["model_max_length"]) == (sim.VOCAB_SIZE, 64)
     assert "add_generation_prompt" in info["chat_template"]
+
+
+async def test_long_answers_are_looked_up_off_the_loop(bench: Any, watched: Any) -> None:
+    """Short ones are not worth a thread, and names nobody asked for are not looked up."""
+    long = {"prompt": "a " * 2000, "return_token_strs": True}
+    async with bench.client(max_model_len=4096) as client:
+        await client.post("/detokenize", json={"tokens": [1] * 10})
+        await client.post("/tokenize", json={"prompt": "a b"})
+        assert (watched.on_loop["decode"], watched.on_loop["token_text"]) == (1, 0)
+        await client.post("/detokenize", json={"tokens": [1] * 2000})
+        assert (await client.post("/tokenize", json=long)).json()["count"] == 2000
+    assert (watched.on_loop["decode"], watched.elsewhere["decode"]) == (1, 1)
+    assert (watched.on_loop["token_text"], watched.elsewhere["token_text"]) == (0, 2000)
