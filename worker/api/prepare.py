@@ -40,6 +40,7 @@ from worker.api.text import TextSide, opens_a_turn
 from worker.config import ApiConfig
 from worker.engine.messages import AddRequest
 from worker.errors import RequestError
+from worker.tokenizer.tokenizer import Tokenizer
 from worker.types import SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -83,6 +84,11 @@ class RequestPreparer:
             {**dict(config.default_sampling), **(defaults or {})},
         )
         self._accepted = {*config.served_model_names, *config.accepted_model_names}
+
+    def with_tokenizer(self, tokenizer: Tokenizer) -> RequestPreparer:
+        """The same, with another tokenizer in front of the same randomness."""
+        text = replace(self._text, tokenizer=tokenizer)
+        return RequestPreparer(self._config, text, self._rng, self._sampling.defaults)
 
     async def chat(self, body: bytes, arrival: Arrival) -> Prepared:
         """`POST /v1/chat/completions`; without a limit the answer may fill the context."""

@@ -4,7 +4,9 @@ for prefill and decode on different workers.
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,23 +17,27 @@ from worker.api.open_sequences import response_of
 from worker.api.parse import decode, plain
 from worker.api.prepare import RequestPreparer
 from worker.api.prepared import Prepared
+from worker.api.prompts import prompts_of
 from worker.api.routes import Handler
 from worker.api.schema import ChatRequest, CompletionRequest, GenerationFields
-from worker.api.text import TextSide
 from worker.config import ApiConfig
 from worker.engine.messages import AddRequest
+from worker.tokenizer.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 Offsets = list[tuple[int, int]]
+Encoding = tuple[list[int], Offsets]
+# More tokens are written in a thread; below, the hand-over costs more than it saves.
+_INLINE_TOKENS = 4096
 _Generation = TypeVar("_Generation", bound=GenerationFields)
 
 
 class RenderRoutes:
     """`/v1/completions/render` and `/v1/chat/completions/render`."""
 
-    def __init__(self, config: ApiConfig, text: TextSide, preparer: RequestPreparer) -> None:
+    def __init__(self, config: ApiConfig, tokenizer: Tokenizer, preparer: RequestPreparer) -> None:
         self._config = config
-        self._text = text
+        self._tokenizer = tokenizer
         self._preparer = preparer
 
     def handlers(self) -> dict[str, Handler]:
@@ -41,54 +47,81 @@ class RenderRoutes:
     async def _chat(self, exchange: Exchange) -> None:
         arrival = self._arrival(exchange)
         body = await exchange.json_body(self._config.max_body_bytes)
-        request, body, with_offsets = _without_offsets(body, ChatRequest)
-        prepared = await self._preparer.chat(body, arrival)
-        offsets = None
-        if with_offsets:
-            prompt = self._text.render(request.messages, request)
-            special = bool(request.add_special_tokens)
-            offsets = self._offsets(prompt, special, prepared.requests[0])
-        rendered = self._rendered(request, prepared, prepared.requests[0], offsets)
-        await exchange.reply(msgspec.json.encode(rendered))
+        request, body, recorder = self._asked(body, ChatRequest)
+        prepared = await self._preparer_with(recorder).chat(body, arrival)
+        # Of all that is encoded for a chat, the conversation is the first.
+        encoding = None if recorder is None else recorder.first()
+        [entry] = await self._rendered(request, prepared, [encoding])
+        await exchange.reply(entry)
 
     async def _completion(self, exchange: Exchange) -> None:
         """One entry for each prompt, in order."""
         arrival = self._arrival(exchange)
         body = await exchange.json_body(self._config.max_body_bytes)
-        request, body, with_offsets = _without_offsets(body, CompletionRequest)
-        prepared = await self._preparer.completion(body, arrival)
-        prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
-        special = request.add_special_tokens is not False
-        rendered = []
-        for n, ask in enumerate(prepared.requests):
-            # A prompt of token ids came from no text.
-            prompt = prompts[n] if with_offsets else None
-            offsets = self._offsets(prompt, special, ask) if isinstance(prompt, str) else None
-            rendered.append(self._rendered(request, prepared, ask, offsets))
-        await exchange.reply(msgspec.json.encode(rendered))
+        request, body, recorder = self._asked(body, CompletionRequest)
+        prepared = await self._preparer_with(recorder).completion(body, arrival)
+        encodings: Sequence[Encoding | None] = [None] * len(prepared.requests)
+        if recorder is not None:
+            special = request.add_special_tokens is not False
+            prompts = prompts_of(request.prompt)
+            encodings = [recorder.of(p, special) if isinstance(p, str) else None for p in prompts]
+        entries = await self._rendered(request, prepared, encodings)
+        await exchange.reply(b"[" + b",".join(entries) + b"]")
+
+    def _asked(
+        self, body: bytes, kind: type[_Generation]
+    ) -> tuple[_Generation, bytes, OffsetsRecorder | None]:
+        """The request; a body without `return_token_offsets` (which only these routes know); and
+        where that was asked for, what will know the offsets.
+        """
+        request = decode(body, kind)
+        if not request.return_token_offsets:
+            return request, body, None
+        request.return_token_offsets = None
+        body = msgspec.json.encode(request, enc_hook=plain)
+        return request, body, OffsetsRecorder(self._tokenizer)
+
+    def _preparer_with(self, recorder: OffsetsRecorder | None) -> RequestPreparer:
+        return self._preparer if recorder is None else self._preparer.with_tokenizer(recorder)
 
     def _arrival(self, exchange: Exchange) -> Arrival:
         return arrival_of(exchange, exchange.request_id, time.monotonic(), self._config.api_keys)
 
-    def _offsets(self, prompt: str, special: bool, ask: AddRequest) -> Offsets | None:
-        """The characters each token came from; None for a prompt that was cut."""
-        ids, offsets = self._text.tokenizer.encode_with_offsets(prompt, add_special_tokens=special)
-        return offsets if ids == ask.prompt_token_ids else None
+    async def _rendered(
+        self,
+        request: GenerationFields,
+        prepared: Prepared,
+        encodings: Sequence[Encoding | None],
+    ) -> list[bytes]:
+        """An entry for each prompt, as JSON; many tokens are written in a thread, one entry after
+        the other.
+        """
+        several = len(prepared.requests) > 1
 
-    def _rendered(
+        def entries() -> list[bytes]:
+            return [
+                msgspec.json.encode(
+                    self._entry(request, prepared, ask, f"-{n}" if several else "", encoding)
+                )
+                for n, (ask, encoding) in enumerate(zip(prepared.requests, encodings, strict=True))
+            ]
+
+        num_tokens = sum(len(ask.prompt_token_ids) for ask in prepared.requests)
+        return entries() if num_tokens <= _INLINE_TOKENS else await asyncio.to_thread(entries)
+
+    def _entry(
         self,
         request: GenerationFields,
         prepared: Prepared,
         ask: AddRequest,
-        offsets: Offsets | None,
+        suffix: str,
+        encoding: Encoding | None,
     ) -> Json:
-        response_id = response_of(ask.request_id)
-        several = len(prepared.requests) > 1
         options = request.stream_options
         return {
-            "request_id": response_id + (f"-{prepared.requests.index(ask)}" if several else ""),
+            "request_id": response_of(ask.request_id) + suffix,
             "token_ids": ask.prompt_token_ids,
-            "token_offsets": offsets,
+            "token_offsets": _offsets(encoding, ask),
             "features": None,
             "content_parts": None,
             "sampling_params": sampling_fields(request, prepared, ask),
@@ -104,15 +137,65 @@ class RenderRoutes:
         }
 
 
-def _without_offsets(body: bytes, kind: type[_Generation]) -> tuple[_Generation, bytes, bool]:
-    """The request, a body without `return_token_offsets` (which only these routes know), and
-    whether it was asked for.
+def _offsets(encoding: Encoding | None, ask: AddRequest) -> Offsets | None:
+    """The characters each token came from; None for token ids and for a prompt that was cut."""
+    if encoding is None or encoding[0] != ask.prompt_token_ids:
+        return None
+    return encoding[1]
+
+
+class OffsetsRecorder:
+    """A tokenizer that remembers where the tokens of every text came from, in order, so that a
+    request is encoded once. For one request.
     """
-    request = decode(body, kind)
-    if not request.return_token_offsets:
-        return request, body, False
-    request.return_token_offsets = None
-    return request, msgspec.json.encode(request, enc_hook=plain), True
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._encodings: dict[tuple[str, bool], Encoding] = {}
+
+    def first(self) -> Encoding | None:
+        """The first text that was encoded."""
+        return next(iter(self._encodings.values()), None)
+
+    def of(self, text: str, add_special_tokens: bool) -> Encoding | None:
+        """A text that was encoded so."""
+        return self._encodings.get((text, add_special_tokens))
+
+    @property
+    def vocab_size(self) -> int:
+        """See `Tokenizer.vocab_size`."""
+        return self._tokenizer.vocab_size
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """See `Tokenizer.special_ids`."""
+        return self._tokenizer.special_ids
+
+    @property
+    def strips_leading_space(self) -> bool:
+        """See `Tokenizer.strips_leading_space`."""
+        return self._tokenizer.strips_leading_space
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """See `Tokenizer.encode`."""
+        return self.encode_with_offsets(text, add_special_tokens=add_special_tokens)[0]
+
+    def encode_with_offsets(self, text: str, *, add_special_tokens: bool) -> Encoding:
+        """See `Tokenizer.encode_with_offsets`."""
+        encoding = self._tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
+        return self._encodings.setdefault((text, add_special_tokens), encoding)
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
+        """See `Tokenizer.decode`."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """See `Tokenizer.token_bytes`."""
+        return self._tokenizer.token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """See `Tokenizer.token_text`."""
+        return self._tokenizer.token_text(token_id)
 
 
 def sampling_fields(request: GenerationFields, prepared: Prepared, ask: AddRequest) -> Json:

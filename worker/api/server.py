@@ -61,7 +61,7 @@ class WorkerApi:
         handlers: dict[str, Handler] = {
             **generation.handlers(),
             **TokenizationRoutes(config, text, preparer).handlers(),
-            **RenderRoutes(config, text, preparer).handlers(),
+            **RenderRoutes(config, text.tokenizer, preparer).handlers(),
             **ProbeRoutes(config, listed, admission, metrics, kv_events).handlers(),
             **ControlRoutes(config, listed, engine_config).handlers(),
         }

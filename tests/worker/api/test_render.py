@@ -107,3 +107,27 @@ async def test_rendering_is_as_strict_as_generating(
         answers = [await client.post(path + end, json=body) for end in ("", "/render")]
     assert [a.status_code for a in answers] == [status, status]
     assert answers[0].json() == answers[1].json()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (TEXT, {"prompt": ["shono " * 900, "hi", "hi"]}),
+        (CHAT, {"messages": [{"role": "user", "content": "shono " * 900}]}),
+    ],
+)
+async def test_offsets_cost_no_second_look_at_the_text(
+    bench: Any, watched: Any, path: str, body: dict[str, Any]
+) -> None:
+    """Every text is encoded once, and a long one off the event loop."""
+    body = {**body, "return_token_offsets": True, "bad_words": ["hi"]}
+    async with bench.client(max_model_len=4096) as client:
+        response = await client.post(path + "/render", json=body)
+    assert response.status_code == 200
+    answer = response.json()
+    entries = answer if path == TEXT else [answer]
+    assert all(len(e["token_offsets"]) == len(e["token_ids"]) for e in entries)
+    assert watched.elsewhere["encode_with_offsets"] >= 1
+    calls = watched.on_loop + watched.elsewhere
+    num_bad_words = 2  # with and without a space in front
+    assert calls == {"encode_with_offsets": len(entries) + num_bad_words}
