@@ -15,8 +15,9 @@ import msgspec
 from worker.api.beam import Beam, BeamRules, Beams, advance, best, is_over
 from worker.api.choice import given_up
 from worker.api.engine import Engine, OutputStream
+from worker.api.logprobs import written
 from worker.api.prepared import BeamOptions, Prepared
-from worker.api.sse import Answer, Ending
+from worker.api.sse import Answer, Ending, Usage
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.errors import EngineDeadError, RequestError
 from worker.metrics import RequestRecord, WorkerMetrics
@@ -52,6 +53,11 @@ class BeamRun:
     def num_cached(self) -> int:
         """Tokens of the prompt that the prefix cache held before the search."""
         return 0 if self.first is None else self.first.num_cached_tokens
+
+    def usage(self, num_tokens: int, *, cached: bool) -> Usage:
+        """Counts of the prompt with so many tokens of answers."""
+        num_prompt = len(self.request.prompt_token_ids)
+        return Usage(num_prompt, num_tokens, self.num_cached if cached else None)
 
     def record(self, now: float) -> RequestRecord:
         """The search as the metrics see it."""
@@ -93,14 +99,20 @@ class BeamRunner:
         return runs
 
     def answers(self, prepared: Prepared, run: BeamRun) -> list[Answer]:
-        """The choices of one search, best first."""
-        return [self._answer(prepared, beam) for beam in run.answers]
+        """The choices of one search, best first; of one that was aborted, how far it had come."""
+        cut = FinishReason.LENGTH if run.reason is not FinishReason.ABORT else FinishReason.ABORT
+        return [
+            self._answer(prepared, beam, FinishReason.STOP if beam.ended else cut)
+            for beam in run.answers
+        ]
 
     async def _search(self, run: BeamRun) -> None:
         try:
             step = 0
             while not is_over(run.beams, run.rules):
                 found = await self._step(run, step)
+                if found is None:
+                    return
                 run.beams = advance(run.beams, found, run.rules)
                 step += 1
             run.reason = FinishReason.STOP if run.answers[0].ended else FinishReason.LENGTH
@@ -110,8 +122,8 @@ class BeamRunner:
         finally:
             self._metrics.request_ended(run.record(time.monotonic()))
 
-    async def _step(self, run: BeamRun, step: int) -> list[TokenLogprobs]:
-        """The likeliest next tokens of each live beam."""
+    async def _step(self, run: BeamRun, step: int) -> list[TokenLogprobs] | None:
+        """The likeliest next tokens of each live beam; None: the search is to be aborted."""
         with ExitStack() as opened:
             streams = []
             for place, beam in enumerate(run.beams.live):
@@ -119,6 +131,8 @@ class BeamRunner:
                 opened.callback(stream.close)
                 streams.append(stream)
             outputs = [await _only_output(stream) for stream in streams]
+        if any(output.finish_reason is FinishReason.ABORT for output in outputs):
+            return None
         self._observe(run, outputs[0])
         return [output.logprobs[0] for output in outputs]
 
@@ -130,7 +144,7 @@ class BeamRunner:
         elif output.last_token_seconds is not None and previous.last_token_seconds is not None:
             self._metrics.next_tokens(output.last_token_seconds - previous.last_token_seconds)
 
-    def _answer(self, prepared: Prepared, beam: Beam) -> Answer:
+    def _answer(self, prepared: Prepared, beam: Beam, reason: FinishReason) -> Answer:
         text, tokenizer = prepared.text, self._tokenizer
         ids: Sequence[int] = beam.token_ids
         spelled = ids[:-1] if beam.ended and not text.include_stop else ids
@@ -138,8 +152,8 @@ class BeamRunner:
         new_logprobs = prepared.shown.new_logprobs
         return Answer(
             decode(tokenizer.token_bytes, spelled, skip),
-            Ending((FinishReason.STOP if beam.ended else FinishReason.LENGTH).value),
-            logprobs=None if new_logprobs is None else new_logprobs().take(beam.entries),
+            Ending(reason.value),
+            logprobs=None if new_logprobs is None else written(new_logprobs(), beam.entries),
             token_ids=ids if prepared.shown.token_ids else None,
         )
 
@@ -175,6 +189,7 @@ async def _only_output(stream: OutputStream) -> RequestOutput:
     output = await stream.next()
     while output.finish_reason is None:
         output = await stream.next()
-    if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
-        raise given_up(output)
+    failure = given_up(output)
+    if failure is not None:
+        raise failure
     return output

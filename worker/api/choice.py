@@ -60,15 +60,20 @@ class Choice:
         )
 
     def take(self, output: RequestOutput) -> Piece:
-        """What an output adds. Raises `RequestError` when the engine gave the request up."""
+        """What an output adds. Raises `RequestError` when the engine gave the request up; an abort
+        that was asked for is an ending like others.
+        """
         self.last = output
         self.num_cached = output.num_cached_tokens
-        if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
-            self.reason = output.finish_reason
+        failure = given_up(output)
+        if failure is not None:
+            self.reason = output.finish_reason or self.reason
             self.num_generated += len(output.token_ids)
-            raise given_up(output)
+            raise failure
         if self._text.echo_only:
-            if output.finish_reason is not None:
+            if output.finish_reason is FinishReason.ABORT:
+                self._end(FinishReason.ABORT, None)
+            elif output.finish_reason is not None:
                 self._end(FinishReason.LENGTH, None)
             return Piece("")
         return self._shown(output)
@@ -92,11 +97,13 @@ class Choice:
 
     def _stop_reason(self, output: RequestOutput) -> str | int | None:
         """What to report: a stop token that the client or the model's generation config asked for,
-        not the model's own end.
+        not the model's own end, also where the client named that one too.
         """
         if output.finish_reason is FinishReason.REPETITION:
             return REPETITION_DETECTED
         token_id = output.stop_token_id
+        if token_id == self._text.eos_id or output.finish_reason is FinishReason.ABORT:
+            return None
         asked = self.request.params.stop_token_ids
         return token_id if token_id in asked or token_id in self._text.extra_eos_ids else None
 
@@ -122,14 +129,14 @@ class Choice:
         )
 
 
-def given_up(output: RequestOutput) -> RequestError:
-    """The error of a sequence that the engine ended without an answer."""
-    if output.finish_reason is FinishReason.ABORT:
+def given_up(output: RequestOutput) -> RequestError | None:
+    """The error of a sequence that the engine ended without an answer; None of any other output.
+    Aborts come with a reason unless they were asked for.
+    """
+    if output.finish_reason is FinishReason.ERROR:
         return RequestError(
-            output.error or "The request was aborted because the server stops or was told to",
-            status=503,
-            type="ServiceUnavailableError",
+            output.error or "Internal server error", status=500, type="InternalServerError"
         )
-    return RequestError(
-        output.error or "Internal server error", status=500, type="InternalServerError"
-    )
+    if output.finish_reason is FinishReason.ABORT and output.error is not None:
+        return RequestError(output.error, status=503, type="ServiceUnavailableError")
+    return None

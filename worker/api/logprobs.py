@@ -3,18 +3,26 @@
 They follow the tokens, never the text: a token whose text is held back (half a character, the
 beginning of a stop string) or dropped (the stop token) has its entry all the same, exactly once.
 What JSON cannot write, minus infinity, is -9999.0, as in vLLM.
+
+Long ones are encoded in slices as they are made (`Columns`): as values of Python they would take
+ten times the memory of the answer.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from itertools import chain, repeat
 from typing import Any, Protocol
+
+import msgspec
 
 from worker.types import TokenLogprobs
 
 LEAST = -9999.0
+SLICE_TOKENS = 4096  # told at once, the drawn ones and their rivals
 _UTF8 = codecs.getincrementaldecoder("utf-8")
+_encode = msgspec.json.Encoder().encode
 
 TokenBytes = Callable[[int], bytes]
 Json = dict[str, Any]
@@ -23,12 +31,16 @@ Json = dict[str, Any]
 class LogprobsWriter(Protocol):
     """Writes the log probabilities of one choice, piece by piece."""
 
-    def start(
+    def prompt(
         self, prompt_ids: Sequence[int], prompt_text: str, entries: Sequence[TokenLogprobs]
-    ) -> Json:
-        """The echoed prompt's part; `entries` has one for each token but the first. Before `take`,
-        if at all.
+    ) -> Iterator[Json]:
+        """The echoed prompt's part, in slices. `entries` has one for each token but the first; of
+        those it lacks (the sequence ended before) nothing is known: null.
         """
+        ...
+
+    def follow(self, prompt_text: str) -> None:
+        """What is taken comes after an echoed prompt. Before `take`, if at all."""
         ...
 
     def take(self, entries: Sequence[TokenLogprobs]) -> Json:
@@ -41,9 +53,55 @@ def clamped(logprob: float) -> float:
     return max(logprob, LEAST)
 
 
-def joined(first: Json, second: Json) -> Json:
-    """One `logprobs` object that says what two consecutive ones say."""
-    return {name: first[name] + second[name] for name in first}
+class Columns:
+    """A `logprobs` object in the making. Owns the encoded elements of each of its lists."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[bytes]] = {}
+
+    def add(self, part: Json) -> None:
+        """Append the elements of every list."""
+        for name, elements in part.items():
+            parts = self._parts.setdefault(name, [])
+            if elements:
+                parts.append(_encode(elements)[1:-1])
+
+    def followed_by(self, parts: Iterator[Json]) -> Columns:
+        """A copy with more elements; the encoded ones are shared."""
+        columns = Columns()
+        columns._parts = {name: list(own) for name, own in self._parts.items()}
+        for part in parts:
+            columns.add(part)
+        return columns
+
+    def raw(self) -> msgspec.Raw:
+        """The object, to be put into an answer as it is."""
+        lists = (
+            _encode(name) + b":[" + b",".join(parts) + b"]" for name, parts in self._parts.items()
+        )
+        return msgspec.Raw(b"{" + b",".join(lists) + b"}")
+
+
+def written(
+    writer: LogprobsWriter, entries: Sequence[TokenLogprobs], echoed: Columns | None = None
+) -> Json | msgspec.Raw:
+    """The `logprobs` object of the next tokens, after those of an echoed prompt."""
+    if echoed is None and num_told(entries) <= SLICE_TOKENS:
+        return writer.take(entries)
+    parts = map(writer.take, slices(entries) or [()])
+    return (echoed or Columns()).followed_by(parts).raw()
+
+
+def num_told(entries: Sequence[TokenLogprobs]) -> int:
+    """How many tokens the entries tell of: the drawn ones and their rivals."""
+    return sum(len(entry.token_ids) for entry in entries)
+
+
+def slices(entries: Sequence[TokenLogprobs]) -> list[Sequence[TokenLogprobs]]:
+    """The entries, so many at once that they tell of about `SLICE_TOKENS` tokens."""
+    each = max((len(entry.token_ids) for entry in entries), default=1)
+    size = max(1, SLICE_TOKENS // each)
+    return [entries[start : start + size] for start in range(0, len(entries), size)]
 
 
 class _Naming:
@@ -69,11 +127,14 @@ class ChatLogprobs:
     def __init__(self, token_bytes: TokenBytes, *, as_ids: bool) -> None:
         self._naming = _Naming(token_bytes, as_ids=as_ids)
 
-    def start(
+    def prompt(
         self, prompt_ids: Sequence[int], prompt_text: str, entries: Sequence[TokenLogprobs]
-    ) -> Json:
+    ) -> Iterator[Json]:
         """Chats do not show the log probabilities of their prompt here."""
-        return {"content": []}
+        return iter(())
+
+    def follow(self, prompt_text: str) -> None:
+        """See `LogprobsWriter.follow`: nothing counts characters here."""
 
     def take(self, entries: Sequence[TokenLogprobs]) -> Json:
         """See `LogprobsWriter.take`."""
@@ -110,22 +171,32 @@ class CompletionLogprobs:
         self._decoder = _UTF8("replace")
         self._offset = 0
 
-    def start(
+    def prompt(
         self, prompt_ids: Sequence[int], prompt_text: str, entries: Sequence[TokenLogprobs]
-    ) -> Json:
-        """See `LogprobsWriter.start`. The first token has nothing to be likely after: null."""
-        decoder, ends = _UTF8("replace"), [0]
+    ) -> Iterator[Json]:
+        """See `LogprobsWriter.prompt`. The first token has nothing to be likely after: null."""
+        decoder, offset, offsets = _UTF8("replace"), 0, []
         for token_id in prompt_ids:
-            ends.append(ends[-1] + len(decoder.decode(self._naming.raw(token_id))))
+            offsets.append(offset)
+            offset += len(decoder.decode(self._naming.raw(token_id)))
         # The model's own prefix is a token of the prompt but not part of its text.
-        surplus = max(0, ends[-1] - len(prompt_text))
+        surplus = max(0, offset - len(prompt_text))
+        start = 0
+        for known in chain([[None]], slices(entries), repeat([None])):
+            part = range(start, min(start + len(known), len(prompt_ids)))
+            if not part:
+                return
+            yield {
+                "text_offset": [max(0, offsets[n] - surplus) for n in part],
+                "token_logprobs": [None if e is None else clamped(e.logprobs[0]) for e in known],
+                "tokens": [self._naming.name(prompt_ids[n]) for n in part],
+                "top_logprobs": [None if e is None else self._top(e) for e in known],
+            }
+            start = part.stop
+
+    def follow(self, prompt_text: str) -> None:
+        """See `LogprobsWriter.follow`."""
         self._offset = len(prompt_text)
-        return {
-            "text_offset": [max(0, end - surplus) for end in ends[:-1]],
-            "token_logprobs": [None, *(clamped(e.logprobs[0]) for e in entries)],
-            "tokens": [self._naming.name(i) for i in prompt_ids],
-            "top_logprobs": [None, *(self._top(e) for e in entries)],
-        }
 
     def take(self, entries: Sequence[TokenLogprobs]) -> Json:
         """See `LogprobsWriter.take`."""
@@ -159,13 +230,16 @@ def _distinct(entry: TokenLogprobs) -> list[tuple[int, float]]:
 
 
 def prompt_logprobs(
-    entries: Sequence[TokenLogprobs], num_likeliest: int, token_bytes: TokenBytes
-) -> list[Json | None]:
-    """vLLM's `prompt_logprobs`: for each prompt token {id: {logprob, rank, decoded_token}}, null
-    for the first one. `num_likeliest` is how many were asked for, -1 all; tokens beyond those have
-    no rank.
+    entries: Sequence[TokenLogprobs], num_tokens: int, num_likeliest: int, token_bytes: TokenBytes
+) -> msgspec.Raw:
+    """vLLM's `prompt_logprobs`: for each of `num_tokens` prompt tokens {id: {logprob, rank,
+    decoded_token}}, null for the first one and those that `entries` do not reach. `num_likeliest`
+    is how many were asked for, -1 all; tokens beyond those have no rank.
     """
-    return [None, *(_ranked(entry, num_likeliest, token_bytes) for entry in entries)]
+    parts = [b"null"]
+    parts += (_encode(_ranked(entry, num_likeliest, token_bytes)) for entry in entries)
+    parts += repeat(b"null", num_tokens - len(parts))
+    return msgspec.Raw(b"[" + b",".join(parts) + b"]")
 
 
 def _ranked(entry: TokenLogprobs, num_likeliest: int, token_bytes: TokenBytes) -> Json:

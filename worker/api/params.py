@@ -18,6 +18,7 @@ from worker.api.schema import (
     MAX_CACHE_SALT_CHARS,
     MAX_LOGIT_BIASES,
     MAX_LOGPROB_TOKEN_IDS,
+    MAX_PROMPT_LOGPROBS,
     MAX_SEQUENCES,
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
@@ -48,7 +49,8 @@ class TextParams:
     """How tokens become text: what the API process does itself.
 
     `echo_only` answers with the prompt alone: the one token the engine had to draw is not shown.
-    `extra_eos_ids` end a sequence besides the model's own end, and are reported as its reason.
+    `eos_id` is the model's own end (None: ignored); `extra_eos_ids` end a sequence besides it, and
+    are reported as its reason.
     """
 
     stop: tuple[str, ...] = ()
@@ -56,6 +58,7 @@ class TextParams:
     skip_special_tokens: bool = True
     min_tokens: int = 0
     echo_only: bool = False
+    eos_id: int | None = None
     extra_eos_ids: frozenset[int] = frozenset()
 
 
@@ -292,6 +295,23 @@ def _prompt_logprobs(asked: int | None, limits: ModelLimits) -> int | None:
     if asked is None:
         return None
     return check_logprobs("prompt_logprobs", asked, limits, "prompt")
+
+
+def check_prompt_logprobs_size(
+    num_likeliest: int | None, num_tokens: int, name: str, limits: ModelLimits
+) -> None:
+    """Refuse a prompt's log probabilities that nobody could hold: `num_likeliest` of each token
+    besides its own (-1 all, None: none are asked for), of so many tokens in all answers together.
+    """
+    if num_likeliest is None:
+        return
+    each = 1 + (limits.vocab_size if num_likeliest == -1 else num_likeliest)
+    if each * num_tokens > MAX_PROMPT_LOGPROBS:
+        raise RequestError(
+            f"The log probabilities of the prompts would be {each * num_tokens} (the prompts'"
+            f" tokens × n × the number of each), which is more than {MAX_PROMPT_LOGPROBS}",
+            param=name,
+        )
 
 
 def _repetition(fields: RepetitionFields | None, limits: ModelLimits) -> RepetitionDetection | None:

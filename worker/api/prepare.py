@@ -19,6 +19,7 @@ from worker.api.params import (
     check_cache_salt,
     check_logprobs,
     check_min_tokens,
+    check_prompt_logprobs_size,
     invalid,
     length_penalty,
     num_sequences,
@@ -225,6 +226,7 @@ class RequestPreparer:
             text=replace(
                 text_params(request),
                 echo_only=asked.max_tokens == 0,
+                eos_id=None if params.ignore_eos else self._text.eos_token_id,
                 extra_eos_ids=frozenset(self._text.eos_token_ids[1:]),
             ),
             frames=frames,
@@ -267,6 +269,9 @@ class RequestPreparer:
         if n * len(asked.prompts) > MAX_PROMPTS:
             reason = f"n × the number of prompts must be at most {MAX_PROMPTS}."
             raise invalid("n", n, reason)
+        num_tokens = n * sum(map(len, asked.prompts))
+        name = "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs"
+        check_prompt_logprobs_size(params.prompt_logprobs, num_tokens, name, limits)
         priority = self._priority(asked)
         requests = []
         for index, (ids, room) in enumerate(zip(asked.prompts, rooms, strict=True)):

@@ -5,25 +5,44 @@ streamed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from worker.api.choice import Choice, Piece
-from worker.api.logprobs import LogprobsWriter, TokenBytes, joined, prompt_logprobs
+from worker.api.logprobs import (
+    SLICE_TOKENS,
+    Columns,
+    LogprobsWriter,
+    TokenBytes,
+    num_told,
+    prompt_logprobs,
+    written,
+)
 from worker.api.prepared import Prepared
 from worker.api.sse import Answer, Usage
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.metrics import RequestRecord
 from worker.types import TokenLogprobs
 
+_Value = TypeVar("_Value")
+
+
+async def off_loop_when_large(num_told: int, work: Callable[[], _Value]) -> _Value:
+    """Do what tells of so many tokens: in a thread, unless it is quicker than the hand-over."""
+    return work() if num_told <= SLICE_TOKENS else await asyncio.to_thread(work)
+
 
 @dataclass(slots=True)
 class PromptRun:
     """One engine request: a prompt and the choices that follow from it. Owns what the engine said
-    of the prompt, and how many of the choices have been recorded.
+    of the prompt, as it is and as it is written (once, whatever the number of choices), and how
+    many of the choices have been recorded.
 
-    `prompt_known` is set when `prompt_logprobs` is complete: with the first token.
+    `prompt_known` is set when `prompt_logprobs` is as complete as it gets: with the first token, or
+    an end without any.
     """
 
     request: AddRequest
@@ -32,11 +51,14 @@ class PromptRun:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_known: asyncio.Event = field(default_factory=asyncio.Event)
     _recorded: list[RequestRecord] = field(default_factory=list)
+    _echoed: Columns | None = None
+    _raw_logprobs: msgspec.Raw | None = None
 
     def take(self, choice: Choice, output: RequestOutput) -> Piece:
         """What an output adds to a choice. Raises `RequestError` when the engine gave it up."""
         self.prompt_logprobs += output.prompt_logprobs
-        if output.token_ids and choice is self.choices[0]:
+        has_begun = output.token_ids or output.finish_reason is not None
+        if has_begun and choice is self.choices[0]:
             self.prompt_known.set()
         return choice.take(output)
 
@@ -49,9 +71,32 @@ class PromptRun:
         longest = max(r.num_generation_tokens for r in self._recorded)
         return replace(record, n=len(self.choices), max_num_generation_tokens=longest)
 
-    def echoed(self, writer: LogprobsWriter) -> dict[str, Any]:
-        """The log probabilities of the echoed prompt."""
-        return writer.start(self.request.prompt_token_ids, self.echo or "", self.prompt_logprobs)
+    @property
+    def num_told(self) -> int:
+        """How many tokens the prompt's log probabilities tell of."""
+        return num_told(self.prompt_logprobs)
+
+    def echoed(self, writer: LogprobsWriter) -> Columns | None:
+        """The log probabilities of the echoed prompt, if there is one, for a writer that goes on
+        with an answer. They must be known.
+        """
+        if self.echo is None:
+            return None
+        if self._echoed is None:
+            ids = self.request.prompt_token_ids
+            told = writer.prompt(ids, self.echo, self.prompt_logprobs)
+            self._echoed = Columns().followed_by(told)
+        writer.follow(self.echo)
+        return self._echoed
+
+    def raw_logprobs(self, num_likeliest: int, token_bytes: TokenBytes) -> msgspec.Raw:
+        """vLLM's `prompt_logprobs`."""
+        if self._raw_logprobs is None:
+            size = len(self.request.prompt_token_ids)
+            self._raw_logprobs = prompt_logprobs(
+                self.prompt_logprobs, size, num_likeliest, token_bytes
+            )
+        return self._raw_logprobs
 
 
 def usage_of(runs: Iterable[PromptRun], *, cached: bool) -> Usage:
@@ -112,6 +157,13 @@ class AnswerCollector:
         """Keep what one engine step gave one choice."""
         self._pieces[choice.index].append(piece)
 
+    @property
+    def num_told(self) -> int:
+        """How many tokens the answers' log probabilities tell of, and those of the prompts."""
+        pieces = (piece for pieces in self._pieces.values() for piece in pieces)
+        own = sum(num_told(piece.logprobs) for piece in pieces)
+        return own + sum(run.num_told for run in self._runs)
+
     def answers(self, token_bytes: TokenBytes) -> list[Answer]:
         """Every choice, in the order of their indices. All have ended."""
         return [
@@ -124,16 +176,13 @@ class AnswerCollector:
         logprobs = None
         if shown.new_logprobs is not None:
             writer = shown.new_logprobs()
-            echoed = None if run.echo is None else run.echoed(writer)
-            logprobs = writer.take([entry for piece in pieces for entry in piece.logprobs])
-            logprobs = logprobs if echoed is None else joined(echoed, logprobs)
+            entries = [entry for piece in pieces for entry in piece.logprobs]
+            logprobs = written(writer, entries, run.echoed(writer))
         asked = shown.prompt_logprobs
         return Answer(
             text=(run.echo or "") + "".join(piece.text for piece in pieces),
             ending=choice.ending,
             logprobs=logprobs,
             token_ids=[i for p in pieces for i in p.token_ids] if shown.token_ids else None,
-            prompt_logprobs=None
-            if asked is None
-            else prompt_logprobs(run.prompt_logprobs, asked, token_bytes),
+            prompt_logprobs=None if asked is None else run.raw_logprobs(asked, token_bytes),
         )

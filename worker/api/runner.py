@@ -6,15 +6,23 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from worker.api.beam_runner import BeamRun, BeamRunner
 from worker.api.choice import Choice, Piece
 from worker.api.engine import Engine, OutputStream
 from worker.api.exchange import Exchange
+from worker.api.logprobs import num_told
 from worker.api.prepared import BeamOptions, Prepared
-from worker.api.response import AnswerCollector, PromptRun, request_metrics, usage_of
-from worker.api.sse import DONE, Answer, Delta, Usage
-from worker.api.streaming import StreamWriter
+from worker.api.response import (
+    AnswerCollector,
+    PromptRun,
+    off_loop_when_large,
+    request_metrics,
+    usage_of,
+)
+from worker.api.sse import DONE, Delta, Usage
+from worker.api.streaming import EventStream, StreamWriter
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.errors import EngineDeadError
 from worker.metrics import WorkerMetrics
@@ -51,8 +59,12 @@ class Runner:
         await self.run(runs, collector)
         usage = usage_of(runs, cached=prepared.shown.cached_tokens)
         metrics = request_metrics(runs) if prepared.shown.metrics else None
-        answers = collector.answers(self._tokenizer.token_bytes)
-        await exchange.reply(prepared.frames.body(answers, usage, metrics))
+
+        def body() -> bytes:
+            answers = collector.answers(self._tokenizer.token_bytes)
+            return prepared.frames.body(answers, usage, metrics)
+
+        await exchange.reply(await off_loop_when_large(collector.num_told, body))
 
     async def run(self, runs: Sequence[PromptRun], sink: Sink) -> None:
         """Run sequences to their ends. Each is recorded exactly once, however it ends."""
@@ -74,15 +86,9 @@ class Runner:
                     group.create_task(self._follow(*job, sink, pending), name=name)
 
     async def _stream(self, prepared: Prepared, runs: list[PromptRun], exchange: Exchange) -> None:
-        writer = StreamWriter(prepared, runs, exchange)
-        if prepared.keep_alive_seconds is None:
-            await self.run(runs, writer)
-            return
-        async with asyncio.TaskGroup() as group:
-            alive = writer.keep_alive(prepared.keep_alive_seconds)
-            keeper = group.create_task(alive, name="sse-keep-alive")
-            await self.run(runs, writer)
-            keeper.cancel()
+        events = EventStream(exchange)
+        async with events.kept_alive(prepared.keep_alive_seconds):
+            await self.run(runs, StreamWriter(prepared, runs, events))
 
     def _runs(self, prepared: Prepared) -> list[PromptRun]:
         runs: list[PromptRun] = []
@@ -153,32 +159,52 @@ class Runner:
     async def _answer_beams(
         self, prepared: Prepared, options: BeamOptions, exchange: Exchange
     ) -> None:
+        if prepared.stream:
+            events = EventStream(exchange)
+            async with events.kept_alive(prepared.keep_alive_seconds):
+                runs = await self._beams.run(prepared, options)
+                write = partial(self._streamed_beams, prepared, runs)
+                frames = await off_loop_when_large(_num_told(runs), write)
+                await events.write(frames, last=True)
+            return
         runs = await self._beams.run(prepared, options)
+        write = partial(self._whole_beams, prepared, runs)
+        await exchange.reply(await off_loop_when_large(_num_told(runs), write))
+
+    def _whole_beams(self, prepared: Prepared, runs: Sequence[BeamRun]) -> bytes:
         answers = [answer for run in runs for answer in self._beams.answers(prepared, run)]
         usage = _beam_usage(runs, cached=prepared.shown.cached_tokens)
-        if not prepared.stream:
-            await exchange.reply(prepared.frames.body(answers, usage, None))
-            return
-        await exchange.write_event(_at_once(prepared, answers, usage), last=True)
+        return prepared.frames.body(answers, usage, None)
+
+    def _streamed_beams(self, prepared: Prepared, runs: Sequence[BeamRun]) -> bytes:
+        """A whole stream: a beam search knows nothing before its end."""
+        frames, shown = prepared.frames, prepared.shown
+        parts: list[bytes] = []
+        index = 0
+        for run in runs:
+            for beam, answer in zip(run.answers, self._beams.answers(prepared, run), strict=True):
+                usage = None
+                if shown.continuous_usage:
+                    usage = run.usage(len(beam.token_ids), cached=shown.cached_tokens)
+                parts.append(frames.opening(index, usage))
+                delta = Delta(
+                    index, answer.text, answer.ending, answer.logprobs, answer.token_ids, usage
+                )
+                parts.append(frames.delta(delta))
+                index += 1
+        if shown.usage:
+            parts.append(frames.usage(_beam_usage(runs, cached=shown.cached_tokens), None))
+        return b"".join((*parts, DONE))
 
 
-def _beam_usage(runs: list[BeamRun], *, cached: bool) -> Usage:
+def _beam_usage(runs: Sequence[BeamRun], *, cached: bool) -> Usage:
+    each = [run.usage(run.num_generated, cached=cached) for run in runs]
     return Usage(
-        prompt_tokens=sum(len(run.request.prompt_token_ids) for run in runs),
-        completion_tokens=sum(run.num_generated for run in runs),
+        prompt_tokens=sum(usage.prompt_tokens for usage in each),
+        completion_tokens=sum(usage.completion_tokens for usage in each),
         cached_tokens=sum(run.num_cached for run in runs) if cached else None,
     )
 
 
-def _at_once(prepared: Prepared, answers: list[Answer], usage: Usage) -> bytes:
-    """A whole stream: a beam search knows nothing before its end."""
-    frames, shown = prepared.frames, prepared.shown
-    written = b""
-    for index, answer in enumerate(answers):
-        written += frames.opening(index, None)
-        written += frames.delta(
-            Delta(index, answer.text, answer.ending, answer.logprobs, answer.token_ids)
-        )
-    if shown.usage:
-        written += frames.usage(usage, None)
-    return written + DONE
+def _num_told(runs: Sequence[BeamRun]) -> int:
+    return sum(num_told(beam.entries) for run in runs for beam in run.answers)

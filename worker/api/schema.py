@@ -26,6 +26,7 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 1024
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_DOCUMENTS = 1024
+MAX_PROMPT_LOGPROBS = 1 << 20  # in one answer, which is some 70 MiB
 
 # field → the values besides null that ask for nothing.
 NEUTRAL: dict[str, tuple[object, ...]] = {

@@ -60,7 +60,7 @@ class Delta:
     index: int
     text: str
     ending: Ending | None = None
-    logprobs: Json | None = None
+    logprobs: Json | msgspec.Raw | None = None
     token_ids: Sequence[int] | None = None
     usage: Usage | None = None
     metrics: Json | None = None
@@ -72,9 +72,9 @@ class Answer:
 
     text: str
     ending: Ending
-    logprobs: Json | None = None
+    logprobs: Json | msgspec.Raw | None = None
     token_ids: Sequence[int] | None = None
-    prompt_logprobs: list[Any] | None = None
+    prompt_logprobs: msgspec.Raw | None = None
 
 
 @dataclass(frozen=True, slots=True)

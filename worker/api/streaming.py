@@ -3,17 +3,69 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+import msgspec
 
 from worker.api.choice import Choice, Piece
 from worker.api.exchange import Exchange
-from worker.api.logprobs import LogprobsWriter, joined
+from worker.api.logprobs import Columns, LogprobsWriter, written
 from worker.api.prepared import Prepared
-from worker.api.response import PromptRun, request_metrics, usage_of, usage_so_far
+from worker.api.response import (
+    PromptRun,
+    off_loop_when_large,
+    request_metrics,
+    usage_of,
+    usage_so_far,
+)
 from worker.api.sse import DONE, KEEP_ALIVE, Delta
 from worker.types import TokenLogprobs
+
+
+class EventStream:
+    """An exchange that events are written to, one after the other. Owns when that was last done,
+    and whether the last one is written.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._lock = asyncio.Lock()  # choices write from tasks of their own
+        self._now = asyncio.get_running_loop().time
+        self._wrote_at = self._now()
+        self._ended = False
+
+    async def write(self, frames: bytes, *, last: bool) -> None:
+        """Write frames."""
+        async with self._lock:
+            await self._write(frames, last=last)
+
+    @asynccontextmanager
+    async def kept_alive(self, interval_seconds: float | None) -> AsyncIterator[None]:
+        """Write a comment whenever nothing was written for as long; None: never."""
+        if interval_seconds is None:
+            yield
+            return
+        async with asyncio.TaskGroup() as group:
+            keeper = group.create_task(self._keep_alive(interval_seconds), name="sse-keep-alive")
+            yield
+            keeper.cancel()
+
+    async def _keep_alive(self, interval_seconds: float) -> None:
+        while True:
+            await asyncio.sleep(interval_seconds - (self._now() - self._wrote_at))
+            async with self._lock:
+                if self._ended:
+                    return
+                if self._now() - self._wrote_at >= interval_seconds:
+                    await self._write(KEEP_ALIVE, last=False)
+
+    async def _write(self, frames: bytes, *, last: bool) -> None:
+        self._wrote_at, self._ended = self._now(), last
+        await self._exchange.write_event(frames, last=last)
 
 
 @dataclass(slots=True)
@@ -26,20 +78,18 @@ class _Pending:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     entries: list[TokenLogprobs] = field(default_factory=list)
-    echoed: dict[str, Any] | None = None
+    echoed: Columns | None = None
 
     def add(self, piece: Piece) -> None:
         self.text.append(piece.text)
         self.token_ids += piece.token_ids
         self.entries += piece.logprobs
 
-    def logprobs(self) -> dict[str, Any] | None:
+    def logprobs(self) -> dict[str, Any] | msgspec.Raw | None:
         if self.writer is None:
             return None
-        logprobs = self.writer.take(self.entries)
-        if self.echoed is not None:
-            logprobs, self.echoed = joined(self.echoed, logprobs), None
-        return logprobs
+        echoed, self.echoed = self.echoed, None
+        return written(self.writer, self.entries, echoed)
 
     def clear(self) -> None:
         self.written = True
@@ -49,11 +99,11 @@ class _Pending:
 class StreamWriter:
     """Owns what of each choice is written, and how many choices still go on."""
 
-    def __init__(self, prepared: Prepared, runs: Sequence[PromptRun], exchange: Exchange) -> None:
+    def __init__(self, prepared: Prepared, runs: Sequence[PromptRun], events: EventStream) -> None:
         self._frames = prepared.frames
         self._shown = prepared.shown
         self._runs = runs
-        self._exchange = exchange
+        self._events = events
         new = prepared.shown.new_logprobs
         self._pending = {
             choice.index: _Pending(None if new is None else new())
@@ -61,9 +111,7 @@ class StreamWriter:
             for choice in run.choices
         }
         self._unfinished = len(self._pending)
-        self._lock = asyncio.Lock()  # choices write from tasks of their own
-        self._now = asyncio.get_running_loop().time
-        self._wrote_at = self._now()
+        self._echoing = asyncio.Lock()  # the first choice writes the prompt for all
 
     async def __call__(self, run: PromptRun, choice: Choice, piece: Piece) -> None:
         """Write what one engine step gave one choice, in one piece; or keep it for later."""
@@ -75,16 +123,7 @@ class StreamWriter:
         if self._is_due(choice, pending):
             frames += self._delta(run, choice, pending)
         if frames:
-            await self._write(frames, last=self._unfinished == 0)
-
-    async def keep_alive(self, interval_seconds: float) -> None:
-        """Write a comment whenever nothing was written for as long; until cancelled, or the end."""
-        while self._unfinished:
-            idle = self._now() - self._wrote_at
-            if idle >= interval_seconds:
-                await self._write(KEEP_ALIVE, last=False)
-            else:
-                await asyncio.sleep(interval_seconds - idle)
+            await self._events.write(frames, last=self._unfinished == 0)
 
     async def _begin(self, run: PromptRun, choice: Choice, pending: _Pending) -> bytes:
         pending.begun = True
@@ -93,7 +132,9 @@ class StreamWriter:
             if pending.writer is not None:
                 # The first choice's outputs bring the prompt's log probabilities for all.
                 await run.prompt_known.wait()
-                pending.echoed = run.echoed(pending.writer)
+                async with self._echoing:
+                    write_prompt = partial(run.echoed, pending.writer)
+                    pending.echoed = await off_loop_when_large(run.num_told, write_prompt)
         usage = None
         if self._shown.continuous_usage:
             usage = usage_so_far(run, choice, cached=self._shown.cached_tokens)
@@ -135,8 +176,3 @@ class StreamWriter:
             total = usage_of(self._runs, cached=shown.cached_tokens)
             frames += self._frames.usage(total, metrics)
         return frames + DONE
-
-    async def _write(self, frames: bytes, *, last: bool) -> None:
-        async with self._lock:
-            self._wrote_at = self._now()
-            await self._exchange.write_event(frames, last=last)

@@ -58,6 +58,11 @@ class TextSide:
     limits: ModelLimits
     eos_token_ids: tuple[int, ...] = ()
 
+    @property
+    def eos_token_id(self) -> int | None:
+        """The model's own end."""
+        return self.eos_token_ids[0] if self.eos_token_ids else None
+
     def render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:
         """The prompt of a conversation."""
         if self.template is None:

@@ -199,6 +199,11 @@ class WatchedTokenizer(sim.SimTokenizer):
         self._asked("decode")
         return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """As `Tokenizer.token_bytes`."""
+        self._asked("token_bytes")
+        return super().token_bytes(token_id)
+
     def token_text(self, token_id: int) -> str:
         """As `Tokenizer.token_text`."""
         self._asked("token_text")

@@ -6,6 +6,8 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from worker.engine.messages import AddRequest
 from worker.tokenizer import sim
 from worker.types import FinishReason, TokenLogprobs
@@ -115,3 +117,69 @@ async def test_a_failure_in_a_search_is_the_requests(bench: Any) -> None:
     assert (response.status_code, response.json()["error"]["message"]) == (500, "corrupt")
     assert bench.engine.aborted == [bench.engine.requests[2].request_id]
     assert 'finished_reason="error"} 1\n' in api.page()
+
+
+@pytest.mark.parametrize("asked_id", ["mine", "cmpl-mine"])
+async def test_an_abort_by_id_ends_a_search(bench: Any, asked_id: str) -> None:
+    """The best beams so far are the answers; also when the step had ended in the engine already,
+    which then has nothing to abort.
+    """
+    play(bench)
+    answer, in_second_step, go_on = bench.engine.script, asyncio.Event(), asyncio.Event()
+
+    def script(request: AddRequest, branch: int) -> list[Any]:
+        steps = answer(request, branch)
+        if len(request.prompt_token_ids) == 1:
+            return steps
+        in_second_step.set()
+        return [go_on, *steps]
+
+    bench.engine.script = script
+    api = bench.api()
+    asked = {"prompt": [1], "n": 2, "use_beam_search": True, "max_tokens": 9}
+    async with bench.client_of(api) as client, asyncio.TaskGroup() as group:
+        headers = {"x-request-id": "mine"}
+        search = group.create_task(client.post(TEXT, json=asked, headers=headers))
+        await in_second_step.wait()
+        abort = {"request_ids": [asked_id]}
+        aborted = await client.post("/inference/v1/abort_requests", json=abort)
+        go_on.set()
+        response = await search
+    assert (aborted.status_code, response.status_code) == (200, 200)
+    choices = response.json()["choices"]
+    assert [(c["text"], c["finish_reason"]) for c in choices] == [("a", "abort"), ("b", "abort")]
+    _, *second = [r.request_id for r in bench.engine.requests]
+    assert bench.engine.aborted == second
+    assert len(second) == 2
+    assert 'finished_reason="abort"} 1\n' in api.page()
+
+
+async def test_streamed_beams_tell_their_usage_continuously(bench: Any) -> None:
+    """Each frame has the counts of its own beam."""
+    play(bench)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    messages = [{"role": "user", "content": "hi"}]
+    asked = {"messages": messages, "n": 2, "use_beam_search": True, "max_tokens": 1}
+    async with bench.client() as client:
+        response = await client.post(
+            CHAT, json={**asked, "stream": True, "stream_options": options}
+        )
+    frames = [json.loads(f.removeprefix("data: ")) for f in response.text.split("\n\n")[:-2]]
+    assert [f["usage"]["completion_tokens"] for f in frames] == [1, 1, 1, 1, 2]
+    assert len({f["usage"]["prompt_tokens"] for f in frames}) == 1
+
+
+@pytest.mark.looptime
+async def test_a_stream_of_beams_is_kept_alive(bench: Any) -> None:
+    """The search is silent to its end, but for the comments."""
+    play(bench)
+    answer, found = bench.engine.script, asyncio.Event()
+    bench.engine.script = lambda request, branch: [found, *answer(request, branch)]
+    asyncio.get_running_loop().call_later(25, found.set)
+    messages = [{"role": "user", "content": "hi"}]
+    asked = {"messages": messages, "use_beam_search": True, "max_tokens": 1, "stream": True}
+    async with bench.client(sse_keep_alive_seconds=10.0) as client:
+        response = await client.post(CHAT, json=asked)
+    assert response.text.startswith(": keep-alive\n\n" * 2 + "data: {")
+    assert response.text.count(": keep-alive") == 2
+    assert response.text.endswith("data: [DONE]\n\n")

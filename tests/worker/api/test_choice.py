@@ -147,3 +147,41 @@ def test_only_text_that_begins_a_sequence_loses_its_space(
     started = AddRequest("r", prompt, SamplingParams(max_tokens=9), 0.5)
     told = Choice(0, started, TextParams(), OneByteTokens())
     assert told.take(bench.say(" x")).text == text
+
+
+def test_an_abort_that_was_asked_for_is_an_ending(bench: Any) -> None:
+    """What had come stays, with the reason; held-back text too, and no stop token as the reason."""
+    subject = choice(TextParams(stop=("bc",)), stop_token_ids=(98,))
+    assert subject.take(bench.say("ab")).text == "a"
+    assert subject.take(bench.say([], FinishReason.ABORT)).text == "b"
+    assert subject.ending is not None
+    assert (subject.ending.finish_reason, subject.ending.stop_reason) == ("abort", None)
+    assert subject.record(1.0).reason is FinishReason.ABORT
+    late = choice(stop_token_ids=(98,))
+    late.take(bench.say("ab", FinishReason.ABORT, stop_token=98))
+    assert late.ending is not None
+    assert late.ending.stop_reason is None
+    echo = choice(TextParams(echo_only=True))
+    echo.take(bench.say([], FinishReason.ABORT))
+    assert echo.ending is not None
+    assert echo.ending.finish_reason == "abort"
+
+
+def test_an_abort_for_the_servers_own_reasons_is_an_error(bench: Any) -> None:
+    """A client may try it elsewhere: 503."""
+    subject = choice()
+    with pytest.raises(RequestError, match="going home") as caught:
+        subject.take(bench.say("a", FinishReason.ABORT, error="going home"))
+    assert caught.value.status == 503
+    assert subject.record(1.0).reason is FinishReason.ABORT
+
+
+@pytest.mark.parametrize(("eos_id", "reported"), [(98, None), (None, 98), (97, 98)])
+def test_the_models_own_end_is_no_stop_reason_even_when_asked_for(
+    bench: Any, eos_id: int | None, reported: int | None
+) -> None:
+    """It comes before the client's own stop tokens, unless ends are ignored."""
+    subject = choice(TextParams(eos_id=eos_id), stop_token_ids=(98,))
+    subject.take(bench.say("ab", FinishReason.STOP, stop_token=98))
+    assert subject.ending is not None
+    assert (subject.ending.finish_reason, subject.ending.stop_reason) == ("stop", reported)

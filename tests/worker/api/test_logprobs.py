@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
-from worker.api.logprobs import ChatLogprobs, CompletionLogprobs, joined, prompt_logprobs
+from worker.api.logprobs import ChatLogprobs, Columns, CompletionLogprobs, prompt_logprobs
 from worker.types import TokenLogprobs
 
 TABLE = {0: b"<end>", 1: b" Hi", 2: b"\xe2\x82", 3: b"\xac", 4: b"!", 5: b" Hi"}
@@ -57,8 +58,7 @@ def test_minus_infinity_is_written_as_a_number() -> None:
     assert (content["logprob"], content["top_logprobs"][0]["logprob"]) == (-9999.0, -9999.0)
     written = completion().take([impossible])
     assert written["token_logprobs"] == [-9999.0]
-    (shown,) = prompt_logprobs([impossible], 1, TABLE.__getitem__)[1:]
-    assert shown is not None
+    _, shown = msgspec.json.decode(prompt_logprobs([impossible], 2, 1, TABLE.__getitem__))
     assert shown["1"]["logprob"] == -9999.0
 
 
@@ -67,7 +67,7 @@ def test_text_offsets_count_characters_of_the_text() -> None:
     writer = completion()
     first = writer.take([entry(1), entry(2)])
     second = writer.take([entry(3), entry(4), entry(0)])
-    both = joined(first, second)
+    both = msgspec.json.decode(Columns().followed_by(iter([first, second])).raw())
     assert both["text_offset"] == [0, 3, 3, 4, 5]
     assert both["tokens"] == [" Hi", "�", "�", "!", "<end>"]
     assert both["token_logprobs"] == [-1.1, -1.2, -1.3, -1.4, -1.0]
@@ -84,27 +84,29 @@ def test_the_drawn_token_wins_where_texts_are_alike() -> None:
 def test_an_echoed_prompt_begins_with_null() -> None:
     """Nothing is known of the first token; the answer's offsets go on behind the prompt."""
     writer = completion()
-    echoed = writer.start([1, 4], " Hi!", [entry(4, 1)])
-    assert echoed == {
+    echoed = Columns().followed_by(writer.prompt([1, 4], " Hi!", [entry(4, 1)]))
+    assert msgspec.json.decode(echoed.raw()) == {
         "text_offset": [0, 3],
         "token_logprobs": [None, -1.4],
         "tokens": [" Hi", "!"],
         "top_logprobs": [None, {"!": -1.4, " Hi": -1.1}],
     }
+    writer.follow(" Hi!")
     assert writer.take([entry(4)])["text_offset"] == [4]
 
 
 def test_the_models_prefix_takes_no_room_in_an_echo() -> None:
     """A bos token is a token of the prompt, but no part of its text."""
-    echoed = completion().start([0, 1, 4], " Hi!", [entry(1), entry(4)])
-    assert echoed["text_offset"] == [0, 0, 3]
+    _, told = completion().prompt([0, 1, 4], " Hi!", [entry(1), entry(4)])
+    assert told["text_offset"] == [0, 3]
 
 
 @pytest.mark.parametrize(("asked", "fixed_rank"), [(1, None), (-1, 2)])
 def test_prompt_logprobs_are_ranked(asked: int, fixed_rank: int | None) -> None:
     """The prompt's own token has its rank, the likeliest theirs, others none."""
-    first, second = prompt_logprobs([entry(4, 1, 3, rank=7)], asked, TABLE.__getitem__)
-    assert first is None
+    told = prompt_logprobs([entry(4, 1, 3, rank=7)], 3, asked, TABLE.__getitem__)
+    first, second, unknown = msgspec.json.decode(told)
+    assert first is unknown is None
     assert second == {
         "4": {"logprob": -1.4, "rank": 7, "decoded_token": "!"},
         "1": {"logprob": -1.1, "rank": 1, "decoded_token": " Hi"},

@@ -210,6 +210,26 @@ async def test_a_short_prompt_does_not_excuse_min_tokens_of_a_long_one(bench: An
     assert error["message"].startswith("min_tokens must be less than or equal to max_tokens=4")
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt_logprobs": 20, "n": 16}, "prompt_logprobs"),
+        ({"prompt_logprobs": 20, "prompt": [[1] * 4000] * 16}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 20, "n": 16}, "logprobs"),
+        ({"prompt_logprobs": -1, "settings": {"max_logprobs": -1}}, "prompt_logprobs"),
+    ],
+)
+async def test_a_prompts_log_probabilities_are_bounded(
+    bench: Any, body: dict[str, Any], param: str
+) -> None:
+    """What an answer would have to tell of its prompts is known, and refused, beforehand."""
+    settings = {"max_model_len": 8192, **body.pop("settings", {})}
+    asked = {"prompt": [1] * 8000, "max_tokens": 1, "settings": settings, **body}
+    error = await refused(bench, TEXT, **asked)
+    assert error["param"] == param
+    assert "more than 1048576" in error["message"]
+
+
 async def test_values_are_repeated_in_the_message(bench: Any) -> None:
     """The tail names parameter and value, as vLLM's messages do."""
     error = await refused(bench, TEXT, temperature=3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from worker.types import FinishReason
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -120,3 +122,32 @@ async def test_a_requests_own_metrics_are_told_when_switched_on(bench: Any) -> N
     }
     assert metrics["time_to_first_token_ms"] - metrics["queue_time_ms"] == 1000.0
     assert metrics["speculative_decoding"] is None
+
+
+@pytest.mark.parametrize(("echo", "stream"), [(False, False), (True, False), (True, True)])
+async def test_a_prompts_log_probabilities_are_written_once_for_all_answers(
+    bench: Any, watched: Any, echo: bool, stream: bool
+) -> None:
+    """However many answers repeat them; and what is long is not written on the event loop."""
+    size, rivals = 800, 20
+    scores = [bench.logprob("y", *((i, -1.0 - i) for i in range(1, rivals + 1)))] * (size - 1)
+
+    def script(request: Any, branch: int) -> list[Any]:
+        told = [] if branch else scores
+        return [bench.say("a", END, logprobs=[bench.logprob("a")], prompt_logprobs=told)]
+
+    bench.engine.script = script
+    asked = {"echo": True, "logprobs": rivals} if echo else {"prompt_logprobs": rivals}
+    body = {"prompt": [121] * size, "max_tokens": 1, "n": 16, "stream": stream, **asked}
+    api = bench.api(max_model_len=1024)
+    async with bench.client_of(api) as client:
+        response = await client.post(TEXT, json=body)
+    assert response.status_code == 200
+    # Offsets and names of the prompt's own tokens, and its rivals: once.
+    assert size * rivals <= watched.elsewhere["token_bytes"] <= size * (rivals + 4)
+    # The echoed text, and the answers.
+    assert watched.on_loop["token_bytes"] < 1.2 * size
+    if not stream:
+        choices = response.json()["choices"]
+        name = "logprobs" if echo else "prompt_logprobs"
+        assert [c[name] for c in choices] == [choices[0][name]] * 16

@@ -144,3 +144,45 @@ async def test_a_stop_string_ends_one_answer_and_not_the_others(bench: Any) -> N
         ("xyz!", None),
     ]
     assert bench.engine.aborted == [bench.engine.requests[0].request_id]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_abort_by_id_ends_the_answers_it_names(bench: Any, stream: bool) -> None:
+    """With what they had and the reason "abort", whole or streamed; others go on."""
+    saw, aborted = asyncio.Event(), asyncio.Event()
+
+    def script(request: AddRequest, branch: int) -> list[Any]:
+        saw.set()
+        if branch == 0:
+            return [aborted, bench.say([], FinishReason.ABORT)]
+        if branch == 1:
+            return [bench.say("x"), aborted, bench.say([], FinishReason.ABORT)]
+        return [bench.say("y", FinishReason.LENGTH)]
+
+    bench.engine.script = script
+    asked = {"prompt": [1, 2], "n": 3, "stream": stream, "request_id": "mine", "echo": True}
+    asked |= {"logprobs": 0}
+    async with bench.client() as client, asyncio.TaskGroup() as group:
+        answer = group.create_task(client.post(TEXT, json=asked))
+        await saw.wait()
+        (request,) = bench.engine.requests
+        named = {"request_ids": [request.request_id, request.branch_ids[0]]}
+        await client.post("/abort_requests", json=named)
+        aborted.set()
+        response = await answer
+    assert response.status_code == 200
+    if stream:
+        *chunks, done = events(response.text)
+        assert done == "[DONE]"
+        parts = [c["choices"][0] for c in chunks]
+    else:
+        parts = response.json()["choices"]
+    ends = {p["index"]: p["finish_reason"] for p in parts if p["finish_reason"]}
+    assert ends == {0: "abort", 1: "abort", 2: "length"}
+    texts = dict.fromkeys(range(3), "")
+    for part in parts:
+        texts[part["index"]] += part["text"]
+    assert texts == {0: "\1\2", 1: "\1\2x", 2: "\1\2y"}
+    # What is not known of the echoed prompt is null.
+    firsts = [next(p for p in parts if p["index"] == i)["logprobs"] for i in range(3)]
+    assert [f["token_logprobs"][:2] for f in firsts] == [[None, None]] * 3
