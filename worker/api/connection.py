@@ -13,6 +13,9 @@ on unread data, which resets the connection and may take the answer along. Here:
   and the connection closed.
 - After an answer to a request that was not read to its end, the connection is half closed and what
   still comes is thrown away for `LINGER_SECONDS`.
+- A client that half-closes behind its requests (`nc -N`) gets the answers to those that only read.
+  To us it looks like one that left, so whatever costs is aborted.
+- An application that returns in the middle of an answer wants the connection cut; that is no error.
 - Beyond `max_connections` a connection is answered 503 at once, so that file descriptors never run
   out and the accept loop lives.
 """
@@ -47,6 +50,11 @@ from worker.errors import RequestError
 MAX_PIPELINED = 100
 MAX_CONNECTIONS = 4096
 LINGER_SECONDS = 2.0
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_FURTHER_HEADERS = {
+    int(HTTPStatus.SERVICE_UNAVAILABLE): "retry-after: 1\r\n",
+    int(HTTPStatus.METHOD_NOT_ALLOWED): "allow: GET, POST, OPTIONS\r\n",
+}
 # For the engine's socket, the model's files, pipes and whatever a library opens for a moment.
 _RESERVED_FILES = 64
 
@@ -142,6 +150,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_timer: TimerHandle | None = None
         self._linger_timer: TimerHandle | None = None
         self._deaf = False  # nothing that comes is looked at any more
+        self._half_closed = False
         self._refusal: RequestError | None = None
         self._running: RequestResponseCycle | None = None
         self._socket: asyncio.Transport | None = None
@@ -171,6 +180,21 @@ class GuardedProtocol(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. True keeps our side open: all that is due are short answers."""
+        due = [cycle for cycle, _ in self.pipeline]
+        if self._running is not None:
+            due.append(self._running)
+        if (self._deaf and not self._half_closed) or self._in_head or self._in_body:
+            return False
+        # Over TLS there is no half of a connection to keep.
+        if not due or self.scheme == "https":
+            return False
+        self._half_closed = all(cycle.scope["method"] in _SAFE_METHODS for cycle in due)
+        if self._half_closed:
+            self._last_request()
+        return self._half_closed
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, unless this connection is past listening."""
@@ -221,7 +245,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._check_framing()
         self._in_body = True
         self._head_bytes = 0
-        super().on_headers_complete()
+        try:
+            super().on_headers_complete()
+        except (httptools.HttpParserError, UnicodeDecodeError) as error:
+            raise self._refused(_malformed("the request's target cannot be read")) from error
 
     def on_message_complete(self) -> None:
         """The body is complete."""
@@ -237,7 +264,17 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, partial(self._run, cycle, app))
+
+    async def _run(self, cycle: RequestResponseCycle, app: Any, *arguments: Any) -> None:
+        await app(*arguments)
+        if cycle.response_complete or cycle.disconnected:
+            return
+        cycle.disconnected = True
+        if self.flow.write_paused:
+            self.transport.abort()  # nobody reads, so that a close would wait for ever
+        else:
+            self.transport.close()
 
     # ---- below: private ---------------------------------------------------------------------
 
@@ -247,6 +284,8 @@ class GuardedProtocol(HttpToolsProtocol):
             raise self._refused(headers_too_large())
 
     def _check_framing(self) -> None:
+        if self.parser.get_method() == b"CONNECT":
+            raise self._refused(status_error(HTTPStatus.METHOD_NOT_ALLOWED, "This is no proxy"))
         version = self.parser.get_http_version()
         if version not in ("1.0", "1.1"):
             raise self._refused(status_error(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED))
@@ -301,8 +340,7 @@ class GuardedProtocol(HttpToolsProtocol):
             "content-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n"
         )
-        if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            head += "retry-after: 1\r\n"
+        head += _FURTHER_HEADERS.get(error.status, "")
         self.transport.write(head.encode() + b"\r\n" + body)
 
     def _head_timed_out(self) -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from worker.api.connection import MAX_CONNECTIONS, default_max_connections
+from worker.types import FinishReason
 
 TEXT = "/v1/completions"
 HOST = b"Host: worker\r\n"
@@ -55,6 +56,14 @@ class Peer:
         """Everything up to the end of the connection."""
         async with asyncio.timeout(LIMIT_SECONDS):
             return await self._reader.read()
+
+    def half_close(self) -> None:
+        """Tell that we send no more."""
+        self._writer.write_eof()
+
+    def stop_reading(self) -> None:
+        """Leave what comes where it is."""
+        self._writer.transport.pause_reading()  # type: ignore[attr-defined]
 
     def reset(self) -> None:
         """Drop the connection."""
@@ -105,7 +114,6 @@ SMUGGLING = {
     "too much chunk": b"POST / HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\n3\r\nabcX\r\n0\r\n\r\n",
     "TLS to a plain port": b"\x16\x03\x01\x02\x00\x01\x00",
     "HTTP/2 to a plain port": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "proxy request": b"CONNECT worker:443 HTTP/1.1\r\n" + HOST + b"\r\n",
     "upgrade with a body": post(b"abc", b"Connection: upgrade", b"Upgrade: h2c"),
     "not ASCII target": b"GET /\xc3\xa9 HTTP/1.1\r\n" + HOST + b"\r\n",
 }
@@ -123,6 +131,84 @@ async def test_ambiguous_requests_are_refused(bench: Any, name: str) -> None:
         assert msgspec.json.decode(body)["error"]["code"] == 400
         assert await peer.rest() == b""
     assert bench.engine.requests == []
+
+
+@pytest.mark.parametrize("target", [b"worker:443", b"[::1]:443", b"/health", b"*"])
+async def test_it_is_no_proxy(bench: Any, target: bytes) -> None:
+    """CONNECT is a 405 that names the methods there are, and the end of the connection."""
+    async with peers(bench) as [peer]:
+        peer.send(b"CONNECT " + target + b" HTTP/1.1\r\n" + HOST + b"\r\n" + GET)
+        status, headers, body = await peer.reply()
+        assert (status, headers["allow"]) == (405, "get, post, options")
+        assert msgspec.json.decode(body)["error"]["message"] == "This is no proxy"
+        assert await peer.rest() == b""
+
+
+@pytest.mark.parametrize("target", [b"/\xc3\xa9", b"http://[::/", b"x"])
+async def test_an_unreadable_target_is_named(bench: Any, target: bytes) -> None:
+    """The 400 speaks of the target, not of our parser."""
+    async with peers(bench) as [peer]:
+        peer.send(b"GET " + target + b" HTTP/1.1\r\n" + HOST + b"\r\n")
+        status, _, body = await peer.reply()
+    assert status == 400
+    assert b"callback" not in body
+
+
+async def test_half_a_connection_is_enough_to_read(bench: Any) -> None:
+    """Pipelined requests that only read are answered after the client closed its half."""
+    async with peers(bench) as [peer]:
+        peer.send(GET * 3)
+        peer.half_close()
+        received = await peer.rest()
+    assert received.count(b"HTTP/1.1 200") == 3
+    assert received.count(b"connection: close") == 1
+
+
+async def test_half_a_connection_does_not_generate(bench: Any) -> None:
+    """A client that left looks the same, and what it asked for is aborted; so is what it pipelined
+    something else behind.
+    """
+    bench.engine.steps = [bench.say("x"), asyncio.Event()]
+    async with peers(bench) as [peer]:
+        peer.send(post(msgspec.json.encode({"prompt": "a"})) + GET)
+        await bench.engine.saw_request.wait()
+        peer.half_close()
+        assert await peer.rest() == b""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await bench.engine.saw_abort.wait()
+
+
+async def test_a_cut_answer_is_no_error_of_ours(
+    bench: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stream that breaks is told and cut, without the server's complaint about it."""
+    bench.engine.steps = [bench.say("x"), bench.say("", FinishReason.ERROR, error="broken")]
+    async with peers(bench) as [peer]:
+        peer.send(post(msgspec.json.encode({"prompt": "a", "stream": True})))
+        received = await peer.rest()
+    assert b'"broken"' in received
+    assert not received.endswith(b"0\r\n\r\n")
+    assert [r for r in caplog.records if r.name.startswith("uvicorn")] == []
+
+
+async def test_a_client_that_stops_reading_is_dropped(bench: Any) -> None:
+    """Its connection does not wait for it to read what is on its way."""
+    bench.engine.steps = [bench.say("x" * 60_000)] * 1000
+    api = bench.api(write_stall_seconds=0.05, max_connections=1)
+    async with bench.listening(api) as url, asyncio.timeout(LIMIT_SECONDS):
+        port = int(url.rpartition(":")[2])
+        peer = Peer(*await asyncio.open_connection("127.0.0.1", port))
+        peer.stop_reading()
+        peer.send(post(msgspec.json.encode({"prompt": "a", "stream": True})))
+        await bench.engine.saw_abort.wait()
+        status = 503  # as long as the first one is there
+        while status == 503:
+            other = Peer(*await asyncio.open_connection("127.0.0.1", port))
+            other.send(GET)
+            status, _, _ = await other.reply()
+            other.reset()
+        peer.reset()
+    assert status == 200
 
 
 async def test_old_versions_are_named(bench: Any) -> None:
