@@ -42,9 +42,19 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
         help="port to bind; 0 picks a free one (default %(default)s)",
     )
     group.add_argument("--uds", help="path of a unix socket to listen on instead of a port")
-    group.add_argument("--served-model-name", nargs="+", help="names to serve the model under")
+    # "extend", so that a flag given twice does not lose what it was given first.
     group.add_argument(
-        "--api-key", nargs="+", default=[], help="bearer keys that the /v1 routes ask for"
+        "--served-model-name",
+        nargs="+",
+        action="extend",
+        help="names to serve the model under",
+    )
+    group.add_argument(
+        "--api-key",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="bearer keys that the /v1 routes ask for",
     )
     group.add_argument("--ssl-certfile", help="certificate chain (PEM); serves HTTPS")
     group.add_argument("--ssl-keyfile", help="its private key (PEM)")

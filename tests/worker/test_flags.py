@@ -123,6 +123,17 @@ def test_the_front_end_is_set_by_flags() -> None:
     assert (config.heartbeat_timeout_seconds, config.uds) == (1.5, "/run/w.sock")
 
 
+def test_lists_may_be_given_in_parts() -> None:
+    """A flag that is given twice keeps what it was given first."""
+    for _ in range(2):  # nor does one command line leave something for the next
+        config = resolved(
+            *("--api-key", "k1", "--api-key", "k2", "k3"),
+            *("--served-model-name", "a", "--served-model-name", "b"),
+        )
+        assert config.api.api_keys == ("k1", "k2", "k3")
+        assert config.api.served_model_names == ("a", "b")
+
+
 def test_the_environment_has_its_say() -> None:
     """vLLM's variables work; a flag wins over a variable."""
     environment = {

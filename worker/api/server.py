@@ -15,7 +15,7 @@ import time
 import uuid
 from http import HTTPStatus
 
-from worker.api.admission import Admission, unavailable
+from worker.api.admission import Admission
 from worker.api.control import ControlRoutes
 from worker.api.engine import Engine
 from worker.api.exchange import ClientGoneError, Exchange, Receive, Scope, Send, status_error
@@ -108,7 +108,7 @@ class WorkerApi:
         except RequestError as error:
             await self._fail(exchange, error)
         except EngineDeadError as error:
-            await self._fail(exchange, unavailable(f"The engine is not running: {error}"))
+            await self._fail(exchange, _lost(error))
         except ClientGoneError:
             raise
         except Exception:
@@ -160,6 +160,14 @@ class WorkerApi:
             exchange.add_header(b"retry-after", "1")
         await exchange.discard_body()
         await exchange.reply(error_body(error), error.status)
+
+
+def _lost(error: EngineDeadError) -> RequestError:
+    """The 503 of what was let in and then lost, as of what a shutdown aborts; refusals at the door
+    (`admission`) have another type.
+    """
+    message = f"The engine is not running: {error}"
+    return RequestError(message, status=503, type="ServiceUnavailableError")
 
 
 def _request_id(exchange: Exchange) -> str | None:

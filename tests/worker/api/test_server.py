@@ -45,6 +45,24 @@ async def test_a_stream_that_fails_is_cut_after_the_error(bench: Any, failure: s
     assert b"[DONE]" not in received
 
 
+@pytest.mark.parametrize("step", ["dies", "shuts down"])
+async def test_what_was_let_in_and_lost_has_a_type_of_its_own(bench: Any, step: str) -> None:
+    """Whether the engine died or the server stops; a refusal at the door has another."""
+    api = bench.api()
+    bench.engine.steps = [
+        EngineDeadError("gone")
+        if step == "dies"
+        else bench.say([], FinishReason.ABORT, error="the server stops")
+    ]
+    async with bench.client_of(api) as client:
+        lost = await client.post(TEXT, json={"prompt": "a"})
+        api.admission.draining = True
+        refused = await client.post(TEXT, json={"prompt": "a"})
+    assert (lost.status_code, refused.status_code) == (503, 503)
+    assert lost.json()["error"]["type"] == "ServiceUnavailableError"
+    assert refused.json()["error"]["type"] == "Service Unavailable"
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_aborts_its_request(bench: Any, stream: bool) -> None:
     """Closing the connection ends the request in the engine and in the counters."""
