@@ -21,10 +21,14 @@ class Whole(int):
     """
 
 
-_UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
-_MISSING_FIELD = re.compile(r"missing required field `([^`]*)`")
-_LOCATION = re.compile(r" - at (?:`(?:key|value)` in )?`\$\.?([^`]*)`")
+# Messages may repeat what the client wrote, in the middle: the place stands at the end.
+_AT = r" - at (?:`(?:key|value)` in )?`\$\.?([^`]*)`"
+_LOCATION = re.compile(rf"{_AT}\Z")
+_FIELD = re.compile(
+    rf"Object (?:contains (unknown)|missing required) field `(.*?)`(?:{_AT})?\Z", re.S
+)
 _SHOWN_CHARS = 80
+_REASON_CHARS = 200
 
 
 def decode(body: bytes, kind: type[Body]) -> Body:
@@ -78,15 +82,18 @@ def _json_name(value: object) -> str:
 
 def _explained(message: str) -> RequestError:
     """msgspec's message, with the field it speaks of as `param`."""
+    found = _FIELD.match(message)
+    if found:
+        unknown, name, path = found.groups()
+        field = f"{path}.{shown(name)}" if path else shown(name)
+        if unknown:
+            reason = f"Unknown field `{field}`: it is not part of this API"
+        else:
+            reason = f"Missing required field `{field}`"
+        return RequestError(reason, param=field)
     location = _LOCATION.search(message)
     path = location.group(1).removesuffix("[...]") if location else ""
-    for pattern, text in (
-        (_UNKNOWN_FIELD, "Unknown field `{0}`: it is not part of this API"),
-        (_MISSING_FIELD, "Missing required field `{0}`"),
-    ):
-        found = pattern.search(message)
-        if found:
-            field = f"{path}.{found.group(1)}" if path else found.group(1)
-            return RequestError(text.format(field), param=field)
     reason = message if location is None else message[: location.start()]
+    if len(reason) > _REASON_CHARS:
+        reason = reason[:_REASON_CHARS] + "…"
     return RequestError(f"{path}: {reason}" if path else reason, param=path or None)

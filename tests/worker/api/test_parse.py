@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import msgspec
 import pytest
 
@@ -53,6 +55,39 @@ def test_no_number_does_more_than_be_refused(body: str, param: str | None, reaso
     with pytest.raises(RequestError, match=reason) as caught:
         decode(body.encode(), Body)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+class Outer(msgspec.Struct, forbid_unknown_fields=True):
+    """A body within a body."""
+
+    inner: Body | None = None
+    kind: Literal["a", "b"] | None = None
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"f`o - at `$.x": 1}, "f`o - at `$.x"),
+        ({"a` - at `$.x` or": 1}, "a` - at `$.x` or"),
+        ({"line\nbreak": 1}, "line\nbreak"),
+        ({"inner": {"f`o - at `$.x": 1}}, "inner.f`o - at `$.x"),
+        ({"kind": " - at `$.x`"}, "kind"),
+        ({"kind": "x` - at `$.inner`"}, "kind"),
+    ],
+)
+def test_what_a_client_writes_is_not_read_as_a_place(body: Any, param: str) -> None:
+    """The place stands at the end of the decoder's message; the client's words come before."""
+    with pytest.raises(RequestError) as caught:
+        decode(msgspec.json.encode(body), Outer)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("body", [{"x" * 100_000: 1}, {"kind": "x" * 100_000}])
+def test_refusals_do_not_repeat_all_that_was_sent(body: Any) -> None:
+    """Names and values of megabytes are cut in the message and in `param`."""
+    with pytest.raises(RequestError) as caught:
+        decode(msgspec.json.encode(body), Outer)
+    assert len(caught.value.message) + len(caught.value.param or "") < 500
 
 
 def test_the_json_schema_of_a_whole_number_is_an_integer() -> None:
