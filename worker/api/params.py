@@ -126,10 +126,9 @@ def sampling_params(
     if top_p == 0:
         raise invalid("top_p", top_p, "top_p must be in (0, 1], got 0.")
     min_p, top_k = _in_range(request, "min_p", context), _top_k(request, context)
-    fixed_ids = _token_ids(request.logprob_token_ids, "logprob_token_ids", limits)
-    if len(fixed_ids) > MAX_LOGPROB_TOKEN_IDS:
-        message = f"logprob_token_ids takes at most {MAX_LOGPROB_TOKEN_IDS} ids"
-        raise RequestError(message, param="logprob_token_ids")
+    fixed_ids = _token_ids(
+        request.logprob_token_ids, "logprob_token_ids", limits, MAX_LOGPROB_TOKEN_IDS
+    )
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=0.0 if greedy else max(temperature, MIN_TEMPERATURE),
@@ -226,12 +225,32 @@ def _seed(seed: int | None, rng: random.Random) -> int:
     return seed & (_INT64 - 1)
 
 
-def _token_ids(ids: Sequence[int] | None, name: str, limits: ModelLimits) -> tuple[int, ...]:
-    for token_id in ids or ():
-        if not 0 <= token_id < limits.vocab_size:
-            reason = f"{name} must be in [0, {limits.vocab_size}), got {token_id}."
-            raise invalid(name, token_id, reason)
-    return tuple(int(i) for i in ids or ())
+def _token_ids(
+    ids: Sequence[float] | None, name: str, limits: ModelLimits, most: int | None = None
+) -> tuple[int, ...]:
+    """The ids, each once. `most` of them, or as many as there are tokens; that is looked at first,
+    and each one only when something is wrong: there may be millions.
+    """
+    if not ids:
+        return ()
+    most = limits.vocab_size if most is None else most
+    if len(ids) > most:
+        raise RequestError(f"{name} takes at most {most} ids, got {len(ids)}", param=name)
+    distinct = dict.fromkeys(ids)
+    if set(map(type, distinct)) != {int} or min(distinct) < 0 or max(distinct) >= limits.vocab_size:
+        distinct = dict.fromkeys(_token_id(i, name, limits) for i in distinct)
+    return tuple(map(int, distinct))
+
+
+def _token_id(token_id: float, name: str, limits: ModelLimits) -> int:
+    if token_id != token_id // 1:
+        raise invalid(name, token_id, f"Expected `int`, got {token_id}.")
+    if not 0 <= token_id < limits.vocab_size:
+        # A number of thousands of digits cannot be written out.
+        told = token_id if abs(token_id) < _INT64 else "a number of more than 64 bits"
+        reason = f"{name} must be in [0, {limits.vocab_size}), got {told}."
+        raise invalid(name, told, reason)
+    return int(token_id)
 
 
 def _allowed_token_ids(request: SamplingFields, limits: ModelLimits) -> tuple[int, ...] | None:
@@ -239,7 +258,7 @@ def _allowed_token_ids(request: SamplingFields, limits: ModelLimits) -> tuple[in
         return None
     if not request.allowed_token_ids:
         raise invalid("allowed_token_ids", [], "allowed_token_ids is not None and empty!")
-    return tuple(dict.fromkeys(_token_ids(request.allowed_token_ids, "allowed_token_ids", limits)))
+    return _token_ids(request.allowed_token_ids, "allowed_token_ids", limits)
 
 
 def _logit_bias(
@@ -328,28 +347,6 @@ def _repetition(fields: RepetitionFields | None, limits: ModelLimits) -> Repetit
         reason = "min_count must be at least 2, and max_pattern_size × min_count fit the context"
         raise RequestError(reason, param=name)
     return RepetitionDetection(int(longest), int(shortest), int(count))
-
-
-def length_penalty(request: SamplingFields) -> float:
-    """The exponent of a beam's length in its score."""
-    value = 1.0 if request.length_penalty is None else request.length_penalty
-    if not math.isfinite(value) or abs(value) > 100:
-        raise invalid("length_penalty", value, "length_penalty must be in [-100, 100]")
-    return value
-
-
-def check_beam_fields(request: SamplingFields) -> None:
-    """A beam search goes by the raw log probabilities: what would change a draw has no meaning."""
-    for name in (
-        *("presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_tokens"),
-        *("allowed_token_ids", "stop", "stop_token_ids", "prompt_logprobs", "logprob_token_ids"),
-        *("repetition_detection",),
-    ):
-        if getattr(request, name):
-            raise RequestError(f"{name} cannot be used with use_beam_search", param=name)
-    if request.repetition_penalty not in (None, 1):
-        message = "repetition_penalty cannot be used with use_beam_search"
-        raise RequestError(message, param="repetition_penalty")
 
 
 def requested_max_tokens(

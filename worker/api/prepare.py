@@ -11,22 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from worker.api.arrival import Arrival
+from worker.api.beam_params import check_beam_fields, length_penalty
 from worker.api.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsWriter
 from worker.api.params import (
     ModelLimits,
     SamplingContext,
-    check_beam_fields,
     check_cache_salt,
     check_logprobs,
     check_min_tokens,
     check_prompt_logprobs_size,
     invalid,
-    length_penalty,
     num_sequences,
     requested_max_tokens,
     sampling_params,
     text_params,
 )
+from worker.api.parse import shown
 from worker.api.prepared import BeamOptions, Prepared, Shown
 from worker.api.prompts import check_token_ids, prompts_of, room_for_output, truncated
 from worker.api.schema import (
@@ -133,19 +133,18 @@ class RequestPreparer:
         least = 0 if request.echo else 1
         limit = requested_max_tokens(request, None, self._limits, least)
         limit = DEFAULT_COMPLETION_TOKENS if limit is None else limit
-        prompts, texts = [], []
-        for prompt in prompts_of(request.prompt):
-            ids = self._truncated(request, await self._ids_of(prompt, request), limit)
-            prompts.append(ids)
-            if request.echo:
-                texts.append(self._echoed(prompt, ids, request))
+        truncates = request.truncate_prompt_tokens is not None
+        given = prompts_of(request.prompt, None if truncates else self._limits)
+        prompts = [self._truncated(request, ids, limit) for ids in await self._ids(given, request)]
+        for ids in prompts:
+            check_token_ids(ids, self._limits)
         logprobs = request.logprobs
         asked = _Asked(
             request,
             arrival,
             _response_id("cmpl", request, arrival),
             prompts,
-            tuple(texts),
+            await self._echoes(given, prompts, request),
             self._capped(limit),
             None if logprobs is None else check_logprobs("logprobs", logprobs, self._limits),
         )
@@ -160,24 +159,33 @@ class RequestPreparer:
         if name and name not in self._accepted:
             served = ", ".join(self._config.served_model_names)
             raise RequestError(
-                f"The model `{name}` does not exist. Valid aliases: {served}.",
+                f"The model `{shown(name)}` does not exist. Valid aliases: {served}.",
                 param="model",
                 status=404,
                 type="NotFoundError",
             )
 
-    async def _ids_of(self, prompt: str | list[int], request: CompletionRequest) -> list[int]:
-        if isinstance(prompt, str):
-            special = request.add_special_tokens is not False
-            return await self._text.encode(prompt, add_special_tokens=special)
-        check_token_ids(prompt, self._limits)
-        return prompt
+    async def _ids(
+        self, given: Sequence[str | list[int]], request: CompletionRequest
+    ) -> list[list[int]]:
+        texts = [prompt for prompt in given if isinstance(prompt, str)]
+        special = request.add_special_tokens is not False
+        encoded = iter(await self._text.encode_all(texts, add_special_tokens=special))
+        return [next(encoded) if isinstance(prompt, str) else prompt for prompt in given]
 
-    def _echoed(self, prompt: str | list[int], ids: list[int], request: CompletionRequest) -> str:
-        """A prompt's text as it was given; of token ids, or once cut, the text of the tokens."""
-        if isinstance(prompt, str) and request.truncate_prompt_tokens is None:
-            return prompt
-        return self._text.tokenizer.decode(ids, skip_special_tokens=False)
+    async def _echoes(
+        self,
+        given: Sequence[str | list[int]],
+        prompts: Sequence[Sequence[int]],
+        request: CompletionRequest,
+    ) -> tuple[str, ...]:
+        """Texts as they were given; of token ids, or once cut, the text of the tokens."""
+        if not request.echo:
+            return ()
+        texts = [prompt for prompt in given if isinstance(prompt, str)]
+        if len(texts) < len(given) or request.truncate_prompt_tokens is not None:
+            texts = await self._text.decode_all(prompts)
+        return tuple(texts)
 
     def _truncated(
         self, request: GenerationFields, ids: list[int], max_tokens: int | None

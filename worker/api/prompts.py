@@ -5,14 +5,15 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from worker.api.params import ModelLimits, invalid
+from worker.api.parse import shown
 from worker.api.schema import MAX_DOCUMENTS, MAX_MESSAGES, MAX_PROMPTS, ChatMessage
 from worker.errors import RequestError
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-# Only null and empty ones are taken.
+# Of a message; only null and empty ones are taken.
 UNSUPPORTED_PARTS = ("tool_calls", "tool_call_id", "function_call", "refusal", "audio")
 
 
@@ -74,13 +75,18 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         place = f"messages[{n}]"
         if message.role not in ROLES:
             raise RequestError(
-                f"{place}.role must be one of {', '.join(sorted(ROLES))}, got {message.role!r}",
+                f"{place}.role must be one of {', '.join(sorted(ROLES))},"
+                f" got '{shown(message.role)}'",
                 param=f"{place}.role",
             )
         _refuse_unsupported_parts(message, place)
         entry: dict[str, Any] = {"role": message.role, "content": _content(message, place)}
         if message.name is not None:
             entry["name"] = message.name
+        reasoning = _reasoning(message, place)
+        if reasoning:
+            # Templates read one or the other.
+            entry |= {"reasoning": reasoning, "reasoning_content": reasoning}
         rendered.append(entry)
     return rendered
 
@@ -89,6 +95,21 @@ def _refuse_unsupported_parts(message: ChatMessage, place: str) -> None:
     for name in UNSUPPORTED_PARTS:
         if getattr(message, name) not in (None, [], {}):
             raise RequestError(f"{place}.{name} is not supported yet", param=f"{place}.{name}")
+
+
+def _reasoning(message: ChatMessage, place: str) -> str | None:
+    """What an assistant thought before it spoke; if the model sees it is up to the template."""
+    names = [n for n in ("reasoning", "reasoning_content") if getattr(message, n)]
+    if not names:
+        return None
+    if message.role != "assistant":
+        reason = f"{place}.{names[0]} is only of assistants, not of {message.role}"
+        raise RequestError(reason, param=f"{place}.{names[0]}")
+    texts: set[str] = {getattr(message, n) for n in names}
+    if len(texts) > 1:
+        reason = f"{place}.reasoning and {place}.reasoning_content are the same by two names"
+        raise RequestError(f"{reason}, and must not differ", param=f"{place}.reasoning")
+    return texts.pop()
 
 
 def _content(message: ChatMessage, place: str) -> str:
@@ -100,7 +121,8 @@ def _content(message: ChatMessage, place: str) -> str:
     for n, part in enumerate(message.content):
         if part.type not in ("text", "input_text") or part.text is None:
             raise RequestError(
-                f"{place}.content[{n}]: only text parts are supported yet, got {part.type!r}",
+                f"{place}.content[{n}]: only text parts are supported yet,"
+                f" got '{shown(part.type)}'",
                 param=f"{place}.content[{n}].type",
             )
         texts.append(part.text)
@@ -113,29 +135,36 @@ def check_documents(documents: Sequence[Mapping[str, object]] | None) -> None:
         raise RequestError(f"documents takes at most {MAX_DOCUMENTS}", param="documents")
 
 
-def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """The one or several prompts of a text completion: text or token ids each."""
+def prompts_of(
+    prompt: str | list[str | int | list[int]], limits: ModelLimits | None = None
+) -> list[str | list[int]]:
+    """The one or several prompts of a text completion: text or token ids each. With `limits`, too
+    many token ids are refused by their number, before each is looked at: there may be millions.
+    """
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
         raise RequestError("prompt cannot be empty", param="prompt")
-    kinds = {type(p) for p in prompt}
+    is_ids = isinstance(prompt[0], int)
+    if not is_ids and len(prompt) > MAX_PROMPTS:
+        raise RequestError(f"prompt takes at most {MAX_PROMPTS} prompts", param="prompt")
+    if limits is not None:
+        for ids in [prompt] if is_ids else prompt:
+            if isinstance(ids, list):
+                room_for_output(len(ids), limits)
+    kinds = set(map(type, prompt))
     if kinds == {int}:
-        return [[p for p in prompt if isinstance(p, int)]]
+        return [cast(list[int], prompt)]
     if kinds not in ({str}, {list}):
         raise RequestError(
             "prompt must be a string, a list of strings, a list of token ids, or a list of such"
             " lists; not a mixture",
             param="prompt",
         )
-    if len(prompt) > MAX_PROMPTS:
-        raise RequestError(f"prompt takes at most {MAX_PROMPTS} prompts", param="prompt")
-    return [p for p in prompt if not isinstance(p, int)]
+    return cast(list[str | list[int]], prompt)
 
 
 def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, name: str = "prompt") -> None:
     """Ids a client gives (in the field `name`) must exist; the engine trusts them."""
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < limits.vocab_size):
-        raise RequestError(
-            f"Token ids of a prompt must be in [0, {limits.vocab_size})", param=name
-        )
+        raise RequestError(f"Token ids of a prompt must be in [0, {limits.vocab_size})", param=name)

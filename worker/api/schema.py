@@ -7,7 +7,7 @@ known field that is not built yet is accepted only with a value that asks for no
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -27,6 +27,12 @@ MAX_BAD_WORD_TOKENS = 1024
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_DOCUMENTS = 1024
 MAX_PROMPT_LOGPROBS = 1 << 20  # in one answer, which is some 70 MiB
+
+# Not of `Whole`, which costs a call an element: there may be as many as a body holds. `params`
+# checks how many there are, then what they are.
+TokenIds = Annotated[
+    list[int | float], msgspec.Meta(extra_json_schema={"items": {"type": "integer"}})
+]
 
 # field → the values besides null that ask for nothing.
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -94,14 +100,14 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     bad_words: list[str] | None = None
-    allowed_token_ids: list[Whole] | None = None
+    allowed_token_ids: TokenIds | None = None
     seed: Whole | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[Whole] | None = None
+    stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: Whole | None = None
-    logprob_token_ids: list[Whole] | None = None
+    logprob_token_ids: TokenIds | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     repetition_detection: RepetitionFields | None = None
@@ -164,7 +170,7 @@ class ContentPart(msgspec.Struct):
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One turn. The `Any` fields are what servers put into assistant turns that clients send back;
-    only null or empty ones are taken.
+    only null or empty ones are taken, but for `annotations`, which say nothing to the model.
     """
 
     role: str
@@ -176,8 +182,8 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     refusal: Any = None
     annotations: Any = None
     audio: Any = None
-    reasoning: Any = None
-    reasoning_content: Any = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # its older name
 
 
 class ChatRequest(GenerationFields):

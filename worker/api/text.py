@@ -14,8 +14,9 @@ from worker.errors import RequestError
 from worker.tokenizer.chat import ChatTemplate
 from worker.tokenizer.tokenizer import Tokenizer
 
-# A longer text is encoded in a thread; below, the hand-over costs more than it saves.
+# More is encoded or decoded in a thread; below, the hand-over costs more than it saves.
 _INLINE_CHARS = 4096
+_INLINE_TOKENS = 4096
 
 
 class ChatOptions(Protocol):
@@ -82,13 +83,33 @@ class TextSide:
         )
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text, long ones in a thread. Refuses a hopelessly long one (400)."""
-        check_prompt_chars(text, self.limits)
-        if len(text) <= _INLINE_CHARS:
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(
-            self.tokenizer.encode, text, add_special_tokens=add_special_tokens
-        )
+        """Token ids of a text. Refuses a hopelessly long one (400)."""
+        (ids,) = await self.encode_all([text], add_special_tokens=add_special_tokens)
+        return ids
+
+    async def encode_all(
+        self, texts: Sequence[str], *, add_special_tokens: bool
+    ) -> list[list[int]]:
+        """Token ids of several texts, in a thread if they are long together."""
+        for text in texts:
+            check_prompt_chars(text, self.limits)
+
+        def encode() -> list[list[int]]:
+            one = self.tokenizer.encode
+            return [one(text, add_special_tokens=add_special_tokens) for text in texts]
+
+        is_short = sum(map(len, texts)) <= _INLINE_CHARS
+        return encode() if is_short else await asyncio.to_thread(encode)
+
+    async def decode_all(self, prompts: Sequence[Sequence[int]]) -> list[str]:
+        """Texts of token ids, control tokens included; in a thread if they are many together."""
+
+        def decode() -> list[str]:
+            one = self.tokenizer.decode
+            return [one(ids, skip_special_tokens=False) for ids in prompts]
+
+        is_short = sum(map(len, prompts)) <= _INLINE_TOKENS
+        return decode() if is_short else await asyncio.to_thread(decode)
 
     def encode_word(self, text: str) -> list[int]:
         """Token ids of a short text, without the model's prefix."""

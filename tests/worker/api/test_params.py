@@ -68,7 +68,7 @@ def test_every_sampling_field_reaches_the_engine() -> None:
         repetition_penalty=1.2,
         logit_bias={"7": 200, "8": -3},
         allowed_token_ids=[3, 4, 3],
-        stop_token_ids=[9],
+        stop_token_ids=[9.0, 9],
         prompt_logprobs=2,
         logprob_token_ids=[11],
         min_tokens=2,
@@ -138,6 +138,10 @@ def test_fixed_tokens_bring_logprobs_with_them() -> None:
         ({"prompt_logprobs": -2}, "must be a positive value or -1"),
         ({"logprob_token_ids": [0] * 129}, "at most 128 ids"),
         ({"logprob_token_ids": [50]}, "got 50"),
+        ({"stop_token_ids": [3, 4.5]}, "Expected `int`, got 4.5"),
+        ({"allowed_token_ids": [10**500]}, "more than 64 bits"),
+        ({"allowed_token_ids": [1] * 51}, "at most 50 ids, got 51"),
+        ({"stop_token_ids": [1] * 51}, "at most 50 ids, got 51"),
         ({"repetition_detection": {"max_pattern_size": 0}}, "must hold"),
         ({"repetition_detection": {"max_pattern_size": 2, "min_count": 1}}, "at least 2"),
         ({"repetition_detection": {"max_pattern_size": 60}}, "fit the context"),
@@ -171,25 +175,6 @@ def test_several_answers_need_randomness() -> None:
         with pytest.raises(RequestError, match=message) as caught:
             params.num_sequences(request(n=n), temperature)
         assert caught.value.param == "n"
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"stop": "x"}, "stop"),
-        ({"logit_bias": {"1": 1}}, "logit_bias"),
-        ({"min_tokens": 1}, "min_tokens"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty"),
-    ],
-)
-def test_a_beam_search_refuses_what_would_change_a_draw(
-    fields: dict[str, object], param: str
-) -> None:
-    """A field that the search could only ignore is a 400."""
-    with pytest.raises(RequestError, match="cannot be used with use_beam_search") as caught:
-        params.check_beam_fields(request(**fields))
-    assert caught.value.param == param
-    params.check_beam_fields(request(repetition_penalty=1, min_tokens=0, seed=3, n=4))
 
 
 @pytest.mark.parametrize("stop", [[""], ["x"] * 17, ["y" * 257]])

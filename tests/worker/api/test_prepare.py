@@ -230,6 +230,40 @@ async def test_a_prompts_log_probabilities_are_bounded(
     assert "more than 1048576" in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (TEXT, {"model": "x" * 100_000}, 404),
+        (CHAT, {"messages": [{"role": "x" * 100_000, "content": "hi"}]}, 400),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "x" * 100_000}]}]}, 400),
+        (TEXT, {"x" * 100_000: 1}, 400),
+        (TEXT, {"truncation_side": "x" * 100_000}, 400),
+    ],
+)
+async def test_errors_are_short_whatever_was_sent(
+    bench: Any, path: str, body: dict[str, Any], status: int
+) -> None:
+    """A client's values are repeated, but not at any length."""
+    base = {"messages": USER} if path == CHAT else {"prompt": "a"}
+    async with bench.client() as client:
+        response = await client.post(path, json={**base, **body})
+    assert response.status_code == status
+    assert len(response.content) < 1000
+
+
+async def test_texts_that_are_long_together_are_encoded_in_a_thread(
+    bench: Any, watched: Any
+) -> None:
+    """Each of them may be short; and so are the tokens decoded that are echoed."""
+    settings = {"max_model_len": 256}
+    await asked(bench, TEXT, settings, prompt=["a" * 100] * 50, max_tokens=1)
+    assert (watched.elsewhere["encode"], watched.on_loop["encode"]) == (50, 0)
+    await asked(bench, TEXT, settings, prompt=[[97] * 100] * 50, max_tokens=1, echo=True)
+    assert (watched.elsewhere["decode"], watched.on_loop["decode"]) == (50, 0)
+    await asked(bench, TEXT, settings, prompt="hi", max_tokens=1)
+    assert (watched.elsewhere["encode"], watched.on_loop["encode"]) == (50, 1)
+
+
 async def test_values_are_repeated_in_the_message(bench: Any) -> None:
     """The tail names parameter and value, as vLLM's messages do."""
     error = await refused(bench, TEXT, temperature=3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -136,3 +138,43 @@ def test_the_number_of_documents_is_bounded() -> None:
     with pytest.raises(RequestError) as caught:
         prompts.check_documents([{"title": "t"}] * 1025)
     assert caught.value.param == "documents"
+
+
+class Unseen(list[int]):
+    """Token ids that nobody may look at but the first."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("each was looked at")
+
+
+@pytest.mark.parametrize("prompt", [Unseen([1] * 100), [Unseen([1] * 100), [1]]])
+def test_too_many_token_ids_are_refused_by_their_number(prompt: Any) -> None:
+    """Millions of them are not looked at one by one."""
+    with pytest.raises(RequestError, match="contains 100 input tokens"):
+        prompts.prompts_of(prompt, LIMITS)
+
+
+def test_an_assistants_reasoning_reaches_the_template() -> None:
+    """By either name, as clients send back what a server told them; annotations say nothing."""
+    for name in ("reasoning", "reasoning_content"):
+        turn = ChatMessage(
+            role="assistant", content="4", annotations=[{"url": "x"}], **{name: "2+2"}
+        )
+        (entry,) = prompts.template_messages([turn])
+        assert (entry["reasoning"], entry["reasoning_content"]) == ("2+2", "2+2")
+    (silent,) = prompts.template_messages([ChatMessage(role="assistant", reasoning="")])
+    assert silent == {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"role": "user", "reasoning": "hm"},
+        {"role": "assistant", "reasoning": "a", "reasoning_content": "b"},
+    ],
+)
+def test_reasoning_that_is_nobodys_is_refused(fields: dict[str, str]) -> None:
+    """Only assistants reason, and in one way at a time."""
+    with pytest.raises(RequestError) as caught:
+        prompts.template_messages([ChatMessage(**fields)])
+    assert caught.value.param == "messages[0].reasoning"

@@ -117,3 +117,13 @@ def test_tokenize_refuses_what_it_does_not_know() -> None:
     """The admin bodies are as strict as the others."""
     with pytest.raises(RequestError, match="nope"):
         decode(b'{"prompt":"a","nope":1}', TokenizeRequest)
+
+
+def test_lists_of_tokens_cost_no_call_for_each() -> None:
+    """A body holds millions: they are plain numbers until their count is known to be right."""
+    for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+        ids = getattr(chat(f',"{name}":[1,2.0,3]'), name)
+        assert [type(i) for i in ids] == [int, float, int]
+        with pytest.raises(RequestError) as caught:
+            chat(f',"{name}":[1,true]')
+        assert caught.value.param == f"{name}[1]"
