@@ -1,8 +1,8 @@
 """What a body may cost before anything looks inside it, and where exactly a broken one is broken.
 
 The decoder is strict about syntax, but not about size in its own terms: four mebibytes of brackets
-are a million objects. So nesting and the number of containers are counted first, by a few passes of
-C string functions over the bytes (a regular expression takes thirty times as long).
+are a million objects. So nesting, containers and their named members are counted first, by a few
+passes of C string functions over the bytes (a regular expression takes thirty times as long).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from worker.errors import RequestError
 
 MAX_JSON_DEPTH = 64
 MAX_JSON_CONTAINERS = 1 << 16
+MAX_JSON_MEMBERS = 1 << 16
 
 _MEMORY_REFRESH_SECONDS = 0.25
 
@@ -36,12 +37,15 @@ _BYTE = re.compile(r" \(byte \d+\)")
 
 def check_json(body: bytes) -> None:
     """Refuse a body that nests deeper than `MAX_JSON_DEPTH` or has more than `MAX_JSON_CONTAINERS`
-    objects and arrays. Takes any bytes; malformed JSON is left to the decoder.
+    objects and arrays, or more than `MAX_JSON_MEMBERS` members of objects. Takes any bytes;
+    malformed JSON is left to the decoder.
     """
     containers = body.count(b"{") + body.count(b"[")
-    if containers <= MAX_JSON_DEPTH:
+    if containers <= MAX_JSON_DEPTH and body.count(b":") <= MAX_JSON_MEMBERS:
         return
     outside = _outside_strings(body)
+    if outside.count(b":") > MAX_JSON_MEMBERS:
+        raise RequestError(f"The objects of the body have more than {MAX_JSON_MEMBERS} members")
     if outside.count(b"{") + outside.count(b"[") > MAX_JSON_CONTAINERS:
         raise RequestError(f"The body has more than {MAX_JSON_CONTAINERS} objects and arrays")
     brackets = outside.translate(_STEPS, _OTHER_THAN_BRACKETS)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from worker.api.limits import (
     MAX_JSON_CONTAINERS,
     MAX_JSON_DEPTH,
+    MAX_JSON_MEMBERS,
     MemoryGuard,
     check_json,
     malformed_json,
@@ -49,6 +50,15 @@ def test_depth_is_counted_as_a_parser_would(value: Any, wrapping: int) -> None:
             check_json(body)
     else:
         check_json(body)
+
+
+def test_the_members_of_objects_are_counted() -> None:
+    """Each costs the decoder as much as a small object does; a colon in a text costs nothing."""
+    most = {str(n): 0 for n in range(MAX_JSON_MEMBERS)}
+    check_json(json.dumps(most).encode())
+    check_json(json.dumps([":" * MAX_JSON_MEMBERS, most]).encode())
+    with pytest.raises(RequestError, match="more than 65536 members"):
+        check_json(json.dumps({**most, "more": 0}).encode())
 
 
 @settings(max_examples=200, deadline=None)
