@@ -216,9 +216,6 @@ class Client:
                 if outcome.first_seconds is None:
                     outcome.first_seconds = time.monotonic() - started
                 seen.take(event)
-                if seen.is_aborted and ask.kind == "abort":
-                    outcome.reasons = ["abort"]
-                    return
                 if seen.num_events != ask.leave_after:
                     continue
                 if ask.kind == "leave-stream":
@@ -239,11 +236,6 @@ class _Stream:
         self._usage: dict[str, Any] | None = None
         self._is_done = False
         self._error: str | None = None
-
-    @property
-    def is_aborted(self) -> bool:
-        """Whether it ended with the event that tells of an abort; the connection is cut then."""
-        return self._error is not None and "aborted" in self._error
 
     def take(self, event: str) -> None:
         """The data of one event."""

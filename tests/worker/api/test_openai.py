@@ -226,7 +226,7 @@ async def test_a_failure_before_the_first_token_has_a_status(
     step, status = {
         "dies": (EngineDeadError("gone"), 503),
         "error": (bench.say([], FinishReason.ERROR, error="no blocks"), 500),
-        "abort": (bench.say([], FinishReason.ABORT), 503),
+        "abort": (bench.say([], FinishReason.ABORT, error="we stop"), 503),
     }[failure]
     bench.engine.steps = [step]
     api = bench.api()
