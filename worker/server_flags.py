@@ -42,20 +42,7 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
         help="port to bind; 0 picks a free one (default %(default)s)",
     )
     group.add_argument("--uds", help="path of a unix socket to listen on instead of a port")
-    # "extend", so that a flag given twice does not lose what it was given first.
-    group.add_argument(
-        "--served-model-name",
-        nargs="+",
-        action="extend",
-        help="names to serve the model under",
-    )
-    group.add_argument(
-        "--api-key",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="bearer keys that the /v1 routes ask for",
-    )
+    _add_names(group)
     group.add_argument("--ssl-certfile", help="certificate chain (PEM); serves HTTPS")
     group.add_argument("--ssl-keyfile", help="its private key (PEM)")
     group.add_argument("--ssl-ca-certs", help="CAs (PEM) that must have signed clients' own")
@@ -87,6 +74,23 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
     )
     _add_timeouts(group)
     _add_switches(group)
+
+
+def _add_names(group: argparse._ArgumentGroup) -> None:
+    # "extend", so that a flag given twice does not lose what it was given first.
+    group.add_argument(
+        "--served-model-name",
+        nargs="+",
+        action="extend",
+        help="names to serve the model under",
+    )
+    group.add_argument(
+        "--api-key",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="bearer keys that the /v1 routes ask for",
+    )
 
 
 def _add_timeouts(group: argparse._ArgumentGroup) -> None:
