@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from worker.api.arrival import Arrival
 from worker.api.beam_params import check_beam_fields, length_penalty
 from worker.api.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsWriter
+from worker.api.off_loop import off_loop_when_large
 from worker.api.params import (
     ModelLimits,
     SamplingContext,
@@ -136,8 +137,8 @@ class RequestPreparer:
         truncates = request.truncate_prompt_tokens is not None
         given = prompts_of(request.prompt, None if truncates else self._limits)
         prompts = [self._truncated(request, ids, limit) for ids in await self._ids(given, request)]
-        for ids in prompts:
-            check_token_ids(ids, self._limits)
+        if not isinstance(given[0], str):
+            await self._check_ids(prompts)
         logprobs = request.logprobs
         asked = _Asked(
             request,
@@ -172,6 +173,13 @@ class RequestPreparer:
         special = request.add_special_tokens is not False
         encoded = iter(await self._text.encode_all(texts, add_special_tokens=special))
         return [next(encoded) if isinstance(prompt, str) else prompt for prompt in given]
+
+    async def _check_ids(self, prompts: Sequence[Sequence[int]]) -> None:
+        def check() -> None:
+            for ids in prompts:
+                check_token_ids(ids, self._limits)
+
+        await off_loop_when_large(sum(map(len, prompts)), check)
 
     async def _echoes(
         self,

@@ -5,15 +5,14 @@ streamed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from worker.api.choice import Choice, Piece
 from worker.api.logprobs import (
-    SLICE_TOKENS,
     Columns,
     LogprobsWriter,
     TokenBytes,
@@ -26,13 +25,6 @@ from worker.api.sse import Answer, Usage
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.metrics import RequestRecord
 from worker.types import TokenLogprobs
-
-_Value = TypeVar("_Value")
-
-
-async def off_loop_when_large(num_told: int, work: Callable[[], _Value]) -> _Value:
-    """Do what tells of so many tokens: in a thread, unless it is quicker than the hand-over."""
-    return work() if num_told <= SLICE_TOKENS else await asyncio.to_thread(work)
 
 
 @dataclass(slots=True)

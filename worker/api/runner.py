@@ -13,11 +13,11 @@ from worker.api.choice import Choice, Piece
 from worker.api.engine import Engine, OutputStream
 from worker.api.exchange import Exchange
 from worker.api.logprobs import num_told
+from worker.api.off_loop import off_loop_when_large
 from worker.api.prepared import BeamOptions, Prepared
 from worker.api.response import (
     AnswerCollector,
     PromptRun,
-    off_loop_when_large,
     request_metrics,
     usage_of,
 )

@@ -14,10 +14,10 @@ import msgspec
 from worker.api.choice import Choice, Piece
 from worker.api.exchange import Exchange
 from worker.api.logprobs import Columns, LogprobsWriter, written
+from worker.api.off_loop import off_loop_when_large
 from worker.api.prepared import Prepared
 from worker.api.response import (
     PromptRun,
-    off_loop_when_large,
     request_metrics,
     usage_of,
     usage_so_far,

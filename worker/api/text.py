@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from worker.api.off_loop import off_loop_when_large
 from worker.api.params import ModelLimits
 from worker.api.prompts import check_documents, check_prompt_chars, template_messages
 from worker.api.schema import ChatMessage
 from worker.errors import RequestError
 from worker.tokenizer.chat import ChatTemplate
 from worker.tokenizer.tokenizer import Tokenizer
-
-# More is encoded or decoded in a thread; below, the hand-over costs more than it saves.
-_INLINE_CHARS = 4096
-_INLINE_TOKENS = 4096
 
 
 class ChatOptions(Protocol):
@@ -98,8 +94,7 @@ class TextSide:
             one = self.tokenizer.encode
             return [one(text, add_special_tokens=add_special_tokens) for text in texts]
 
-        is_short = sum(map(len, texts)) <= _INLINE_CHARS
-        return encode() if is_short else await asyncio.to_thread(encode)
+        return await off_loop_when_large(sum(map(len, texts)), encode)
 
     async def decode_all(self, prompts: Sequence[Sequence[int]]) -> list[str]:
         """Texts of token ids, control tokens included; in a thread if they are many together."""
@@ -108,8 +103,7 @@ class TextSide:
             one = self.tokenizer.decode
             return [one(ids, skip_special_tokens=False) for ids in prompts]
 
-        is_short = sum(map(len, prompts)) <= _INLINE_TOKENS
-        return decode() if is_short else await asyncio.to_thread(decode)
+        return await off_loop_when_large(sum(map(len, prompts)), decode)
 
     def encode_word(self, text: str) -> list[int]:
         """Token ids of a short text, without the model's prefix."""
