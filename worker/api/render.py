@@ -26,7 +26,9 @@ from worker.tokenizer.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 Offsets = list[tuple[int, int]]
-Encoding = tuple[list[int], Offsets]
+# Token ids, and their offsets as JSON: a pair of numbers for each of a million tokens is what the
+# garbage collector would look at again and again.
+Encoding = tuple[list[int], msgspec.Raw]
 # More tokens are written in a thread; below, the hand-over costs more than it saves.
 _INLINE_TOKENS = 4096
 _Generation = TypeVar("_Generation", bound=GenerationFields)
@@ -137,7 +139,7 @@ class RenderRoutes:
         }
 
 
-def _offsets(encoding: Encoding | None, ask: AddRequest) -> Offsets | None:
+def _offsets(encoding: Encoding | None, ask: AddRequest) -> msgspec.Raw | None:
     """The characters each token came from; None for token ids and for a prompt that was cut."""
     if encoding is None or encoding[0] != ask.prompt_token_ids:
         return None
@@ -178,12 +180,16 @@ class OffsetsRecorder:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """See `Tokenizer.encode`."""
-        return self.encode_with_offsets(text, add_special_tokens=add_special_tokens)[0]
+        ids, offsets = self.encode_with_offsets(text, add_special_tokens=add_special_tokens)
+        encoding = ids, msgspec.Raw(msgspec.json.encode(offsets))
+        self._encodings.setdefault((text, add_special_tokens), encoding)
+        return ids
 
-    def encode_with_offsets(self, text: str, *, add_special_tokens: bool) -> Encoding:
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool
+    ) -> tuple[list[int], Offsets]:
         """See `Tokenizer.encode_with_offsets`."""
-        encoding = self._tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
-        return self._encodings.setdefault((text, add_special_tokens), encoding)
+        return self._tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
         """See `Tokenizer.decode`."""
