@@ -10,6 +10,7 @@ import msgspec
 
 from worker.api.exchange import Exchange
 from worker.api.generate_schema import AbortBody
+from worker.api.off_loop import off_loop_when_large
 from worker.api.open_sequences import OpenSequences
 from worker.api.parse import decode
 from worker.api.probes import package_version
@@ -115,11 +116,16 @@ class ControlRoutes:
 
     async def _dump(self, _values: Values) -> object:
         reply = await self._done(DumpCache(0))
-        return {
+        num_tokens = sum(len(block.token_ids) for block in reply.blocks)
+        return await off_loop_when_large(num_tokens, lambda: self._dump_of(reply))
+
+    def _dump_of(self, reply: CommandReply) -> msgspec.Raw:
+        page = {
             "block_size": 16 if self._engine_config is None else self._engine_config.block_size,
             "event_sequence": reply.event_sequence,
             "blocks": [_dumped(block) for block in reply.blocks],
         }
+        return msgspec.Raw(msgspec.json.encode(page))
 
 
 def redacted(config: ApiConfig, engine_config: EngineConfig | None) -> dict[str, Any]:
