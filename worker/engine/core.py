@@ -81,6 +81,14 @@ class EngineCore:
         """When the oldest step in flight began, and its tokens. May be read from any thread."""
         return self._running_step
 
+    @property
+    def modelled_seconds(self) -> float:
+        """How long the step that runs takes, as far as the executor knows beforehand: a simulator
+        does, a device does not (0). May be read from any thread.
+        """
+        seconds: float = getattr(self._control.executor, "modelled_seconds", 0.0)
+        return seconds
+
     def add(self, request: AddRequest) -> None:
         """Queue a request. One that can never run is answered by the next `step`."""
         self._ended += self._scheduler.add(request)

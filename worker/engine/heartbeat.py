@@ -3,7 +3,9 @@
 A step may take long for good reasons (a prefill of thousands of tokens), or never end (a device
 that hangs). What tells them apart is a budget: a multiple of what steps of that many tokens have
 taken so far. The serving thread says what it is at (`Pulse`); the heartbeat thread compares that
-with the budget several times a second and tells the client, whatever the step does.
+with the budget several times a second and tells the client, whatever the step does. Time in which
+this process was stopped as a whole is not held against a step: the heartbeat thread notices that
+its own beats are late.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import faulthandler
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -52,8 +55,13 @@ class StepBudget:
         mean, new = self._per_token[size], seconds / num_tokens
         self._per_token[size] = new if mean is None else mean + _WEIGHT * (new - mean)
 
-    def seconds(self, num_tokens: int) -> float:
-        """How long a step of `num_tokens` may take before it counts as stalled."""
+    def seconds(self, num_tokens: int, modelled_seconds: float = 0.0) -> float:
+        """How long a step of `num_tokens` may take before it counts as stalled; `modelled_seconds`
+        is what its executor knows that it takes, 0 when it does not know.
+        """
+        return max(self._usual(num_tokens), self._factor * modelled_seconds)
+
+    def _usual(self, num_tokens: int) -> float:
         size = _size(num_tokens)
         per_token = self._per_token[size]
         if per_token is not None:
@@ -90,14 +98,21 @@ class Pulse:
         self._budget = budget
         self._clock = clock
         self._running_step: Callable[[], tuple[float, int] | None] = lambda: None
+        self._modelled_seconds: Callable[[], float] = lambda: 0.0
         self._busy: tuple[float, float] | None = None  # since when, and for how long it may be
         self._progress_seconds = 0.0
+        self._frozen: deque[tuple[float, float]] = deque()  # until when, and for how long
 
-    def follow(self, running_step: Callable[[], tuple[float, int] | None]) -> None:
-        """Where to learn of the oldest step in flight: when it began, and how many tokens it has.
-        Called from the heartbeat thread.
+    def follow(
+        self,
+        running_step: Callable[[], tuple[float, int] | None],
+        modelled_seconds: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """Where to learn of the oldest step in flight: when it began, how many tokens it has, and
+        how long its executor knows that it takes (0: unknown). Called from the heartbeat thread.
         """
         self._running_step = running_step
+        self._modelled_seconds = modelled_seconds
 
     def idle(self) -> None:
         """Nothing to do: the thread waits for a message."""
@@ -119,6 +134,12 @@ class Pulse:
             self._budget.observe(num_tokens, now - self._progress_seconds)
         self._progress_seconds = now
 
+    def frozen(self, seconds: float) -> None:
+        """The whole process did not run for so long, until now: that is no step's fault. Called,
+        like `beat`, from the heartbeat thread.
+        """
+        self._frozen.append((self._clock(), seconds))
+
     def beat(self) -> Heartbeat:
         """How we are. A step counts from its start, anything else from the turn's beginning."""
         busy = self._busy
@@ -127,8 +148,23 @@ class Pulse:
         since, allowed = busy
         step = self._running_step()
         if step is not None:
-            since, allowed = step[0], self._budget.seconds(step[1])
-        return Heartbeat(max(0.0, self._clock() - since - allowed), allowed)
+            since, allowed = step[0], self._budget.seconds(step[1], self._modelled_seconds())
+        lasted = self._clock() - since - self._frozen_since(since)
+        return Heartbeat(max(0.0, lasted - allowed), allowed)
+
+    def _frozen_since(self, since: float) -> float:
+        while self._frozen and self._frozen[0][0] <= since:  # what we are at began later
+            self._frozen.popleft()
+        return sum(min(seconds, until - since) for until, seconds in self._frozen)
+
+
+def frozen_seconds(previous: float, now: float) -> float:
+    """For how long a process did not run that was to beat every `HEARTBEAT_SECONDS` and did so at
+    `previous` and `now`: stopped by a signal, frozen with its container or its machine. 0 when the
+    beat is as good as on time.
+    """
+    late = now - previous - HEARTBEAT_SECONDS
+    return late if late > HEARTBEAT_SECONDS else 0.0
 
 
 class HeartbeatThread:
@@ -152,16 +188,23 @@ class HeartbeatThread:
     def _run(self) -> None:
         encode = msgspec.msgpack.Encoder().encode
         stalled = False
+        previous = time.monotonic()
         with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
             socket.linger = 0
             socket.connect(self._address)
             while True:
+                now = time.monotonic()
+                frozen = frozen_seconds(previous, now)
+                if frozen > 0:
+                    self._pulse.frozen(frozen)
+                previous = now
                 beat = self._pulse.beat()
                 if beat.stalled_seconds > 0 and not stalled:
                     logger.error("no progress for longer than %.1f s", beat.budget_seconds)
                     faulthandler.dump_traceback(all_threads=True)
                 stalled = beat.stalled_seconds > 0
+                stamped = msgspec.structs.replace(beat, sent_seconds=time.monotonic())
                 with suppress(zmq.Again):  # a client that takes nothing misses nothing new
-                    socket.send(encode(beat), zmq.DONTWAIT)
+                    socket.send(encode(stamped), zmq.DONTWAIT)
                 if self._stopping.wait(HEARTBEAT_SECONDS):
                     return

@@ -132,7 +132,7 @@ class Server:
         self._pulse = pulse
         self._publisher = publisher
         self._num_commands = 0  # that were not answered yet
-        pulse.follow(lambda: core.running_step)
+        pulse.follow(lambda: core.running_step, lambda: core.modelled_seconds)
 
     def serve(self) -> None:
         """Step while there is work, sleep on the socket while there is none, until `Shutdown`."""

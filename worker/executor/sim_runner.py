@@ -119,6 +119,7 @@ class SimExecutor:
         self._cache: TokenCache | None = None
         if config.mode == "echo":
             self._cache = TokenCache(self._limits.num_blocks, self._limits.block_size)
+        self._modelled_seconds = 0.0
         self._slow_factor = 1.0
         self._hang_seconds = 0.0
         self._is_hanging = False
@@ -150,8 +151,10 @@ class SimExecutor:
                 sampled[sequence.seq_id] = draws
         seconds = self.step_seconds(step)
         if seconds > 0:
+            self._modelled_seconds = seconds
             # What decodes ran in the step before.
             self._wait(seconds, any(map(is_decoding, step.sequences)))
+            self._modelled_seconds = 0.0
         self._count(step)
         return ModelOutput(sampled, prompt_logprobs, failed)
 
@@ -160,6 +163,13 @@ class SimExecutor:
         parts = self._parts
         scale = parts.config.time_scale * self._slow_factor
         return parts.latency.seconds(step) * scale if scale else 0.0
+
+    @property
+    def modelled_seconds(self) -> float:
+        """What the step that runs takes by its model, 0 without one and while a hang holds it up:
+        a slow model is not a stuck device. May be read from any thread.
+        """
+        return self._modelled_seconds
 
     def configure(self, settings: dict[str, Any]) -> None:
         """Change how it behaves from the next step on; all or nothing.

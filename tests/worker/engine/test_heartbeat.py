@@ -185,3 +185,17 @@ def test_a_command_may_take_long(pulse: Pulse, clock: Clock, step: Step) -> None
     step.running = None
     clock.now = 100.0 + COMMAND_SECONDS + 1.0
     assert pulse.beat().stalled_seconds == 1.0
+
+
+def test_a_step_that_is_known_to_be_long_does_not_stall(
+    pulse: Pulse, clock: Clock, step: Step
+) -> None:
+    """A simulator tells how long its step takes; one that says nothing is stuck as ever."""
+    modelled = [6.0]
+    pulse.follow(step, lambda: modelled[0])
+    pulse.working()
+    step.running = (clock.now, 1)
+    clock.now += 24.0
+    assert pulse.beat() == Heartbeat(0.0, 24.0)
+    modelled[0] = 0.0
+    assert pulse.beat().stalled_seconds == pytest.approx(22.0)

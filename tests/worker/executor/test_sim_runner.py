@@ -284,3 +284,34 @@ def test_a_step_follows_when_something_decodes_in_it() -> None:
     sim.execute(SchedulerOutput(1, (sequence(1, [1] * 9, 0),)))
     sim.execute(SchedulerOutput(2, (sequence(2, [1] * 9, 0), sequence(1, [1], 9))))
     assert told == [False, True]
+
+
+def test_a_step_tells_its_time_while_it_runs_but_not_while_it_hangs() -> None:
+    """What watches for stuck steps can tell a slow model from a device that hangs."""
+    told: list[float] = []
+    sim = SimExecutor(CONFIG, lambda seconds, follows: told.append(sim.modelled_seconds))
+    step = SchedulerOutput(1, (sequence(1, [1] * 100, 0),))
+    sim.execute(step)
+    sim.configure({"slow_factor": 1000.0, "hang_seconds": 60.0})
+    thread = threading.Thread(target=sim.execute, args=(step,))
+    thread.start()
+    while not sim.is_hanging:
+        thread.join(0.001)
+    told.append(sim.modelled_seconds)
+    sim.configure({"hang_seconds": 0.0})
+    thread.join()
+    assert told == pytest.approx([2.1, 0.0, 2100.0])
+    assert sim.modelled_seconds == 0.0
+
+
+def test_an_engine_passes_on_what_its_step_takes() -> None:
+    """While the step runs; an engine of a device that knows nothing says nothing."""
+    told: list[float] = []
+    sim = SimExecutor(CONFIG, lambda seconds, follows: told.append(core.modelled_seconds))
+    scheduler = Scheduler(CacheConfig(num_blocks=14, block_size=8), SchedulerConfig(), ())
+    core = EngineCore(scheduler, sim, lambda: 0.0)
+    core.add(AddRequest("a", [1] * 50, SamplingParams(1), 0.0))
+    while core.has_work:
+        core.step()
+    assert told == pytest.approx([2.05])
+    assert core.modelled_seconds == 0.0
