@@ -125,11 +125,13 @@ class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     """The engine process is alive: sent several times a second by a thread of its own, whatever
     the step does. `stalled_seconds` is how long the current step has run beyond its budget of
-    `budget_seconds`; 0.0 while all is well or there is no work.
+    `budget_seconds`; 0.0 while all is well or there is no work. `sent_seconds` is the machine's
+    monotonic clock, which the reader shares: it may have been kept from reading for a while.
     """
 
     stalled_seconds: float = 0.0
     budget_seconds: float = 0.0
+    sent_seconds: float = 0.0
 
 
 class CachedBlock(msgspec.Struct, frozen=True, array_like=True):
