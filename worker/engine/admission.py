@@ -33,7 +33,7 @@ from worker.engine.sequence import Sequence
 from worker.engine.sequence_kv import SequenceKv
 
 # Sequences that a step looks at and defers before it gives up on the rest of the line.
-MAX_DEFERRED = 64
+MAX_DEFERRED = 16
 
 
 class PauseState(Enum):
@@ -81,6 +81,9 @@ class Admission:
     def admit(self, plan: StepPlan, now: float, only_begun: bool) -> None:
         """Add to `plan` whoever can join; with `only_begun` only those that ran before."""
         live, limits = self._live, self._limits
+        self.num_deferred = 0
+        if plan.budget <= 0 or live.num_running >= limits.max_num_seqs:
+            return  # nobody can join, so nobody's place in the line needs to be known
         prefilling = [s for s in live.running if s.num_written < s.num_prompt]
         walk = _Walk(now, prefilling)
         for sequence in self._in_order():
@@ -172,7 +175,9 @@ class Admission:
         if not self._needs_guarantee(sequence):
             return True
         kv = self._kv
-        needs = (kv.blocks_for(s.max_tokens_total) for s in self._live.running if s.guaranteed)
+        # A lower class holds nothing against a better one, which takes its blocks when it asks.
+        rivals = (s for s in self._live.running if s.priority <= sequence.priority)
+        needs = (kv.blocks_for(s.max_tokens_total) for s in rivals if s.guaranteed)
         return policies.may_guarantee(
             kv.blocks_for(sequence.max_tokens_total), needs, kv.num_blocks
         )
@@ -188,7 +193,8 @@ class Admission:
             return 0
         reserve = self._num_watermark_blocks
         if sequence.num_preemptions:
-            remaining = (s.max_tokens_total - s.num_tokens for s in (*running, sequence))
+            rivals = [s for s in running if s.priority <= sequence.priority]
+            remaining = (s.max_tokens_total - s.num_tokens for s in (*rivals, sequence))
             growth = policies.readmission_reserve(
                 sequence.num_preemptions, remaining, self._kv.block_size
             )

@@ -31,6 +31,8 @@ _Ints = npt.NDArray[np.int64]
 
 # A call of attention costs about as much as reading this many tokens of padding.
 _CALL_COST_TOKENS = 256
+# A call copies the keys and values of its sequences side by side, blocks they share once for each.
+_GATHERED_TOKENS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,8 @@ def _by_context(decodes: Sequence[ScheduledSequence]) -> list[list[ScheduledSequ
     for sequence in decodes:
         if groups:
             padding += len(groups[-1]) * (sequence.start - groups[-1][-1].start)
-        if not groups or padding > _CALL_COST_TOKENS:
+        full = bool(groups) and (len(groups[-1]) + 1) * sequence.start > _GATHERED_TOKENS
+        if not groups or full or padding > _CALL_COST_TOKENS:
             groups.append([])
             padding = 0
         groups[-1].append(sequence)

@@ -127,3 +127,19 @@ def test_others_use_the_room_and_give_way_to_the_guaranteed(make_request: Make) 
         preempted.update({o.request_id: o.num_preemptions for o in outputs if o.finish_reason})
     assert preempted["b"] == policies.MAX_PREEMPTIONS
     assert preempted["new"] + preempted["newer"] > 0
+
+
+def test_a_better_class_does_not_wait_for_the_guarantees_of_a_lower_one(make_request: Make) -> None:
+    """What it may take when it asks need not be free beforehand."""
+    engine = scheduler(num_blocks=40, block_size=4, max_model_len=160)
+    engine.add(make_request("low", [1] * 8, max_tokens=120, ignore_eos=True, priority=5))
+    for _ in range(policies.MAX_PREEMPTIONS):
+        advance(engine)
+        engine.preempt_all()
+    advance(engine)
+    engine.add(make_request("high", [2] * 8, max_tokens=60, ignore_eos=True))
+    high = engine._live.find("high")
+    assert high is not None
+    high.num_preemptions = policies.MAX_PREEMPTIONS  # as others of its class would have made it
+    planned, _ = advance(engine)
+    assert high.seq_id in planned

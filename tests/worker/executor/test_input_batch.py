@@ -52,6 +52,13 @@ def test_far_contexts_are_not_padded_to_each_other() -> None:
     assert [group.num_sequences for group in plan.groups] == [3, 1]
 
 
+def test_what_a_call_copies_is_bounded() -> None:
+    """Many long contexts are several calls, also when they are equally long."""
+    table = list(range(2000)) * 4
+    made = batch(*[ScheduledSequence(i, [0], 31_999, table) for i in range(9)])
+    assert [g.num_sequences for g in made.tensors.attention.groups] == [4, 4, 1]
+
+
 @given(st.lists(st.tuples(st.integers(0, 2000), st.integers(1, 600)), min_size=1, max_size=8))
 @settings(max_examples=60, deadline=None)
 def test_the_plan_covers_every_row_once(spans: list[tuple[int, int]]) -> None:
