@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from worker.engine.heartbeat import COMMAND_SECONDS, Pulse, StepBudget
+from worker.engine.heartbeat import (
+    COMMAND_SECONDS,
+    HEARTBEAT_SECONDS,
+    Pulse,
+    StepBudget,
+    frozen_seconds,
+)
 from worker.engine.messages import Heartbeat
 
 
@@ -199,3 +205,37 @@ def test_a_step_that_is_known_to_be_long_does_not_stall(
     assert pulse.beat() == Heartbeat(0.0, 24.0)
     modelled[0] = 0.0
     assert pulse.beat().stalled_seconds == pytest.approx(22.0)
+
+
+def test_time_in_which_nothing_ran_is_no_steps_fault(
+    pulse: Pulse, clock: Clock, step: Step
+) -> None:
+    """The worker was stopped (Ctrl-Z, a frozen container): the step goes on from where it was."""
+    pulse.working()
+    step.running = (clock.now, 1)
+    clock.now += 9.0
+    pulse.frozen(8.0)
+    assert pulse.beat().stalled_seconds == 0.0
+    clock.now += 2.0
+    assert pulse.beat() == Heartbeat(pytest.approx(1.0), 2.0)
+    pulse.frozen(0.5)
+    assert pulse.beat() == Heartbeat(pytest.approx(0.5), 2.0)
+
+
+def test_a_step_that_began_later_has_no_use_of_it(pulse: Pulse, clock: Clock, step: Step) -> None:
+    """Each is credited with what it lived through."""
+    pulse.working()
+    clock.now += 9.0
+    pulse.frozen(8.0)
+    step.running = (clock.now, 1)
+    clock.now += 5.0
+    assert pulse.beat() == Heartbeat(3.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("gap", "frozen"),
+    [(HEARTBEAT_SECONDS, 0.0), (1.9 * HEARTBEAT_SECONDS, 0.0), (8.0, 8.0 - HEARTBEAT_SECONDS)],
+)
+def test_a_beat_that_is_far_too_late_tells_of_a_freeze(gap: float, frozen: float) -> None:
+    """A busy machine delays a beat a little; only a stopped process misses several."""
+    assert frozen_seconds(50.0, 50.0 + gap) == pytest.approx(frozen)
