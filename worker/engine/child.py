@@ -13,6 +13,7 @@ import logging
 import shutil
 import sys
 import tempfile
+import time
 from asyncio.subprocess import Process
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,12 +33,15 @@ from worker.engine.messages import (
     ToEngine,
 )
 from worker.engine.supervision import Supervision
+from worker.errors import WorkerError
 
 logger = logging.getLogger(__name__)
 
 MESSAGES_AT_ONCE = 32
 EXIT_SECONDS = 5.0
+REAP_SECONDS = 10.0  # from SIGKILL to the end of a process
 _TICKS = 8  # in one heartbeat timeout
+_NEWS_SECONDS = 1.0  # a heartbeat is sent five times a second
 
 
 class EngineChild:
@@ -77,19 +81,15 @@ class EngineChild:
     async def spawn(self) -> None:
         """Start the process. Its standard input carries the config, then stays open: its end tells
         the process that we are gone, however we went.
+
+        Raises WorkerError when there can be no such process, which `lost` tells as well.
         """
-        self._directory = Path(tempfile.mkdtemp(prefix="pointsman-"))
-        self._context = zmq.Context()
-        self._main = _Inbox(self._context, f"ipc://{self._directory}/engine.sock", self._take)
-        self._beats = _Inbox(self._context, f"ipc://{self._directory}/beats.sock", self._take)
-        process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "worker.engine.process",
-            self._main.address,
-            self._beats.address,
-            stdin=asyncio.subprocess.PIPE,
-        )
+        try:
+            process = self._process = await self._started()
+        except (OSError, zmq.ZMQError) as error:  # no memory, no process, no file descriptor
+            reason = f"the engine process cannot be started: {error}"
+            self._lose(reason)
+            raise WorkerError(reason) from error
         self._watcher = asyncio.create_task(self._watch(process), name="engine-watcher")
         self._tick()
         stdin = process.stdin
@@ -107,11 +107,14 @@ class EngineChild:
             self._main.send(self._encoder.encode(message))
 
     def kill(self, reason: str) -> None:
-        """End the process now, whatever state it is in; `lost` tells `reason`."""
-        self._lose(reason)
+        """End the process now, whatever state it is in; `lost` tells `reason`, after `receive` got
+        what the process had sent.
+        """
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.kill()
+        self._take_rest()
+        self._lose(reason)
 
     async def close(self, timeout_seconds: float = EXIT_SECONDS) -> None:
         """End the process: ask, wait up to `timeout_seconds`, then kill; one that has not come up
@@ -131,23 +134,42 @@ class EngineChild:
                 with suppress(ProcessLookupError):
                     process.kill()
             self._release()
-        if process is not None:
-            await process.wait()
-        if self._watcher is not None:
-            await self._watcher
+        await self._reap(process)
 
     # ---- below: private ---------------------------------------------------------------------
 
+    async def _started(self) -> Process:
+        self._directory = Path(tempfile.mkdtemp(prefix="pointsman-"))
+        self._context = zmq.Context()
+        self._main = _Inbox(self._context, self._directory / "engine.sock", self._take)
+        self._beats = _NewestInbox(self._context, self._directory / "beats.sock", self._take_beat)
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "worker.engine.process",
+            self._main.address,
+            self._beats.address,
+            stdin=asyncio.subprocess.PIPE,
+        )
+
+    def _take_beat(self, beat: FromEngine) -> None:
+        self._heard = True
+        if not isinstance(beat, Heartbeat):
+            return
+        self.stalled_seconds = beat.stalled_seconds
+        # What was so before we were stopped ourselves, or kept from running, need not be so now.
+        is_news = time.monotonic() - beat.sent_seconds < _NEWS_SECONDS
+        if is_news and beat.stalled_seconds > beat.budget_seconds:
+            self.kill(
+                f"a step has run {beat.stalled_seconds:.1f} s beyond its budget of"
+                f" {beat.budget_seconds:.1f} s"
+            )
+
     def _take(self, payload: FromEngine) -> None:
         self._heard = True
-        if isinstance(payload, Heartbeat):
-            self.stalled_seconds = payload.stalled_seconds
-            if payload.stalled_seconds > payload.budget_seconds:
-                self.kill(
-                    f"a step has run {payload.stalled_seconds:.1f} s beyond its budget of"
-                    f" {payload.budget_seconds:.1f} s"
-                )
-        elif isinstance(payload, EngineReady):
+        if self.lost.done():
+            return  # its counters have been added up, its streams were told
+        if isinstance(payload, EngineReady):
             if not self.ready.done():
                 self.ready.set_result(payload)
                 self._tick()  # from now on at the pace of an engine that serves
@@ -157,6 +179,11 @@ class EngineChild:
             self.send(Shutdown())  # the engine waits for this, so that its last words arrive
         else:
             self._receive(payload)
+
+    def _take_rest(self) -> None:
+        """Take what a dead process has left, all of it; there is none after `lost`."""
+        if self._main is not None and not self.lost.done():
+            self._main.drain(at_once=None)
 
     def _lose(self, reason: str) -> None:
         if not self.lost.done():
@@ -186,11 +213,21 @@ class EngineChild:
 
     async def _watch(self, process: Process) -> None:
         code = await process.wait()
-        if self._main is not None:
-            self._main.drain()
+        self._take_rest()
         if not self.lost.done():
             logger.error("engine process %d ended with exit code %d", process.pid, code)
         self._lose(f"the engine process ended with exit code {code}; see its log")
+
+    async def _reap(self, process: Process | None) -> None:
+        """Wait for the end of a process that was killed, but not for ever: one that is stuck in a
+        device's driver does not die before it comes out of there.
+        """
+        if self._watcher is None:
+            return
+        done, _ = await asyncio.wait([self._watcher], timeout=REAP_SECONDS)
+        if not done and process is not None:
+            logger.error("engine process %d was killed, but does not end", process.pid)
+            self._watcher.cancel()
 
     def _release(self) -> None:
         for inbox in (self._main, self._beats):
@@ -198,7 +235,7 @@ class EngineChild:
                 inbox.close()
         self._main = self._beats = None
         if self._context is not None:
-            self._context.term()
+            self._context.destroy(linger=0)  # unlike `term` it never waits for an open socket
             self._context = None
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -206,24 +243,30 @@ class EngineChild:
 
 
 class _Inbox:
-    """Our end of one ZMQ pair, drained by the event loop."""
+    """Our end of one ZMQ pair, drained by the event loop. Raises ZMQError when there can be none,
+    and leaves nothing open then.
+    """
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        address: str,
+        path: Path,
         take: Callable[[FromEngine], None],
     ) -> None:
-        self.address = address
+        self.address = f"ipc://{path}"
         self._take = take
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._loop = asyncio.get_running_loop()
         socket = context.socket(zmq.PAIR)
-        socket.set_hwm(0)
-        socket.linger = 0
-        socket.bind(address)
+        try:
+            socket.set_hwm(0)
+            socket.linger = 0
+            socket.bind(self.address)
+            self._loop.add_reader(socket.fileno(), self.drain)
+        except BaseException:
+            socket.close(linger=0)
+            raise
         self._socket: zmq.Socket[bytes] | None = socket
-        self._loop.add_reader(socket.fileno(), self.drain)
 
     def send(self, payload: bytes) -> None:
         """Queue a message; without a peer it is dropped."""
@@ -235,16 +278,19 @@ class _Inbox:
         if self._is_readable(self._socket):
             self._loop.call_soon(self.drain)
 
-    def drain(self) -> None:
+    def drain(self, at_once: int | None = MESSAGES_AT_ONCE) -> None:
         """Take every message there is: the descriptor signals changes, not the state.
 
-        After `MESSAGES_AT_ONCE` other callbacks get their turn, however fast the engine is.
+        After `at_once` other callbacks get their turn, however fast the engine is. None: take all
+        of them now, which only a dead engine's messages are safe for.
         """
-        for _ in range(MESSAGES_AT_ONCE):
-            if self._socket is None or not self._is_readable(self._socket):
+        num_taken = 0
+        while (payload := self._next()) is not None:
+            self._take(self._decoder.decode(payload))
+            num_taken += 1
+            if num_taken == at_once:
+                self._loop.call_soon(self.drain)
                 return
-            self._take(self._decoder.decode(self._socket.recv(zmq.DONTWAIT)))
-        self._loop.call_soon(self.drain)
 
     def close(self) -> None:
         """Stop watching, and close."""
@@ -253,5 +299,22 @@ class _Inbox:
             self._loop.remove_reader(socket.fileno())
             socket.close()
 
+    def _next(self) -> bytes | None:
+        if self._socket is None or not self._is_readable(self._socket):
+            return None
+        return self._socket.recv(zmq.DONTWAIT)
+
     def _is_readable(self, socket: zmq.Socket[bytes]) -> bool:
         return bool(cast(int, socket.get(zmq.EVENTS)) & zmq.POLLIN)
+
+
+class _NewestInbox(_Inbox):
+    """For messages of which the newest says everything: the others are dropped."""
+
+    def drain(self, at_once: int | None = None) -> None:
+        """Take the newest message; what came before it is old news."""
+        newest = None
+        while (payload := self._next()) is not None:
+            newest = payload
+        if newest is not None:
+            self._take(self._decoder.decode(newest))

@@ -278,8 +278,6 @@ class EngineClient:
                     await _bring_up(child)
                     self._why_down = None
                     logger.warning("a new engine serves after %.1f s", time.monotonic() - lost_at)
-        except OSError:  # no memory, no process, no file descriptor
-            logger.exception("a new engine cannot be started")
         finally:
             self._gone.set()
 
