@@ -64,7 +64,9 @@ class TextParams:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What a request is checked against. `max_logprobs` -1: as many as the vocabulary."""
+    """What a request is checked against. `vocab_size` is the number of the model's embeddings,
+    whatever the tokenizer knows. `max_logprobs` -1: as many as the vocabulary.
+    """
 
     max_model_len: int
     vocab_size: int
@@ -143,7 +145,7 @@ def sampling_params(
         frequency_penalty=_in_range(request, "frequency_penalty", context),
         repetition_penalty=_repetition_penalty(request, context),
         logit_bias=_logit_bias(request.logit_bias, limits),
-        bad_words=_bad_words(request.bad_words, context.encode),
+        bad_words=_bad_words(request.bad_words, context),
         allowed_token_ids=_allowed_token_ids(request, limits),
         logprobs=0 if logprobs is None and fixed_ids else logprobs,
         prompt_logprobs=_prompt_logprobs(request.prompt_logprobs, limits),
@@ -282,10 +284,10 @@ def _logit_bias(
     return tuple(pairs.items())
 
 
-def _bad_words(
-    words: list[str] | None, encode: Callable[[str], list[int]]
-) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is tokenized at the start of a text and after a space."""
+def _bad_words(words: list[str] | None, context: SamplingContext) -> tuple[tuple[int, ...], ...]:
+    """Each word as it is tokenized at the start of a text and after a space. One that the model
+    has no token for is refused: no logit could be lowered.
+    """
     if not words:
         return ()
     if len(words) > MAX_BAD_WORDS:
@@ -300,7 +302,8 @@ def _bad_words(
         if len(bare) > 16 * MAX_BAD_WORD_TOKENS:  # not worth tokenizing
             num_tokens = MAX_BAD_WORD_TOKENS + 1
         for text in () if num_tokens > MAX_BAD_WORD_TOKENS else (bare, " " + bare):
-            ids = tuple(encode(text))
+            ids = tuple(context.encode(text))
+            _check_known(ids, context.limits)
             if ids and ids not in sequences:
                 sequences[ids] = None
                 num_tokens += len(ids)
@@ -308,6 +311,12 @@ def _bad_words(
             message = f"bad_words may have at most {MAX_BAD_WORD_TOKENS} tokens in total"
             raise RequestError(message, param="bad_words")
     return tuple(sequences)
+
+
+def _check_known(ids: Sequence[int], limits: ModelLimits) -> None:
+    if max(ids, default=0) >= limits.vocab_size:
+        reason = f"bad_words must be of tokens in [0, {limits.vocab_size}), got {max(ids)}."
+        raise RequestError(reason, param="bad_words")
 
 
 def _prompt_logprobs(asked: int | None, limits: ModelLimits) -> int | None:

@@ -85,6 +85,8 @@ class RequestPreparer:
             text.encode_word,
             {**dict(config.default_sampling), **(defaults or {})},
         )
+        # A fine-tune's tokenizer may name tokens its model has no embedding for.
+        self._may_encode_unknown = text.tokenizer.vocab_size > text.limits.vocab_size
         self._accepted = {*config.served_model_names, *config.accepted_model_names}
 
     def with_tokenizer(self, tokenizer: Tokenizer) -> RequestPreparer:
@@ -100,6 +102,8 @@ class RequestPreparer:
         ids = await self._text.encode(prompt, add_special_tokens=bool(request.add_special_tokens))
         limit = requested_max_tokens(request, request.max_completion_tokens, self._limits)
         ids = self._truncated(request, ids, limit)
+        if self._may_encode_unknown:
+            await self._check_ids([ids], "messages")
         asked = _Asked(
             request,
             arrival,
@@ -137,8 +141,8 @@ class RequestPreparer:
         truncates = request.truncate_prompt_tokens is not None
         given = prompts_of(request.prompt, None if truncates else self._limits)
         prompts = [self._truncated(request, ids, limit) for ids in await self._ids(given, request)]
-        if not isinstance(given[0], str):
-            await self._check_ids(prompts)
+        if self._may_encode_unknown or not isinstance(given[0], str):
+            await self._check_ids(prompts, "prompt")
         logprobs = request.logprobs
         asked = _Asked(
             request,
@@ -174,10 +178,10 @@ class RequestPreparer:
         encoded = iter(await self._text.encode_all(texts, add_special_tokens=special))
         return [next(encoded) if isinstance(prompt, str) else prompt for prompt in given]
 
-    async def _check_ids(self, prompts: Sequence[Sequence[int]]) -> None:
+    async def _check_ids(self, prompts: Sequence[Sequence[int]], name: str) -> None:
         def check() -> None:
             for ids in prompts:
-                check_token_ids(ids, self._limits)
+                check_token_ids(ids, self._limits, name)
 
         await off_loop_when_large(sum(map(len, prompts)), check)
 

@@ -165,6 +165,8 @@ def prompts_of(
 
 
 def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, name: str = "prompt") -> None:
-    """Ids a client gives (in the field `name`) must exist; the engine trusts them."""
+    """Ids a client gives, or its text stands for (in the field `name`), must be the model's; the
+    engine trusts them.
+    """
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < limits.vocab_size):
         raise RequestError(f"Token ids of a prompt must be in [0, {limits.vocab_size})", param=name)

@@ -7,6 +7,7 @@ after, beside the start of the engine.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import msgspec
 
 from worker.errors import ModelError
 from worker.models.gguf import GgufFile
-from worker.models.rope_config import gguf_context_length, hf_context_length
+from worker.models.rope_config import gguf_context_length, gguf_fields, hf_context_length
 
 CHATML_END_OF_TEXT = "<|endoftext|>"
 _CHATML_MARK = "<|im_end|>"
@@ -34,8 +35,9 @@ _GGUF_SAMPLING = {
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The text side of one checkpoint. `eos_token_ids` ends a sequence, the first one being the
-    model's own; `chat_template` None means that the model is not a chat model, and
-    `tool_chat_template` is the one it wants for requests with tools, where it has a second one.
+    model's own, all below `vocab_size`, the number of embeddings. `chat_template` None means that
+    the model is not a chat model, and `tool_chat_template` is the one it wants for requests with
+    tools, where it has a second one.
 
     `generation_config` holds the model's own sampling defaults (`temperature`, `top_p`, …) under
     the names of `generation_config.json`, whatever else that file says, and nothing that is null.
@@ -96,6 +98,7 @@ def _from_gguf(path: Path) -> Checkpoint:
         )
     }
     ends = (named["eos"], named["eot"], named["eom"], _chatml_end_id(template, tokens))
+    vocab_size = _gguf_vocab_size(file, len(tokens))
     texts = {
         f"{kind}_token": tokens[named_id]
         for kind, named_id in named.items()
@@ -105,8 +108,8 @@ def _from_gguf(path: Path) -> Checkpoint:
         path=path,
         name=served_name(path),
         context_length=gguf_context_length(str(path), architecture, metadata),
-        vocab_size=int(metadata.get(f"{architecture}.vocab_size", len(tokens))),
-        eos_token_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
+        vocab_size=vocab_size,
+        eos_token_ids=_embedded((i for i in ends if i is not None), vocab_size),
         chat_template=template,
         bos_token=texts.get("bos_token", ""),
         eos_token=texts.get("eos_token", ""),
@@ -121,6 +124,22 @@ def _from_gguf(path: Path) -> Checkpoint:
             if f"general.sampling.{key}" in metadata
         },
     )
+
+
+def _gguf_vocab_size(file: GgufFile, num_tokens: int) -> int:
+    """Rows of the embedding. What the metadata says may be older than the file's tensors, and only
+    counts where there are none (a vocabulary alone).
+    """
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is not None and embedding.shape:
+        return embedding.shape[0]
+    fields = gguf_fields(str(file.path), file.architecture, file.metadata)
+    return fields.number("vocab_size", int, num_tokens)
+
+
+def _embedded(ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
+    """Those the model can draw, each once. Files list ends of tokens it has no row for."""
+    return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab_size))
 
 
 def _known_id(value: object, tokens: list[str]) -> int | None:
@@ -151,6 +170,8 @@ def _from_directory(path: Path) -> Checkpoint:
     if template is not None and _CHATML_MARK in template and CHATML_END_OF_TEXT in added:
         ids.append(added[CHATML_END_OF_TEXT])
 
+    vocab_size = _config_int(path, config, "vocab_size")
+
     def token_id(kind: str) -> int | None:
         stated = [*_id_list(config.get(f"{kind}_id")), *_id_list(generation.get(f"{kind}_id"))]
         return stated[0] if stated else added.get(texts.get(kind, ""))
@@ -159,8 +180,8 @@ def _from_directory(path: Path) -> Checkpoint:
         path=path,
         name=served_name(path),
         context_length=hf_context_length(str(path / "config.json"), config),
-        vocab_size=_config_int(path, config, "vocab_size"),
-        eos_token_ids=tuple(dict.fromkeys(ids)),
+        vocab_size=vocab_size,
+        eos_token_ids=_embedded(ids, vocab_size),
         chat_template=template,
         bos_token=texts.get("bos_token", ""),
         eos_token=eos_token,

@@ -42,7 +42,8 @@ class LibraryTokenizer:
         added = rust.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._bytes: dict[int, bytes] = {i: t.content.encode() for i, t in added.items()}
-        self._vocab_size = rust.get_vocab_size(with_added_tokens=True)
+        # The ids of a vocabulary may have gaps.
+        self._vocab_size = 1 + max(rust.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @property
     def vocab_size(self) -> int:

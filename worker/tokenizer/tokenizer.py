@@ -31,7 +31,9 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens it knows, added ones among them. A model may have more rows."""
+        """One more than the largest id it can give, added tokens among them. A model may have more
+        embeddings, and should not have fewer.
+        """
         ...
 
     @property

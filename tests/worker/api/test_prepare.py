@@ -312,3 +312,29 @@ def test_any_values_are_prepared_or_refused(fields: dict[str, Any], is_chat: boo
     else:
         assert 400 <= outcome.status < 500
         assert outcome.message
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {}, "messages"),
+        (TEXT, {"prompt": "hi"}, "prompt"),
+        (TEXT, {"prompt": ["hi", "there"]}, "prompt"),
+        (TEXT, {"prompt": [1], "bad_words": ["hi"]}, "bad_words"),
+    ],
+)
+async def test_text_the_model_has_no_embedding_for_is_refused(
+    bench: Any, path: str, body: dict[str, Any], param: str
+) -> None:
+    """A tokenizer that knows more tokens than the model has rows cannot reach the engine."""
+    rows = min(ids_of("hi"))
+    error = await refused(bench, path, settings={"vocab_size": rows}, **body)
+    assert error["param"] == param
+    assert f"[0, {rows})" in error["message"]
+
+
+async def test_a_smaller_embedding_serves_the_text_it_knows(bench: Any) -> None:
+    """Only the tokens without a row are refused, not every text of such a tokenizer."""
+    settings = {"vocab_size": max(ids_of("hi")) + 1}
+    request = await asked(bench, TEXT, settings, prompt="hi", bad_words=["hi"])
+    assert request.prompt_token_ids == ids_of("hi")

@@ -9,6 +9,7 @@ from typing import Any
 
 import gguf
 import msgspec
+import numpy as np
 import pytest
 
 from worker.errors import ModelError
@@ -191,6 +192,34 @@ def test_a_file_tells_its_defaults(model_path: Path, tmp_path: Path) -> None:
     assert found.generation_config == {"temperature": 0.5, "top_k": 20}
     assert (found.context_length, found.eos_token_ids, found.bos_token_id) == (128, (), None)
     assert chat_template_of(found, now=datetime.now) is None
+
+
+def test_ends_the_model_has_no_embedding_for_are_left_out(tmp_path: Path) -> None:
+    """An end token the model cannot draw (a fine-tune's added one) would index past its logits."""
+    change(write_directory(tmp_path) / "config.json", vocab_size=END, eos_token_id=[END, 2, -1])
+    assert read_checkpoint(tmp_path).eos_token_ids == (2, 3)
+
+
+def test_a_files_vocabulary_is_as_large_as_its_embedding(tmp_path: Path) -> None:
+    """Neither more tokens nor what the metadata says make the model know more of them."""
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.add_token_list(TOKENS)
+    writer.add_vocab_size(len(TOKENS) + 7)
+    writer.add_context_length(64)
+    writer.add_eos_token_id(END)
+    writer.add_eot_token_id(2)
+    writer.add_tensor("token_embd.weight", np.zeros((END, 4), np.float32))
+    write(writer)
+    found = read_checkpoint(tmp_path / "x.gguf")
+    assert (found.vocab_size, found.eos_token_ids) == (END, (2,))
+
+
+def write(writer: gguf.GGUFWriter) -> None:
+    """Finish a file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def test_a_directory_whose_text_cannot_be_rebuilt_is_named(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import models
 
 from worker.errors import ModelError
 from worker.tokenizer import pretokenize
@@ -86,6 +88,12 @@ def test_control_tokens_are_special_and_user_defined_are_text() -> None:
     assert tokenizer.token_bytes(USER) == b"<user>"
     assert tokenizer.token_bytes(len(TOKENS) + 7) == b""
     assert tokenizer.token_bytes(TOKENS.index("Ġa")) == b" a"
+
+
+def test_a_vocabulary_with_a_gap_is_as_large_as_its_largest_id() -> None:
+    """What the size is compared with is the model's rows, so ids count and not their number."""
+    rust = RustTokenizer(models.BPE(vocab={"a": 0, "b": 7}, merges=[]))
+    assert LibraryTokenizer(rust).vocab_size == 8
 
 
 def test_offsets_say_where_tokens_come_from() -> None:
