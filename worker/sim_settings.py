@@ -20,6 +20,9 @@ from worker.executor.sim_tokens import OUTPUT_LENGTHS
 
 MODES = ("random", "echo")
 MAX_STD_SHARE = 0.3  # of the mean, as the simulators we stand in for have it
+# Nobody waits for longer, and no clock or timer is asked for more than it can count.
+MAX_SECONDS = 86_400.0
+MAX_FACTOR = 1e9
 
 # Units in a second, for rounding; the longer ones are less than one.
 _UNITS = {"ns": 1e9, "us": 1e6, "µs": 1e6, "ms": 1e3, "s": 1.0, "m": 1 / 60, "h": 1 / 3600}
@@ -38,7 +41,8 @@ class Kind(Enum):
 class Setting:
     """One setting: its name, its field of `SimConfig`, what it may be and what it is for.
 
-    A number is at least `least`, or above it with `is_open`. A word is one of `choices`.
+    A number is at least `least`, or above it with `is_open`, and at most `MAX_SECONDS` or
+    `MAX_FACTOR`. A word is one of `choices`.
     """
 
     name: str
@@ -62,6 +66,9 @@ class Setting:
         if number < self.least or (self.is_open and number == self.least):
             bound = "above" if self.is_open else "at least"
             raise ConfigError(f"{self.name} must be {bound} {self.least:g}, got {value}")
+        if number > (most := MAX_SECONDS if self.kind is Kind.DURATION else MAX_FACTOR):
+            shown = format_duration(most) if self.kind is Kind.DURATION else f"{most:g}"
+            raise ConfigError(f"{self.name} must be at most {shown}, got {value}")
         return number
 
     def show(self, config: SimConfig) -> object:
@@ -247,10 +254,13 @@ def _part_seconds(part: str) -> float:
 
 
 def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(number := float(value)):  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return number
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _number_of(text: str) -> float | None:

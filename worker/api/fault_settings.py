@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 
 from worker.errors import ConfigError
-from worker.sim_settings import format_duration, parse_duration
+from worker.sim_settings import MAX_FACTOR, MAX_SECONDS, format_duration, parse_duration
 
 METRICS_PAGES = ("ok", "garbage", "truncated", "huge", "empty", "error", "redirect")
+MIN_PERIOD_SECONDS = 0.001
+_MAX_COUNT = (1 << 53) - 1  # what every reader of JSON has exactly
 FAKE_METRICS = ("running-requests", "waiting-requests", "kv-cache-usage")
 
 
@@ -100,6 +102,8 @@ def parse_lie(name: str, value: object) -> Lie:
         raise ConfigError(f"fake-metrics.{name} must be a number or shape:start:end:period")
     try:
         return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        raise ConfigError(f"fake-metrics.{name} is too large for a number") from None
     except ValueError:
         pass
     parts = str(value).split(":")
@@ -114,8 +118,10 @@ def parse_lie(name: str, value: object) -> Lie:
     except ValueError:
         raise problem from None
     period = parse_duration(parts[3])
-    if not period or not math.isfinite(start) or not math.isfinite(end):
-        raise problem
+    if not period or not MIN_PERIOD_SECONDS <= period <= MAX_SECONDS:
+        raise ConfigError(f"the period of fake-metrics.{name} must be from 1ms to a day")
+    if not (abs(start) <= MAX_FACTOR and abs(end) <= MAX_FACTOR):  # not a number least of all
+        raise ConfigError(f"fake-metrics.{name} can vary between ±{MAX_FACTOR:g} at most")
     return Wave(parts[0], start, end, period)
 
 
@@ -172,26 +178,30 @@ def _number(least: float, most: float = math.inf) -> Parser:
 
 
 def _count(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConfigError(f"{name} must be a whole number of 0 or more, got {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_COUNT:
+        raise ConfigError(f"{name} must be a whole number of 0 to {_MAX_COUNT}, got {value!r}")
     return value
 
 
 def _duration(name: str, value: Any) -> float:
     seconds = parse_duration(value)
-    if seconds is None or seconds < 0:
-        raise ConfigError(f"{name} must be a duration like 250ms, got {value!r}")
+    if seconds is None or not 0 <= seconds <= MAX_SECONDS:
+        most = format_duration(MAX_SECONDS)
+        raise ConfigError(f"{name} must be a duration like 250ms, {most} at most, got {value!r}")
     return seconds
 
 
 def _failure_types(name: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(item in FAILURES for item in value):
+    are_known = isinstance(value, list) and all(
+        isinstance(item, str) and item in FAILURES for item in value
+    )
+    if not are_known:
         raise ConfigError(f"{name} must be a list of {', '.join(FAILURES)}")
     return tuple(value)
 
 
 def _page(name: str, value: Any) -> str:
-    if value not in METRICS_PAGES:
+    if not isinstance(value, str) or value not in METRICS_PAGES:
         raise ConfigError(f"{name} must be one of {', '.join(METRICS_PAGES)}, got {value!r}")
     return str(value)
 
@@ -203,8 +213,8 @@ def _text(name: str, value: Any) -> str:
 
 
 def _slow(name: str, value: Any) -> float:
-    factor: float = _number(0.0)(name, value)
-    if factor == 0 or math.isinf(factor):
+    factor: float = _number(0.0, MAX_FACTOR)(name, value)
+    if factor == 0:
         raise ConfigError(f"{name} must be a number above 0, got {value!r}")
     return factor
 

@@ -27,6 +27,7 @@ from worker.types import (
 
 DEFAULT_SIM_BLOCKS = 4096
 CRASH_STATUS = 70
+MAX_STEP_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +160,10 @@ class SimExecutor:
         return ModelOutput(sampled, prompt_logprobs, failed)
 
     def step_seconds(self, step: SchedulerOutput) -> float:
-        """How long the step takes."""
+        """How long the step takes; `MAX_STEP_SECONDS` at most, whatever the settings add up to."""
         parts = self._parts
         scale = parts.config.time_scale * self._slow_factor
-        return parts.latency.seconds(step) * scale if scale else 0.0
+        return min(MAX_STEP_SECONDS, parts.latency.seconds(step) * scale) if scale else 0.0
 
     @property
     def modelled_seconds(self) -> float:

@@ -29,7 +29,7 @@ class TokenSource:
     def __init__(self, config: SimConfig) -> None:
         self._config = config
         # As a share of 2**32, to be compared with the upper half of the random bits.
-        self._end_below = int((1 << 32) / config.mean_output_tokens)
+        self._end_below = int((1 << 32) / max(1.0, config.mean_output_tokens))
 
     def draw(
         self, last_token: int, sample: SampleSpec, echo: Sequence[int] | None = None

@@ -315,3 +315,21 @@ def test_an_engine_passes_on_what_its_step_takes() -> None:
         core.step()
     assert told == pytest.approx([2.05])
     assert core.modelled_seconds == 0.0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"time_scale": 1e9, "time_to_first_token_seconds": 86_400.0, "latency_model": "constant"},
+        {"prefill_tokens_per_second": 5e-324},
+        {"speedup_ratio": 5e-324, "latency_model": "dynamo"},
+        {"mean_output_tokens": 5e-324},
+    ],
+)
+def test_no_setting_asks_for_more_time_than_a_timer_has(settings: dict[str, object]) -> None:
+    """A step of millions of years would end the engine, as timers cannot count that far."""
+    waits: list[float] = []
+    sim = SimExecutor(SimConfig(), lambda seconds, follows: waits.append(seconds))
+    sim.configure({"sim": settings, "slow_factor": 1e9})
+    sim.execute(SchedulerOutput(1, (sequence(1, [1] * 100, 0),)))
+    assert 0 < waits[0] <= 86_400.0
