@@ -15,11 +15,10 @@ from typing import Any
 
 from worker.config import SimConfig
 from worker.errors import ConfigError
-from worker.executor.sim_latency import MODELS
+from worker.executor.sim_latency import MAX_STD_SHARE, MODELS
 from worker.executor.sim_tokens import OUTPUT_LENGTHS
 
 MODES = ("random", "echo")
-MAX_STD_SHARE = 0.3  # of the mean, as the simulators we stand in for have it
 # Nobody waits for longer, and no clock or timer is asked for more than it can count.
 MAX_SECONDS = 86_400.0
 MAX_FACTOR = 1e9

@@ -32,6 +32,7 @@ from worker.config import SimConfig
 from worker.executor.sim_random import bits, normal, stream
 from worker.types import SampleSpec, ScheduledSequence, SchedulerOutput
 
+MAX_STD_SHARE = 0.3  # of the mean, as the simulators we stand in for have it
 _LATENCY = 1  # purpose of a stream
 
 
@@ -101,7 +102,7 @@ class RequestModel:
     the step (1 when max_num_seqs is 1).
 
     Each time is drawn from N(mean, std), clamped to [0.3, 1.7] · mean, which leaves the mean as it
-    is. No truncation to whole milliseconds.
+    is. The std is 30 % of the mean at most. No truncation to whole milliseconds.
     """
 
     def __init__(self, config: SimConfig, capacity: Capacity) -> None:
@@ -136,7 +137,8 @@ class RequestModel:
             mean = len(sequence.token_ids) * config.prefill_per_token_seconds
             if sequence.samples:
                 mean += config.prefill_overhead_seconds
-            std = config.prefill_std_seconds
+            # The mean is the prompt's, so only here is it known how much is too much.
+            std = min(config.prefill_std_seconds, MAX_STD_SHARE * mean)
         else:
             mean = config.time_to_first_token_seconds if sequence.samples else 0.0
             std = config.time_to_first_token_std_seconds

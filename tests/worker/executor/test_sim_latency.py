@@ -118,6 +118,20 @@ def test_noise_is_normal_clamped_and_keeps_the_mean() -> None:
     assert statistics.stdev(drawn) == pytest.approx(0.00015, rel=0.03)
 
 
+def test_a_prompts_noise_is_cut_down_to_what_fits_its_own_mean() -> None:
+    """A deviation far too large for a short prompt spreads its time by 30 %, not from end to end."""
+    config = SimConfig(
+        latency_model="llm-d",
+        prefill_overhead_seconds=0.0,
+        prefill_per_token_seconds=0.001,
+        prefill_std_seconds=0.3,
+    )
+    for num_tokens, std in ((100, 0.03), (10_000, 0.3)):
+        drawn = [seconds(config, prompt(num_tokens, seed=n)) for n in range(5_000)]
+        assert statistics.fmean(drawn) == pytest.approx(num_tokens / 1000, rel=0.02)
+        assert statistics.stdev(drawn) == pytest.approx(std, rel=0.05)
+
+
 def test_noise_depends_on_seeds_and_position_alone() -> None:
     """The same request at the same place takes the same time in any company and order."""
     config = SimConfig(
