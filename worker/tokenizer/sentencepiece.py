@@ -123,8 +123,11 @@ class SentencePieceTokenizer:
         escaped = _escaped(text)
         position, takes_space = 0, options.add_space_prefix
         for mark in self._mark_pattern.finditer(escaped) if self._mark_pattern else ():
-            self._encode_plain(escaped[position : mark.start()], position, takes_space, encoding)
-            encoding.add(self._mark_id(mark[0]), *mark.span())
+            mark_id, plain = self._mark_id(mark[0]), escaped[position : mark.start()]
+            if self._pieces[mark_id].strips_left:
+                plain = plain.rstrip(_BLANKS)
+            self._encode_plain(plain, position, takes_space, encoding)
+            encoding.add(mark_id, position + len(plain), mark.end())
             position = mark.end()
             takes_space = options.add_space_prefix and options.space_after_marks
         self._encode_plain(escaped[position:], position, takes_space, encoding)
@@ -147,9 +150,14 @@ class SentencePieceTokenizer:
         return self._pieces[token_id].text if 0 <= token_id < len(self._pieces) else ""
 
     def _mark_id(self, matched: str) -> int:
-        """The id of a marked token, matched with or without the blanks it takes along."""
+        """The id of a marked token, matched with or without the blanks it takes along on its right
+        (of which its own text may end with some).
+        """
         known = self._marks.get(matched)
-        return self._marks[matched.strip(_BLANKS)] if known is None else known
+        end = max(1, len(matched.rstrip(_BLANKS)))
+        while known is None:
+            known, end = self._marks.get(matched[:end]), end + 1
+        return known
 
     def _encode_plain(
         self, escaped: str, start: int, takes_space: bool, encoding: _Encoding
@@ -271,11 +279,14 @@ def _byte_ids(pieces: Sequence[Piece]) -> list[int] | None:
 
 
 def _mark_pattern(pieces: Sequence[Piece]) -> re.Pattern[str] | None:
-    """Finds control and user defined tokens in escaped text, the longest at each place."""
+    """Finds control and user defined tokens in escaped text, the longest at each place, with the
+    blanks they take along on the right. Those on the left are cut off afterwards: looked for here,
+    every blank of a long run would begin a search of the rest of it.
+    """
     blanks = f"[{_BLANKS}]*"
     marked = [p for _, p in _of_kind(pieces, CONTROL, USER_DEFINED) if p.text]
     patterns = [
-        blanks * p.strips_left + re.escape(_escaped(p.text)) + blanks * p.strips_right
+        re.escape(_escaped(p.text)) + blanks * p.strips_right
         for p in sorted(marked, key=lambda p: -len(p.text))
     ]
     return re.compile("|".join(patterns)) if patterns else None

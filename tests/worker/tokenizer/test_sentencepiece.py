@@ -111,6 +111,26 @@ def test_marks_can_take_blanks_along() -> None:
     assert offsets == [(0, 0), (0, 1), (1, 8), (8, 8), (8, 9)]
 
 
+def test_marks_of_blanks_go_before_those_that_take_blanks_along() -> None:
+    """Marks are found first, the leftmost one first; then each takes what blanks are left to it."""
+    taker = Piece("<m>", 0.0, USER_DEFINED, strips_left=True, strips_right=True)
+    own = Piece("m ", 0.0, USER_DEFINED, strips_right=True)
+    built = SentencePieceTokenizer("x", [*HEAD, *LETTERS, taker, own, Piece("  ", 0.0, CONTROL)])
+    ids, offsets = built.encode_with_offsets("a   <m>  m  b", add_special_tokens=False)
+    found = ["▁", "a", "  ", "<m>", "m ", "▁", "b"]
+    assert [built.token_text(i) for i in ids] == found
+    assert offsets == [(0, 0), (0, 1), (1, 3), (3, 9), (9, 12), (12, 12), (12, 13)]
+
+
+@pytest.mark.timeout(60)  # a search that begins at every blank would take many minutes
+def test_a_long_run_of_blanks_is_searched_once() -> None:
+    """What a mark may take along on its left does not make the search for it quadratic."""
+    taker = Piece("<m>", 0.0, USER_DEFINED, strips_left=True)
+    built = SentencePieceTokenizer("x", [*HEAD, *LETTERS, taker])
+    ids = built.encode(" " * 500_000 + "a" + " " * 500_000 + "<m>", add_special_tokens=False)
+    assert (len(ids), built.token_text(ids[-1])) == (500_003, "<m>")
+
+
 @given(st.text("ab cé🙂", max_size=30), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_offsets_cover_the_text_in_order(text: str, add: bool) -> None:
