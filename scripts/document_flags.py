@@ -48,7 +48,8 @@ def _names(action: argparse.Action) -> str:
 
 def _kind(action: argparse.Action) -> str:
     kinds = {
-        "at_least": "N",
+        "integer": "N",
+        "number": "NUMBER",
         "int": "N",
         "power_of_two": "N",
         "byte_count": "BYTES",

@@ -25,10 +25,14 @@ from worker.flag_types import (
     fraction,
     positive,
     power_of_two,
+    seconds_at_least,
 )
 from worker.tokenizer.checkpoint import Checkpoint
 
+# There are five heartbeats in a second; a busy machine delays some.
+LEAST_HEARTBEAT_TIMEOUT_SECONDS = 1.0
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+_MOST_BATCHES = (1 << 31) - 1
 
 _engine = EngineConfig("torch", None)
 _scheduler = SchedulerConfig()
@@ -206,7 +210,7 @@ def add_failure_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--heartbeat-timeout",
-        type=positive,
+        type=seconds_at_least(LEAST_HEARTBEAT_TIMEOUT_SECONDS),
         default=ServeConfig.__dataclass_fields__["heartbeat_timeout_seconds"].default,
         help="seconds of silence after which the engine process is killed (default %(default)s)",
     )
@@ -310,4 +314,14 @@ def kv_events_config(
         raise ConfigError(f"--kv-events-config: unknown publisher {config.publisher!r}; use zmq")
     if config.format not in ("map", "array"):
         raise ConfigError(f"--kv-events-config: format is map or array, not {config.format!r}")
+    _check_sizes(config)
     return config
+
+
+def _check_sizes(config: KvEventsConfig) -> None:
+    # ZMQ's own limits are C integers, and one of them is `buffer_steps` + 1.
+    for name, least in (("buffer_steps", 0), ("hwm", 0), ("max_queue_size", 1)):
+        value = getattr(config, name)
+        if not least <= value < _MOST_BATCHES:
+            bounds = f"[{least}, {_MOST_BATCHES - 1}]"
+            raise ConfigError(f"--kv-events-config: {name} must be in {bounds}, got {value}")

@@ -10,6 +10,7 @@ class at_least:  # noqa: N801 (an argparse type, called like a function)
 
     def __init__(self, minimum: int) -> None:
         self._minimum = minimum
+        self.__name__ = "integer"  # "invalid integer value: 'x'" is what argparse makes of it
 
     def __call__(self, text: str) -> int:
         value = int(text)
@@ -32,6 +33,20 @@ def positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
     return value
+
+
+class seconds_at_least:  # noqa: N801 (an argparse type, called like a function)
+    """A finite number with a lower bound."""
+
+    def __init__(self, minimum: float) -> None:
+        self._minimum = minimum
+        self.__name__ = "number"
+
+    def __call__(self, text: str) -> float:
+        value = float(text)
+        if not self._minimum <= value < float("inf"):
+            raise argparse.ArgumentTypeError(f"must be at least {self._minimum:g}, got {text}")
+        return value
 
 
 def not_negative(text: str) -> float:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import random
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from worker.api.params import ModelLimits, SamplingContext, sampling_params
+from worker.api.schema import SamplingFields
 from worker.config import ApiConfig, TlsConfig
-from worker.errors import ConfigError
+from worker.errors import ConfigError, RequestError
 from worker.flag_types import at_least, byte_count, not_negative, positive
 from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint
@@ -244,18 +248,20 @@ def api_config(
         header_timeout_seconds=options.header_timeout,
         body_timeout_seconds=options.body_timeout,
         max_connections=options.max_connections,
-        default_sampling=_default_sampling(options, checkpoint),
+        default_sampling=_default_sampling(options, checkpoint, max_model_len),
     )
 
 
 def _api_keys(options: argparse.Namespace, environment: Mapping[str, str]) -> tuple[str, ...]:
     """The flag's, or those of the environment, which other users of the machine cannot see."""
     named = environment.get("POINTSMAN_API_KEY") or environment.get("VLLM_API_KEY") or ""
+    if not all(key.strip() for key in options.api_key):
+        raise ConfigError("--api-key must not be empty: it would let everybody in")
     return tuple(options.api_key) or tuple(key for key in named.split(",") if key)
 
 
 def _default_sampling(
-    options: argparse.Namespace, checkpoint: Checkpoint | None
+    options: argparse.Namespace, checkpoint: Checkpoint | None, max_model_len: int
 ) -> tuple[tuple[str, float], ...]:
     known: dict[str, Any] = {}
     if options.generation_config == "auto" and checkpoint is not None:
@@ -271,11 +277,30 @@ def _default_sampling(
         if not _is_number(value):
             raise ConfigError(f"--override-generation-config: {name} must be a number")
     known.update(given)
-    return tuple(
-        (field, known[name])
+    defaults = {
+        field: known[name]
         for name, field in sorted(_GENERATION_FIELDS.items())
         if _is_number(known.get(name))
-    )
+    }
+    _check_defaults(defaults, max_model_len)
+    return tuple(defaults.items())
+
+
+def _check_defaults(defaults: Mapping[str, float], max_model_len: int) -> None:
+    """Would a request that says nothing be refused for what it never sent?"""
+    whole = {name: defaults[name] for name in ("top_k", "max_tokens") if name in defaults}
+    try:
+        for name, value in whole.items():
+            if value != int(value) or value < (1 if name == "max_tokens" else -1):
+                raise RequestError(f"{name} cannot be {value}")
+        limits = ModelLimits(max_model_len, sim.VOCAB_SIZE)
+        context = SamplingContext(limits, lambda _: [], defaults)
+        sampling_params(SamplingFields(), 1, None, context, random.Random(0))
+    except (RequestError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"default sampling parameters (--override-generation-config, or the model's"
+            f" generation_config.json, which --generation-config vllm leaves aside): {error}"
+        ) from error
 
 
 def _is_number(value: object) -> bool:
@@ -294,4 +319,18 @@ def tls_config(options: argparse.Namespace) -> TlsConfig | None:
     for path in (certificate, key, options.ssl_ca_certs):
         if path is not None and not Path(path).is_file():
             raise ConfigError(f"there is no file {path}")
+    _try_certificate(certificate, key, options.ssl_ca_certs)
     return TlsConfig(certificate, key, options.ssl_ca_certs)
+
+
+def _try_certificate(certificate: str, key: str, ca_certs: str | None) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    flags = "--ssl-certfile and --ssl-keyfile"
+    try:
+        # An encrypted key would make every start wait for somebody to type the password.
+        context.load_cert_chain(certificate, key, password=lambda: b"")
+        if ca_certs is not None:
+            flags = "--ssl-ca-certs"
+            context.load_verify_locations(ca_certs)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise ConfigError(f"{flags}: not usable PEM files: {error}") from error

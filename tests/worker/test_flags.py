@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -198,14 +200,44 @@ def test_https_needs_a_certificate_and_its_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tls\.key"):
         resolved(*flags)
     key.touch()
-    tls = resolved(*flags).tls
-    assert tls is not None
-    assert (tls.certfile, tls.keyfile, tls.ca_certs) == (str(certificate), str(key), None)
+    with pytest.raises(ConfigError, match="--ssl-certfile and --ssl-keyfile: not usable"):
+        resolved(*flags)
     with pytest.raises(ConfigError, match="go together"):
         resolved("--ssl-keyfile", str(key))
     with pytest.raises(ConfigError, match="--ssl-ca-certs needs"):
         resolved("--ssl-ca-certs", str(key))
     assert resolved().tls is None
+
+
+@pytest.fixture
+def openssl() -> str:
+    """The command that makes certificates."""
+    path = shutil.which("openssl")
+    if path is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    return path
+
+
+@pytest.mark.parametrize("password", [None, "secret"])
+def test_a_certificate_is_tried_before_anything_starts(
+    tmp_path: Path, openssl: str, password: str | None
+) -> None:
+    """One that works is taken; a key with a password, or CAs that are none, are one sentence."""
+    certificate, key = str(tmp_path / "tls.crt"), str(tmp_path / "tls.key")
+    command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-days", "1", "-subj", "/CN=worker", "-out", certificate, "-keyout", key]
+    command += ["-nodes"] if password is None else ["-passout", f"pass:{password}"]
+    subprocess.run(command, check=True, capture_output=True)
+    flags = ("--ssl-certfile", certificate, "--ssl-keyfile", key)
+    if password is not None:
+        with pytest.raises(ConfigError, match="not usable"):
+            resolved(*flags)
+        return
+    tls = resolved(*flags, "--ssl-ca-certs", certificate).tls
+    assert tls is not None
+    assert (tls.certfile, tls.keyfile, tls.ca_certs) == (certificate, key, certificate)
+    with pytest.raises(ConfigError, match="--ssl-ca-certs: not usable"):
+        resolved(*flags, "--ssl-ca-certs", key)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +253,17 @@ def test_https_needs_a_certificate_and_its_key(tmp_path: Path) -> None:
         (["--override-generation-config", '{"temp": 1}'], "unknown 'temp'"),
         (["--override-generation-config", '{"top_p": true}'], "must be a number"),
         (["--max-model-len", "4096"], "context of 2048"),
+        (["--override-generation-config", '{"temperature": -5}'], "temperature must be in"),
+        (["--override-generation-config", '{"top_p": 0}'], "top_p"),
+        (["--override-generation-config", '{"repetition_penalty": 0}'], "repetition_penalty"),
+        (["--override-generation-config", '{"top_k": 1.5}'], "top_k"),
+        (["--override-generation-config", '{"max_new_tokens": 0}'], "max_tokens"),
+        (["--kv-events-config", '{"buffer_steps": -1}'], "buffer_steps must be in"),
+        (["--kv-events-config", '{"hwm": -1}'], "hwm must be in"),
+        (["--kv-events-config", '{"hwm": 2147483648}'], "hwm must be in"),
+        (["--kv-events-config", '{"max_queue_size": 0}'], "max_queue_size must be in"),
+        (["--api-key", ""], "--api-key"),
+        (["--api-key", "secret", " "], "--api-key"),
         (["--port", "70000"], "--port"),
         (["--max-body-bytes", "999999999"], "--max-body-bytes"),
     ],
@@ -244,6 +287,8 @@ def test_what_cannot_work_is_one_sentence(flags: list[str], message: str) -> Non
         ["--max-rss-bytes", "4X"],
         ["--max-rss-bytes", "0"],
         ["--heartbeat-timeout", "0"],
+        ["--heartbeat-timeout", "0.9"],
+        ["--heartbeat-timeout", "inf"],
         ["--preemption-victim", "richest"],
         ["--prefix-caching-hash-algo", "md5"],
         ["--sim-prefill-tokens-per-second", "0"],
@@ -256,6 +301,14 @@ def test_unknown_flags_and_values_are_refused(flags: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         build_parser().parse_args(flags)
     assert caught.value.code == 2
+
+
+def test_a_value_that_is_no_number_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """The message speaks of what was wanted, not of how it is checked."""
+    for flag, wanted in (("--max-num-seqs", "integer"), ("--heartbeat-timeout", "number")):
+        with pytest.raises(SystemExit):
+            build_parser().parse_args([flag, "abc"])
+        assert f"argument {flag}: invalid {wanted} value: 'abc'" in capsys.readouterr().err
 
 
 def test_the_model_is_found_by_flag_environment_or_cache(

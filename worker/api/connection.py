@@ -74,18 +74,21 @@ def protocol_of(config: ApiConfig, refused: Callable[[int], None]) -> type[async
     """The `http` argument of `uvicorn.Config`."""
     limits = ConnectionLimits(
         config.header_timeout_seconds,
-        default_max_connections() if config.max_connections is None else config.max_connections,
+        allowed_connections(config.max_connections),
         refused,
     )
     return cast("type[asyncio.Protocol]", partial(GuardedProtocol, limits=limits))
 
 
-def default_max_connections() -> int:
-    """4,096, or as many as the file limit allows beside our own files."""
+def allowed_connections(asked: int | None = None) -> int:
+    """As many as asked for (4,096), or as many as the file limit allows beside our own files, which
+    a new engine needs some of.
+    """
+    most = MAX_CONNECTIONS if asked is None else asked
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
-        return MAX_CONNECTIONS
-    return max(1, min(MAX_CONNECTIONS, files - _RESERVED_FILES))
+        return most
+    return max(1, min(most, files - _RESERVED_FILES))
 
 
 class _LingeringTransport(asyncio.Transport):

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from worker.api.connection import MAX_CONNECTIONS, default_max_connections
+from worker.api.connection import MAX_CONNECTIONS, allowed_connections
 from worker.types import FinishReason
 
 TEXT = "/v1/completions"
@@ -368,7 +368,7 @@ def test_connections_leave_files_for_others(monkeypatch: pytest.MonkeyPatch) -> 
 
     def limit(files: int) -> int:
         monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
-        return default_max_connections()
+        return allowed_connections()
 
     assert [limit(n) for n in (resource.RLIM_INFINITY, 1 << 20, 256, 10)] == [
         MAX_CONNECTIONS,
@@ -376,3 +376,9 @@ def test_connections_leave_files_for_others(monkeypatch: pytest.MonkeyPatch) -> 
         192,
         1,
     ]
+
+
+def test_nobody_can_ask_for_more_connections_than_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit by flag is lowered to what leaves files for others, and never raised."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    assert (allowed_connections(100_000), allowed_connections(5)) == (192, 5)
