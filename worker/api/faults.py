@@ -136,11 +136,9 @@ class FaultInjection:
         if not stall and not self._setup.reply_headers:
             await app(scope, receive, send)
             return
-        answer = FaultyReply(
-            send, self._setup.reply_headers, faults.stall_after_events if stall else None, stall
-        )
-        await app(scope, receive, answer.send)
-        await answer.finish()
+        after_events = faults.stall_after_events if stall else None
+        async with FaultyReply(send, self._setup.reply_headers, after_events, stall) as answer:
+            await app(scope, receive, answer.send)
 
     def _asked_error(self, scope: Scope) -> tuple[int, bytes] | None:
         """The error that the request itself asks for."""

@@ -33,7 +33,9 @@ class FaultyReply:
     """One reply on its way out: with more headers, and held up in the middle.
 
     After `after_events` parts of a stream (None: never) nothing leaves for `stall_seconds`. What
-    comes meanwhile is kept, so that whoever writes does not notice and does not give the client up.
+    comes meanwhile is kept, so that whoever writes does not notice and does not give the client up;
+    it leaves when the time is over, whether more comes then or not. A context around one writer:
+    leaving it waits for what is kept, or drops that when the writer failed.
     """
 
     def __init__(
@@ -43,28 +45,36 @@ class FaultyReply:
         self._headers = headers
         self._events_left = after_events
         self._stall_seconds = stall_seconds
-        self._release_at: float | None = None
+        self._is_silent = False
         self._kept: list[Message] = []
+        self._release: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> FaultyReply:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if self._release is None:
+            return
+        if error is None:
+            await self._release
+        else:
+            self._release.cancel()
+            await asyncio.gather(self._release, return_exceptions=True)
 
     async def send(self, message: Message) -> None:
         """An ASGI `send`."""
         if message["type"] == "http.response.start":
             message["headers"] = [*message["headers"], *self._headers]
-        if self._release_at is not None:
+        if self._is_silent:
             self._kept.append(message)
-            if asyncio.get_running_loop().time() >= self._release_at:
-                await self._let_go()
             return
+        if self._release is not None:
+            await self._release  # what was kept comes first
         await self._send(message)
         if message["type"] == "http.response.body" and message.get("more_body", False):
             self._part_sent()
-
-    async def finish(self) -> None:
-        """Send what is still kept, when its time has come. Called when nothing follows."""
-        if self._release_at is not None:
-            delay = self._release_at - asyncio.get_running_loop().time()
-            await asyncio.sleep(max(0.0, delay))
-            await self._let_go()
 
     def _part_sent(self) -> None:
         if self._events_left is None:
@@ -72,12 +82,13 @@ class FaultyReply:
         self._events_left -= 1
         if self._events_left <= 0:
             self._events_left = None
-            self._release_at = asyncio.get_running_loop().time() + self._stall_seconds
+            self._is_silent = True
+            self._release = asyncio.create_task(self._let_go(), name="stalled-reply")
 
     async def _let_go(self) -> None:
-        self._release_at = None
-        kept, self._kept = self._kept, []
-        for message in kept:
+        await asyncio.sleep(self._stall_seconds)
+        self._is_silent = False
+        for message in self._kept:
             await self._send(message)
 
 

@@ -119,7 +119,7 @@ def test_noise_is_normal_clamped_and_keeps_the_mean() -> None:
 
 
 def test_a_prompts_noise_is_cut_down_to_what_fits_its_own_mean() -> None:
-    """A deviation far too large for a short prompt spreads its time by 30 %, not from end to end."""
+    """A deviation far too large for a short prompt spreads its time by 30 %, not more."""
     config = SimConfig(
         latency_model="llm-d",
         prefill_overhead_seconds=0.0,
