@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import ipaddress
 import os
 import socket
@@ -24,12 +25,14 @@ def bound(config: ServeConfig) -> Iterator[socket.socket]:
         with bind(config.host, config.port) as listener:
             yield listener
         return
-    with _bind_unix(config.uds) as listener:
+    with _locked(config.uds), _bind_unix(config.uds) as listener:
+        mine = _identity(config.uds)
         try:
             yield listener
         finally:
             with contextlib.suppress(OSError):
-                os.unlink(config.uds)
+                if mine is not None and _identity(config.uds) == mine:
+                    os.unlink(config.uds)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -52,6 +55,50 @@ def bind(host: str, port: int) -> socket.socket:
             ) from error
         raise ConfigError(f"cannot bind {host} port {port}: {error.strerror}") from error
     return listener
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Hold `path` for this process, by a lock on a file beside it: a worker that has bound its
+    socket but does not listen yet looks dead from outside. The lock ends with the process.
+    """
+    name = f"{path}.lock"
+    try:
+        lock = _lock(name)
+    except BlockingIOError as error:
+        raise ConfigError(f"--uds {path}: another worker listens there, or is about to") from error
+    except OSError as error:
+        raise ConfigError(f"--uds {path}: {name}: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(
+                name
+            )  # while we hold it: whoever waits for it looks whether it is still there
+        os.close(lock)
+
+
+def _lock(name: str) -> int:
+    while True:
+        lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _identity(name) == _identity(lock):
+                return lock
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)  # its owner removed the file between our opening and our locking it
+
+
+def _identity(file: str | int) -> tuple[int, int] | None:
+    """Which file it is, whatever its name; None when there is none."""
+    try:
+        status = os.stat(file)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _bind_unix(path: str) -> socket.socket:

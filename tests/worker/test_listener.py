@@ -44,6 +44,31 @@ def test_what_a_dead_worker_left_is_replaced_and_nothing_else_is(tmp_path: Path)
     assert path.read_text() == "precious"
 
 
+def test_a_worker_that_does_not_listen_yet_keeps_its_socket(tmp_path: Path) -> None:
+    """Bound but silent, it looks dead: the second one is refused, and takes nothing with it."""
+    path = tmp_path / "worker.sock"
+    with bound(unix(path)) as listener:
+        before = path.stat().st_ino
+        with pytest.raises(ConfigError, match="another worker"), bound(unix(path)):
+            pass
+        assert path.stat().st_ino == before
+        listener.listen()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+    assert list(tmp_path.iterdir()) == []
+    with bound(unix(path)):
+        assert path.is_socket()
+
+
+def test_a_socket_that_somebody_else_put_there_is_left_alone(tmp_path: Path) -> None:
+    """Only our own is removed at the end."""
+    path = tmp_path / "worker.sock"
+    with bound(unix(path)), socket.socket(socket.AF_UNIX) as other:
+        path.rename(tmp_path / "moved.sock")
+        other.bind(str(path))
+    assert path.is_socket()
+
+
 @pytest.mark.parametrize(
     ("host", "url", "exposed"),
     [
