@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -231,7 +232,9 @@ def main() -> int:
     )
     size = int.from_bytes(sys.stdin.buffer.read(4), "little")
     config = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=EngineConfig)
-    threading.Thread(target=_exit_with_parent, name="parent-watch", daemon=True).start()
+    threading.Thread(
+        target=_exit_with_parent, args=sys.argv[1:3], name="parent-watch", daemon=True
+    ).start()
     warm_up = WARM_UP_SECONDS if config.engine == "torch" else 0.0
     budget = StepBudget(config.step_budget_seconds, config.step_budget_factor, warm_up)
     pulse = Pulse(budget)
@@ -243,11 +246,19 @@ def main() -> int:
         heartbeat.stop()
 
 
-def _exit_with_parent() -> None:
-    """Block until standard input ends, then leave without clean-up: nobody is left to serve."""
+def _exit_with_parent(*addresses: str) -> None:
+    """Block until standard input ends, then leave at once: nobody is left to serve, nor to remove
+    the directory of the sockets.
+    """
     while os.read(0, 1024):
         pass
-    os._exit(1)
+    try:
+        sockets = [Path(address.removeprefix("ipc://")) for address in addresses]
+        for path in sockets:
+            path.unlink(missing_ok=True)
+        sockets[0].parent.rmdir()
+    finally:  # come what may: our parent may be at it itself
+        os._exit(1)
 
 
 if __name__ == "__main__":

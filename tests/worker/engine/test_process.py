@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from worker.config import EngineConfig, SchedulerConfig
@@ -42,3 +44,21 @@ async def test_the_engine_process_imports_no_tensor_library() -> None:
     )
     stdout, _ = await process.communicate()
     assert stdout.strip() == b"set()"
+
+
+async def test_an_orphan_removes_what_its_parent_left(tmp_path: Path) -> None:
+    """A parent that was killed cannot: its end closes standard input, and the engine cleans up."""
+    directory = tmp_path / "pointsman-x"
+    directory.mkdir()
+    sockets = [directory / "engine.sock", directory / "beats.sock"]
+    for path in sockets:
+        path.touch()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "worker.engine.process", *(f"ipc://{path}" for path in sockets)),
+        stdin=asyncio.subprocess.PIPE,
+    )
+    config = msgspec.msgpack.encode(EngineConfig("sim", None))
+    async with asyncio.timeout(60.0):
+        await process.communicate(len(config).to_bytes(4, "little") + config)
+    assert process.returncode == 1
+    assert not directory.exists()
