@@ -11,7 +11,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -87,6 +87,8 @@ class FaultInjection:
         self._ready_at = clock() + setup.startup_seconds
         self._faults = Faults()
         self._sim = setup.sim
+        self._num_restarts = 0  # of the engine, when it was last looked at
+        self._changing = asyncio.Lock()
         self._known = frozenset(sim_settings.BY_NAME) if setup.sim else frozenset()
         self._lies_since = clock()
         self._num_requests = 0
@@ -219,8 +221,10 @@ class FaultInjection:
     async def _update(self, receive: Receive, send: Send) -> None:
         try:
             body = await _read(receive)
-            update = parse_update(self._faults, body, self._known)
-            await self._take(update)
+            async with self._changing:  # each change builds on what the one before left
+                self._look_for_restart()
+                update = parse_update(self._faults, body, self._known)
+                await self._take(update)
         except ConfigError as error:
             await reply(send, 400, error_body(400, str(error)))
         except EngineDeadError as error:
@@ -228,6 +232,14 @@ class FaultInjection:
         else:
             await reply(send, 200, self._shown())
             self._crash_worker(update.crash)
+
+    def _look_for_restart(self) -> None:
+        """A new engine begins with the settings of the command line; forget the old one's."""
+        num_restarts = self._engine.stats.num_restarts
+        if num_restarts != self._num_restarts:
+            self._num_restarts = num_restarts
+            self._sim = self._setup.sim
+            self._faults = replace(self._faults, slow=Faults().slow)
 
     async def _take(self, update: Update) -> None:
         """Have the engine do its part, then take over the rest; all or nothing."""
@@ -275,6 +287,7 @@ class FaultInjection:
             asyncio.get_running_loop().call_later(_CRASH_DELAY_SECONDS, self._die)
 
     def _shown(self) -> bytes:
+        self._look_for_restart()
         settings = sim_settings.show(self._sim) if self._sim else {}
         return msgspec.json.encode({**settings, **show(self._faults)})
 
