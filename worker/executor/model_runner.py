@@ -22,6 +22,7 @@ from worker.executor.answers import answer
 from worker.executor.input_batch import CacheLayout, InputBatch
 from worker.executor.kv_cache import SuspectBlocks, allocate, choose_num_blocks, copy_blocks
 from worker.executor.weight_offload import OffloadedWeights
+from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
 from worker.types import ModelOutput, SchedulerOutput
@@ -42,12 +43,17 @@ def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
         torch.set_num_threads(config.num_threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = choose_dtype(config.dtype, device)
+    max_model_len = config.scheduler.max_model_len
+
+    def check(shape: ModelConfig) -> None:
+        # What no memory can hold is refused before minutes go into loading.
+        choose_num_blocks(config, shape, dtype, device)
 
     def load() -> LlamaModel:
-        return load_model(path, dtype, device)
+        return load_model(path, dtype, device, max_model_len)
 
     with torch.inference_mode():
-        model = load()
+        model = load_model(path, dtype, device, max_model_len, check)
         num_blocks = choose_num_blocks(config, model.config, dtype, device)
     shape, block_size = model.config, config.block_size
 

@@ -67,7 +67,7 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    no_rope_layers: frozenset[int] = frozenset()
+    no_rope_layers: range | frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         sizes = (self.vocab_size, self.hidden_size, self.intermediate_size, self.num_layers)
@@ -140,9 +140,11 @@ def _default_interval(architecture: str) -> int:
     return _SMOLLM3_NO_ROPE_INTERVAL if architecture == "smollm3" else 0
 
 
-def _every_nth(interval: int, num_layers: int) -> frozenset[int]:
-    """Layers interval-1, 2·interval-1, …; none for 0."""
-    return frozenset(range(interval - 1, num_layers, interval)) if interval > 0 else frozenset()
+def _every_nth(interval: int, num_layers: int) -> range:
+    """Layers interval-1, 2·interval-1, …; none for 0. Not written out: nobody has checked yet that
+    there are so many.
+    """
+    return range(interval - 1, num_layers, interval) if interval > 0 else range(0)
 
 
 def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
@@ -186,7 +188,9 @@ def _default_head_dim(architecture: str, hidden: int, heads: int) -> int:
     return _QWEN3_HEAD_DIM if architecture == "qwen3" else hidden // max(heads, 1)
 
 
-def _hf_no_rope_layers(fields: Fields, architecture: str, num_layers: int) -> frozenset[int]:
+def _hf_no_rope_layers(
+    fields: Fields, architecture: str, num_layers: int
+) -> range | frozenset[int]:
     """SmolLM3's `no_rope_layers` (1 where a layer rotates, 0 where not), or else its interval."""
     if architecture != "smollm3":
         return frozenset()

@@ -7,7 +7,7 @@ A tensor that is missing, has another shape than the configuration says, or belo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,16 +34,33 @@ _NAMES_LISTED = 5
 _MAX_READERS = 4
 
 
-def load_model(path: str | Path, dtype: torch.dtype, device: torch.device) -> LlamaModel:
-    """Load a GGUF file or a safetensors directory; raise `ModelError` saying what is wrong."""
+def load_model(
+    path: str | Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_positions: int | None = None,
+    check: Callable[[ModelConfig], object] | None = None,
+) -> LlamaModel:
+    """Load a GGUF file or a safetensors directory; raise `ModelError` saying what is wrong.
+
+    `max_positions` is how many a sequence may have, if not all that the model can attend to.
+    `check` is called with the model's shape before any weight is read, and may raise.
+    """
     checkpoint = open_checkpoint(Path(path))
     _check_tensors(checkpoint)
-    return _Assembly(checkpoint, dtype, device).model()
+    if check is not None:
+        check(checkpoint.config)
+    return _Assembly(checkpoint, dtype, device).model(max_positions)
 
 
 def _check_tensors(checkpoint: Checkpoint) -> None:
     """Every tensor wanted is there in its shape, and no other."""
-    wanted, found = expected_shapes(checkpoint.config), checkpoint.shapes()
+    found, num_layers = checkpoint.shapes(), checkpoint.config.num_layers
+    if num_layers > len(found):  # before every tensor of every layer is named
+        raise ModelError(
+            f"{checkpoint.source}: there are {len(found)} tensors, too few for {num_layers} layers"
+        )
+    wanted = expected_shapes(checkpoint.config)
     optional: dict[str, tuple[int, ...]] = {_ROPE_FACTORS: (checkpoint.config.head_dim // 2,)}
     if checkpoint.config.tied_head:  # some exporters store the tied copy as well
         optional[_HEAD] = wanted[_EMBEDDING]
@@ -137,7 +154,7 @@ class _Assembly:
         self._dtype = dtype
         self._device = device
 
-    def model(self) -> LlamaModel:
+    def model(self, max_positions: int | None) -> LlamaModel:
         config = self._config
         table = (config.vocab_size, config.hidden_size)
         embedding = self._read(_EMBEDDING, table)
@@ -150,7 +167,8 @@ class _Assembly:
         if _ROPE_FACTORS in self._checkpoint.shapes():
             factors = torch.empty(config.head_dim // 2)
             self._checkpoint.read_into(_ROPE_FACTORS, factors)
-        rope = model_rope_table(config, self._device, factors)
+        length = min(config.max_context, max_positions or config.max_context)
+        rope = model_rope_table(config, length, self._device, factors)
         return LlamaModel(config, embedding, layers, final_norm, head, rope)
 
     def _layer(self, index: int) -> LayerWeights:

@@ -13,11 +13,11 @@ from worker.ops.rope import RopeTable, make_rope_table
 
 
 def model_rope_table(
-    config: ModelConfig, device: torch.device, factors: Tensor | None = None
+    config: ModelConfig, length: int, device: torch.device, factors: Tensor | None = None
 ) -> RopeTable:
-    """cos and sin of every position the model may attend to, on a device."""
+    """cos and sin of positions 0 to length-1, on a device."""
     frequencies = inverse_frequencies(config, factors).to(device)
-    table = make_rope_table(frequencies, config.max_context)
+    table = make_rope_table(frequencies, length)
     scaling = config.rope_scaling
     if scaling is None or scaling.attention_factor == 1.0:
         return table

@@ -6,6 +6,7 @@ Prompts are random token ids: their continuations are far from certain, so that 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from worker.config import EngineConfig, SchedulerConfig
 from worker.errors import ConfigError, ModelError
@@ -318,6 +320,22 @@ def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     """A wrong path ends in an error for the user, not a traceback from a library."""
     with pytest.raises(ModelError, match="nowhere"):
         build_executor(EngineConfig("torch", str(tmp_path / "nowhere.gguf")))
+
+
+def test_a_context_no_memory_holds_is_refused_before_weights_are_read(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """Neither its rotary table nor any weight (these here cannot be read) is made first."""
+    config = json.loads((tiny_checkpoint / "config.json").read_text())
+    config["max_position_embeddings"] = 1 << 20
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(tiny_checkpoint / "model.safetensors")
+    integers = {name: tensor.to(torch.int64) for name, tensor in tensors.items()}
+    save_file(integers, tmp_path / "model.safetensors")
+    limits = SchedulerConfig(max_model_len=1 << 20)
+    asked = EngineConfig("torch", str(tmp_path), num_blocks_override=32, scheduler=limits)
+    with pytest.raises(ConfigError, match="cannot hold --max-model-len 1048576"):
+        build_executor(asked)
 
 
 def test_dtypes_are_chosen_by_name() -> None:
