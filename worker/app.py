@@ -83,7 +83,9 @@ async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
             if outputs.num_scheduled_tokens:
                 metrics.step_done(outputs.num_scheduled_tokens)
 
-        client = EngineClient(_with_hash_seed(config.engine), on_step, _supervision(config))
+        client = EngineClient(
+            _with_hash_seed(config.engine), on_step, _supervision(config), metrics.sleep_done
+        )
         try:
             parts = await _started(client, checkpoint, config.chat_template, stop)
             if parts is None:
@@ -203,6 +205,7 @@ def _faults(config: ServeConfig, client: EngineClient) -> FaultInjection | None:
         seed=engine.sim.seed,
         startup_seconds=config.faults.startup_seconds,
         api_keys=config.api.api_keys,
+        body_timeout_seconds=config.api.body_timeout_seconds,
         reply_headers=tuple((k.encode(), v.encode()) for k, v in config.faults.reply_headers),
     )
     return FaultInjection(setup, client, time.monotonic, lambda: os._exit(sim_runner.CRASH_STATUS))

@@ -12,12 +12,14 @@ import hmac
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
 from worker import sim_settings
 from worker.api.engine import Engine, OutputStream
+from worker.api.exchange import status_error
 from worker.api.fault_settings import (
     FAILURES,
     Crash,
@@ -31,7 +33,7 @@ from worker.api.fault_settings import (
 from worker.api.faulty_reply import FaultyReply, Message, Send, bad_metrics, reply
 from worker.config import SimConfig
 from worker.engine.messages import AddRequest, Command, CommandReply, Configure, EngineStats
-from worker.errors import ConfigError, EngineDeadError
+from worker.errors import ConfigError, EngineDeadError, RequestError
 from worker.executor.sim_random import bits, stream
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class FaultSetup:
     startup_seconds: float = 0.0
     api_keys: tuple[str, ...] = ()
     reply_headers: tuple[tuple[bytes, bytes], ...] = ()
+    body_timeout_seconds: float = 30.0
 
 
 class FaultInjection:
@@ -220,11 +223,14 @@ class FaultInjection:
 
     async def _update(self, receive: Receive, send: Send) -> None:
         try:
-            body = await _read(receive)
+            body = await _read(receive, self._setup.body_timeout_seconds)
             async with self._changing:  # each change builds on what the one before left
                 self._look_for_restart()
                 update = parse_update(self._faults, body, self._known)
                 await self._take(update)
+        except RequestError as error:
+            close = ((b"connection", b"close"),)  # what may still come is no request
+            await reply(send, error.status, error_body(error.status, str(error)), headers=close)
         except ConfigError as error:
             await reply(send, 400, error_body(400, str(error)))
         except EngineDeadError as error:
@@ -349,15 +355,21 @@ def _header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-async def _read(receive: Receive) -> bytes:
-    """The body of a request. Raises `ConfigError` when it is too long or the client leaves."""
+async def _read(receive: Receive, timeout_seconds: float) -> bytes:
+    """The body of a request. Raises 413 when it is too long, 408 when it takes too long, and
+    `ConfigError` when the client leaves.
+    """
     body: bytes = b""
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ConfigError("the client is gone")
-        body += message.get("body", b"")
-        if len(body) > MAX_CONFIG_BYTES:
-            raise ConfigError(f"the body is longer than {MAX_CONFIG_BYTES} bytes")
-        if not message.get("more_body", False):
-            return body
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            while (message := await receive())["type"] != "http.disconnect":
+                body += message.get("body", b"")
+                if len(body) > MAX_CONFIG_BYTES:
+                    problem = f"The body is longer than {MAX_CONFIG_BYTES} bytes"
+                    raise status_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, problem)
+                if not message.get("more_body", False):
+                    return body
+    except TimeoutError as error:
+        problem = f"The body did not arrive within {timeout_seconds:g} seconds"
+        raise status_error(HTTPStatus.REQUEST_TIMEOUT, problem) from error
+    raise ConfigError("the client is gone")

@@ -85,12 +85,17 @@ class Bench:
     app: Callable[[Any, Any, Any], Awaitable[None]]
 
     async def ask(
-        self, path: str = CHAT, body: Any = None, method: str = "POST", **headers: str
+        self,
+        path: str = CHAT,
+        body: Any = None,
+        method: str = "POST",
+        partial: bool = False,
+        **headers: str,
     ) -> Answer:
-        """One request."""
+        """One request; a `partial` one promises more of its body than ever comes."""
         answer = Answer()
         sent = b"" if body is None else json.dumps(body).encode()
-        messages = [{"type": "http.request", "body": sent, "more_body": False}]
+        messages = [{"type": "http.request", "body": sent, "more_body": partial}]
 
         async def receive() -> Any:
             if messages:
@@ -383,8 +388,11 @@ async def test_configuration_asks_for_the_key_when_there_is_one() -> None:
 
 
 async def test_configuration_is_read_and_posted_only() -> None:
-    """Other methods are told which there are; a long body is refused."""
-    subject = bench()
+    """Other methods are told which there are; a long body is refused, or one that does not come."""
+    subject = bench(body_timeout_seconds=3.0)
     answer = await subject.ask("/admin/config", method="DELETE")
     assert (answer.status, answer.headers[b"allow"]) == (405, b"GET, POST")
-    assert (await subject.ask("/admin/config", {"slow": "x" * (1 << 20)})).status == 400
+    assert (await subject.ask("/admin/config", {"slow": "x" * (1 << 20)})).status == 413
+    answer = await subject.ask("/admin/config", partial=True)
+    assert (answer.status, answer.headers[b"connection"]) == (408, b"close")
+    assert answer.times == pytest.approx([3])
