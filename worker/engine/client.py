@@ -13,12 +13,13 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from worker.config import EngineConfig
 from worker.engine.child import EngineChild
+from worker.engine.halts import Halts
 from worker.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -28,7 +29,9 @@ from worker.engine.messages import (
     EngineStats,
     FromEngine,
     RequestOutput,
+    Sleep,
     StepOutputs,
+    WakeUp,
 )
 from worker.engine.stream import RequestStream
 from worker.engine.supervision import RestartBudget, Supervision, add_counters, counters_of
@@ -37,7 +40,9 @@ from worker.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 StepObserver = Callable[[StepOutputs], None]
+SleepObserver = Callable[[float], None]
 
 
 class EngineClient:
@@ -45,8 +50,10 @@ class EngineClient:
     loop; `worker.api.engine.Engine` is what the API sees of it.
 
     `start` once, then `open` and `run` any number of times, `shutdown` once. `on_step` is called on
-    the event loop with every message of the engine's steps; it must be quick. What it raises is
-    logged and otherwise ignored.
+    the event loop with every message of the engine's steps, `on_sleep` with the seconds that each
+    sleep or wake-up took; they must be quick. What they raise is logged and otherwise ignored.
+
+    An engine that is started again pauses and sleeps as the one before it did.
     """
 
     def __init__(
@@ -54,9 +61,11 @@ class EngineClient:
         config: EngineConfig,
         on_step: StepObserver | None = None,
         supervision: Supervision = Supervision(),  # noqa: B008 (frozen)
+        on_sleep: SleepObserver | None = None,
     ) -> None:
         self._config = config
         self._on_step = on_step
+        self._on_sleep = on_sleep
         self._supervision = supervision
         self._budget = RestartBudget(supervision)
         self._child: EngineChild | None = None
@@ -66,6 +75,8 @@ class EngineClient:
         self._streams: dict[str, RequestStream] = {}
         self._replies: dict[int, asyncio.Future[CommandReply]] = {}
         self._command_ids = itertools.count(1)
+        self._asked: dict[int, tuple[Command, float]] = {}  # unanswered, and since when
+        self._halts = Halts()
         self._stats = EngineStats()
         self._past = EngineStats()  # the counters of engines that died
         self._num_restarts = 0
@@ -193,6 +204,7 @@ class EngineClient:
         number = next(self._command_ids)
         reply: asyncio.Future[CommandReply] = asyncio.get_running_loop().create_future()
         self._replies[number] = reply
+        self._asked[number] = (command, time.monotonic())
         try:
             child.send(msgspec.structs.replace(command, command_id=number))
             return await reply
@@ -232,19 +244,29 @@ class EngineClient:
             self._last_step_seconds = time.monotonic()
             for output in message.outputs:
                 self._deliver(output)
-            self._observe(message)
+            self._observe(self._on_step, message)
         elif isinstance(message, CommandReply):
+            self._note(message)
             reply = self._replies.get(message.command_id)
             if reply is not None and not reply.done():
                 reply.set_result(message)
 
-    def _observe(self, step: StepOutputs) -> None:
-        if self._on_step is None:
+    def _note(self, reply: CommandReply) -> None:
+        """Remember what the engine has done, whether or not somebody still waits for the answer."""
+        command, asked_seconds = self._asked.pop(reply.command_id, (None, 0.0))
+        if command is None or not reply.ok:
+            return
+        self._halts.note(command)
+        if isinstance(command, Sleep | WakeUp):
+            self._observe(self._on_sleep, time.monotonic() - asked_seconds)
+
+    def _observe(self, observer: Callable[[T], None] | None, seen: T) -> None:
+        if observer is None:
             return
         try:
-            self._on_step(step)
+            observer(seen)
         except Exception:  # raised on, it would leave the socket undrained and every stream stuck
-            logger.exception("the observer of steps failed")
+            logger.exception("an observer of the engine failed")
 
     def _deliver(self, output: RequestOutput) -> None:
         stream = self._streams.get(output.request_id)
@@ -276,6 +298,8 @@ class EngineClient:
                 child = self._child = self._new_child(config)
                 with contextlib.suppress(WorkerError):  # told and dealt with at the next turn
                     await _bring_up(child)
+                    for command in self._halts.commands():  # before anybody's requests
+                        child.send(command)
                     self._why_down = None
                     logger.warning("a new engine serves after %.1f s", time.monotonic() - lost_at)
         finally:
@@ -285,7 +309,10 @@ class EngineClient:
         """The engine is down: fail whoever waits for it, and keep its counters."""
         self._why_down = reason
         self._past = counters_of(add_counters(self._past, self._stats))
-        self._stats = EngineStats()
+        self._stats = EngineStats(
+            sleep_level=self._halts.sleep_level, is_paused=self._halts.is_halted
+        )
+        self._asked.clear()
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(EngineDeadError(reason))

@@ -90,6 +90,16 @@ VLLM_SERIES = (
         ),
     ),
     EngineSeries(
+        "vllm:num_requests_kv_fetch_by_stage",
+        "gauge",
+        "Requests that take their KV from elsewhere, by how far they are.",
+        (
+            ('stage="waiting_to_start"', _zero),
+            ('stage="in_progress"', _zero),
+            ('stage="completed_waiting"', _zero),
+        ),
+    ),
+    EngineSeries(
         "vllm:engine_sleep_state",
         "gauge",
         "Which of the states the engine is in.",
@@ -161,6 +171,7 @@ VLLM_SERIES = (
         "Requests whose logits were not numbers.",
         lambda n: n.num_corrupted_requests,
     ),
+    _counter("vllm:watermark_requests", "Not counted; vLLM has it optionally.", _zero),
     _counter("vllm:spec_decode_num_drafts", "Drafts made.", _zero),
     _counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.", _zero),
     _counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.", _zero),

@@ -126,6 +126,9 @@ class WorkerMetrics:
         self._prefill = latency(
             "request_prefill_time", "First scheduling to first token.", LATENCY_BUCKETS
         )
+        self._sleep = latency(
+            "sleep_mode_operation_duration", "Time to fall asleep or to wake up.", TTFT_BUCKETS
+        )
         self._decode = latency("request_decode_time", "First to last token.", LATENCY_BUCKETS)
 
     def _declare_sizes(self, max_model_len: int) -> None:
@@ -159,6 +162,10 @@ class WorkerMetrics:
     def step_done(self, num_tokens: int) -> None:
         """One engine step ran `num_tokens` tokens."""
         self._iteration.observe(num_tokens)
+
+    def sleep_done(self, seconds: float) -> None:
+        """The engine took so long to fall asleep, or to wake up."""
+        self._sleep.observe(seconds)
 
     def first_token(self, seconds: float) -> None:
         """A request got its first token `seconds` after it arrived."""

@@ -24,7 +24,9 @@ from worker.engine.messages import (
     RequestOutput,
     ResetPrefixCache,
     Resume,
+    Sleep,
     StepOutputs,
+    WakeUp,
 )
 from worker.engine.stream import RequestStream
 from worker.engine.supervision import Supervision
@@ -262,6 +264,31 @@ async def test_every_branch_has_a_stream_of_its_own(make_request: Make) -> None:
         assert client.num_unfinished == 0
         assert client.stats.prompt_tokens == 20
     finally:
+        await client.shutdown()
+
+
+async def test_a_sleeping_engine_that_dies_comes_back_asleep(make_request: Make) -> None:
+    """What was said about pausing and sleeping holds for the next engine, until it is undone."""
+    slept: list[float] = []
+    config = EngineConfig("sim", None, sim=SimConfig(time_scale=0.0))
+    client = EngineClient(config, on_sleep=slept.append)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await client.start()
+        assert (await client.run(Sleep(0, 1))).ok
+        assert not (await client.run(Sleep(0, 7))).ok
+        assert len(slept) == 1
+        signal_engine(client, signal.SIGKILL)
+        await until(lambda: not client.is_alive)
+        assert (client.stats.sleep_level, client.stats.is_paused) == (1, True)
+        await until(lambda: client.is_alive)
+        waiting = asyncio.create_task(last_of(client, make_request("a", [1])))
+        assert (await client.run(DumpCache(0))).ok
+        assert (client.stats.sleep_level, client.stats.is_paused) == (1, True)
+        assert not waiting.done()
+        assert (await client.run(WakeUp(0))).ok
+        assert (await waiting).finish_reason is FinishReason.LENGTH
+        assert (client.stats.sleep_level, client.stats.is_paused) == (None, False)
+        assert len(slept) == 2
         await client.shutdown()
 
 

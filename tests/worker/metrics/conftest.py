@@ -70,6 +70,7 @@ def page() -> bytes:
     metrics.request_ended(record())
     metrics.step_done(12)
     metrics.first_token(0.5)
+    metrics.sleep_done(0.25)
     metrics.next_tokens(0.02, 3)
     metrics.refused("max_num_queued_reqs")
     metrics.refused("draining")

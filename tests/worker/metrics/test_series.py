@@ -25,6 +25,10 @@ GAUGES = {
     "num_requests_running": (None, [2]),
     "num_requests_waiting": (None, [3]),
     "num_requests_waiting_by_reason": (("reason", ["capacity", "deferred"]), [2, 1]),
+    "num_requests_kv_fetch_by_stage": (
+        ("stage", ["waiting_to_start", "in_progress", "completed_waiting"]),
+        [0, 0, 0],
+    ),
     "engine_sleep_state": (
         ("sleep_state", ["awake", "weights_offloaded", "discard_all"]),
         [1, 0, 0],
@@ -55,6 +59,7 @@ COUNTERS = {
         [1, 0, 0, 0, 0],
     ),
     "corrupted_requests": (None, [8]),
+    "watermark_requests": (None, [0]),
     "spec_decode_num_drafts": (None, [0]),
     "spec_decode_num_draft_tokens": (None, [0]),
     "spec_decode_num_accepted_tokens": (None, [0]),
@@ -74,6 +79,7 @@ HISTOGRAMS = {
     "request_params_n": ((1, 2, 5, 10, 20), 1, 2),
     "request_num_preemptions": ((1, 2, 3, 4, 5, 10, 20), 1, 1),
     "time_to_first_token_seconds": (FIRST_TOKEN, 1, 0.5),
+    "sleep_mode_operation_duration_seconds": (FIRST_TOKEN, 1, 0.25),
     "inter_token_latency_seconds": (PER_TOKEN, 3, 0.06),
     "request_time_per_output_token_seconds": (PER_TOKEN, 1, 1),
     "e2e_request_latency_seconds": (LATENCY, 1, 6.5),
