@@ -189,7 +189,7 @@ def _shard_names(path: Path) -> list[str]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path}: not a JSON object")

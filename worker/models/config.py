@@ -77,6 +77,11 @@ class ModelConfig:
             raise ModelError(
                 f"{self.num_heads} attention heads cannot share {self.num_kv_heads} KV heads evenly"
             )
+        if self.rope_theta <= 1 or self.rms_norm_eps < 0:
+            raise ModelError(
+                f"rope_theta {self.rope_theta} must be above 1, and rms_norm_eps"
+                f" {self.rms_norm_eps} at least 0"
+            )
         if self.head_dim % 2:
             raise ModelError(f"head_dim {self.head_dim} is odd; rotary embedding needs pairs")
 
@@ -173,7 +178,7 @@ def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
         head_dim=fields.number("head_dim", int, _default_head_dim(architecture, hidden, heads)),
         max_context=hf_context_length(source, values),
         rms_norm_eps=fields.number("rms_norm_eps", float, 1e-6),
-        rope_theta=Fields(source, hf_rope(values)).number("rope_theta", float, 10000.0),
+        rope_theta=hf_rope(source, values).number("rope_theta", float, 10000.0),
         rope_scaling=hf_scaling(source, values),
         tied_head=fields.flag("tie_word_embeddings", default=architecture == "smollm3"),
         qkv_bias=attention_bias or architecture == "qwen2",

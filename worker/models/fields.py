@@ -9,6 +9,7 @@ from worker.errors import ModelError
 
 _T = TypeVar("_T", int, float)
 _MISSING = object()
+_LARGEST = 1 << 63  # no size or factor is near, and products of two are finite
 
 
 class Fields:
@@ -29,6 +30,8 @@ class Fields:
             raise ModelError(f"{self.source}: {key} is {value!r}, not a number")
         if value != value or abs(value) == float("inf"):
             raise ModelError(f"{self.source}: {key} is {value!r}, not a finite number")
+        if abs(value) > _LARGEST:
+            raise ModelError(f"{self.source}: {key} is too large a number")
         if kind is int and value != int(value):
             raise ModelError(f"{self.source}: {key} is {value!r}, not a whole number")
         return kind(value)

@@ -43,24 +43,29 @@ class RopeScaling:
     def __post_init__(self) -> None:
         if self.factor <= 0 or self.original_context < 1 or self.attention_factor <= 0:
             raise ModelError(f"rope scaling has a size that is not positive: {self}")
+        if self.beta_fast <= 0 or self.beta_slow <= 0:
+            raise ModelError(f"rope scaling turns a number of times that is not positive: {self}")
         if self.kind == "llama3" and self.high_frequency_factor <= self.low_frequency_factor:
             raise ModelError(f"rope scaling has its frequency factors the wrong way round: {self}")
 
 
-def hf_rope(values: Mapping[str, Any]) -> dict[str, Any]:
+def hf_rope(source: str, values: Mapping[str, Any]) -> Fields:
     """The rotary settings of either layout: `rope_parameters` (transformers 5), or `rope_theta`
-    beside `rope_scaling` (before).
+    beside `rope_scaling` (before). Raises `ModelError` when they are no object.
     """
-    rope = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
+    stated = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    if not isinstance(stated, Mapping):
+        raise ModelError(f"{source}: rope_parameters or rope_scaling is {stated!r}, not an object")
+    rope = dict(stated)
     for key in ("rope_theta", "partial_rotary_factor"):
         if key not in rope and values.get(key) is not None:
             rope[key] = values[key]
-    return rope
+    return Fields(source, rope)
 
 
 def hf_scaling(source: str, values: Mapping[str, Any]) -> RopeScaling | None:
     """The scaling in a `config.json`, or None; raise `ModelError` naming an unsupported kind."""
-    rope = Fields(source, hf_rope(values))
+    rope = hf_rope(source, values)
     kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
     if rope.number("partial_rotary_factor", float, 1.0) != 1.0:
         raise rope.refuse("partial rotary embedding is not supported")
@@ -86,12 +91,12 @@ def hf_scaling(source: str, values: Mapping[str, Any]) -> RopeScaling | None:
 
 def _hf_yarn(rope: Fields, positions: int) -> RopeScaling:
     original = rope.number("original_max_position_embeddings", int, positions)
-    factor = rope.number("factor", float, positions / original)
+    factor = rope.number("factor", float, positions / max(original, 1))
     attention = rope.optional("attention_factor")
     if attention is None:
         mscale, over_all = rope.optional("mscale"), rope.optional("mscale_all_dim")
         if mscale and over_all:
-            attention = _mscale(factor, mscale) / _mscale(factor, over_all)
+            attention = _mscale(factor, mscale) / (_mscale(factor, over_all) or 1.0)
         else:
             attention = _mscale(factor)
     return RopeScaling(
@@ -139,7 +144,7 @@ def hf_context_length(source: str, values: Mapping[str, Any]) -> int:
     """Positions a model with this `config.json` may attend to: as far as its scaling reaches, or
     the sliding window where that is shorter (inside it, full attention is the same thing).
     """
-    fields, rope = Fields(source, values), Fields(source, hf_rope(values))
+    fields, rope = Fields(source, values), hf_rope(source, values)
     positions = fields.number("max_position_embeddings", int)
     kind = rope.values.get("rope_type") or rope.values.get("type")
     factor = rope.number("factor", float, 1.0)

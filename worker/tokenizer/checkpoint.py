@@ -83,9 +83,9 @@ def _from_gguf(path: Path) -> Checkpoint:
     metadata = file.metadata
     architecture = file.architecture
     tokens = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not tokens:
-        raise ModelError(f"{path}: tokenizer.ggml.tokens is missing")
-    template = metadata.get("tokenizer.chat_template")
+    if not isinstance(tokens, list) or set(map(type, tokens)) != {str}:
+        raise ModelError(f"{path}: tokenizer.ggml.tokens is missing, or not a list of texts")
+    template = _gguf_template(file, "tokenizer.chat_template")
     named = {
         kind: _known_id(metadata.get(f"tokenizer.ggml.{key}_token_id"), tokens)
         for kind, key in (
@@ -116,7 +116,7 @@ def _from_gguf(path: Path) -> Checkpoint:
         gguf_metadata=metadata,
         bos_token_id=named["bos"],
         pad_token_id=named["pad"],
-        tool_chat_template=metadata.get("tokenizer.chat_template.tool_use"),
+        tool_chat_template=_gguf_template(file, "tokenizer.chat_template.tool_use"),
         special_tokens=texts,
         generation_config={
             name: metadata[f"general.sampling.{key}"]
@@ -124,6 +124,13 @@ def _from_gguf(path: Path) -> Checkpoint:
             if f"general.sampling.{key}" in metadata
         },
     )
+
+
+def _gguf_template(file: GgufFile, key: str) -> str | None:
+    template = file.metadata.get(key)
+    if template is not None and not isinstance(template, str):
+        raise ModelError(f"{file.path}: {key} is not a text")
+    return template
 
 
 def _gguf_vocab_size(file: GgufFile, num_tokens: int) -> int:
@@ -228,7 +235,10 @@ def _directory_template(path: Path, tokenizer_config: dict[str, Any], name: str)
     main = path / "chat_template.jinja"
     file = main if name == "default" else path / "additional_chat_templates" / f"{name}.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{file}: cannot be read: {error}") from error
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
@@ -245,7 +255,7 @@ def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
         raise ModelError(f"{path}: not a JSON object: {error}") from error
 
 
@@ -266,7 +276,7 @@ def _added_token_ids(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, 
     if described.is_file():
         try:
             parsed = msgspec.json.decode(described.read_bytes(), type=_TokenizerFile)
-        except msgspec.MsgspecError as error:
+        except (OSError, msgspec.MsgspecError, RecursionError) as error:
             raise ModelError(f"{described}: cannot be read: {error}") from error
         return {token.content: token.id for token in parsed.added_tokens}
     if not (path / "tokenizer.model").is_file():

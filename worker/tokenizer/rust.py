@@ -142,7 +142,7 @@ def from_tokenizer_json(path: Path) -> LibraryTokenizer:
     """
     try:
         decoder = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile).decoder
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be read: {error}") from error
     spelling, strips = _decoding(path, decoder)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tokenizers import AddedToken, decoders, models, processors
 from tokenizers import Tokenizer as RustTokenizer
@@ -24,6 +24,7 @@ from worker.tokenizer.sentencepiece import (
 from worker.tokenizer.sentencepiece_file import read_sentencepiece
 
 _KEY = "tokenizer.ggml."
+_Entry = TypeVar("_Entry")
 
 
 class Tokenizer(Protocol):
@@ -113,7 +114,8 @@ def _byte_level_from_gguf(path: Path, metadata: dict[str, Any]) -> LibraryTokeni
             f" supported are {', '.join(pretokenize.NAMES)}"
         )
     tokens: list[str] = metadata[f"{_KEY}tokens"]
-    merges = [tuple(m.split(" ", 1)) for m in metadata.get(f"{_KEY}merges", [])]
+    pairs = (m.partition(" ") for m in _list_of(path, metadata, "merges", str))
+    merges = [(left, right) for left, _, right in pairs]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     try:
         bpe = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=rule.ignore_merges)
@@ -125,18 +127,27 @@ def _byte_level_from_gguf(path: Path, metadata: dict[str, Any]) -> LibraryTokeni
         rust.normalizer = normalizer
     rust.pre_tokenizer = rule.pre_tokenizer()
     rust.decoder = decoders.ByteLevel()
-    _add_marked_tokens(rust, tokens, metadata.get(f"{_KEY}token_type", []))
+    _add_marked_tokens(rust, tokens, _list_of(path, metadata, "token_type", int))
     template, added = ["$A"], []
     for kind, default in (("bos", rule.adds_bos), ("eos", False)):
         token_id = _asked_id(metadata, kind, default, len(tokens))
         if token_id is not None:
-            template.insert(0 if kind == "bos" else len(template), tokens[token_id])
-            added.append((tokens[token_id], token_id))
+            template.insert(0 if kind == "bos" else len(template), kind)
+            # By a name of ours: the text itself may be one that templates read otherwise.
+            added.append({"id": kind, "ids": [token_id], "tokens": [tokens[token_id]]})
     if added:
-        rust.post_processor = processors.TemplateProcessing(
-            single=template, special_tokens=list(dict.fromkeys(added))
-        )
+        rust.post_processor = processors.TemplateProcessing(single=template, special_tokens=added)
     return LibraryTokenizer(rust)
+
+
+def _list_of(
+    path: Path, metadata: dict[str, Any], key: str, kind: type[_Entry], *others: type
+) -> list[_Entry]:
+    """A list of the vocabulary whose entries are all of a kind; none where it is missing."""
+    values = metadata.get(f"{_KEY}{key}", [])
+    if not isinstance(values, list) or not set(map(type, values)) <= {kind, *others}:
+        raise ModelError(f"{path}: {_KEY}{key} is not a list of {kind.__name__} values")
+    return values
 
 
 def _asked_id(metadata: dict[str, Any], kind: str, default: bool, vocab_size: int) -> int | None:
@@ -160,9 +171,9 @@ def _add_marked_tokens(rust: RustTokenizer, tokens: list[str], types: list[int])
 
 def _sentencepiece_from_gguf(path: Path, metadata: dict[str, Any]) -> SentencePieceTokenizer:
     tokens: list[str] = metadata[f"{_KEY}tokens"]
-    scores = metadata.get(f"{_KEY}scores")
-    kinds = metadata.get(f"{_KEY}token_type") or [NORMAL] * len(tokens)
-    if not isinstance(scores, list) or len(scores) != len(tokens) or len(kinds) != len(tokens):
+    scores = _list_of(path, metadata, "scores", float, int)
+    kinds = _list_of(path, metadata, "token_type", int) or [NORMAL] * len(tokens)
+    if len(scores) != len(tokens) or len(kinds) != len(tokens):
         raise ModelError(
             f"{path}: tokenizer.ggml.scores and token_type must have one entry for each of the"
             f" {len(tokens)} tokens of a SentencePiece vocabulary"
@@ -200,6 +211,8 @@ def _with_added_tokens(
     entries = added.items() if isinstance(added, dict) else ()
     for key, token in sorted(entries, key=lambda entry: int(entry[0])):
         token_id = int(key)
+        if not isinstance(token, dict):
+            raise ModelError(f"{path}: the added token {token_id} is not an object")
         if token_id > len(result):
             raise ModelError(f"{path}: added tokens leave a gap before id {token_id}")
         kind = CONTROL if token.get("special") else USER_DEFINED

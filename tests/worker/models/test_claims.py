@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from worker.errors import ModelError
+from worker.models.config import from_hf
 from worker.models.loader import load_model
 
 CPU = torch.device("cpu")
@@ -44,3 +45,46 @@ def test_the_rotary_table_is_as_long_as_sequences_get(save_tiny: Callable[..., A
     path = save_tiny().path
     for asked, length in ((None, 256), (100, 100), (1000, 256)):
         assert load_model(path, torch.float32, CPU, asked).rope.cos.shape[0] == length
+
+
+SHAPE: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"rope_scaling": [1]}, r"rope_scaling is \[1\], not an object"),
+        ({"rope_scaling": "x"}, "rope_scaling is 'x', not an object"),
+        ({"rope_scaling": {**YARN, "original_max_position_embeddings": 0}}, "not positive"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 0}},
+            "not positive",
+        ),
+        ({"rope_scaling": {**YARN, "beta_fast": -1}}, "not positive"),
+        ({"rope_scaling": {**YARN, "factor": 1e308}}, "factor is too large"),
+        ({"vocab_size": 10**400}, "vocab_size is too large"),
+        ({"rope_theta": 0}, "rope_theta 0.0 must be above 1"),
+        ({"rope_theta": -1}, "rope_theta -1.0 must be above 1"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps -1.0"),
+    ],
+)
+def test_values_the_arithmetic_cannot_take_are_refused(change: dict[str, Any], reason: str) -> None:
+    """No division by zero while it is read, and no NaN in what is made of it."""
+    with pytest.raises(ModelError, match=reason):
+        from_hf("config.json", {**SHAPE, **change})
+
+
+def test_a_configuration_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    """Nesting that no parser follows is a damaged file like any other."""
+    (tmp_path / "config.json").write_bytes(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+    with pytest.raises(ModelError, match=r"config\.json: cannot be read"):
+        load_model(tmp_path, torch.float32, CPU)
