@@ -231,7 +231,10 @@ def main() -> int:
         level=logging.INFO, format="%(asctime)s %(levelname)s [engine] %(name)s: %(message)s"
     )
     size = int.from_bytes(sys.stdin.buffer.read(4), "little")
-    config = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=EngineConfig)
+    encoded = sys.stdin.buffer.read(size)
+    if not encoded or len(encoded) < size:  # our parent is gone already
+        _exit_with_parent(*sys.argv[1:3])
+    config = msgspec.msgpack.decode(encoded, type=EngineConfig)
     threading.Thread(
         target=_exit_with_parent, args=sys.argv[1:3], name="parent-watch", daemon=True
     ).start()

@@ -46,8 +46,11 @@ async def test_the_engine_process_imports_no_tensor_library() -> None:
     assert stdout.strip() == b"set()"
 
 
-async def test_an_orphan_removes_what_its_parent_left(tmp_path: Path) -> None:
-    """A parent that was killed cannot: its end closes standard input, and the engine cleans up."""
+@pytest.mark.parametrize("length", [None, 10, 0])
+async def test_an_orphan_removes_what_its_parent_left(tmp_path: Path, length: int | None) -> None:
+    """A parent that was killed cannot: its end closes standard input, and the engine cleans up,
+    even if it has got nothing, or half of its configuration.
+    """
     directory = tmp_path / "pointsman-x"
     directory.mkdir()
     sockets = [directory / "engine.sock", directory / "beats.sock"]
@@ -59,6 +62,6 @@ async def test_an_orphan_removes_what_its_parent_left(tmp_path: Path) -> None:
     )
     config = msgspec.msgpack.encode(EngineConfig("sim", None))
     async with asyncio.timeout(60.0):
-        await process.communicate(len(config).to_bytes(4, "little") + config)
+        await process.communicate((len(config).to_bytes(4, "little") + config)[:length])
     assert process.returncode == 1
     assert not directory.exists()
