@@ -117,7 +117,8 @@ class ChatTemplate:
     def _compiled(self, source: str) -> Template:
         try:
             return self._environment.from_string(source)
-        except (TemplateSyntaxError, RecursionError) as error:
+        except (TemplateSyntaxError, SyntaxError, RecursionError) as error:
+            # Python, which Jinja compiles to, has bounds of its own on how deep blocks may nest.
             raise ModelError(f"the chat template is not valid Jinja: {error}") from error
 
     def render(

@@ -97,6 +97,18 @@ def test_a_broken_template_is_the_models_error() -> None:
         template("{% if %}")
 
 
+@pytest.mark.parametrize(
+    ("opening", "closing", "depth"),
+    [("{% for a in [1] %}", "{% endfor %}", 25), ("{% if 1 %}", "{% endif %}", 120)],
+)
+def test_blocks_nested_too_deeply_are_the_models_error(
+    opening: str, closing: str, depth: int
+) -> None:
+    """Python compiles only so many blocks in one another, whatever Jinja thinks of them."""
+    with pytest.raises(ModelError, match="not valid Jinja: too many"):
+        template(opening * depth + "x" + closing * depth)
+
+
 def test_a_second_broken_template_is_found_too() -> None:
     """The template for tools is compiled at start-up like the other."""
     with pytest.raises(ModelError, match="chat template"):
