@@ -17,8 +17,9 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from jinja2 import Environment, Template, nodes, pass_context
@@ -27,11 +28,13 @@ from jinja2.filters import make_attrgetter
 from jinja2.nodes import EvalContext
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 _BUDGET, _STEP, _SIZED = "<budget>", "<step>", "<sized>"  # names no template can write
 _STEPS_BETWEEN_CLOCKS = 256
 _LARGEST_WIDTH = 10_000
+_MOST_WRAPPED = 1 << 30
 _WIDE_FORMAT = re.compile(r"\d{5,}|\*")
 # Filters whose numbers are values or cut text, not widths.
 _WITHOUT_WIDTHS = frozenset(("default", "d", "truncate", "int", "float", "sum", "round"))
@@ -90,9 +93,8 @@ def _step(context: Context, value: None, chars: int) -> bool:
 @pass_context
 def _put_out(context: Context, value: Any) -> Any:
     """The hook before a value becomes text of the output."""
-    if isinstance(value, str):
-        budget: _Budget = context.parent[_BUDGET]
-        budget.put_out(len(value))
+    budget: _Budget = context.parent[_BUDGET]
+    budget.put_out(_text_size(value, {}))
     return value
 
 
@@ -176,6 +178,10 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
             elif name == "indent":
                 width = next((v for v in values[1:] if isinstance(v, str)), "    ")
                 self._check_size(str(values[0]).count("\n") * len(width))
+            elif name == "wordwrap":
+                _check_wrapping(str(values[0]), *args[passed + 1 :][:1], **kwargs)
+            elif name == "string":
+                self._check_size(_text_size(values[0], {}))
             if name not in _WITHOUT_WIDTHS:
                 _check_widths(name, values[1:])
             return self._sized(function(*args, **kwargs))
@@ -188,6 +194,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
             value = map(make_attrgetter(self, attribute), value)
         parts, size = [], 0
         for item in value:
+            self._check_size(_text_size(item, {}))
             parts.append(str(item))
             size += len(parts[-1]) + len(d)
             self._check_size(size)
@@ -223,6 +230,36 @@ def _filtered(node: nodes.Expr, name: str, *constants: int) -> nodes.Filter:
 def _check_format(text: str) -> None:
     if _WIDE_FORMAT.search(text):
         raise SecurityError("a format has a width that is too large or not written out")
+
+
+def _check_wrapping(text: str, width: int = 79, **_: Any) -> None:
+    """Refuse a line that is so much longer than the width that `textwrap`, which copies what is
+    left of a word for every piece of it, would take seconds.
+    """
+    copied = sum(len(line) ** 2 for line in text.splitlines())
+    if copied > _MOST_WRAPPED * max(1, width):
+        raise SecurityError("wordwrap: a line is too long for the width")
+
+
+def _text_size(value: Any, known: dict[int, int]) -> int:
+    """At least about how many characters the text of a value has, found without making it. `known`
+    are the sizes of containers by identity: one may be in others any number of times.
+    """
+    if isinstance(value, str):
+        return len(value)
+    parts: Iterable[Any]
+    if isinstance(value, Mapping):
+        parts = chain(value.keys(), value.values())
+    elif isinstance(value, list | tuple | Set):
+        parts = value
+    elif isinstance(value, Namespace):  # whose attributes are a template's own
+        parts = object.__getattribute__(value, "__dict__").values()
+    else:
+        return 1
+    size = known.get(id(value))
+    if size is None:
+        size = known[id(value)] = 2 + sum(2 + _text_size(part, known) for part in parts)
+    return size
 
 
 def _check_widths(name: str, values: Iterable[Any]) -> None:

@@ -59,6 +59,13 @@ def test_turns_and_calls_are_counted(source: str) -> None:
         "{{ ('y' * 5000).join(['x'] * 100) }}",
         "{{ ([{'a': 'x' * 5000}] * 100) | join(attribute='a') }}",
         "{{ ('x\n' * 2000) | indent('y' * 2000) }}",
+        "{{ [[[0] * 100] * 100] * 100 }}",
+        "{{ ([[[0] * 100] * 100] * 100) | string | length }}",
+        "{{ [[[[0] * 100] * 100] * 100] | join | length }}",
+        "{{ {'a': ['x' * 5000] * 5} }}",
+        "{{ namespace(a=['x' * 5000] * 5) }}",
+        "{% set n = namespace(s=[1]) %}"
+        "{% for i in range(40) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}",
     ],
 )
 def test_text_cannot_grow_without_bound(source: str) -> None:
@@ -71,6 +78,9 @@ def test_text_cannot_grow_without_bound(source: str) -> None:
     "source",
     [
         "{{ 10 ** 10 ** 10 }}",
+        "{{ ('a' * 200000) | wordwrap(1) }}",
+        "{{ ('a' * 200000) | wordwrap(break_long_words=true, width=2) }}",
+        "{{ (' ' * 200000) | wordwrap(-1) }}",
         "{{ '%1000000000d' % 1 }}",
         "{{ '%*d' % (1000000000, 1) }}",
         "{{ '{:>1000000000}'.format(1) }}",
@@ -125,3 +135,10 @@ def test_every_render_has_the_whole_budget() -> None:
 def test_ordinary_templates_are_not_changed(source: str, expected: str) -> None:
     """The loop variable, filters, methods and arithmetic of templates mean what they always do."""
     assert render(source, xs=[1, 2], d={"a": 1}) == expected
+
+
+def test_values_that_fit_are_put_out_as_ever() -> None:
+    """Lists, objects and wrapped text within the limits look as in any Jinja."""
+    source = "{{ xs }} {{ xs | string }} {{ [xs] | join }} {{ ('ab ' * 3) | wordwrap(width=5) }}"
+    nested = [1, "a", {"b": (None, True)}]
+    assert render(source, SMALL, xs=nested) == f"{nested} {nested} {nested} ab ab\nab"
