@@ -110,6 +110,9 @@ class KvEventPublisher:
 
         Never blocks. What a full queue costs is told above.
         """
+        if not self._thread.is_alive():  # it failed, or was closed: nobody will send this
+            self._num_dropped += 1
+            return
         if len(self._queue) < self._max_queued:
             self._enqueue(events)
             return
@@ -187,7 +190,7 @@ class _Sender:
         try:
             self._serve()
         except Exception:
-            # The engine goes on without: the queue overflows, and the drops are counted.
+            # The engine goes on without: from here on every batch counts as dropped.
             logger.exception("the publisher of KV events failed")
         finally:
             for socket in (self._wake, self._pub, self._replay):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -208,7 +208,19 @@ def test_closing_sends_what_is_queued_and_may_be_repeated(context: zmq.Context[A
         number = -1
         while number < last:
             number = int.from_bytes(receive(subscriber)[1], "big")
+        assert number == last
         events.close()
+
+
+def test_batches_that_nobody_will_send_count_as_dropped() -> None:
+    """A sender that failed does not fill the queue in silence."""
+    with publisher() as events:
+        events.publish([BlockRemoved(cast(Any, None))])  # no digest: cannot be encoded
+        events._thread.join(10)
+        assert events.num_dropped == 0
+        events.publish(STORED)
+        events.publish(STORED)
+        assert events.num_dropped == 2
 
 
 @pytest.mark.parametrize(
