@@ -96,6 +96,49 @@ class SimConfig:
     output_tokens_std: float = 0.0
 
 
+SPECULATIVE_METHODS = ("ngram", "suffix", "draft_model", "eagle")
+REJECTION_SAMPLE_METHODS = ("standard", "block")
+DRAFT_SAMPLE_METHODS = ("greedy", "gumbel", "probabilistic")
+MAX_SPECULATIVE_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """`--speculative-config`, field names and defaults those of vLLM where it has them.
+
+    `method` is one of SPECULATIVE_METHODS. `num_speculative_tokens` is the most drafts that a step
+    verifies of one sequence. `model` is the draft model, or the file of a trained head (None: the
+    one that fits the target, shipped or trained before).
+
+    n-gram: prompt lookup of the last `prompt_lookup_min` to `prompt_lookup_max` tokens.
+    Suffix: `suffix_decoding_*`, over the sequence itself and recently finished outputs.
+
+    `draft_sample_method` is how a draft model or head chooses when the request samples: its
+    likeliest token ("greedy"), the one that the request's own noise would make it draw ("gumbel"),
+    or a draw from its own distribution ("probabilistic"). With the first two, output is token for
+    token what it is without speculation. `rejection_sample_method` is how drafts are verified that
+    were drawn from a distribution.
+
+    `num_speculative_tokens_per_batch_size` holds (first, last, most drafts) by the number of
+    sequences that decode; it overrides the adaptive length, which `enable_adaptive_verification`
+    turns off for good: then every sequence verifies as many drafts as there are.
+    """
+
+    method: str
+    num_speculative_tokens: int
+    model: str | None = None
+    prompt_lookup_min: int = 5
+    prompt_lookup_max: int = 5
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    draft_sample_method: str = "greedy"
+    rejection_sample_method: str = "standard"
+    num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = ()
+    enable_adaptive_verification: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class KvEventsConfig:
     """`--kv-events-config`, field names and defaults those of vLLM; `format` "map" or "array" is
@@ -147,6 +190,7 @@ class EngineConfig:
     sim: SimConfig = field(default_factory=SimConfig)
     kv_events: KvEventsConfig = field(default_factory=lambda: KvEventsConfig())
     eos_token_ids: tuple[int, ...] = ()
+    speculative: SpeculativeConfig | None = None  # None: one token a step
 
 
 @dataclass(frozen=True, slots=True)

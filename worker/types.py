@@ -93,6 +93,22 @@ class SampleSpec:
     history: Sequence[int] = ()
     num_prompt: int = 0
 
+    def after(self, drafts: Sequence[int]) -> SampleSpec:
+        """How to draw the token that comes after this spec's own, were that and the next ones
+        `drafts`: as if they had been drawn, in penalties, bad words and `min_tokens`.
+        """
+        if not drafts:
+            return self
+        position = self.position + len(drafts)
+        bans = position - self.num_prompt < self.params.min_tokens
+        return SampleSpec(
+            self.params,
+            position,
+            self.banned_ids if bans else (),
+            [*self.history, *drafts] if self.params.needs_history else (),
+            self.num_prompt,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
@@ -110,6 +126,15 @@ class ScheduledSequence:
     `prompt_targets` asks for the log probabilities of prompt tokens: of the token
     `prompt_targets[i]` after position `start` + i, for the first rows of the chunk;
     `num_prompt_logprobs` is how many of the likeliest tokens go with each.
+
+    The last `num_drafts` of `token_ids` are drafts: guesses, behind exactly one token that is known
+    (the last of the sequence), to be verified in this step. `samples` then holds the one spec of
+    the token after the known one, and the result has a run of draws: the drafts that stood, and one
+    token more. The specs of the later rows follow from it: see `SampleSpec.after`. The KV of drafts
+    that fell is written over later.
+
+    `num_to_draft` asks the executor's own drafter, if it has one, for up to so many drafts of what
+    comes after this step's draws. The block table has room for the draws and those drafts.
     """
 
     seq_id: int
@@ -120,6 +145,13 @@ class ScheduledSequence:
     takes_pending: bool = False
     prompt_targets: Sequence[int] = ()
     num_prompt_logprobs: int = 0
+    num_drafts: int = 0
+    num_to_draft: int = 0
+
+    @property
+    def drafts(self) -> Sequence[int]:
+        """The drafted tokens that this step verifies."""
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
     @property
     def num_tokens(self) -> int:
@@ -166,14 +198,33 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafts:
+    """Guesses of the next tokens of a sequence whose next token stands at `position`.
+
+    `confidences[i]`, in (0, 1], is how sure the drafter is of `token_ids[i]`, given that those
+    before it stand; on a scale of its own (`engine.speculation` learns what it is worth).
+    """
+
+    position: int
+    token_ids: tuple[int, ...]
+    confidences: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelOutput:
     """What one step gave, by sequence id.
 
-    `sampled` holds a `Draw` for each `SampleSpec`, in order. `prompt_logprobs` holds one entry for
+    `sampled` holds a `Draw` for each `SampleSpec`, in order; for a sequence with drafts, those that
+    stood and one token more: 1 to 1 + `num_drafts` draws. `prompt_logprobs` holds one entry for
     each of `prompt_targets`. `failed` names sequences that could not be answered (logits that are
-    not numbers) and why; they stand in neither of the others.
+    not numbers) and why; they stand in none of the others.
+
+    `drafts` are what the executor's own drafter guesses, for sequences with `num_to_draft`; one
+    may be missing or shorter than asked for. `drafting_seconds` of the step's time went into them.
     """
 
     sampled: dict[int, tuple[Draw, ...]]
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    drafts: dict[int, Drafts] = field(default_factory=dict)
+    drafting_seconds: float = 0.0

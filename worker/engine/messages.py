@@ -157,6 +157,18 @@ class CommandReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     event_sequence: int | None = None
 
 
+class SpeculationFigures(msgspec.Struct, frozen=True, array_like=True):
+    """How speculation went for one answer so far.
+
+    `accepted_histogram[i]` counts the steps with drafts of which exactly i were accepted.
+    """
+
+    num_steps: int  # with drafts
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    accepted_histogram: list[int]
+
+
 class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one sequence since its last output; the last one carries `finish_reason`.
 
@@ -183,6 +195,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[TokenLogprobs] = []
+    speculation: SpeculationFigures | None = None  # with the last output, if there were any drafts
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
@@ -212,6 +225,12 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_restarts: int = 0
     stalled_seconds: float = 0.0
     is_paused: bool = False  # `Pause` or `Sleep` holds
+    num_drafts: int = 0  # sequences' shares of steps that verified drafts
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_by_position: tuple[int, ...] = ()
+    num_drafter_failures: int = 0  # a drafter raised; the sequence goes on without it
+    num_speculative_tokens: float = 0.0  # drafts per decoding sequence in the last step: a gauge
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
