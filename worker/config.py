@@ -236,6 +236,8 @@ class ApiConfig:
     max_connections: int | None = None
     # What sampling fields are when a request does not say, by field name; of numbers.
     default_sampling: tuple[tuple[str, float], ...] = ()
+    # The most drafts that a step verifies of one sequence; None: there is no speculation.
+    num_speculative_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

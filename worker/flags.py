@@ -19,6 +19,7 @@ from worker.engine_flags import (
 from worker.errors import ConfigError
 from worker.server_flags import add_model_flags, add_server_flags, api_config, tls_config
 from worker.sim_flags import add_sim_flags, fault_config, sim_config
+from worker.speculation_flags import add_speculation_flags, speculative_config
 from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint
 
@@ -49,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_server_flags(parser.add_argument_group("server"))
     add_engine_flags(parser.add_argument_group("engine"))
     add_scheduler_flags(parser.add_argument_group("scheduler"))
+    add_speculation_flags(parser.add_argument_group("speculative decoding"))
     add_failure_flags(parser.add_argument_group("engine failures"))
     add_sim_flags(parser.add_argument_group("simulator (--engine sim)"))
     return parser
@@ -86,7 +88,11 @@ def resolve(
     if not 0 <= options.port < 1 << 16:
         raise ConfigError(f"--port must be in [0, 65535], got {options.port}")
     max_model_len = _max_model_len(options.max_model_len, checkpoint)
+    speculative = speculative_config(options)
     api = api_config(options, checkpoint, max_model_len, environment)
+    if speculative is not None:
+        most_drafts = speculative.num_speculative_tokens
+        api = dataclasses.replace(api, num_speculative_tokens=most_drafts)
     eos_token_ids = (sim.IM_END_ID,) if checkpoint is None else checkpoint.eos_token_ids
     engine = engine_config(
         options,
@@ -103,6 +109,7 @@ def resolve(
             engine,
             scheduler=scheduler_config(options, max_model_len),
             eos_token_ids=eos_token_ids,
+            speculative=speculative,
         ),
         shutdown_timeout_seconds=options.shutdown_timeout,
         engine_failure_policy=options.engine_failure_policy,

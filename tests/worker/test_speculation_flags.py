@@ -1,0 +1,206 @@
+"""`--speculative-config` is vLLM's, and what it cannot say is refused by name."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.config import SpeculativeConfig
+from worker.errors import ConfigError
+from worker.flags import build_parser, resolve
+from worker.speculation_flags import parse
+from worker.tokenizer.checkpoint import Checkpoint
+
+TINY = Checkpoint(Path("/models/tiny.gguf"), "tiny", 2048, 49152, (2,), None, "", "")
+NGRAM = {"method": "ngram", "num_speculative_tokens": 8}
+TABLE = "num_speculative_tokens_per_batch_size"
+
+
+def resolved(config: object, *flags: str, name: str = "--speculative-config") -> Any:
+    """The whole configuration with this one, as JSON unless it is text."""
+    text = config if isinstance(config, str) else json.dumps(config)
+    return resolve(build_parser().parse_args([name, text, *flags]), TINY, {})
+
+
+def test_there_is_no_speculation_without_the_flag() -> None:
+    """One token a step, and no series of positions."""
+    config = resolve(build_parser().parse_args([]), TINY, {})
+    assert (config.engine.speculative, config.api.num_speculative_tokens) == (None, None)
+
+
+@pytest.mark.parametrize("flag", ["--speculative-config", "-sc"])
+def test_it_reaches_the_engine_and_the_front_end(flag: str) -> None:
+    """Under both of vLLM's names."""
+    config = resolved(NGRAM, name=flag)
+    assert config.engine.speculative == SpeculativeConfig("ngram", 8)
+    assert config.api.num_speculative_tokens == 8
+
+
+def test_every_field_can_be_given() -> None:
+    """No field of the configuration is out of reach; null is as good as nothing."""
+    values: dict[str, dict[str, Any]] = {
+        "ngram": {**NGRAM, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
+        "suffix": {
+            "method": "suffix",
+            "num_speculative_tokens": 16,
+            "suffix_decoding_max_tree_depth": 12,
+            "suffix_decoding_max_cached_requests": 0,
+            "suffix_decoding_max_spec_factor": 2.5,
+            "suffix_decoding_min_token_prob": 0.2,
+            "enable_adaptive_verification": False,
+            TABLE: [[1, 4, 16], [5, 8, 2], [9, 128, 0]],
+        },
+        "eagle": {
+            "method": "eagle",
+            "num_speculative_tokens": 3,
+            "model": "/heads/a.safetensors",
+            "draft_sample_method": "gumbel",
+            "rejection_sample_method": "block",
+        },
+    }
+    given_names = set()
+    for method, given_values in values.items():
+        config = parse({**given_values, "revision": None, "draft_tensor_parallel_size": 1})
+        assert config.method == method
+        for name, value in given_values.items():
+            told = getattr(config, name)
+            assert (list(map(list, told)) if name == TABLE else told) == value
+        given_names |= set(given_values)
+    assert given_names == {field.name for field in fields(SpeculativeConfig)}
+
+
+@pytest.mark.parametrize(
+    ("given_lengths", "expected"),
+    [({}, (5, 5)), ({"min": 3}, (3, 3)), ({"max": 7}, (7, 7)), ({"min": 1, "max": 4}, (1, 4))],
+)
+def test_lookup_lengths_follow_each_other(
+    given_lengths: dict[str, int], expected: tuple[int, int]
+) -> None:
+    """Neither is 5 and 5; one alone is both."""
+    named = {f"prompt_lookup_{name}": value for name, value in given_lengths.items()}
+    config = parse({**NGRAM, **named})
+    assert (config.prompt_lookup_min, config.prompt_lookup_max) == expected
+
+
+def test_the_method_follows_from_the_model() -> None:
+    """A model is a draft model; the names of lookups are what vLLM lets a model be."""
+    config = parse({"model": "~/small.gguf"})
+    assert (config.method, config.model) == ("draft_model", str(Path("~/small.gguf").expanduser()))
+    for model in ("ngram", "[ngram]"):
+        assert parse({"model": model, "num_speculative_tokens": 2}).method == "ngram"
+    assert parse({"model": "ngram", **NGRAM}).model is None
+
+
+def test_lengths_have_defaults_where_something_says_them() -> None:
+    """A suffix tree is as deep as it drafts; models draft a few tokens; a head needs no name."""
+    assert parse({"method": "suffix"}).num_speculative_tokens == 24
+    deep = {"method": "suffix", "suffix_decoding_max_tree_depth": 500}
+    assert parse(deep).num_speculative_tokens == 128
+    head = parse({"method": "eagle"})
+    assert (head.num_speculative_tokens, head.model) == (5, None)
+    assert parse({"model": "small.gguf"}).num_speculative_tokens == 5
+
+
+def test_a_relative_model_is_found_from_anywhere() -> None:
+    """The engine process gets a whole path."""
+    assert parse({"model": "small.gguf"}).model == str(Path.cwd() / "small.gguf")
+
+
+def test_switches_of_vllm_that_are_off_say_what_is_so_anyway() -> None:
+    """False and null pass for what is not built; true does not."""
+    off = {"parallel_drafting": False, "use_heterogeneous_vocab": None}
+    assert parse({**NGRAM, **off}) == parse(NGRAM)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "ngrams"}, "unknown method 'ngrams'; supported are ngram, suffix"),
+        ({"method": None}, "method is missing; supported are ngram"),
+        ({"method": "eagle3"}, "'eagle3' is not supported: .*train-draft"),
+        ({"method": "ngram_gpu"}, "use ngram"),
+        ({"method": "deepseek_mtp"}, "needs a model with such layers"),
+        ({"method": "medusa"}, "'medusa' is not supported"),
+        ({"method": 7}, "unknown method 7"),
+        ({"num_speculative_tokens": None}, "num_speculative_tokens is missing"),
+        ({"num_speculative_tokens": 0}, r"must be an integer in \[1, 128\], got 0"),
+        ({"num_speculative_tokens": 129}, r"must be an integer in \[1, 128\], got 129"),
+        ({"num_speculative_tokens": True}, "num_speculative_tokens must be an integer"),
+        ({"num_speculative_tokens": "5"}, "num_speculative_tokens must be an integer"),
+        ({"num_speculative_token": 5}, "did you mean num_speculative_tokens?"),
+        ({"colour": "red"}, "unknown field 'colour'; known are method, num_speculative_tokens"),
+        ({"prompt_lookup_min": 0}, "prompt_lookup_min must be an integer"),
+        ({"prompt_lookup_min": 5, "prompt_lookup_max": 4}, "5 is more than prompt_lookup_max 4"),
+        ({"model": "x.gguf"}, "model is of method draft_model and eagle, not of ngram"),
+        ({"suffix_decoding_max_tree_depth": 3}, "is of method suffix, not of ngram"),
+        ({"draft_sample_method": "gumbel"}, "is of method draft_model and eagle, not of ngram"),
+        ({"draft_sample_method": "hot"}, "must be one of greedy, gumbel, probabilistic"),
+        ({"rejection_sample_method": "synthetic"}, "always the model's own; supported are stan"),
+        ({"rejection_sample_method": []}, "must be one of standard, block"),
+        ({"synthetic_acceptance_length": 2.5}, "synthetic_acceptance_length is not supported"),
+        ({"parallel_drafting": True}, "parallel_drafting is not supported"),
+        ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size must be 1"),
+        ({"enable_adaptive_verification": 1}, "must be true or false"),
+        ({TABLE: {"1": 2}}, "must be a list of"),
+        ({TABLE: [[1, 2]]}, "must be a list of"),
+        ({TABLE: [[1, 2, 3.0]]}, "must be a list of"),
+        ({TABLE: [[2, 4, 1]]}, "must begin with batch size 1, not 2"),
+        ({TABLE: [[1, 4, 2], [4, 8, 1]]}, "without overlaps"),
+        ({TABLE: [[1, 4, 2], [9, 8, 1]]}, "in order of batch size"),
+        ({TABLE: [[1, 4, 9]]}, r"0 to num_speculative_tokens \(8\) drafts, not 9"),
+        ({TABLE: [[1, 4, -1]]}, "not -1"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    """The flag, the field, and what it may be."""
+    with pytest.raises(ConfigError, match=f"^--speculative-config: .*{message}"):
+        resolved({**NGRAM, **changes})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"method": "draft_model"}, "needs model"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, r"a number in \[0, 1\]"),
+        ({"method": "suffix", "suffix_decoding_max_spec_factor": -1}, "a number of 0 or more"),
+        ({"method": "eagle", "model": ""}, "model must be the path"),
+        ("[1]", "not a JSON object"),
+        ("{", "not a JSON object"),
+    ],
+)
+def test_other_methods_and_broken_json_are_refused_too(config: object, message: str) -> None:
+    """Whatever is wrong, it is one sentence."""
+    with pytest.raises(ConfigError, match=message):
+        resolved(config)
+
+
+@pytest.mark.parametrize("config", [{"method": "eagle"}, {"model": "small.gguf"}])
+def test_the_simulator_has_no_model_to_draft_with(config: dict[str, Any]) -> None:
+    """It takes what needs tokens only, and says so."""
+    with pytest.raises(ConfigError, match=r"--engine sim has no model .* use ngram or suffix"):
+        resolved(config, "--engine", "sim")
+    assert resolved(NGRAM, "--engine", "sim").engine.speculative == parse(NGRAM)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+NAMES = st.sampled_from([*(field.name for field in fields(SpeculativeConfig)), "quantization", "x"])
+
+
+@given(config=st.dictionaries(NAMES, JSON, max_size=5))
+def test_nothing_makes_it_fail_otherwise(config: dict[str, Any]) -> None:
+    """Any JSON object is a valid configuration or a `ConfigError`."""
+    with suppress(ConfigError):
+        parsed = parse(config)
+        assert 1 <= parsed.num_speculative_tokens <= 128
+        assert 1 <= parsed.prompt_lookup_min <= parsed.prompt_lookup_max

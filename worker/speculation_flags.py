@@ -1,0 +1,336 @@
+"""`--speculative-config`: vLLM's JSON, strictly decoded, with its defaults and relations."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from worker.config import (
+    DRAFT_SAMPLE_METHODS,
+    MAX_SPECULATIVE_TOKENS,
+    REJECTION_SAMPLE_METHODS,
+    SPECULATIVE_METHODS,
+    SpeculativeConfig,
+)
+from worker.errors import ConfigError
+
+FLAG = "--speculative-config"
+# Of a draft model or head, where the number is not given: what most people give.
+DEFAULT_MODEL_DRAFTS = 5
+DEFAULT_LOOKUP_TOKENS = 5
+MODEL_METHODS = ("draft_model", "eagle")
+SIM_METHODS = ("ngram", "suffix")
+_MOST = 1 << 20  # for what has no bound of its own
+
+_USE_EAGLE = "use eagle, with a head that `pointsman train-draft` makes"
+_USE_LOOKUP = "use ngram or suffix"
+# Methods of vLLM that we do not have: why, or what to use instead.
+_OTHER_METHODS: Mapping[str, str] = {
+    "ngram_gpu": "use ngram, which costs a GPU nothing",
+    "eagle3": f"heads over the states of three layers cannot be loaded; {_USE_EAGLE}",
+    "mtp": f"it needs a model with such layers; {_USE_EAGLE}",
+    "medusa": _USE_EAGLE,
+    "mlp_speculator": _USE_EAGLE,
+    "dflash": _USE_EAGLE,
+    "dspark": f"{_USE_EAGLE}; its adaptive length is on for every method",
+    "extract_hidden_states": "it drafts nothing",
+    "custom_class": "there are no drafters from outside",
+}
+# Fields of vLLM that we do not have. Null, and false where it is a switch, say what we do anyway.
+_OTHER_FIELDS: Mapping[str, str] = {
+    "synthetic_acceptance_rates": "nothing is accepted that the model would not have drawn",
+    "synthetic_acceptance_length": "nothing is accepted that the model would not have drawn",
+    "use_heterogeneous_vocab": "a draft model must have the vocabulary of its target",
+    "parallel_drafting": "drafts are made one after the other",
+    "disable_padded_drafter_batch": "drafters run no padding",
+    "disable_eagle_block_drop": "no cached block is dropped for a head",
+    "disable_by_batch_size": "use num_speculative_tokens_per_batch_size",
+    "quantization": "a draft model runs as its file says",
+    "revision": "models are files",
+    "code_revision": "models are files",
+    "max_model_len": "a draft model follows its target to the end",
+}
+
+
+def add_speculation_flags(group: argparse._ArgumentGroup) -> None:
+    """The one flag of speculative decoding."""
+    group.add_argument(
+        FLAG,
+        "-sc",
+        metavar="JSON",
+        help='draft tokens and verify them, such as {"method": "ngram",'
+        ' "num_speculative_tokens": 8}; see docs/speculation.md',
+    )
+
+
+def speculative_config(options: argparse.Namespace) -> SpeculativeConfig | None:
+    """What `--speculative-config` says, or None without it. Raises `ConfigError` that names the
+    field, what it may be, and what to do.
+    """
+    text: str | None = options.speculative_config
+    if text is None:
+        return None
+    try:
+        given = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{FLAG}: not a JSON object: {error}") from error
+    config = parse(given)
+    if options.engine == "sim" and config.method not in SIM_METHODS:
+        raise ConfigError(
+            f"{FLAG}: --engine sim has no model for method {config.method!r}; {_USE_LOOKUP}"
+        )
+    return config
+
+
+def parse(given: Mapping[str, Any]) -> SpeculativeConfig:
+    """The configuration that a JSON object describes; null means not given. Raises
+    `ConfigError`.
+    """
+    fields = {name: value for name, value in given.items() if value is not None}
+    method = _method(fields)
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        check = _FIELDS.get(name)
+        if check is None:
+            _refuse(name, value)
+        else:
+            values[name] = check(name, value)
+    for name in values:
+        _check_method(name, values[name], method)
+    values["method"] = method
+    values.pop("draft_tensor_parallel_size", None)
+    if method == "ngram":
+        values |= _lookup_lengths(values)
+    if method in MODEL_METHODS:
+        values["model"] = _model(values, method)
+    values.setdefault("num_speculative_tokens", _default_length(method, values))
+    config = SpeculativeConfig(**values)
+    _check_table(config)
+    return config
+
+
+# ---- the method ---------------------------------------------------------------------------------
+
+
+def _method(fields: dict[str, Any]) -> str:
+    """The method, given or derived; a model that is one (`"model": "ngram"`) is taken out."""
+    method, model = fields.get("method"), fields.get("model")
+    for named in SIM_METHODS:  # as vLLM has spelled it, and still takes it
+        if model in (named, f"[{named}]") and method in (None, named, f"[{named}]"):
+            del fields["model"]
+            method = named
+    if method is None:
+        if model is None:
+            raise ConfigError(f"{FLAG}: method is missing; {_known_methods()}")
+        method = "draft_model"
+    if method in SPECULATIVE_METHODS:
+        return str(method)
+    name = str(method).strip("[]")
+    reason = _OTHER_METHODS.get("mtp" if name.endswith("_mtp") else name)
+    if reason is None:
+        raise ConfigError(f"{FLAG}: unknown method {method!r}; {_known_methods()}")
+    raise ConfigError(f"{FLAG}: method {name!r} is not supported: {reason}; {_known_methods()}")
+
+
+def _known_methods() -> str:
+    return f"supported are {', '.join(SPECULATIVE_METHODS)}"
+
+
+def _check_method(name: str, value: object, method: str) -> None:
+    """A field that means nothing to the method would be ignored otherwise."""
+    methods = _METHODS_OF.get(name, SPECULATIVE_METHODS)
+    if method in methods or value == _defaults().get(name):
+        return
+    raise ConfigError(
+        f"{FLAG}: {name} is of method {' and '.join(methods)}, not of {method}; leave it out"
+    )
+
+
+def _defaults() -> dict[str, object]:
+    return {field.name: field.default for field in dataclasses.fields(SpeculativeConfig)}
+
+
+# ---- the fields ---------------------------------------------------------------------------------
+
+
+def _refuse(name: str, value: object) -> None:
+    reason = _OTHER_FIELDS.get(name)
+    if reason is None:
+        near = difflib.get_close_matches(name, _FIELDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_FIELDS)}"
+        raise ConfigError(f"{FLAG}: unknown field {name!r}; {hint}")
+    if value is not False:
+        raise ConfigError(f"{FLAG}: {name} is not supported: {reason}; leave it out")
+
+
+Check = Callable[[str, Any], Any]
+
+
+def _integer(least: int, most: int = _MOST) -> Check:
+    def check(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise _wrong(name, f"an integer in [{least}, {most}]", value)
+        return value
+
+    return check
+
+
+def _number(least: float, most: float = math.inf) -> Check:
+    wanted = f"a number in [{least:g}, {most:g}]"
+    if math.isinf(most):
+        wanted = f"a number of {least:g} or more"
+
+    def check(name: str, value: Any) -> float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not least <= value <= most or math.isinf(value):
+            raise _wrong(name, wanted, value)
+        return float(value)
+
+    return check
+
+
+def _word(choices: Sequence[str], reasons: Mapping[str, str] | None = None) -> Check:
+    def check(name: str, value: Any) -> str:
+        reason = (reasons or {}).get(value) if isinstance(value, str) else None
+        if reason is not None:
+            supported = ", ".join(choices)
+            raise ConfigError(
+                f"{FLAG}: {name} {value!r} is not supported: {reason}; supported are {supported}"
+            )
+        if value not in choices:
+            raise _wrong(name, f"one of {', '.join(choices)}", value)
+        return str(value)
+
+    return check
+
+
+def _switch(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(name, "true or false", value)
+    return value
+
+
+def _path(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise _wrong(name, "the path of a model", value)
+    return value
+
+
+def _one(name: str, value: Any) -> int:
+    if isinstance(value, bool) or value != 1:
+        raise _wrong(name, "1, as a worker runs on one device", value)
+    return 1
+
+
+def _table(name: str, value: Any) -> tuple[tuple[int, int, int], ...]:
+    """Rows of (first batch size, last, most drafts): whole numbers; `_check_table` does the rest,
+    when it is known how many drafts there may be.
+    """
+    wanted = "a list of [first batch size, last batch size, number of drafts]"
+    if not isinstance(value, list):
+        raise _wrong(name, wanted, value)
+    rows = []
+    for row in value:
+        is_row = isinstance(row, list) and len(row) == 3
+        if not is_row or any(isinstance(n, bool) or not isinstance(n, int) for n in row):
+            raise _wrong(name, wanted, value)
+        rows.append((row[0], row[1], row[2]))
+    return tuple(rows)
+
+
+def _wrong(name: str, wanted: str, value: object) -> ConfigError:
+    return ConfigError(f"{FLAG}: {name} must be {wanted}, got {value!r}")
+
+
+_SYNTHETIC = (
+    "it would accept drafts whatever the model says, and answers here are always the model's own"
+)
+_FIELDS: Mapping[str, Check] = {
+    "method": lambda name, value: value,  # looked at before the others
+    "num_speculative_tokens": _integer(1, MAX_SPECULATIVE_TOKENS),
+    "model": _path,
+    "prompt_lookup_min": _integer(1),
+    "prompt_lookup_max": _integer(1),
+    "suffix_decoding_max_tree_depth": _integer(1, 4096),
+    "suffix_decoding_max_cached_requests": _integer(0),
+    "suffix_decoding_max_spec_factor": _number(0.0),
+    "suffix_decoding_min_token_prob": _number(0.0, 1.0),
+    "draft_sample_method": _word(DRAFT_SAMPLE_METHODS),
+    "rejection_sample_method": _word(REJECTION_SAMPLE_METHODS, {"synthetic": _SYNTHETIC}),
+    "draft_tensor_parallel_size": _one,
+    "num_speculative_tokens_per_batch_size": _table,
+    "enable_adaptive_verification": _switch,
+}
+_METHODS_OF: Mapping[str, tuple[str, ...]] = {
+    "model": MODEL_METHODS,
+    "draft_sample_method": MODEL_METHODS,
+    "rejection_sample_method": MODEL_METHODS,
+    **dict.fromkeys(("prompt_lookup_min", "prompt_lookup_max"), ("ngram",)),
+    **{name: ("suffix",) for name in _FIELDS if name.startswith("suffix_decoding_")},
+}
+
+
+# ---- relations ----------------------------------------------------------------------------------
+
+
+def _lookup_lengths(values: Mapping[str, Any]) -> dict[str, int]:
+    """One that is not given is the other; neither: the default of both."""
+    least, most = values.get("prompt_lookup_min"), values.get("prompt_lookup_max")
+    first = least or most or DEFAULT_LOOKUP_TOKENS
+    last = most or first
+    if first > last:
+        raise ConfigError(
+            f"{FLAG}: prompt_lookup_min {first} is more than prompt_lookup_max {last}"
+        )
+    return {"prompt_lookup_min": first, "prompt_lookup_max": last}
+
+
+def _model(values: Mapping[str, Any], method: str) -> str | None:
+    """The file, wherever the engine process runs; None only of a head: the one that fits."""
+    model: str | None = values.get("model")
+    if model is None:
+        if method == "draft_model":
+            raise ConfigError(f"{FLAG}: method draft_model needs model, the path of a small model")
+        return None
+    return os.path.abspath(os.path.expanduser(model))
+
+
+def _default_length(method: str, values: Mapping[str, Any]) -> int:
+    if "num_speculative_tokens" in values:
+        return int(values["num_speculative_tokens"])
+    if method in MODEL_METHODS:
+        return DEFAULT_MODEL_DRAFTS
+    if method == "suffix":
+        default = SpeculativeConfig.__dataclass_fields__["suffix_decoding_max_tree_depth"].default
+        depth = int(values.get("suffix_decoding_max_tree_depth", default))
+        return min(depth, MAX_SPECULATIVE_TOKENS)
+    raise ConfigError(
+        f"{FLAG}: num_speculative_tokens is missing: the most tokens to draft at once,"
+        f" in [1, {MAX_SPECULATIVE_TOKENS}]"
+    )
+
+
+def _check_table(config: SpeculativeConfig) -> None:
+    name, most = "num_speculative_tokens_per_batch_size", config.num_speculative_tokens
+    last = 0
+    for row, (start, end, drafts) in enumerate(config.num_speculative_tokens_per_batch_size):
+        if row == 0 and start != 1:
+            raise ConfigError(f"{FLAG}: {name} must begin with batch size 1, not {start}")
+        if not last < start <= end:
+            raise ConfigError(
+                f"{FLAG}: {name} must be in order of batch size, without overlaps;"
+                f" [{start}, {end}, {drafts}] is not, after batch size {last}"
+            )
+        if not 0 <= drafts <= most:
+            raise ConfigError(
+                f"{FLAG}: {name} may ask for 0 to num_speculative_tokens ({most}) drafts,"
+                f" not {drafts}"
+            )
+        last = end
