@@ -61,8 +61,8 @@ class InputBatch:
     """One step's sequences in row order, and their tensors. Built once, read by the runner.
 
     `order` is the sequences in the order of their rows. The rows of `tensors.sample_rows` are: the
-    last one of each of `sampled`, then one for each prompt target of each of `scored`, then the
-    last one of each of `silent`, whose logits nobody wants.
+    last 1 + `num_drafts` ones of each of `sampled`, then one for each prompt target of each of
+    `scored`, then the last one of each of `silent`, whose logits nobody wants.
     """
 
     def __init__(
@@ -86,7 +86,8 @@ class InputBatch:
         self.sampled = [s for s in self.order if s.samples]
         self.scored = [s for s in self.order if s.prompt_targets]
         self.silent = [s for s in self.order if not s.samples]
-        self.num_logits = len(self.sampled) + sum(len(s.prompt_targets) for s in self.scored)
+        self.num_logits = sum(1 + s.num_drafts for s in self.sampled)
+        self.num_logits += sum(len(s.prompt_targets) for s in self.scored)
         self.tensors = self._tensors(plan)
 
     def _tensors(self, plan: AttentionPlan) -> StepTensors:
@@ -113,7 +114,10 @@ class InputBatch:
 
     def _sample_rows(self, ends: dict[int, int]) -> list[int]:
         """`ends` says after which row each sequence ends."""
-        rows = [ends[sequence.seq_id] - 1 for sequence in self.sampled]
+        rows: list[int] = []
+        for sequence in self.sampled:
+            end = ends[sequence.seq_id]
+            rows.extend(range(end - 1 - sequence.num_drafts, end))
         for sequence in self.scored:
             first = ends[sequence.seq_id] - len(sequence.token_ids)
             rows.extend(range(first, first + len(sequence.prompt_targets)))

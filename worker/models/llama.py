@@ -45,12 +45,18 @@ class LlamaModel:
 
     def hidden(self, step: StepTensors, kv_cache: Tensor) -> Tensor:
         """As `forward`, but what `logits` makes them from: [R, hidden_size]."""
+        return self.states(step, kv_cache).index_select(0, step.sample_rows)
+
+    def states(self, step: StepTensors, kv_cache: Tensor) -> Tensor:
+        """As `forward`, but of all rows what the final norm and the head have not seen yet:
+        [T, hidden_size].
+        """
         x = functional.embedding(step.token_ids, self.embedding)
         rope = self.rope.rows(step.positions)
         for layer, cache in zip(self.layers, kv_cache.unbind(0), strict=True):
             x = attention_block(x, layer, self.config, rope, cache, step)
             x = mlp_block(x, layer, self.config)
-        return x.index_select(0, step.sample_rows)
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, vocab_size] float32 of hidden states [R, hidden_size]; each row on its own."""

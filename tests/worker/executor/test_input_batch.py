@@ -33,6 +33,23 @@ def test_rows_follow_the_attention_plan() -> None:
     assert [s.seq_id for s in made.sampled] == [2, 1]
 
 
+def test_every_draft_has_a_row_to_be_judged_by() -> None:
+    """The known token's row and each draft's are sampled, one behind the other, in `sampled`'s
+    order; what is scored or silent comes after them.
+    """
+    made = batch(
+        ScheduledSequence(1, [7, 8, 9], 2, [5, 3], SPECS, num_drafts=2),
+        ScheduledSequence(2, [4], 5, [1, 2], SPECS),
+        ScheduledSequence(3, [6], 0, [9]),
+        ScheduledSequence(4, [1, 2], 0, [8], SPECS, prompt_targets=[2]),
+    )
+    tokens = made.tensors.token_ids[made.tensors.sample_rows].tolist()
+    rows = {s.seq_id: s.token_ids[-1 - s.num_drafts :] for s in made.sampled}
+    assert rows == {1: [7, 8, 9], 2: [4], 4: [2]}
+    assert tokens == [t for s in made.sampled for t in rows[s.seq_id]] + [1, 6]
+    assert made.num_logits == 6
+
+
 def test_masks_show_the_past_and_nothing_else() -> None:
     """A query sees the keys at positions up to its own."""
     plan = batch(
