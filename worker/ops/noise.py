@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 _SEED_BITS = (1 << 64) - 1
-# Philox counts up from its start once per 256 bits; positions are 2^128 counts apart, purposes
-# 2^192.
+# Philox counts up from its start once per 256 bits; offsets are 2^64 counts apart, positions 2^128,
+# purposes 2^192.
+_OFFSET_SHIFT = 64
 _POSITION_SHIFT = 128
 _PURPOSE_SHIFT = 192
 _BELOW_ONE = 1.0 - 2.0**-24
@@ -31,9 +32,12 @@ class Purpose(IntEnum):
     DRAFT = 3
 
 
-def _words(seed: int, position: int, purpose: Purpose, count: int) -> npt.NDArray[np.uint64]:
+def _words(
+    seed: int, position: int, purpose: Purpose, count: int, offset: int = 0
+) -> npt.NDArray[np.uint64]:
     """`count` random words of 64 bits."""
     counter = (position << _POSITION_SHIFT) + (int(purpose) << _PURPOSE_SHIFT)
+    counter += offset << _OFFSET_SHIFT
     words: npt.NDArray[np.uint64] = np.random.Philox(
         key=seed & _SEED_BITS, counter=counter
     ).random_raw(count)
@@ -45,19 +49,27 @@ def uniform(seed: int, position: int, purpose: Purpose) -> float:
     return int(_words(seed, position, purpose, 1)[0] >> np.uint64(11)) * 2.0**-53
 
 
+def uniforms(seed: int, position: int, purpose: Purpose, count: int) -> npt.NDArray[np.float64]:
+    """`count` numbers in [0, 1), on a grid of 2^-53; the first is `uniform`'s."""
+    words = _words(seed, position, purpose, count)
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
 def gumbel_noise(
     seed: int,
     position: int,
     size: int,
     purpose: Purpose = Purpose.SAMPLE,
     ids: Tensor | None = None,
+    offset: int = 0,
 ) -> Tensor:
     """Standard Gumbel variates [size], or only those at `ids` [n] int64; float32, on the CPU.
 
     -log(-log(1 - u)) with u on a grid of 2^-32, finite everywhere. argmax(scores + noise) has
-    exactly the distribution softmax(scores).
+    exactly the distribution softmax(scores). Another `offset` (0 to 2^64) gives other numbers: for
+    what is decided several times at one position.
     """
-    words = _words(seed, position, purpose, -(-size // 2)).view(np.uint32)[:size]
+    words = _words(seed, position, purpose, -(-size // 2), offset).view(np.uint32)[:size]
     if ids is not None:
         words = words[ids.numpy(force=True)]
     uniform = torch.from_numpy(words.astype(np.float32))

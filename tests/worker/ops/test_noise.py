@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from worker.ops.noise import Purpose, gumbel_noise, uniform
+from worker.ops.noise import Purpose, gumbel_noise, uniform, uniforms
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63 - 1, -1])
@@ -38,6 +38,23 @@ def test_purposes_have_streams_of_their_own() -> None:
     rows = torch.stack([gumbel_noise(1, 2, 4000, purpose) for purpose in Purpose]).double()
     correlations = torch.corrcoef(rows) - torch.eye(len(Purpose))
     assert float(correlations.abs().max()) < 0.08
+
+
+def test_offsets_have_streams_of_their_own() -> None:
+    """What is decided several times at one position is decided by unrelated numbers."""
+    rows = [gumbel_noise(1, 2, 4000, Purpose.DRAFT, offset=offset) for offset in range(4)]
+    rows.append(gumbel_noise(1, 3, 4000, Purpose.DRAFT))
+    correlations = torch.corrcoef(torch.stack(rows).double()) - torch.eye(len(rows))
+    assert float(correlations.abs().max()) < 0.08
+    assert torch.equal(rows[0], gumbel_noise(1, 2, 4000, Purpose.DRAFT))
+
+
+def test_the_first_of_many_uniforms_is_the_only_one() -> None:
+    """Asking for more changes none of the first."""
+    many = uniforms(3, 7, Purpose.ACCEPT, 5).tolist()
+    assert many[0] == uniform(3, 7, Purpose.ACCEPT)
+    assert many[:2] == uniforms(3, 7, Purpose.ACCEPT, 2).tolist()
+    assert len(set(many)) == 5
 
 
 def test_noise_has_the_moments_of_a_gumbel() -> None:
