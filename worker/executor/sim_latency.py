@@ -16,8 +16,11 @@ for a prompt that joins them; chunked prefill shortens that wait as in a real en
 
 Chunks: the token times of a prompt add up over its chunks, whatever their sizes; what a prompt
 costs only once (the constant time to first token, the overhead) falls due with its last chunk.
-Cached tokens are never run, so they are free. A sequence that runs one token and is past its first
-decodes; everything else is a prompt, the tokens that a preempted sequence runs again among them.
+Cached tokens are never run, so they are free. A sequence that runs one known token and is past its
+first decodes; everything else is a prompt, the tokens that a preempted sequence runs again among
+them. Drafts that a decoding sequence verifies cost what a prompt's tokens cost besides what a
+prompt costs once: they are more rows of the same forward pass. Models whose times do not depend on
+numbers of tokens have them for nothing.
 
 Noise is a function of (simulator seed, request seed, position): the same in any batch.
 """
@@ -53,17 +56,19 @@ class LatencyModel(Protocol):
 
 
 def is_decoding(sequence: ScheduledSequence) -> bool:
-    """Whether a share of a step runs one token and draws one that is not its request's first."""
-    if len(sequence.token_ids) != 1 or not sequence.samples:
+    """Whether a share of a step runs one token, with drafts behind it or without, and draws what is
+    not its request's first.
+    """
+    if len(sequence.token_ids) - sequence.num_drafts != 1 or not sequence.samples:
         return False
     sample = sequence.samples[0]
     return sample.position != sample.num_prompt
 
 
 class LinearModel:
-    """seconds = step_overhead + Σ over prompt chunks (tokens / prefill_tokens_per_second +
-    prefill_context · Σ over their tokens of the context, itself included) + when anything decodes:
-    decode_base + Σ over decoding sequences (decode_per_sequence + kv_read · context).
+    """seconds = step_overhead + Σ over prompt chunks and drafts (tokens / prefill_tokens_per_second
+    + prefill_context · Σ over their tokens of the context, itself included) + when anything
+    decodes: decode_base + Σ over decoding sequences (decode_per_sequence + kv_read · context).
     """
 
     def __init__(self, config: SimConfig, capacity: Capacity) -> None:
@@ -74,13 +79,13 @@ class LinearModel:
         config = self._config
         num_prefill = num_pairs = num_decoding = num_read = 0
         for sequence in step.sequences:
+            count, start = len(sequence.token_ids), sequence.start
             if is_decoding(sequence):
                 num_decoding += 1
-                num_read += sequence.start + 1
-            else:
-                count = len(sequence.token_ids)
-                num_prefill += count
-                num_pairs += count * sequence.start + count * (count + 1) // 2
+                num_read += start + count  # once, for however many rows
+                count, start = sequence.num_drafts, start + 1
+            num_prefill += count
+            num_pairs += count * start + count * (count + 1) // 2
         seconds = config.step_overhead_seconds
         seconds += num_prefill / config.prefill_tokens_per_second
         seconds += num_pairs * config.prefill_context_seconds
@@ -94,12 +99,13 @@ class LinearModel:
 class RequestModel:
     """The models of single requests; see the module for how they make a step.
 
-    constant: a prompt takes `time_to_first_token`, a token after the first `inter_token_latency`.
+    constant: a prompt takes `time_to_first_token`, a step that decodes `inter_token_latency`.
 
     llm-d (the llm-d inference simulator's): the same when `time_to_first_token` or its std is set;
-    else a prompt takes prefill_overhead + uncached tokens · prefill_per_token. Every mean is
-    multiplied by 1 + (time_factor_under_load − 1) · (n − 1) / (max_num_seqs − 1) for n sequences in
-    the step (1 when max_num_seqs is 1).
+    else a prompt takes prefill_overhead + uncached tokens · prefill_per_token, and drafts add
+    prefill_per_token each to what decodes. Every mean is multiplied by
+    1 + (time_factor_under_load − 1) · (n − 1) / (max_num_seqs − 1) for n sequences in the step (1
+    when max_num_seqs is 1).
 
     Each time is drawn from N(mean, std), clamped to [0.3, 1.7] · mean, which leaves the mean as it
     is. The std is 30 % of the mean at most. No truncation to whole milliseconds.
@@ -117,6 +123,7 @@ class RequestModel:
         """See the class."""
         config = self._config
         factor = 1 + self._slowdown * (len(step.sequences) - 1)
+        per_draft = config.prefill_per_token_seconds * factor if self._by_token else 0.0
         mean, std = (
             config.inter_token_latency_seconds * factor,
             config.inter_token_latency_std_seconds,
@@ -127,6 +134,7 @@ class RequestModel:
             if is_decoding(sequence):
                 num_decoding += 1
                 total += self._sample(mean, std, sequence.samples[0]) if std else mean
+                total += sequence.num_drafts * per_draft
             else:
                 longest = max(longest, self._prefill(sequence, factor))
         return max(longest, total / num_decoding) if num_decoding else longest
@@ -155,9 +163,10 @@ class RequestModel:
 
 
 class DynamoModel:
-    """The polynomials of Dynamo's mocker, in milliseconds: for T prompt tokens in the step
+    """The polynomials of Dynamo's mocker, in milliseconds: for T prompt tokens and drafts in the
+    step
 
-        4.209989e-7 T² + 1.518344e-2 T + 16.50142   (0 without any)
+        4.209989e-7 T² + 1.518344e-2 T + 16.50142   (the last only if a prompt is among them)
 
     and, when anything decodes, with u = context tokens of the decoding sequences / capacity
 
@@ -172,15 +181,17 @@ class DynamoModel:
 
     def seconds(self, step: SchedulerOutput) -> float:
         """See the class."""
-        num_prefill = num_active = 0
+        num_prefill = num_drafts = num_active = 0
         for sequence in step.sequences:
             if is_decoding(sequence):
-                num_active += sequence.start + 1
+                num_active += sequence.start + len(sequence.token_ids)
+                num_drafts += sequence.num_drafts
             else:
                 num_prefill += len(sequence.token_ids)
-        milliseconds = 0.0
+        rows = num_prefill + num_drafts
+        milliseconds = (4.209989e-7 * rows + 1.518344e-2) * rows
         if num_prefill:
-            milliseconds += (4.209989e-7 * num_prefill + 1.518344e-2) * num_prefill + 16.50142
+            milliseconds += 16.50142
         if num_active:
             usage = min(num_active / self._kv_tokens, 1.0)
             decode = max(1.0, (-25.74 * usage + 54.01) * usage + 5.74)

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from worker.executor.sim_tokens import TokenSource
 from worker.types import (
     Draw,
     ModelOutput,
+    SampleSpec,
     ScheduledSequence,
     SchedulerOutput,
     TokenLogprobs,
@@ -156,7 +157,7 @@ class SimExecutor:
             # What decodes ran in the step before.
             self._wait(seconds, any(map(is_decoding, step.sequences)))
             self._modelled_seconds = 0.0
-        self._count(step)
+        self._count(step, sampled)
         return ModelOutput(sampled, prompt_logprobs, failed)
 
     def step_seconds(self, step: SchedulerOutput) -> float:
@@ -231,29 +232,27 @@ class SimExecutor:
 
     def _draws(self, parts: _Parts, sequence: ScheduledSequence) -> tuple[Draw, ...] | None:
         source, config = parts.source, parts.config
-        last_token = sequence.token_ids[-1]
         echo: tuple[int, ...] | None = None
         if self._cache is not None:
             num_prompt = sequence.samples[0].num_prompt
             echo = self._cache.echo(sequence, num_prompt, config.turn_token_id, config.end_token_id)
+        if sequence.num_drafts:
+            return _verified(source, sequence, echo)
         draws: list[Draw] = []
         for sample in sequence.samples:
-            token = source.draw(last_token, sample, echo)
-            if token is None:
+            draw = _draw(source, sequence.token_ids[-1], sample, echo)
+            if draw is None:
                 return None
-            if sample.params.logprobs is None:
-                draws.append(Draw(token))
-            else:
-                draws.append(Draw(token, source.logprobs(last_token, token, sample)))
+            draws.append(draw)
         return tuple(draws)
 
-    def _count(self, step: SchedulerOutput) -> None:
+    def _count(self, step: SchedulerOutput, sampled: Mapping[int, tuple[Draw, ...]]) -> None:
         """Crash when it is time to."""
         if self._requests_left is None and self._tokens_left is None:
             return
         samples = [sample for sequence in step.sequences for sample in sequence.samples[:1]]
         num_first = sum(sample.position == sample.num_prompt for sample in samples)
-        num_tokens = sum(len(sequence.samples) for sequence in step.sequences)
+        num_tokens = sum(map(len, sampled.values()))
         if self._requests_left is not None:
             self._requests_left -= num_first
         if self._tokens_left is not None:
@@ -261,6 +260,38 @@ class SimExecutor:
         if any(left is not None and left <= 0 for left in (self._requests_left, self._tokens_left)):
             self._requests_left = self._tokens_left = None
             self._crash()
+
+
+def _draw(
+    source: TokenSource, last_token: int, sample: SampleSpec, echo: tuple[int, ...] | None
+) -> Draw | None:
+    """The token after `last_token`, with what is told about it; None when there can be none."""
+    token = source.draw(last_token, sample, echo)
+    if token is None:
+        return None
+    if sample.params.logprobs is None:
+        return Draw(token)
+    return Draw(token, source.logprobs(last_token, token, sample))
+
+
+def _verified(
+    source: TokenSource, sequence: ScheduledSequence, echo: tuple[int, ...] | None
+) -> tuple[Draw, ...] | None:
+    """The drafts that stand and one token more: whatever would be drawn one at a time. Where none
+    can be drawn after drafts that stand, these are all there is, and the next step fails.
+    """
+    drafts, (sample,) = sequence.drafts, sequence.samples
+    last_token = sequence.token_ids[-1 - len(drafts)]
+    draws: list[Draw] = []
+    for place, draft in enumerate([*drafts, None]):
+        draw = _draw(source, last_token, sample.after(drafts[:place]), echo)
+        if draw is None:
+            break
+        draws.append(draw)
+        last_token = draw.token_id
+        if last_token != draft:
+            break
+    return tuple(draws) or None
 
 
 def _prompt_logprobs(source: TokenSource, sequence: ScheduledSequence) -> tuple[TokenLogprobs, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import statistics
 
@@ -28,6 +29,13 @@ def decode(context: int, seed: int = 0) -> ScheduledSequence:
     return ScheduledSequence(2, [7], context - 1, [0], (sample,))
 
 
+def verify(context: int, num_drafts: int, seed: int = 0) -> ScheduledSequence:
+    """The same with drafts behind it."""
+    plain = decode(context, seed)
+    tokens = [7] * (1 + num_drafts)
+    return dataclasses.replace(plain, token_ids=tokens, num_drafts=num_drafts)
+
+
 def seconds(config: SimConfig, *sequences: ScheduledSequence) -> float:
     """What the configured model gives for one step."""
     return build_model(config, CAPACITY).seconds(SchedulerOutput(1, sequences))
@@ -38,6 +46,60 @@ def test_a_first_token_is_never_decoding() -> None:
     assert not is_decoding(prompt(1, start=31))
     assert not is_decoding(prompt(1, last=False))
     assert is_decoding(decode(32))
+    assert is_decoding(verify(32, 4))
+    assert not is_decoding(prompt(5))
+
+
+def test_drafts_cost_linear_time_as_rows_of_a_prompt_do() -> None:
+    """Their tokens and contexts are a prompt's; the sequence and its context count once."""
+    config = SimConfig(
+        prefill_tokens_per_second=100.0,
+        prefill_context_seconds=0.001,
+        decode_base_seconds=10.0,
+        decode_per_sequence_seconds=0.5,
+        kv_read_seconds=0.25,
+    )
+    plain = 10 + 0.5 + 8 * 0.25
+    drafts = 3 * 0.01 + 0.001 * (9 + 10 + 11) + 3 * 0.25
+    assert seconds(config, verify(8, 3)) == pytest.approx(plain + drafts)
+    assert seconds(config, verify(8, 3), decode(4)) == pytest.approx(plain + drafts + 0.5 + 1.0)
+
+
+def test_drafts_cost_nothing_where_tokens_do_not() -> None:
+    """A step is as long as its requests' own times say, however much it verifies."""
+    config = SimConfig(
+        latency_model="constant",
+        inter_token_latency_seconds=0.012,
+        inter_token_latency_std_seconds=0.002,
+    )
+    assert seconds(config, verify(9, 5)) == seconds(config, decode(9))
+
+
+def test_drafts_cost_llm_d_its_time_per_token() -> None:
+    """Only where prompts cost by the token, and more under load like everything else."""
+    config = SimConfig(**LLM_D, prefill_overhead_seconds=0.03, prefill_per_token_seconds=0.00025)  # type: ignore[arg-type]
+    assert seconds(config, verify(9, 4)) == pytest.approx(0.012 + 4 * 0.00025)
+    loaded = dataclasses.replace(config, time_factor_under_load=2.0)
+    assert seconds(loaded, *[verify(9, 4)] * 5) == pytest.approx(2 * (0.012 + 4 * 0.00025))
+    fixed = dataclasses.replace(config, time_to_first_token_seconds=0.1)
+    assert seconds(fixed, verify(9, 4)) == pytest.approx(0.012)
+
+
+def test_drafts_cost_dynamo_the_polynomial_of_their_tokens() -> None:
+    """Without what a prompt costs besides; beside a prompt they are tokens of the same pass."""
+    config = SimConfig(latency_model="dynamo")
+
+    def rows(count: int) -> float:
+        return (4.209989e-7 * count + 1.518344e-2) * count / 1e3
+
+    def decoding(context: int) -> float:
+        usage = context / CAPACITY.kv_tokens
+        return max(1.0, (-25.74 * usage + 54.01) * usage + 5.74) / 1e3
+
+    assert seconds(config, verify(100, 8)) == pytest.approx(rows(8) + decoding(108))
+    assert seconds(config, verify(100, 8), prompt(50)) == pytest.approx(
+        rows(58) + 16.50142e-3 + decoding(108)
+    )
 
 
 def test_linear_adds_up_what_a_step_contains() -> None:
