@@ -158,7 +158,8 @@ def _supervision(config: ServeConfig) -> Supervision:
 
 
 def _metrics(api: ApiConfig) -> WorkerMetrics:
-    return WorkerMetrics(api.served_model_names[0], api.max_model_len, time.time())
+    name, most_drafts = api.served_model_names[0], api.num_speculative_tokens
+    return WorkerMetrics(name, api.max_model_len, time.time(), most_drafts)
 
 
 async def _started(

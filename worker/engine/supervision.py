@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
 
 import msgspec
 
@@ -22,6 +24,7 @@ _GAUGES = frozenset(
         "is_paused",
         "num_restarts",
         "stalled_seconds",
+        "num_speculative_tokens",
     }
 )
 _COUNTERS = tuple(
@@ -68,8 +71,15 @@ class RestartBudget:
 
 def add_counters(total: EngineStats, more: EngineStats) -> EngineStats:
     """`more` with its counters raised by those of `total`; the gauges are those of `more`."""
-    sums = {name: getattr(total, name) + getattr(more, name) for name in _COUNTERS}
+    sums = {name: _sum(getattr(total, name), getattr(more, name)) for name in _COUNTERS}
     return msgspec.structs.replace(more, **sums)
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """Of two numbers, or of several each: place by place, where one may have fewer."""
+    if isinstance(one, tuple):
+        return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
+    return one + other
 
 
 def counters_of(stats: EngineStats) -> EngineStats:

@@ -48,6 +48,18 @@ class EngineNumbers(Protocol):
     def num_restarts(self) -> int: ...
     @property
     def stalled_seconds(self) -> float: ...
+    @property
+    def num_drafts(self) -> int: ...
+    @property
+    def num_draft_tokens(self) -> int: ...
+    @property
+    def num_accepted_tokens(self) -> int: ...
+    @property
+    def num_accepted_by_position(self) -> tuple[int, ...]: ...
+    @property
+    def num_drafter_failures(self) -> int: ...
+    @property
+    def num_speculative_tokens(self) -> float: ...
 
 
 Read = Callable[[EngineNumbers], float]
@@ -172,9 +184,21 @@ VLLM_SERIES = (
         lambda n: n.num_corrupted_requests,
     ),
     _counter("vllm:watermark_requests", "Not counted; vLLM has it optionally.", _zero),
-    _counter("vllm:spec_decode_num_drafts", "Drafts made.", _zero),
-    _counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.", _zero),
-    _counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.", _zero),
+    _counter(
+        "vllm:spec_decode_num_drafts",
+        "Runs of drafts verified: one for each sequence and step.",
+        lambda n: n.num_drafts,
+    ),
+    _counter(
+        "vllm:spec_decode_num_draft_tokens",
+        "Drafted tokens verified.",
+        lambda n: n.num_draft_tokens,
+    ),
+    _counter(
+        "vllm:spec_decode_num_accepted_tokens",
+        "Drafted tokens accepted.",
+        lambda n: n.num_accepted_tokens,
+    ),
 )
 OWN_SERIES = (
     _counter(
@@ -203,7 +227,35 @@ OWN_SERIES = (
         "Batches of KV events that were not sent because nobody took them in time.",
         lambda n: n.num_event_batches_dropped,
     ),
+    _gauge(
+        "pointsman:spec_decode_draft_length",
+        "Drafts verified per decoding sequence in the last step.",
+        lambda n: n.num_speculative_tokens,
+    ),
+    _counter(
+        "pointsman:spec_decode_drafter_failures",
+        "Sequences that go on without drafts because their drafter failed.",
+        lambda n: n.num_drafter_failures,
+    ),
 )
+
+
+def position_series(num_speculative_tokens: int) -> EngineSeries:
+    """Accepted tokens by their place in a run of at most so many drafts."""
+
+    def read(position: int) -> Read:
+        def accepted(numbers: EngineNumbers) -> float:
+            counts = numbers.num_accepted_by_position
+            return counts[position] if position < len(counts) else 0
+
+        return accepted
+
+    return EngineSeries(
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+        "counter",
+        "Drafted tokens accepted, by their place in the run.",
+        tuple((f'position="{i}"', read(i)) for i in range(num_speculative_tokens)),
+    )
 
 
 class EngineFamilies:

@@ -18,6 +18,7 @@ from worker.metrics.engine_series import (
     VLLM_SERIES,
     EngineFamilies,
     EngineNumbers,
+    position_series,
 )
 from worker.metrics.families import Histogram, LabelledCounter, head_text, label_text
 from worker.metrics.http import HttpMetrics
@@ -62,13 +63,21 @@ def one_two_five(limit: int) -> tuple[float, ...]:
 class WorkerMetrics:
     """Every series of one worker. Lives on the event loop of the HTTP process."""
 
-    def __init__(self, model_name: str, max_model_len: int, start_unix_seconds: float) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        max_model_len: int,
+        start_unix_seconds: float,
+        num_speculative_tokens: int | None = None,
+    ) -> None:
         """`start_unix_seconds` becomes `process_start_time_seconds`, by which scrapers tell a
-        restarted worker from one whose counters stand still.
+        restarted worker from one whose counters stand still. With `num_speculative_tokens` there
+        is a series for each place of a draft.
         """
         model = {"model_name": model_name}
         self._labels = label_text({**model, "engine": "0"})
-        self._engine = EngineFamilies(VLLM_SERIES, self._labels)
+        positions = (position_series(num_speculative_tokens),) if num_speculative_tokens else ()
+        self._engine = EngineFamilies((*VLLM_SERIES, *positions), self._labels)
         self._own = EngineFamilies(OWN_SERIES, self._labels)
         self._constant = _constants(start_unix_seconds)
         self._cache_info = b""

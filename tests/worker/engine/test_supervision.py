@@ -16,7 +16,7 @@ from worker.engine.supervision import (
 
 GAUGES = {
     *("num_running", "num_waiting", "num_deferred", "kv_cache_usage", "sleep_level"),
-    *("is_paused", "num_restarts", "stalled_seconds"),
+    *("is_paused", "num_restarts", "stalled_seconds", "num_speculative_tokens"),
 }
 
 
@@ -46,10 +46,23 @@ def test_without_restarts_there_are_none() -> None:
 def test_every_number_of_the_engine_is_a_counter_or_a_gauge() -> None:
     """A new counter is summed over engines by itself; a new gauge has to be named."""
     names = [field.name for field in msgspec.structs.fields(EngineStats)]
-    ones = EngineStats(*([1] * len(names)))
+    ones = msgspec.structs.replace(
+        EngineStats(*([1] * len(names))), num_accepted_by_position=(1, 1)
+    )
     summed = add_counters(ones, ones)
     assert {name for name in names if getattr(summed, name) == 1} == GAUGES
-    assert {name for name in names if getattr(summed, name) == 2} == set(names) - GAUGES
+    assert summed.num_accepted_by_position == (2, 2)
+    others = set(names) - GAUGES - {"num_accepted_by_position"}
+    assert {name for name in names if getattr(summed, name) == 2} == others
+
+
+def test_counters_of_places_are_summed_place_by_place() -> None:
+    """An engine that has just started knows of no place yet."""
+    dead, new = EngineStats(num_accepted_by_position=(5, 3, 1)), EngineStats()
+    assert add_counters(dead, new).num_accepted_by_position == (5, 3, 1)
+    assert add_counters(new, dead).num_accepted_by_position == (5, 3, 1)
+    more = EngineStats(num_accepted_by_position=(1, 1))
+    assert add_counters(counters_of(dead), more).num_accepted_by_position == (6, 4, 1)
 
 
 def test_what_a_dead_engine_counted_is_kept_and_what_it_showed_is_not() -> None:

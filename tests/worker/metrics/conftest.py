@@ -33,6 +33,12 @@ STATS = EngineStats(
     sleep_level=None,
     num_restarts=1,
     stalled_seconds=0.5,
+    num_drafts=10,
+    num_draft_tokens=25,
+    num_accepted_tokens=11,
+    num_accepted_by_position=(8, 3),
+    num_drafter_failures=4,
+    num_speculative_tokens=2.5,
 )
 
 
@@ -65,7 +71,7 @@ def make_record() -> Callable[..., RequestRecord]:
 @pytest.fixture
 def page() -> bytes:
     """Everything has been counted and observed once."""
-    metrics = WorkerMetrics("m", 2048, 123.5)
+    metrics = WorkerMetrics("m", 2048, 123.5, num_speculative_tokens=3)
     metrics.set_cache_info(cache_info(EngineConfig("sim", None), EngineReady(100, 16, 800, 0.0)))
     metrics.request_ended(record())
     metrics.step_done(12)

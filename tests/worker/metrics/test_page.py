@@ -139,6 +139,14 @@ def test_sizes_have_buckets_up_to_the_context() -> None:
     ]
 
 
+def test_places_of_drafts_are_there_from_the_start_with_speculation_alone() -> None:
+    """One series for each, at 0 before the first draft; none without drafts to come."""
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    counted = page(WorkerMetrics("m", 64, 0.0, num_speculative_tokens=2))[name]
+    assert counted == {"position=0": 0, "position=1": 0}
+    assert name not in page(WorkerMetrics("m", 64, 0.0))
+
+
 def test_names_are_escaped_and_the_cache_is_described() -> None:
     """Odd model names and percent signs do no harm; the cache's shape is in labels."""
     subject = WorkerMetrics('a"b\\c%d', 64, 0.0)

@@ -60,9 +60,10 @@ COUNTERS = {
     ),
     "corrupted_requests": (None, [8]),
     "watermark_requests": (None, [0]),
-    "spec_decode_num_drafts": (None, [0]),
-    "spec_decode_num_draft_tokens": (None, [0]),
-    "spec_decode_num_accepted_tokens": (None, [0]),
+    "spec_decode_num_drafts": (None, [10]),
+    "spec_decode_num_draft_tokens": (None, [25]),
+    "spec_decode_num_accepted_tokens": (None, [11]),
+    "spec_decode_num_accepted_tokens_per_pos": (("position", ["0", "1", "2"]), [8, 3, 0]),
 }
 # family → buckets, number of observations, their sum.
 HISTOGRAMS = {
@@ -182,6 +183,8 @@ def test_our_own_series_are_apart(families: dict[str, Metric]) -> None:
         "prefix_cache_evictions": 6,
         "prefix_cache_hash_collisions": 7,
         "kv_event_batches_dropped": 9,
+        "spec_decode_draft_length": 2.5,
+        "spec_decode_drafter_failures": 4,
         "admission_rejections": 1,
         "internal_errors": 1,
     }
