@@ -203,6 +203,20 @@ class BlockManager:
         self._note_use()
         return True
 
+    def shrink(self, seq_id: int, end: int) -> None:
+        """Give back a sequence's blocks beyond `end` tokens: room that it has not used.
+
+        Nobody else holds them then, and nothing in them is sealed.
+        """
+        holding = self._holding(seq_id)
+        num_kept = max(-(-end // self._block_size), holding.num_sealed)
+        while len(holding.table) > num_kept:
+            block = holding.table.pop()
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._copies.pop(block, None)
+                self._free.put_empty(block)
+
     def take_copies(self) -> tuple[tuple[int, int], ...]:
         """The block copies (source, destination) due before the next write, once.
 

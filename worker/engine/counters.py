@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
+
+from worker.engine.messages import SpeculationFigures
 
 
 @dataclass(slots=True)
@@ -17,3 +20,49 @@ class Counters:
     generation_tokens: int = 0
     num_steps: int = 0
     num_corrupted_requests: int = 0
+
+
+@dataclass(slots=True)
+class DraftTally:
+    """How the verification of drafts went, of one sequence or of all.
+
+    `accepted_histogram[i]` counts the runs (one sequence's share of a step with drafts) of which
+    exactly i drafts were accepted, whether or not a stop cut the answer short before the last.
+    """
+
+    accepted_histogram: list[int]
+    num_draft_tokens: int = 0
+
+    @classmethod
+    def up_to(cls, most: int) -> DraftTally:
+        """An empty one, for runs of at most `most` drafts."""
+        return cls([0] * (most + 1))
+
+    def count(self, num_drafts: int, num_accepted: int) -> None:
+        """One more run, of which the first `num_accepted` of `num_drafts` drafts stood."""
+        self.num_draft_tokens += num_drafts
+        self.accepted_histogram[num_accepted] += 1
+
+    @property
+    def num_runs(self) -> int:
+        """Runs counted."""
+        return sum(self.accepted_histogram)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Drafts that stood."""
+        return sum(i * count for i, count in enumerate(self.accepted_histogram))
+
+    @property
+    def num_accepted_by_position(self) -> tuple[int, ...]:
+        """How often the first draft stood, the second, and so on."""
+        return tuple(accumulate(self.accepted_histogram[:0:-1]))[::-1]
+
+    def figures(self) -> SpeculationFigures:
+        """What the client of one answer is told."""
+        return SpeculationFigures(
+            self.num_runs,
+            self.num_draft_tokens,
+            self.num_accepted_tokens,
+            self.accepted_histogram[:],
+        )

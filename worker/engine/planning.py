@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from worker.config import SchedulerConfig
 from worker.engine import policies
 from worker.engine.sequence import Sequence
+from worker.engine.speculation import Guess
 from worker.types import ScheduledSequence
 
 
@@ -19,6 +20,9 @@ class Share:
     `end` is the position after its last token. `answers` are the indices of the request's answers
     that get a token, in the order of the draws. `num_preemptions` tells whether the sequence still
     has the blocks that the step writes: it is counted up when it loses them.
+
+    `guess` are drafts that are verified behind the last token; `end` does not count them. For
+    `num_to_draft` see `ScheduledSequence`.
     """
 
     sequence: Sequence
@@ -26,6 +30,25 @@ class Share:
     end: int
     answers: tuple[int, ...]
     num_preemptions: int
+    guess: Guess | None = None
+    num_to_draft: int = 0
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts that the step verifies."""
+        return 0 if self.guess is None else len(self.guess.token_ids)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether it runs the last token alone, drafts aside."""
+        return len(self.answers) == 1 and self.end - self.start == 1
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether it has room beyond what its sequence knows, and nothing can be scheduled before
+        its results are there.
+        """
+        return self.guess is not None or self.num_to_draft > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +57,12 @@ class StepInFlight:
 
     step: int
     shares: tuple[Share, ...]
+    scheduled_seconds: float
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether any share does."""
+        return any(share.looks_ahead for share in self.shares)
 
 
 class StepPlan:
@@ -53,6 +82,13 @@ class StepPlan:
         )
         self._num_tokens: dict[int, int] = {}
         self._sequences: list[Sequence] = []
+        self._guesses: dict[int, Guess] = {}
+        self._num_to_draft: dict[int, int] = {}
+
+    @property
+    def planned(self) -> list[tuple[Sequence, int]]:
+        """Who has a share, and of how many known tokens."""
+        return [(sequence, self._num_tokens[sequence.seq_id]) for sequence in self._sequences]
 
     def affordable(self, num_tokens: int) -> int:
         """How many of a sequence's `num_tokens` tokens can run in this step."""
@@ -73,6 +109,22 @@ class StepPlan:
             self._sequences.remove(sequence)
             self.budget += num_tokens
 
+    def num_drafts(self, sequence: Sequence) -> int:
+        """Drafts of a sequence that the step verifies."""
+        guess = self._guesses.get(sequence.seq_id)
+        return 0 if guess is None else len(guess.token_ids)
+
+    def verify(self, sequence: Sequence, guess: Guess) -> None:
+        """Verify drafts behind a share that ends with the sequence's last token; it has the blocks
+        for it. Nobody may be dropped after this.
+        """
+        self._guesses[sequence.seq_id] = guess
+        self.budget -= len(guess.token_ids)
+
+    def draft(self, sequence: Sequence, num_tokens: int) -> None:
+        """Have the executor make drafts of what follows such a share; likewise."""
+        self._num_to_draft[sequence.seq_id] = num_tokens
+
     def commit(
         self, table_of: Callable[[int], Seq[int]]
     ) -> tuple[tuple[ScheduledSequence, ...], tuple[Share, ...]]:
@@ -91,6 +143,8 @@ class StepPlan:
                 end,
                 sequence.answers if end == sequence.num_tokens else (),
                 sequence.num_preemptions,
+                self._guesses.get(sequence.seq_id),
+                self._num_to_draft.get(sequence.seq_id, 0),
             )
             shares.append(share)
             scheduled.append(_scheduled(share, tuple(table_of(sequence.seq_id))))
@@ -103,13 +157,16 @@ class StepPlan:
 def _scheduled(share: Share, block_table: Seq[int]) -> ScheduledSequence:
     sequence, end = share.sequence, share.end
     targets = sequence.prompt_targets(share.start, end)
+    known = sequence.token_ids[share.start : end]
     return ScheduledSequence(
         sequence.seq_id,
-        sequence.token_ids[share.start : end],
+        known if share.guess is None else [*known, *share.guess.token_ids],
         share.start,
         block_table,
         sequence.sample_specs(end) if share.answers else (),
         takes_pending=end > len(sequence.token_ids),
         prompt_targets=targets,
         num_prompt_logprobs=(sequence.params.prompt_logprobs or 0) if targets else 0,
+        num_drafts=share.num_drafts,
+        num_to_draft=share.num_to_draft,
     )

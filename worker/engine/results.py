@@ -9,7 +9,9 @@ from worker.engine.messages import RequestOutput
 from worker.engine.planning import Share, StepInFlight
 from worker.engine.sequence import Sequence, SequenceState
 from worker.engine.sequence_kv import SequenceKv
-from worker.types import Draw, FinishReason, ModelOutput, TokenLogprobs
+from worker.engine.speculation import Guess, Speculation
+from worker.errors import IntegrityError
+from worker.types import Drafts, Draw, FinishReason, ModelOutput, TokenLogprobs
 
 
 class Results:
@@ -18,12 +20,22 @@ class Results:
     - One that has ended meanwhile gets nothing: its token is discarded, and what the step wrote for
       it lies in blocks that only later steps use.
     - One that was preempted meanwhile gets its token all the same; it has lost the KV.
+
+    A share with drafts has a run of draws: the drafts that stood, and one token more. The KV of
+    those that stood is there already, and counts from then on.
     """
 
-    def __init__(self, live: LiveSequences, kv: SequenceKv, counters: Counters) -> None:
+    def __init__(
+        self,
+        live: LiveSequences,
+        kv: SequenceKv,
+        counters: Counters,
+        speculation: Speculation | None = None,
+    ) -> None:
         self._live = live
         self._kv = kv
         self._counters = counters
+        self._speculation = speculation
 
     def apply(self, step: StepInFlight, result: ModelOutput, now: float) -> list[RequestOutput]:
         """Take in one step; what there is to tell."""
@@ -37,19 +49,36 @@ class Results:
             if error is not None:
                 outputs += self._fail(sequence, error)
                 continue
-            if sequence.num_preemptions == share.num_preemptions:
-                self._kv.written(sequence, share.end)
-            told = self._new_prompt_logprobs(share, result.prompt_logprobs.get(seq_id, ()))
-            if share.answers:
-                outputs += self._take_draws(share, result.sampled[seq_id], told, now)
-            elif told:
-                outputs.append(sequence.output(prompt_logprobs=told))
+            outputs += self._take_in(share, result, now)
+            if share.looks_ahead and self._has_blocks(share):
+                self._kv.shrink(sequence)
+            self._keep(sequence, result.drafts.get(seq_id))
         return outputs
 
     def end(self, sequence: Sequence, forget: bool = False) -> None:
         """Free the blocks and forget the sequence, with its branches."""
         self._kv.release(sequence, forget)
         self._live.remove(sequence)
+        if self._speculation is not None:
+            self._speculation.end(sequence)
+
+    @staticmethod
+    def _has_blocks(share: Share) -> bool:
+        """Whether the sequence still has the blocks that the step wrote."""
+        running = share.sequence.state is SequenceState.RUNNING
+        return running and share.sequence.num_preemptions == share.num_preemptions
+
+    def _take_in(self, share: Share, result: ModelOutput, now: float) -> list[RequestOutput]:
+        sequence = share.sequence
+        seq_id = sequence.seq_id
+        if share.guess is not None:
+            return [self._take_run(share, share.guess, result.sampled[seq_id], now)]
+        if self._has_blocks(share):
+            self._kv.written(sequence, share.end)
+        told = self._new_prompt_logprobs(share, result.prompt_logprobs.get(seq_id, ()))
+        if share.answers:
+            return self._take_draws(share, result.sampled[seq_id], told, now)
+        return [sequence.output(prompt_logprobs=told)] if told else []
 
     def _fail(self, sequence: Sequence, error: str) -> list[RequestOutput]:
         names = (sequence.request_id, *(branch.request_id for branch in sequence.branches))
@@ -104,15 +133,58 @@ class Results:
     def _take_token(
         self, sequence: Sequence, draw: Draw, told: tuple[TokenLogprobs, ...], now: float
     ) -> RequestOutput:
+        reason, stop_token = self._append(sequence, draw, now)
+        if reason is not None:
+            self.end(sequence)
+        return sequence.output((draw,), reason, stop_token, told)
+
+    def _take_run(
+        self, share: Share, guess: Guess, draws: tuple[Draw, ...], now: float
+    ) -> RequestOutput:
+        """The draws one by one, up to one that ends the sequence; those after it never were."""
+        sequence = share.sequence
+        sequence.num_pending -= 1
+        num_accepted = _num_accepted(guess, draws)
+        if self._speculation is not None:
+            self._speculation.verified(sequence, guess, num_accepted)
+        reason, stop_token, num_taken = None, None, 0
+        while reason is None and num_taken < len(draws):
+            reason, stop_token = self._append(sequence, draws[num_taken], now)
+            num_taken += 1
+        if self._has_blocks(share):
+            sequence.num_computed = min(share.end + num_accepted, len(sequence.token_ids))
+            self._kv.written(sequence, sequence.num_computed)
+        if reason is not None:
+            self.end(sequence)
+        return sequence.output(draws[:num_taken], reason, stop_token)
+
+    def _append(
+        self, sequence: Sequence, draw: Draw, now: float
+    ) -> tuple[FinishReason | None, int | None]:
+        """Append a token; why that ends the sequence, if it does, and by which stop token."""
         self._counters.generation_tokens += 1
         sequence.append(draw.token_id, now)
-        reason, stop_token = policies.check_stop(
+        return policies.check_stop(
             sequence.params,
             sequence.eos_token_ids,
             sequence.token_ids,
             sequence.num_prompt,
             sequence.max_tokens_total,
         )
-        if reason is not None:
-            self.end(sequence)
-        return sequence.output((draw,), reason, stop_token, told)
+
+    def _keep(self, sequence: Sequence, drafts: Drafts | None) -> None:
+        if self._speculation is None or drafts is None:
+            return
+        if sequence.state is not SequenceState.FINISHED:
+            self._speculation.keep(sequence, drafts)
+
+
+def _num_accepted(guess: Guess, draws: tuple[Draw, ...]) -> int:
+    """How many of the drafts stood. Raises IntegrityError when the draws are no run behind them:
+    the KV that was written would be that of other tokens.
+    """
+    num_accepted = len(draws) - 1
+    accepted = tuple(draw.token_id for draw in draws[:-1])
+    if not draws or accepted != guess.token_ids[:num_accepted]:
+        raise IntegrityError(f"drafts {guess.token_ids} cannot have stood as {accepted}")
+    return num_accepted

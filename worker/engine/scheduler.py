@@ -32,6 +32,10 @@ steps puts the token in. Steps run strictly one after the other, and from that i
   step N still writes may be given away in N+1, which runs later.
 - What step N writes is sealed when its results are there, not before. A sequence that was preempted
   in between has lost those blocks: it only takes the token.
+
+*Speculation.* A sequence that runs only its last token may have drafts run behind it, to be
+verified in the same step; see `lookahead`. They do not count as computed: those that stand are
+added with the step's results, the KV of the others is written over. Such a step is not overlapped.
 """
 
 from __future__ import annotations
@@ -45,11 +49,13 @@ from worker.engine.admission import Admission, PauseState
 from worker.engine.block_manager import BlockManager
 from worker.engine.counters import Counters
 from worker.engine.live_sequences import LiveSequences, new_sequence
+from worker.engine.lookahead import Lookahead
 from worker.engine.messages import AddRequest, EngineStats, RequestOutput
 from worker.engine.planning import StepInFlight, StepPlan
 from worker.engine.results import Results
 from worker.engine.sequence import Sequence, SequenceState
 from worker.engine.sequence_kv import SequenceKv
+from worker.engine.speculation import Speculation
 from worker.errors import ConfigError, IntegrityError
 from worker.types import FinishReason, ModelOutput, SchedulerOutput
 
@@ -62,7 +68,11 @@ class Scheduler:
     """
 
     def __init__(
-        self, cache: CacheConfig, limits: SchedulerConfig, eos_token_ids: Seq[int] = ()
+        self,
+        cache: CacheConfig,
+        limits: SchedulerConfig,
+        eos_token_ids: Seq[int] = (),
+        speculation: Speculation | None = None,
     ) -> None:
         _check(limits)
         self._limits = limits
@@ -76,7 +86,11 @@ class Scheduler:
         self._kv = SequenceKv(cache)
         watermark = int(cache.watermark * cache.num_blocks)
         self._admission = Admission(limits, self._live, self._kv, self._counters, watermark)
-        self._results = Results(self._live, self._kv, self._counters)
+        self._results = Results(self._live, self._kv, self._counters, speculation)
+        self._speculation = speculation
+        self._lookahead = (
+            None if speculation is None else Lookahead(speculation, self._live, self._kv)
+        )
         self._in_flight: deque[StepInFlight] = deque()
         self.pause_state = PauseState.UNPAUSED
 
@@ -120,7 +134,7 @@ class Scheduler:
     def stats(self) -> EngineStats:
         """Gauges and counters of this moment."""
         counters, blocks = self._counters, self.blocks
-        return EngineStats(
+        stats = EngineStats(
             num_running=self._live.num_running,
             num_waiting=self._live.num_waiting,
             kv_cache_usage=blocks.usage,
@@ -136,6 +150,7 @@ class Scheduler:
             num_hash_collisions=blocks.num_hash_collisions,
             num_corrupted_requests=counters.num_corrupted_requests,
         )
+        return stats if self._speculation is None else self._speculation.stats(stats)
 
     # ---- requests come and go ---------------------------------------------------------------
 
@@ -197,23 +212,26 @@ class Scheduler:
     # ---- steps ------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> SchedulerOutput | None:
-        """The next step, or None when nothing can run (now: the step in flight may change that).
+        """The next step, or None when nothing can run now: the step in flight may change that, and
+        may have to be known first.
 
         Token budget, `max_num_seqs` and the pool are never exceeded. The result shares nothing
         with the scheduler. At most one step may be in flight already.
         """
-        plan = StepPlan(self._limits, len(self._live))
-        if self.pause_state is PauseState.PAUSED_ALL:
+        if self.pause_state is PauseState.PAUSED_ALL or self._must_wait():
             return None
+        plan = StepPlan(self._limits, len(self._live))
         self._plan_running(plan)
         if not plan.preempted:
             self._admission.admit(plan, now, self.pause_state is PauseState.PAUSED_NEW)
+        if self._lookahead is not None and not self._in_flight:
+            self._lookahead.plan(plan)
         sequences, shares = plan.commit(self.blocks.table)
         if not sequences:
             return None
         self._counters.num_steps += 1
         step = self._counters.num_steps
-        self._in_flight.append(StepInFlight(step, shares))
+        self._in_flight.append(StepInFlight(step, shares, now))
         return SchedulerOutput(step, sequences, self.blocks.take_copies())
 
     def update(self, step: SchedulerOutput, result: ModelOutput, now: float) -> list[RequestOutput]:
@@ -223,7 +241,11 @@ class Scheduler:
         """
         if not self._in_flight or self._in_flight[0].step != step.step:
             raise IntegrityError(f"step {step.step} is not the oldest in flight")
-        return self._results.apply(self._in_flight.popleft(), result, now)
+        ended = self._in_flight.popleft()
+        outputs = self._results.apply(ended, result, now)
+        if self._lookahead is not None:
+            self._lookahead.observe(ended, result, now)
+        return outputs
 
     def check_integrity(self) -> None:
         """Raise IntegrityError when sequences, steps and blocks contradict each other. For tests;
@@ -244,8 +266,15 @@ class Scheduler:
                 raise IntegrityError(f"sequence {sequence.seq_id} miscounts tokens in flight")
             self._kv.check_integrity(sequence)
         self._kv.check_total(self._live.running)
+        if self._lookahead is not None:
+            self._lookahead.check_integrity(self._in_flight)
 
     # ---- below: private ---------------------------------------------------------------------
+
+    def _must_wait(self) -> bool:
+        if self._lookahead is None or not self._in_flight:
+            return False
+        return self._lookahead.must_wait(self._in_flight[-1])
 
     def _plan_running(self, plan: StepPlan) -> None:
         """Give every running sequence its share, until the budget is used up."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from worker.engine.block_hash import BlockHash
-from worker.engine.messages import AddRequest, RequestOutput
+from worker.engine.counters import DraftTally
+from worker.engine.messages import AddRequest, RequestOutput, SpeculationFigures
 from worker.types import Draw, FinishReason, SampleSpec, SamplingParams, TokenLogprobs
 
 
@@ -66,6 +67,7 @@ class Sequence:
     num_bypassed: int = 0
     num_overtaken: int = 0
     num_prompt_logprobs: int = 0  # prompt tokens whose log probabilities were told
+    draft_tally: DraftTally | None = None  # None: no draft of it was verified
     block_hashes: list[BlockHash] = field(default_factory=list)
     scheduled_seconds: float | None = None
     first_token_seconds: float | None = None
@@ -223,4 +225,11 @@ class Sequence:
             error,
             [draw.logprobs for draw in draws if draw.logprobs is not None],
             list(prompt_logprobs),
+            None if finish_reason is None else self._speculation_figures(request_id),
         )
+
+    def _speculation_figures(self, request_id: str | None) -> SpeculationFigures | None:
+        """A branch that ends before it is a sequence of its own has none."""
+        if self.draft_tally is None or request_id not in (None, self.request_id):
+            return None
+        return self.draft_tally.figures()

@@ -57,6 +57,15 @@ class SequenceKv:
         """Make room up to position `end`; False, and nothing changed, when there is too little."""
         return self.blocks.allocate(sequence.seq_id, sequence.num_computed, end)
 
+    def reach(self, sequence: Sequence, reserve: int) -> int:
+        """How far a running sequence could get room while `reserve` blocks stay free, in tokens."""
+        num_spare = max(0, self.blocks.num_free - reserve)
+        return (len(self.blocks.table(sequence.seq_id)) + num_spare) * self.block_size
+
+    def shrink(self, sequence: Sequence) -> None:
+        """Give back a running sequence's blocks that hold nothing computed."""
+        self.blocks.shrink(sequence.seq_id, sequence.num_computed)
+
     def written(self, sequence: Sequence, end: int) -> None:
         """The KV before position `end` is there now: its full blocks can be hit."""
         sequence.num_written = end

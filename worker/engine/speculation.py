@@ -1,0 +1,242 @@
+"""Drafts: who makes them, how many are worth verifying, and how it went.
+
+Theory of operation
+-------------------
+Drafts come from one of two places. A *drafter* that guesses from tokens alone is asked when a step
+is planned. The executor's own (a draft model, a trained head) is told with a step how many drafts
+to make, and they come with the step's result; they are kept here until the sequence is planned
+again, and are of use only if it still stands where it stood.
+
+Nothing that a drafter does changes an answer: the executor verifies every draft against what it
+would have drawn anyway. So a drafter is not trusted either. One that raises is done with for that
+sequence; what it proposes is cut at the first thing that is no token.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import msgspec
+
+from worker.config import SpeculativeConfig
+from worker.engine.counters import DraftTally
+from worker.engine.drafters.interface import DraftContext, Drafter
+from worker.engine.drafters.lengths import DraftLengths, Offer
+from worker.engine.messages import EngineStats
+from worker.engine.sequence import Sequence
+from worker.errors import IntegrityError
+from worker.types import Drafts, ModelOutput
+
+logger = logging.getLogger(__name__)
+
+_NO_DRAFTS = Drafts(0, (), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """The drafts of one sequence that a step verifies: the first ones of what was on `offer`."""
+
+    token_ids: tuple[int, ...]
+    offer: Offer
+
+    def cut(self, num_tokens: int) -> Guess | None:
+        """At most the first `num_tokens` of them; None when that leaves nothing."""
+        return Guess(self.token_ids[:num_tokens], self.offer) if num_tokens > 0 else None
+
+
+class Speculation:
+    """Sole owner of the drafter, of drafts not used yet, and of what is counted about all of them.
+
+    `drafter` None, with `has_device_drafter`: the executor makes the drafts. Drafts of ids that are
+    not below `vocab_size` are refused; None: whatever is not negative is a token.
+    """
+
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        drafter: Drafter | None,
+        has_device_drafter: bool,
+        vocab_size: int | None = None,
+    ) -> None:
+        self._most = config.num_speculative_tokens
+        self._name = config.method
+        self._drafter = drafter
+        self._has_device_drafter = has_device_drafter
+        self._vocab_size = math.inf if vocab_size is None else vocab_size
+        self._lengths = DraftLengths(config)
+        self._kept: dict[int, Drafts] = {}  # from the device, not used yet
+        self._given_up: set[int] = set()  # sequences for which the drafter raised
+        self._faulted: set[int] = set()  # sequences of whose drafter something was logged
+        self._tally = DraftTally.up_to(self._most)
+        self._num_failures = 0
+        self._num_per_sequence = 0.0
+
+    # ---- planning ---------------------------------------------------------------------------
+
+    def may_draft(self, decoding: Seq[Sequence]) -> bool:
+        """Whether drafts may be verified or made in a step in which these sequences decode."""
+        if not any(self._has_drafter(s) and self._room(s) > 0 for s in decoding):
+            return False
+        return self._lengths.may_pay([sequence.seq_id for sequence in decoding])
+
+    def choose(self, decoding: Seq[Sequence], num_other_tokens: int) -> dict[int, Guess]:
+        """What to verify in a step that runs the last token of each of these sequences, and
+        `num_other_tokens` of prompts; by sequence id. No answer gets longer than it may.
+        """
+        if not self.may_draft(decoding):
+            return {}
+        found = [self._drafts_of(sequence) for sequence in decoding]
+        offers = [
+            Offer(sequence.seq_id, self._name, drafts.confidences)
+            for sequence, drafts in zip(decoding, found, strict=True)
+        ]
+        guesses: dict[int, Guess] = {}
+        lengths = self._lengths.to_verify(offers, num_other_tokens)
+        for drafts, offer, length in zip(found, offers, lengths, strict=True):
+            guess = Guess(drafts.token_ids, offer).cut(min(length, len(drafts.token_ids)))
+            if guess is not None:
+                guesses[offer.seq_id] = guess
+        return guesses
+
+    def to_draft(self, drawing: Seq[Sequence], num_other_tokens: int) -> dict[int, int]:
+        """How many drafts the executor should make after a step that draws a token for each of
+        these sequences; by sequence id.
+        """
+        if not self._has_device_drafter or not self.may_draft(drawing):
+            return {}
+        ids = [sequence.seq_id for sequence in drawing]
+        lengths = self._lengths.to_draft(ids, self._name, num_other_tokens)
+        return {seq_id: min(n, self._most) for seq_id, n in zip(ids, lengths, strict=True)}
+
+    # ---- results ----------------------------------------------------------------------------
+
+    def verified(self, sequence: Sequence, guess: Guess, num_accepted: int) -> None:
+        """Of a sequence's drafts the first `num_accepted` stood."""
+        num_drafts = len(guess.token_ids)
+        if sequence.draft_tally is None:
+            sequence.draft_tally = DraftTally.up_to(self._most)
+        for tally in (self._tally, sequence.draft_tally):
+            tally.count(num_drafts, num_accepted)
+        self._lengths.observe(guess.offer, num_drafts, num_accepted)
+
+    def keep(self, sequence: Sequence, drafts: Drafts) -> None:
+        """The executor's drafts for a sequence that has not ended, the step's draws appended."""
+        if drafts.position == len(sequence.token_ids):
+            self._kept[sequence.seq_id] = self._checked(sequence, drafts, self._most)
+
+    def observe_step(
+        self, known: tuple[int, int], num_drafts: int, seconds: float, result: ModelOutput
+    ) -> None:
+        """A step took `seconds` for `known` tokens (the last ones of sequences; all others) and
+        `num_drafts` drafts.
+        """
+        num_decoding, num_other = known
+        if num_decoding:
+            self._num_per_sequence = num_drafts / num_decoding
+        self._lengths.observe_step(
+            num_decoding + num_other + num_drafts,
+            seconds,
+            result.drafting_seconds,
+            sum(len(drafts.token_ids) for drafts in result.drafts.values()),
+            len(result.drafts),
+            num_other,
+        )
+
+    def end(self, sequence: Sequence) -> None:
+        """The sequence has ended, its last tokens appended. Once for each."""
+        seq_id = sequence.seq_id
+        self._lengths.forget(seq_id)
+        self._kept.pop(seq_id, None)
+        if self._drafter is not None:
+            try:
+                self._drafter.end(_context(sequence))
+            except Exception:
+                self._num_failures += 1
+                logger.exception("the drafter failed at the end of sequence %d", seq_id)
+        self._given_up.discard(seq_id)
+        self._faulted.discard(seq_id)
+
+    def stats(self, stats: EngineStats) -> EngineStats:
+        """The same, with what is counted here."""
+        return msgspec.structs.replace(
+            stats,
+            num_drafts=self._tally.num_runs,
+            num_draft_tokens=self._tally.num_draft_tokens,
+            num_accepted_tokens=self._tally.num_accepted_tokens,
+            num_accepted_by_position=self._tally.num_accepted_by_position,
+            num_drafter_failures=self._num_failures,
+            num_speculative_tokens=self._num_per_sequence,
+        )
+
+    def check_integrity(self, live: Iterable[int]) -> None:
+        """Raise IntegrityError when anything is remembered of a sequence that has ended."""
+        if {*self._kept, *self._given_up, *self._faulted} - set(live):
+            raise IntegrityError("drafts are remembered for a sequence that has ended")
+
+    # ---- below: private ---------------------------------------------------------------------
+
+    def _has_drafter(self, sequence: Sequence) -> bool:
+        if self._drafter is None:
+            return self._has_device_drafter
+        return sequence.seq_id not in self._given_up
+
+    def _room(self, sequence: Sequence) -> int:
+        """The most drafts that can stand: one more token always follows them."""
+        return min(self._most, sequence.max_tokens_total - sequence.num_tokens - 1)
+
+    def _drafts_of(self, sequence: Sequence) -> Drafts:
+        limit = self._room(sequence)
+        if limit <= 0 or not self._has_drafter(sequence):
+            return _NO_DRAFTS
+        if self._drafter is not None:
+            return self._ask(self._drafter, sequence, limit)
+        drafts = self._kept.get(sequence.seq_id)
+        if drafts is None or drafts.position != len(sequence.token_ids):
+            self._kept.pop(sequence.seq_id, None)
+            return _NO_DRAFTS
+        return Drafts(drafts.position, drafts.token_ids[:limit], drafts.confidences[:limit])
+
+    def _ask(self, drafter: Drafter, sequence: Sequence, limit: int) -> Drafts:
+        try:
+            drafts = drafter.propose(_context(sequence), limit)
+            if drafts is None:
+                return _NO_DRAFTS
+            if drafts.position != len(sequence.token_ids):
+                self._fault(sequence, f"position {drafts.position}")
+                return _NO_DRAFTS
+            return self._checked(sequence, drafts, limit)
+        except Exception:
+            self._num_failures += 1
+            self._given_up.add(sequence.seq_id)
+            logger.exception("sequence %d goes on without its drafter", sequence.seq_id)
+            return _NO_DRAFTS
+
+    def _checked(self, sequence: Sequence, drafts: Drafts, limit: int) -> Drafts:
+        """The drafts up to the first that is none, `limit` at most."""
+        num_sound = 0
+        for token, confidence in zip(drafts.token_ids, drafts.confidences, strict=False):
+            if type(token) is not int or not 0 <= token < self._vocab_size:
+                self._fault(sequence, f"token {token!r}")
+                break
+            if not 0.0 < confidence <= 1.0:
+                self._fault(sequence, f"confidence {confidence!r}")
+                break
+            num_sound += 1
+        length = min(num_sound, limit)
+        token_ids, confidences = drafts.token_ids[:length], drafts.confidences[:length]
+        return Drafts(drafts.position, tuple(token_ids), tuple(confidences))
+
+    def _fault(self, sequence: Sequence, what: str) -> None:
+        self._num_failures += 1
+        if sequence.seq_id not in self._faulted:
+            self._faulted.add(sequence.seq_id)
+            logger.warning("drafts of sequence %d are cut at %s", sequence.seq_id, what)
+
+
+def _context(sequence: Sequence) -> DraftContext:
+    group = (sequence.request.tenant, sequence.request.cache_salt or "")
+    return DraftContext(sequence.seq_id, sequence.token_ids, sequence.num_prompt, group)
