@@ -1,0 +1,54 @@
+"""What may be risked to learn: an account of time won and lost, and clocks that slow down."""
+
+from __future__ import annotations
+
+INCOME = 0.015  # of a plain step, for every step
+_START = 1.5
+_CAP = 3.0
+_FLOOR = -6.0
+MAX_DISTANCE = 32  # steps between two probes of the same thing
+
+
+class Account:
+    """What speculation may still lose against plain decoding, in plain steps; owns the balance.
+
+    Every step pays in a little, accepted drafts what they saved, and everything that drafts cost is
+    taken out of it. So whatever else is wrong, what was lost in the long run is at most `INCOME` of
+    the time, and what the account held.
+    """
+
+    def __init__(self) -> None:
+        self.balance = _START
+
+    def earn(self) -> None:
+        """A step was run."""
+        self.settle(INCOME)
+
+    def settle(self, change: float) -> None:
+        """So many plain steps were won, or lost where negative."""
+        self.balance = max(_FLOOR, min(_CAP, self.balance + change))
+
+
+class ProbeClock:
+    """When to try again what did not pay: after a distance that doubles, up to a bound."""
+
+    __slots__ = ("_distance", "_due_at", "_shortest")
+
+    def __init__(self, now: int, shortest: int = 1) -> None:
+        self._shortest = shortest
+        self._distance = shortest
+        self._due_at = now
+
+    def is_due(self, now: int) -> bool:
+        """Whether the next probe's time has come."""
+        return now >= self._due_at
+
+    def failed(self, now: int) -> None:
+        """Tried in vain."""
+        self._due_at = now + self._distance
+        self._distance = min(2 * self._distance, MAX_DISTANCE)
+
+    def succeeded(self, now: int) -> None:
+        """Tried with success: as soon as possible again."""
+        self._distance = self._shortest
+        self._due_at = now + 1

@@ -1,0 +1,247 @@
+"""How long steps take by their number of tokens, and drafting by its number of drafts: measured.
+
+Theory of operation
+-------------------
+A `Curve` is a set of knots, one for each size that was seen (sizes above 31 share a knot with
+their neighbours, sixteen knots to an octave). A knot keeps its last few times and stands for their
+median, so that the heavy tail of a busy machine moves nothing. Between knots the curve is linear,
+and it never falls: knots out of order are pooled. All times are kept relative to a common speed,
+which follows the median of the last few residuals: when the whole machine slows down, or contexts
+grow, the sizes that were not run lately move along with those that were, and comparing sizes,
+which is all that the curve is for, stays fair.
+
+Before anything is measured a step of n tokens takes (24 + n) / 25 seconds. That is the shape of a
+small model on a CPU; a GPU is flatter, and the first measurements say so: beyond the largest knot
+the curve rises by what a token of a prompt costs, once prompts were seen, and a third on top.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+
+WINDOW = 15  # times that a knot keeps
+_PRIOR_TOKENS = 24.0  # a step costs as much as so many tokens, before its tokens are counted
+_RESIDUALS = 7  # whose median moves the speed
+_SPEED_GAIN = 0.25
+_MIN_SETTLED = 4  # times that a knot needs before it says something about the speed
+_PROMPT_TO_DRAFT = 1.33  # a draft has logits made and is verified; a token of a prompt has not
+_MIN_PROMPT_TOKENS = 16  # below, a prompt's time is noise
+
+
+def bucket(size: int) -> int:
+    """The knot of a size: every size below 32 has its own, then there are sixteen to an octave."""
+    if size < 32:
+        return size
+    shift = size.bit_length() - 5
+    return (shift << 4) + (size >> shift)
+
+
+class _Knot:
+    """The last times of one size, relative to the speed of their moment."""
+
+    __slots__ = ("clock", "count", "size", "times")
+
+    def __init__(self, size: int, guess: float) -> None:
+        self.size = float(size)
+        self.times: deque[float] = deque([guess], maxlen=WINDOW)
+        self.count = 0
+        self.clock = 0
+
+    def add(self, size: int, time: float, clock: int) -> None:
+        """One more time."""
+        self.times.append(time)
+        self.count += 1
+        self.clock = clock
+        self.size += (size - self.size) / min(self.count, WINDOW)
+
+    def median(self) -> float:
+        """The middle of the last times, the lower one of two."""
+        return sorted(self.times)[(len(self.times) - 1) // 2]
+
+
+class Curve:
+    """Times by size, learned; owns its knots. `tail_slope` is what a unit of size adds beyond the
+    largest knot, None: in proportion to (24 + size).
+    """
+
+    def __init__(self, prior_units: float = _PRIOR_TOKENS) -> None:
+        self.tail_slope: float | None = None
+        self._prior_units = prior_units
+        self._knots: dict[int, _Knot] = {}
+        self._speed = 1.0
+        self._residuals: deque[float] = deque(maxlen=_RESIDUALS)
+        self._sizes: list[float] = []
+        self._times: list[float] = []
+        self._is_stale = False
+
+    @property
+    def largest(self) -> int:
+        """The largest size that was seen; 0: none was."""
+        return int(max((knot.size for knot in self._knots.values()), default=0.0))
+
+    def last_seen(self, size: int) -> tuple[int, int]:
+        """When a size about this one (within an eighth) was last seen, and how often: 0, 0 for
+        never.
+        """
+        first, last = bucket(max(1, size - size // 8)), bucket(size + size // 8)
+        near = [self._knots[key] for key in range(first, last + 1) if key in self._knots]
+        return max((k.clock for k in near), default=0), sum(k.count for k in near)
+
+    def observe(self, size: int, seconds: float, clock: int) -> None:
+        """Something of this size took so long, at tick `clock` of the owner's counter."""
+        if not seconds > 0.0 or not math.isfinite(seconds):
+            return
+        if not self._knots:
+            self._speed = seconds * (self._prior_units + 1) / (self._prior_units + size)
+        expected = self.at(size)
+        key = bucket(size)
+        knot = self._knots.get(key)
+        if knot is None:
+            knot = self._knots[key] = _Knot(size, expected / self._speed)
+        if knot.count >= _MIN_SETTLED:
+            self._follow(math.log(seconds / expected))
+        knot.add(size, seconds / self._speed, clock)
+        self._is_stale = True
+
+    def _follow(self, residual: float) -> None:
+        """Move the common speed by what the last sizes, all known ones, have in common."""
+        self._residuals.append(residual)
+        middle = sorted(self._residuals)[len(self._residuals) // 2]
+        change = math.exp(_SPEED_GAIN * middle)
+        self._speed *= change
+        for index in range(len(self._residuals)):
+            self._residuals[index] -= _SPEED_GAIN * middle
+
+    def at(self, size: float) -> float:
+        """Seconds that this size takes."""
+        if self._is_stale:
+            self._rebuild()
+        sizes, times = self._sizes, self._times
+        if not sizes:
+            return self._speed * (self._prior_units + size) / (self._prior_units + 1)
+        index = bisect_left(sizes, size)
+        if index == len(sizes):
+            return self._speed * times[-1] + self._slope(sizes[-1], times[-1]) * (size - sizes[-1])
+        if sizes[index] == size:
+            return self._speed * times[index]
+        if index == 0:
+            lowered = self._speed * times[0] - self._slope(sizes[0], times[0]) * (sizes[0] - size)
+            return max(lowered, self._speed * times[0] * size / sizes[0])
+        left, right = sizes[index - 1], sizes[index]
+        share = (size - left) / (right - left)
+        return self._speed * (times[index - 1] + share * (times[index] - times[index - 1]))
+
+    def range(self, first: int, count: int) -> list[float]:
+        """Seconds of the sizes `first`, `first` + 1, …, `count` of them."""
+        answer: list[float] = []
+        value = self.at(first)
+        size, end = first, first + count
+        while size < end:
+            index = bisect_left(self._sizes, size + 1)
+            # Up to the next knot the curve is a line.
+            stop = end if index == len(self._sizes) else min(end, int(self._sizes[index]))
+            stop = max(stop, size + 1)
+            target = self.at(stop)
+            slope = (target - value) / (stop - size)
+            answer.extend(value + slope * step for step in range(stop - size))
+            size, value = stop, target
+        return answer
+
+    def _slope(self, size: float, time: float) -> float:
+        """What one more unit costs where nothing was measured."""
+        if self.tail_slope is not None:
+            return min(self.tail_slope, self._speed * time / size)
+        return self._speed * time / (self._prior_units + size)
+
+    def _rebuild(self) -> None:
+        """Medians of all knots in order of size, pooled where they would fall."""
+        self._is_stale = False
+        knots = sorted(self._knots.values(), key=lambda knot: knot.size)
+        pools: list[tuple[float, float, int]] = []  # time, weight, number of knots
+        for knot in knots:
+            time, weight, number = knot.median(), float(len(knot.times)), 1
+            while pools and pools[-1][0] > time:
+                before, its_weight, its_number = pools.pop()
+                time = (time * weight + before * its_weight) / (weight + its_weight)
+                weight, number = weight + its_weight, number + its_number
+            pools.append((time, weight, number))
+        self._sizes = [knot.size for knot in knots]
+        self._times = [time for time, _, number in pools for _ in range(number)]
+
+
+class StepTimes:
+    """What steps and drafting cost; owns the curves. Seconds throughout."""
+
+    def __init__(self) -> None:
+        self._steps = Curve()
+        self._prompt_slopes: deque[float] = deque(maxlen=WINDOW)
+        self._drafting: dict[int, Curve] = {}  # by the bit length of the number of sequences
+        self.clock = 0
+        self.most_rounds = 0  # drafts of one sequence in a step, on the average, that were measured
+
+    @property
+    def largest(self) -> int:
+        """The most tokens of a step without prompts that was measured; 0: none was."""
+        return self._steps.largest
+
+    def decoding(self, num_tokens: int) -> float:
+        """A step of so many tokens (at least 1), none of prompts."""
+        return self._steps.at(num_tokens)
+
+    def extra(self, num_sequences: int, num_other_tokens: int, most: int) -> list[float]:
+        """What 0, 1, …, `most` drafts add to a step of so many sequences beside a prompt's tokens.
+
+        Beside a prompt a draft costs what a token of a prompt does, if that is more: the room that
+        a flat curve seems to have is taken.
+        """
+        times = self._steps.range(num_sequences, most + 1)
+        start = times[0]
+        if not num_other_tokens or not self._prompt_slopes:
+            return [time - start for time in times]
+        slope = self._prompt_slope()
+        return [max(time - start, slope * index) for index, time in enumerate(times)]
+
+    def age(self, num_tokens: int) -> tuple[int, int]:
+        """Steps since one of about so many tokens was measured, and how many were."""
+        clock, count = self._steps.last_seen(num_tokens)
+        return self.clock - clock, count
+
+    def drafting(self, num_sequences: int, rounds: float) -> float:
+        """Making `rounds` drafts (at least 1, on the average) for each of so many sequences.
+
+        Before anything is measured: a twelfth of a plain step and another one for each round. What
+        was measured for other numbers of sequences holds for fewer ones as it is, and for more in
+        proportion.
+        """
+        if not self._drafting:
+            return self.decoding(1) * (1.0 + rounds) / 12.0
+        key = num_sequences.bit_length()
+        near = min(self._drafting, key=lambda known: (abs(known - key), known))
+        return self._drafting[near].at(rounds) * 2.0 ** max(0, key - near)
+
+    def observe(self, num_tokens: int, num_other_tokens: int, seconds: float) -> None:
+        """A step of `num_tokens`, `num_other_tokens` of them of prompts; without its drafting."""
+        self.clock += 1
+        num_decoding = num_tokens - num_other_tokens
+        if not num_other_tokens:
+            if num_tokens > 0:
+                self._steps.observe(num_tokens, seconds, self.clock)
+        elif num_other_tokens >= _MIN_PROMPT_TOKENS:
+            base = self._steps.at(max(1, num_decoding)) if self._steps.largest else 0.0
+            self._prompt_slopes.append(max(0.0, seconds - base) / num_other_tokens)
+            self._steps.tail_slope = self._prompt_slope() * _PROMPT_TO_DRAFT
+
+    def observe_drafting(self, num_drafted: int, num_drafting: int, seconds: float) -> None:
+        """Making `num_drafted` drafts for `num_drafting` sequences took so long."""
+        if num_drafted <= 0 or num_drafting <= 0:
+            return
+        curve = self._drafting.setdefault(num_drafting.bit_length(), Curve(prior_units=1.0))
+        rounds = max(1, round(num_drafted / num_drafting))
+        curve.observe(rounds, seconds, self.clock)
+        self.most_rounds = max(self.most_rounds, rounds)
+
+    def _prompt_slope(self) -> float:
+        """Seconds for a token of a prompt."""
+        return sorted(self._prompt_slopes)[(len(self._prompt_slopes) - 1) // 2]
