@@ -1,0 +1,141 @@
+"""Prompt lookup: the longest match, of these the earliest, and what followed it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.engine.drafters.interface import DraftContext
+from worker.engine.drafters.ngram import Match, NgramDrafter, find_match, find_match_kmp
+from worker.engine.drafters.texts import spell
+from worker.types import Drafts
+
+TOKENS = st.lists(st.integers(0, 2), max_size=40)
+SPANS = st.tuples(st.integers(1, 8), st.integers(0, 60)).map(lambda s: (s[0], s[0] + s[1]))
+
+
+def find_by_trying(token_ids: list[int], shortest: int, longest: int) -> Match | None:
+    """The rule, word by word."""
+    for length in range(min(longest, len(token_ids) - 1), shortest - 1, -1):
+        for start in range(len(token_ids) - length):
+            if token_ids[start : start + length] == token_ids[-length:]:
+                return Match(start, length)
+    return None
+
+
+def ask(drafter: NgramDrafter, token_ids: list[int], num_tokens: int = 3) -> Drafts | None:
+    """What is drafted for a fresh sequence."""
+    context = DraftContext(0, token_ids, len(token_ids))
+    try:
+        return drafter.propose(context, num_tokens)
+    finally:
+        drafter.end(context)
+
+
+@settings(max_examples=500, deadline=None)
+@given(TOKENS, SPANS)
+def test_string_search_failure_function_and_trying_agree(
+    token_ids: list[int], span: tuple[int, int]
+) -> None:
+    """All three find the same match, over few tokens, where matches overlap and nest."""
+    expected = find_by_trying(token_ids, *span)
+    assert find_match_kmp(token_ids, *span) == expected
+    assert find_match(spell(token_ids), *span) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 3), max_size=6)), max_size=30),
+    SPANS,
+    st.integers(1, 9),
+)
+def test_growing_interleaved_sequences_get_what_fresh_ones_get(
+    growth: list[tuple[int, list[int]]], span: tuple[int, int], num_tokens: int
+) -> None:
+    """Whatever was asked before, for it or for others, drafts follow from the tokens alone, and
+    are tokens that followed the match.
+    """
+    drafter = NgramDrafter(*span)
+    sequences: list[list[int]] = [[], [], []]
+    contexts = [DraftContext(i, tokens, 0) for i, tokens in enumerate(sequences)]
+    for which, new in growth:
+        token_ids = sequences[which]
+        token_ids += new
+        drafts = drafter.propose(contexts[which], num_tokens)
+        assert drafts == ask(NgramDrafter(*span), token_ids, num_tokens)
+        match = find_by_trying(token_ids, *span)
+        if match is None:
+            assert drafts is None
+            continue
+        assert drafts is not None
+        assert drafts.position == len(token_ids)
+        assert list(drafts.token_ids) == token_ids[match.end : match.end + num_tokens]
+        assert len(drafts.confidences) == len(drafts.token_ids) > 0
+        assert all(0 < c <= 1 for c in drafts.confidences)
+    for context in contexts:
+        drafter.end(context)
+    assert drafter.num_sequences == 0
+
+
+def test_the_longest_match_goes_before_the_earliest() -> None:
+    """Two tokens alike at place 3 beat one alike at place 0; of equals the first is taken."""
+    drafter = NgramDrafter(1, 4)
+    drafts = ask(drafter, [2, 50, 9, 1, 2, 60, 61, 1, 2, 70, 1, 2])
+    assert drafts is not None
+    assert drafts.token_ids == (60, 61, 1)
+    drafts = ask(NgramDrafter(1, 1), [2, 50, 9, 1, 2, 60, 61, 1, 2, 70, 1, 2])
+    assert drafts is not None
+    assert drafts.token_ids == (50, 9, 1)
+
+
+def test_drafts_end_with_the_tokens_known() -> None:
+    """A match that overlaps the end is not continued by its own drafts."""
+    drafts = ask(NgramDrafter(2, 2), [7, 8, 7, 8, 7], 5)
+    assert drafts is not None
+    assert drafts.token_ids == (8, 7)
+    drafts = ask(NgramDrafter(1, 5), [4, 4], 5)
+    assert drafts is not None
+    assert drafts.token_ids == (4,)
+
+
+@pytest.mark.parametrize("token_ids", [[], [1], [1, 2, 3, 4], [1, 2, 3, 1, 2]])
+def test_nothing_is_drafted_without_a_match(token_ids: list[int]) -> None:
+    """Too few tokens, or none of them twice."""
+    assert ask(NgramDrafter(3, 5), token_ids) is None
+
+
+def test_a_longer_match_is_surer() -> None:
+    """Also beyond what the lookup needs, and along the drafts."""
+    short = ask(NgramDrafter(2, 2), [8, 1, 2, 3, 4, 5, 9, 1, 2])
+    long = ask(NgramDrafter(2, 2), [8, 1, 2, 3, 4, 5, 8, 1, 2])
+    assert short is not None
+    assert long is not None
+    assert short.token_ids == long.token_ids == (3, 4, 5)
+    assert short.confidences == pytest.approx((2 / 3, 3 / 4, 4 / 5))
+    assert long.confidences == pytest.approx((3 / 4, 4 / 5, 5 / 6))
+
+
+def test_places_that_went_on_otherwise_make_it_less_sure() -> None:
+    """One of three places of the pair goes on with the draft."""
+    drafts = ask(NgramDrafter(2, 2), [1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2], 2)
+    assert drafts is not None
+    assert drafts.token_ids == (3, 1)
+    assert drafts.confidences == pytest.approx((2 / 3 / 3, 3 / 4))
+
+
+def test_a_match_far_back_counts_itself() -> None:
+    """A lone match before the tokens that are counted is as sure as a lone match in them."""
+    far = ask(NgramDrafter(2, 2), [1, 2, 3, *range(10, 9000), 1, 2], 1)
+    near = ask(NgramDrafter(2, 2), [1, 2, 3, 1, 2], 1)
+    assert far is not None
+    assert near is not None
+    assert far.token_ids == near.token_ids
+    assert far.confidences == near.confidences
+
+
+@pytest.mark.parametrize("span", [(0, 3), (4, 3)])
+def test_a_lookup_of_no_tokens_is_refused(span: tuple[int, int]) -> None:
+    """At least one token, and not more at least than at most."""
+    with pytest.raises(ValueError, match="no lookup of"):
+        NgramDrafter(*span)

@@ -1,0 +1,146 @@
+"""Suffix decoding: from the sequence itself and its own group's finished outputs, nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.engine.drafters.finished_outputs import FinishedOutputs
+from worker.engine.drafters.interface import DraftContext
+from worker.engine.drafters.suffix import SuffixDrafter
+from worker.engine.drafters.suffix_paths import PathLimits
+from worker.types import Drafts
+
+MINE, YOURS, SALTED = ("me", ""), ("you", ""), ("me", "salt")
+LIMITS = PathLimits(max_match_tokens=24, max_spec_factor=1.0, min_probability=0.1)
+
+
+def suffix_drafter(max_outputs: int = 100, max_tokens: int = 1000) -> SuffixDrafter:
+    """One that has seen nothing yet."""
+    return SuffixDrafter(LIMITS, FinishedOutputs(max_outputs, max_tokens))
+
+
+def finish(
+    drafter: SuffixDrafter, output: list[int], group: tuple[str, str], prompt: list[int]
+) -> None:
+    """A sequence of this prompt and output comes to its end, never asked about."""
+    drafter.end(DraftContext(99, [*prompt, *output], len(prompt), group))
+
+
+def ask(drafter: SuffixDrafter, token_ids: list[int], group: tuple[str, str]) -> Drafts | None:
+    """What is drafted for a sequence that goes on."""
+    return drafter.propose(DraftContext(1, token_ids, len(token_ids), group), 8)
+
+
+def test_a_sequence_drafts_from_its_own_prompt_and_output() -> None:
+    """The prompt's words come again; then the output's."""
+    drafter = suffix_drafter()
+    token_ids = [1, 2, 3, 4, 5, 6, 2, 3]
+    context = DraftContext(1, token_ids, 6)
+    assert drafter.propose(context, 8) == Drafts(8, (4, 5), (0.5, 1.0))
+    token_ids += [70, 71, 72, 3, 70]
+    drafts = drafter.propose(context, 8)
+    assert drafts == Drafts(13, (71, 72), (0.5, 1.0))
+    assert drafter.propose(context, 1) == Drafts(13, (71,), (0.5,))
+
+
+def test_finished_outputs_are_learnt_from_and_prompts_are_not() -> None:
+    """Both are followed by tokens that only the output's sequence had."""
+    drafter = suffix_drafter()
+    finish(drafter, [4, 5, 6], MINE, prompt=[1, 2, 3])
+    assert ask(drafter, [9, 4], MINE) == Drafts(2, (5,), (1.0,))
+    drafter.end(DraftContext(1, [9, 4], 2, MINE))
+    assert ask(drafter, [9, 1], MINE) is None
+
+
+def test_of_sequence_and_outputs_the_better_score_is_taken() -> None:
+    """Once in the sequence is believed by half; always in outputs, fully; equal scores: its own."""
+    drafter = suffix_drafter()
+    finish(drafter, [1, 2, 30, 31], MINE, [])
+    assert ask(drafter, [1, 2, 40, 41, 1, 2], MINE) == Drafts(6, (30, 31), (1.0, 1.0))
+    finish(drafter, [1, 2, 50, 51], MINE, [])
+    drafts = ask(drafter, [1, 2, 40, 41, 1, 2], MINE)
+    assert drafts == Drafts(6, (40, 41), (0.5, 1.0))
+
+
+def test_tenants_with_the_same_words_draft_their_own_answers() -> None:
+    """A tenant, or a cache salt, that sees the words of another does not get what followed them."""
+    drafter = suffix_drafter()
+    finish(drafter, [1, 2, 3, 111, 112, 113], MINE, [])
+    finish(drafter, [1, 2, 3, 221, 222, 223], YOURS, [])
+    mine, yours = ask(drafter, [1, 2, 3], MINE), ask(drafter, [1, 2, 3], YOURS)
+    assert mine is not None
+    assert yours is not None
+    assert (mine.token_ids, mine.confidences) == ((111, 112, 113), (1.0, 1.0, 1.0))
+    assert (yours.token_ids, yours.confidences) == ((221, 222, 223), (1.0, 1.0, 1.0))
+    assert ask(drafter, [1, 2, 3], SALTED) is None
+
+
+Turn = tuple[int, list[int], int]  # which sequence, its new tokens, whether it ends then
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.lists(st.integers(0, 3), max_size=8), st.integers(0, 3)),
+        max_size=40,
+    )
+)
+def test_nothing_is_drafted_that_the_group_has_not_put_out_itself(turns: list[Turn]) -> None:
+    """Six sequences of three groups, whose prompts and outputs are told apart by the ids of their
+    common tokens' successors, grow, are drafted for and end in turns: every draft is a token of the
+    sequence itself or of an output of its group, and drafts do not depend on what was asked before.
+    """
+    groups = [MINE, YOURS, SALTED]
+    drafter = suffix_drafter(max_outputs=5, max_tokens=60)
+    finished: list[tuple[tuple[str, str], list[int]]] = []
+    live: dict[int, DraftContext] = {}
+    tokens: dict[int, list[int]] = {}
+    for number, (which, new, end) in enumerate(turns):
+        group = groups[which % 3]
+        if which not in live:
+            # Of its prompt only the tokens below 4 are shared with others.
+            tokens[which] = [1, 2, 1000 + number, 1, 3, 1000 + number]
+            live[which] = DraftContext(number, tokens[which], 6, group)
+        for token in new:
+            # 0 to 2 are words of all; the last is one of the group's own.
+            tokens[which].append(token if token < 3 else 100 + which % 3)
+        drafts = drafter.propose(live[which], 6)
+        assert drafts == drafter.propose(live[which], 6)
+        alone = SuffixDrafter(LIMITS, FinishedOutputs(5, 60))
+        for other, output in finished:
+            finish(alone, output, other, [])
+        assert alone.propose(live[which], 6) == drafts
+        if drafts is not None:
+            seen = {t for g, output in finished for t in output if g == group}
+            assert set(drafts.token_ids) <= seen | set(tokens[which])
+            assert drafts.position == len(tokens[which])
+            assert len(drafts.confidences) == len(drafts.token_ids) in range(1, 7)
+            assert all(0 < c <= 1 for c in drafts.confidences)
+        if end == 0:
+            drafter.end(live[which])
+            finished.append((group, tokens[which][6:]))
+            del live[which]
+    assert drafter.num_sequences == len(live)
+    for context in live.values():
+        drafter.end(context)
+    assert drafter.num_sequences == 0
+
+
+def test_no_outputs_are_kept_when_none_may_be() -> None:
+    """`suffix_decoding_max_cached_requests` 0: the sequence alone is looked in."""
+    drafter = suffix_drafter(max_outputs=0)
+    finish(drafter, [1, 2, 3], MINE, [])
+    assert ask(drafter, [1, 2], MINE) is None
+    assert ask(drafter, [1, 2, 5, 1, 2], MINE) is not None
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 8])
+def test_no_more_is_drafted_than_asked_for(num_tokens: int) -> None:
+    """However long the match."""
+    drafter = suffix_drafter()
+    token_ids = [*range(20), *range(10)]
+    drafts = drafter.propose(DraftContext(1, token_ids, 20), num_tokens)
+    assert drafts is not None
+    assert drafts.token_ids == tuple(range(10, 10 + num_tokens))

@@ -1,0 +1,139 @@
+"""Prompt lookup: what followed the last time that the last few tokens stood in the sequence.
+
+Theory of operation. The match is the longest n in [min, max] such that the last n tokens stand
+earlier in the sequence too (the two may overlap), and of all such places the earliest; the drafts
+are the tokens that follow there. These are vLLM's rules.
+
+`find_match_kmp` says it plainly: read backwards, the last n tokens are a prefix of the sequence,
+and the failure function of Knuth, Morris and Pratt knows at each place the longest prefix that
+ends there, all in one pass. `find_match` gives the same by the interpreter's own string search: the
+earliest place of the last n tokens is grown to the left as far as it matches; a longer match can
+only end further right, so that the search for n + 1 goes on where that for n stood. One pass again,
+but in C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from worker.engine.drafters.interface import DraftContext
+from worker.engine.drafters.texts import SequenceTexts, tokens_of
+from worker.types import Drafts
+
+# How far a match is measured beyond what the search needs, and how much of the end of a text is
+# looked at for other places of it: both only tell how sure the drafts are.
+_MAX_MEASURED_TOKENS = 32
+_MAX_COUNTED_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Tokens [`start`, `start` + `length`) are the last `length` tokens of the sequence again."""
+
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """Where the tokens that followed begin; always before the end of the sequence."""
+        return self.start + self.length
+
+
+def find_match_kmp(token_ids: Sequence[int], shortest: int, longest: int) -> Match | None:
+    """The match of between `shortest` and `longest` tokens; the slow twin of `find_match`."""
+    backwards = token_ids[::-1]
+    # failures[i]: the longest proper prefix of backwards[: i + 1] that is a suffix of it too.
+    failures = [0] * longest
+    best: Match | None = None
+    length = 0
+    for i in range(1, len(backwards)):
+        while length and backwards[length] != backwards[i]:
+            length = failures[length - 1]
+        if backwards[length] == backwards[i]:
+            length += 1
+        if i < longest:
+            failures[i] = length
+        # Further back is earlier in the sequence: of equals the later one found is taken.
+        if length >= shortest and (best is None or length >= best.length):
+            best = Match(len(token_ids) - 1 - i, length)
+        if length == longest:
+            length = failures[length - 1]
+    return best
+
+
+def find_match(text: str, shortest: int, longest: int) -> Match | None:
+    """The match of between `shortest` and `longest` tokens of a spelled sequence."""
+    if len(text) <= shortest:
+        return None
+    end = len(text) - 1  # an earlier place ends before the last token
+    best: Match | None = None
+    length, start = shortest, 0
+    while length <= longest:
+        start = text.find(text[-length:], start, end)
+        if start < 0:
+            break
+        more = _measure(text, Match(start, length), longest)
+        length += more
+        start -= more
+        best = Match(start, length)
+        length += 1
+    return best
+
+
+def _measure(text: str, match: Match, longest: int) -> int:
+    """By how many tokens the match goes on to the left, up to `longest` in all."""
+    here, there = match.start - 1, len(text) - match.length - 1
+    most = min(longest - match.length, match.start)
+    more = 0
+    while more < most and text[here - more] == text[there - more]:
+        more += 1
+    return more
+
+
+class NgramDrafter:
+    """Prompt lookup of the last `shortest` to `longest` tokens. Owns the text of each sequence.
+
+    Confidence. A match of L tokens (measured up to 32, however few the lookup needs) is worth
+    L / (L + 1); draft i, if those before it stand, ends a match of L + i tokens. The first draft's
+    is multiplied by the share of the places of the match, among the last 8,192 tokens, that go on
+    with this draft. So it grows with the match and with agreement, in (0, 1).
+    """
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        if not 1 <= shortest <= longest:
+            raise ValueError(f"no lookup of {shortest} to {longest} tokens")
+        self._shortest = shortest
+        self._longest = longest
+        self._texts = SequenceTexts()
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences remembered."""
+        return len(self._texts)
+
+    def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
+        """What followed the match; see `Drafter`."""
+        text = self._texts.read(context.seq_id, context.token_ids)
+        match = find_match(text, self._shortest, self._longest)
+        if match is None:
+            return None
+        drafts = text[match.end : match.end + num_tokens]
+        length = match.length + _measure(text, match, _MAX_MEASURED_TOKENS)
+        sure = [(length + i) / (length + i + 1) for i in range(len(drafts))]
+        sure[0] *= _agreement(text, match)
+        return Drafts(len(text), tokens_of(drafts), tuple(sure))
+
+    def end(self, context: DraftContext) -> None:
+        """Forget the sequence."""
+        self._texts.forget(context.seq_id)
+
+
+def _agreement(text: str, match: Match) -> float:
+    """The share of the recent places of the match, and itself, that go on as the match does."""
+    since = max(0, len(text) - _MAX_COUNTED_TOKENS)
+    ngram = text[-match.length :]
+    is_older = match.start < since
+    num_places = text.count(ngram, since, len(text) - 1) + is_older
+    num_alike = text.count(ngram + text[match.end], since) + is_older
+    return num_alike / num_places

@@ -1,0 +1,28 @@
+"""From the configuration to the drafter."""
+
+from __future__ import annotations
+
+from worker.config import SpeculativeConfig
+from worker.engine.drafters.finished_outputs import FinishedOutputs
+from worker.engine.drafters.interface import Drafter
+from worker.engine.drafters.ngram import NgramDrafter
+from worker.engine.drafters.suffix import SuffixDrafter
+from worker.engine.drafters.suffix_paths import PathLimits
+
+# Of finished outputs, besides their number; bounds the memory that they take to some 40 MB.
+MAX_CACHED_TOKENS = 1 << 17
+
+
+def build_drafter(config: SpeculativeConfig) -> Drafter | None:
+    """The drafter of `config.method`; None when that one drafts on the device (or nothing does)."""
+    if config.method == "ngram":
+        return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
+    if config.method == "suffix":
+        limits = PathLimits(
+            config.suffix_decoding_max_tree_depth,
+            config.suffix_decoding_max_spec_factor,
+            config.suffix_decoding_min_token_prob,
+        )
+        max_outputs = config.suffix_decoding_max_cached_requests
+        return SuffixDrafter(limits, FinishedOutputs(max_outputs, MAX_CACHED_TOKENS))
+    return None

@@ -1,0 +1,49 @@
+"""Suffix decoding: what followed the last tokens in the sequence itself, or in the outputs of
+sequences that ended lately.
+"""
+
+from __future__ import annotations
+
+from worker.engine.drafters.finished_outputs import FinishedOutputs
+from worker.engine.drafters.interface import DraftContext
+from worker.engine.drafters.suffix_paths import PathLimits, SequenceCorpus, best_path
+from worker.engine.drafters.texts import SequenceTexts, tokens_of
+from worker.types import Drafts
+
+
+class SuffixDrafter:
+    """Drafts along the likeliest path; see `suffix_paths` for what that is.
+
+    Looks in the sequence (prompt and output) and in the finished outputs of its group, and takes
+    the path with the better score, the sequence's own if they are equal. Prompts of others are
+    never looked at. Confidences are the path's. Owns the text of each live sequence; what has ended
+    is `FinishedOutputs`'.
+    """
+
+    def __init__(self, limits: PathLimits, finished: FinishedOutputs) -> None:
+        self._limits = limits
+        self._finished = finished
+        self._texts = SequenceTexts()
+
+    @property
+    def num_sequences(self) -> int:
+        """Live sequences remembered."""
+        return len(self._texts)
+
+    def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
+        """The likeliest path; see `Drafter`."""
+        text = self._texts.read(context.seq_id, context.token_ids)
+        path = best_path(SequenceCorpus(text), text, self._limits, num_tokens)
+        finished = self._finished.of(context.group)
+        if finished is not None:
+            other = best_path(finished, text, self._limits, num_tokens)
+            if other.score > path.score:
+                path = other
+        if not path.text:
+            return None
+        return Drafts(len(text), tokens_of(path.text), path.confidences)
+
+    def end(self, context: DraftContext) -> None:
+        """Forget the sequence; its output is looked in from now on, for its group."""
+        self._texts.forget(context.seq_id)
+        self._finished.add(context.group, context.token_ids[context.num_prompt :])

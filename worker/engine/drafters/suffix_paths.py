@@ -1,0 +1,167 @@
+"""What likely follows the end of a text, by what followed its last tokens elsewhere.
+
+Theory of operation (SuffixDecoding, Oliaro et al., arXiv:2411.04975, as Arctic Inference and so
+vLLM have it). The last m tokens are looked up for every m up to a depth. The places of a match are
+where its next token would stand; from there the path takes the token that follows at most places,
+and goes on with those places alone. A place where nothing follows counts among the places but not
+for any token; the end of the sequence itself is one, so that what was seen once is believed by
+half. The share of the places that go on with a token is its confidence; the product of these along
+the path is the probability of the path, and where that falls below a bound the path ends. It also
+ends after (m * factor) tokens. The score of a path is the sum of the probabilities of its tokens:
+how many of them are expected to stand. The m with the best score wins, a longer one over a shorter.
+
+Matches are not counted in a tree, which in Python costs kilobytes a token, but at the places where
+a few of the last tokens, the anchor, stood the last 32 times: 8 tokens for matches of 8 and more,
+3 for those of 3 to 7, 1 below. So the work of a look-up has a bound, and counts are of recent text.
+Of tokens that follow equally often the one seen last is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from worker.engine.drafters.texts import END
+
+ANCHORS = (8, 3, 1)
+MAX_PLACES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PathLimits:
+    """How long a match may be, how long a path for each token of its match, how unlikely."""
+
+    max_match_tokens: int
+    max_spec_factor: float
+    min_probability: float
+
+    def budget(self, match_tokens: int, num_tokens: int) -> int:
+        """The most tokens of a path behind a match, when `num_tokens` are asked for."""
+        return min(num_tokens, int(match_tokens * self.max_spec_factor + 1e-6))
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """Tokens (spelled) that may follow, each with the share of the places that go on with it,
+    given those before it; `score` is how many are expected to stand.
+    """
+
+    text: str = ""
+    confidences: tuple[float, ...] = ()
+    score: float = 0.0
+
+
+class Corpus(Protocol):
+    """Text in which anchors are looked up; what ends a text in it is `END` or the end."""
+
+    @property
+    def text(self) -> str:
+        """All of it; places are indices into it."""
+        ...
+
+    @property
+    def end_places(self) -> Sequence[int]:
+        """Places behind whatever is looked up where nothing follows."""
+        ...
+
+    def places(self, anchor: str) -> list[int]:
+        """Where a token follows, or nothing, behind the latest MAX_PLACES of `anchor`; the latest
+        one first.
+        """
+        ...
+
+
+class SequenceCorpus:
+    """A sequence, seen from its end: what stood in it before."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.end_places = (len(text),)
+
+    def places(self, anchor: str) -> list[int]:
+        """Behind the latest of `anchor`, other than the one at the end of the sequence."""
+        find, text = self.text.rfind, self.text
+        found: list[int] = []
+        before = len(text) - 1
+        while len(found) < MAX_PLACES:
+            at = find(anchor, 0, before)
+            if at < 0:
+                break
+            place = at + len(anchor)
+            found.append(place)
+            before = place - 1
+        return found
+
+
+def best_path(corpus: Corpus, context: str, limits: PathLimits, num_tokens: int) -> Path:
+    """The path of the best score behind the last tokens of `context`; an empty one if there is
+    none.
+    """
+    best = Path()
+    longest = min(limits.max_match_tokens, len(context))
+    for anchor in ANCHORS:
+        if anchor > longest:
+            continue
+        if limits.budget(longest, num_tokens) <= best.score:
+            break  # no path can score more than one a token
+        places = corpus.places(context[-anchor:])
+        matches = [_match_tokens(corpus.text, place, context, anchor, longest) for place in places]
+        for length in sorted(set(matches), reverse=True):
+            budget = limits.budget(length, num_tokens)
+            if budget <= best.score:
+                break
+            among = [
+                *corpus.end_places,
+                *(p for p, tokens in zip(places, matches, strict=True) if tokens >= length),
+            ]
+            path = likeliest_path(corpus.text, among, budget, limits.min_probability)
+            if path.score > best.score:
+                best = path
+        longest = anchor - 1
+    return best
+
+
+def _match_tokens(text: str, place: int, context: str, known: int, longest: int) -> int:
+    """How many tokens before `place` are the last ones of `context`: `known` at least, `longest`
+    at most.
+    """
+    most = min(longest, place)
+    length = known
+    while length < most and text[place - length - 1] == context[-length - 1]:
+        length += 1
+    return length
+
+
+def likeliest_path(
+    text: str, places: Sequence[int], max_tokens: int, min_probability: float
+) -> Path:
+    """The path that begins at `places`, the latest one first."""
+    tokens: list[str] = []
+    confidences: list[float] = []
+    probability, score = 1.0, 0.0
+    while len(tokens) < max_tokens:
+        if len(places) == 1:
+            # Nothing branches any more; the rest has the probability of what is there.
+            rest = text[places[0] : places[0] + max_tokens - len(tokens)].partition(END)[0]
+            tokens.append(rest)
+            confidences += [1.0] * len(rest)
+            score += probability * len(rest)
+            break
+        followers: dict[str, list[int]] = {}
+        for place in places:
+            followers.setdefault(text[place : place + 1], []).append(place + 1)
+        followers.pop("", None)
+        followers.pop(END, None)
+        if not followers:
+            break
+        token = max(followers, key=lambda t: len(followers[t]))
+        share = len(followers[token]) / len(places)
+        probability *= share
+        if probability < min_probability:
+            break
+        tokens.append(token)
+        confidences.append(share)
+        score += probability
+        places = followers[token]
+    return Path("".join(tokens), tuple(confidences), score)
