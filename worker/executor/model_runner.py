@@ -101,11 +101,8 @@ class ModelRunner:
         self._suspects = SuspectBlocks()
         with torch.inference_mode():
             self._cache: Tensor | None = allocate_cache()
-        self._layout = CacheLayout(
-            block_size=self._cache.shape[4],
-            kv_heads=self._cache.shape[3],
-            padding_block=self._cache.shape[1] - 1,
-        )
+        num_blocks, block_size = self._cache.shape[1], self._cache.shape[4]
+        self._layout = CacheLayout.of(model.config, num_blocks, block_size)
         self._is_shut_down = False
 
     @torch.inference_mode()

@@ -1,9 +1,11 @@
 """Causal attention over a paged cache: a batch of single tokens and chunks of prompts together.
 
-Theory of operation. A step is cut into two kinds of work. Sequences that run one token are grouped
-by padded context length, and a group is one call: its blocks are gathered into [B, S] keys, and the
-query heads that share a KV head become the rows of one product. A sequence that runs more tokens is
-cut into tiles of queries, each attending from the start of the sequence to the tile's end.
+Theory of operation. A step is cut into three kinds of work. Sequences that run one token are
+grouped by padded context length, and a group is one call: its blocks are gathered into [B, S] keys,
+and the query heads that share a KV head become the rows of one product. Sequences that run a few
+tokens (drafts to verify, ends of prompts) are grouped likewise: each query has a row for each head
+that shares. A sequence that runs more tokens is cut into tiles of queries, each attending from the
+start of the sequence to the tile's end.
 
 Masked keys weigh exactly zero, so padding does not change a result. What could change it is the
 shape of the products inside the fused kernel, so shapes are kept to a class in which a row's sums
@@ -27,16 +29,22 @@ TILE_ROWS = 128
 # and MKL splits a last part longer than 192 and shorter than 384 keys at a point that depends on
 # its length.
 _ROW_PARTITION = 32
+_LEAST_FREE_ROWS = 12
 _KEY_VECTOR = 16
 _KEY_PARTITION = 512
 _UNEVEN_SPLIT = (192, 384)
 
 
-def padded_rows(count: int) -> int:
+def padded_rows(count: int, kv_heads: int = 0) -> int:
     """Query rows to run for `count` queries (at most `TILE_ROWS`), so that no part of them that the
     fused kernel takes at a time has fewer than `MIN_ROWS`.
+
+    With one KV head, whose product may be the only one of a call, MKL divides it among the cores,
+    and only in fours do all rows of a small part get the same sums.
     """
     tail = count % _ROW_PARTITION
+    if kv_heads == 1 and tail < _LEAST_FREE_ROWS:
+        return count + -tail % MIN_ROWS
     return count + max(MIN_ROWS - tail, 0) if tail else count
 
 
@@ -67,6 +75,25 @@ class DecodeGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class SpanGroup:
+    """Sequences that run up to n consecutive tokens each, `num_rows` together, and share a padded
+    context length S.
+
+    `planes` as a decode group's. `mask` [B, 1, rows, S] is 0 or -inf; `rows` is n times the heads
+    that share a KV head, query by query, and the first of these again up to `padded_rows`. Where a
+    sequence has fewer than n queries, `fill` [B · n] are the group's rows that make them n, and
+    `take` [num_rows] says which of these are wanted; None: all have n.
+    """
+
+    num_sequences: int
+    num_rows: int
+    planes: Tensor
+    mask: Tensor
+    fill: Tensor | None = None
+    take: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class QueryTile:
     """Consecutive queries of a chunk, `num_queries` real ones among `mask.shape[-2]` rows.
 
@@ -88,10 +115,11 @@ class Chunk:
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """A step's attention. The rows of the step are the groups' sequences in order, then the
-    chunks' tokens in order.
+    spans' tokens in order, then the chunks'.
     """
 
     groups: tuple[DecodeGroup, ...]
+    spans: tuple[SpanGroup, ...]
     chunks: tuple[Chunk, ...]
 
 
@@ -106,6 +134,10 @@ def paged_attention(queries: Tensor, cache: Tensor, plan: AttentionPlan) -> Tens
     for group in plan.groups:
         end = start + group.num_sequences
         outputs.append(_decode(queries[start:end], cache, group))
+        start = end
+    for span in plan.spans:
+        end = start + span.num_rows
+        outputs.append(_attend_spans(queries[start:end], cache, span))
         start = end
     for chunk in plan.chunks:
         keys, values = _gather(cache, chunk.planes, 1)
@@ -134,10 +166,29 @@ def _decode(queries: Tensor, cache: Tensor, group: DecodeGroup) -> Tensor:
     keys, values = _gather(cache, group.planes, batch)
     sharing = heads // keys.shape[1]
     rows = queries.view(batch, keys.shape[1], sharing, head_dim)
-    if sharing < MIN_ROWS:
-        rows = torch.cat([rows] * -(-MIN_ROWS // sharing), dim=2)
+    wanted = padded_rows(sharing, keys.shape[1])
+    if sharing < wanted:
+        rows = torch.cat([rows] * -(-wanted // sharing), dim=2)[:, :, :wanted]
     out = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=group.mask)
     return out[:, :, :sharing].reshape(batch, heads * head_dim)
+
+
+def _attend_spans(queries: Tensor, cache: Tensor, group: SpanGroup) -> Tensor:
+    """queries [num_rows, heads, head_dim] → [num_rows, heads · head_dim]."""
+    if group.fill is not None:
+        queries = queries.index_select(0, group.fill)
+    batch, (_, heads, head_dim) = group.num_sequences, queries.shape
+    keys, values = _gather(cache, group.planes, batch)
+    kv_heads = keys.shape[1]
+    rows = queries.view(batch, -1, kv_heads, heads // kv_heads, head_dim).transpose(1, 2)
+    rows = rows.reshape(batch, kv_heads, -1, head_dim)
+    count, padded = rows.shape[2], group.mask.shape[2]
+    if padded > count:
+        rows = torch.cat((rows, rows[:, :, : padded - count]), dim=2)
+    out = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=group.mask)
+    out = out[:, :, :count].reshape(batch, kv_heads, -1, heads // kv_heads, head_dim)
+    out = out.transpose(1, 2).reshape(-1, heads * head_dim)
+    return out if group.take is None else out.index_select(0, group.take)
 
 
 def _attend_tile(queries: Tensor, keys: Tensor, values: Tensor, tile: QueryTile) -> Tensor:

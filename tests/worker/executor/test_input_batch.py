@@ -13,7 +13,7 @@ SPECS = (SampleSpec(SamplingParams(max_tokens=1, temperature=0.0), 0),)
 
 def batch(*sequences: ScheduledSequence) -> InputBatch:
     """A batch over blocks of 4 tokens."""
-    return InputBatch(sequences, CacheLayout(4, 1, 600), torch.float32, CPU)
+    return InputBatch(sequences, CacheLayout(4, 1, 600, sharing=1), torch.float32, CPU)
 
 
 def test_rows_follow_the_attention_plan() -> None:
@@ -56,8 +56,10 @@ def test_masks_show_the_past_and_nothing_else() -> None:
         ScheduledSequence(1, [0, 0], 3, [0, 1]), ScheduledSequence(2, [0], 6, [2, 3])
     ).tensors.attention
     assert (plan.groups[0].mask[0, 0, 0] == 0).nonzero().flatten().tolist() == list(range(7))
-    tile = plan.chunks[0].tiles[0]
-    assert (tile.mask[0, 0] == 0).sum(dim=-1).tolist() == [4, 5, 5, 5]
+    span = plan.spans[0]
+    assert (span.mask[0, 0] == 0).sum(dim=-1).tolist() == [4, 5, 4, 5]
+    tile = batch(ScheduledSequence(1, [0] * 34, 3, range(10))).tensors.attention.chunks[0].tiles[0]
+    assert (tile.mask[0, 0] == 0).sum(dim=-1).tolist() == [*range(4, 38), 37, 37]
 
 
 def test_far_contexts_are_not_padded_to_each_other() -> None:
@@ -88,6 +90,8 @@ def test_the_plan_covers_every_row_once(spans: list[tuple[int, int]]) -> None:
     )
     plan = made.tensors.attention
     rows = sum(group.num_sequences for group in plan.groups)
+    rows += sum(span.num_rows for span in plan.spans)
+    assert all(span.mask.shape[2] % 32 in (0, *range(4, 32)) for span in plan.spans)
     for chunk in plan.chunks:
         rows += sum(tile.num_queries for tile in chunk.tiles)
         assert all(tile.mask.shape[-1] <= len(chunk.planes) * 2 for tile in chunk.tiles)

@@ -102,9 +102,7 @@ def logits_of(path: Path, token_ids: list[int], dtype: torch.dtype = torch.float
         model = load_model(path, dtype, CPU)
         cache = allocate(20, 16, model.config, dtype, CPU)
         sequence = ScheduledSequence(0, token_ids, 0, range(20))
-        step = InputBatch(
-            [sequence], CacheLayout(16, model.config.num_kv_heads), dtype, CPU
-        ).tensors
+        step = InputBatch([sequence], CacheLayout.of(model.config, 20, 16), dtype, CPU).tensors
         step = dataclasses.replace(step, sample_rows=torch.arange(len(token_ids)))
         return model.forward(step, cache)
 

@@ -65,7 +65,10 @@ def run(
     sequences: list[ScheduledSequence], queries: dict[int, torch.Tensor], cache: torch.Tensor
 ) -> dict[int, torch.Tensor]:
     """Attention of one step; queries and results by sequence id."""
-    batch = InputBatch(sequences, CacheLayout(BLOCK_SIZE, cache.shape[2]), cache.dtype, CPU)
+    sharing = next(iter(queries.values())).shape[1] // cache.shape[2]
+    batch = InputBatch(
+        sequences, CacheLayout(BLOCK_SIZE, cache.shape[2], sharing=sharing), cache.dtype, CPU
+    )
     rows = torch.cat([queries[sequence.seq_id] for sequence in batch.order])
     with torch.inference_mode():
         out = paged_attention(rows, cache, batch.tensors.attention)
@@ -150,21 +153,59 @@ def test_a_padded_context_is_whole_blocks_and_never_splits_unevenly(
     assert padded - length < max(block_size, 16) + 192
 
 
-def test_tiny_chunks_are_filled_up_to_the_least_rows() -> None:
+def test_tiny_spans_are_filled_up_to_the_least_rows() -> None:
     """A chunk of two tokens still runs at the row count whose sums are stable."""
-    batch = InputBatch(
-        [ScheduledSequence(0, [1, 2], 0, [0])], CacheLayout(BLOCK_SIZE, 1), torch.float32, CPU
-    )
-    (tile,) = batch.tensors.attention.chunks[0].tiles
-    assert tile.num_queries == 2
-    assert tile.mask.shape[-2] == MIN_ROWS
+    layout = CacheLayout(BLOCK_SIZE, 1, sharing=1)
+    batch = InputBatch([ScheduledSequence(0, [1, 2], 0, [0])], layout, torch.float32, CPU)
+    (span,) = batch.tensors.attention.spans
+    assert span.num_rows == 2
+    assert span.mask.shape[2] == MIN_ROWS
+
+
+@pytest.mark.skipif(not MEASURED, reason="bitwise equal only where it was measured")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kv_heads", "sharing"), [(3, 1), (3, 3), (2, 4), (1, 7), (1, 1)])
+def test_a_drafts_row_is_the_row_that_decoding_gives(
+    dtype: torch.dtype, kv_heads: int, sharing: int
+) -> None:
+    """Bit for bit, for contexts on both sides of every edge, any number of drafts, and any mix of
+    decodes, drafts and chunks in the step.
+    """
+    length, heads = 1100, kv_heads * sharing
+    num_blocks = length // BLOCK_SIZE + 1
+    cache = draw(3 * num_blocks, 2, kv_heads, BLOCK_SIZE, 64, seed=3, dtype=dtype)
+    tables = [list(range(i, 3 * num_blocks, 3)) for i in range(3)]
+    queries = draw(length, heads, 64, seed=4, dtype=dtype)
+
+    def alone(position: int, table: int) -> torch.Tensor:
+        decode = ScheduledSequence(0, [0], position, tables[table])
+        return run([decode], {0: queries[position : position + 1]}, cache)[0]
+
+    choose = random.Random(5)
+    edges = [0, 1, 14, 30, 190, 300, 380, 505, 512, 700, 1020]
+    for _ in range(25):
+        starts = [max(0, choose.choice(edges) + choose.randint(-3, 3)) for _ in range(6)]
+        near = choose.randint(0, 1000)  # these share a call although their lengths differ
+        starts += [near + choose.randint(0, 60) for _ in range(4)]
+        counts = [choose.choice([1, 2, 3, 4, 5, 9, 17, 32, 40]) for _ in starts[:-4]]
+        counts += [choose.randint(2, 6) for _ in range(4)]
+        step = [
+            ScheduledSequence(i, [0] * count, start, tables[i % 3])
+            for i, (start, count) in enumerate(zip(starts, counts, strict=True))
+        ]
+        parts = {s.seq_id: queries[s.start : s.start + len(s.token_ids)] for s in step}
+        found = run(step, parts, cache)
+        for s in step:
+            row = choose.randrange(len(s.token_ids))
+            expected = alone(s.start + row, s.seq_id % 3)
+            assert torch.equal(found[s.seq_id][row : row + 1], expected), (s, row)
 
 
 def test_write_kv_puts_every_token_into_its_slot() -> None:
     """Keys and values land at block and offset of their slot, and nowhere else."""
     cache = torch.zeros(3, 2, 2, BLOCK_SIZE, 4)
     kv = draw(2, 16, seed=1)
-    slots = CacheLayout(BLOCK_SIZE, 2).slots(np.array([0, 2]), np.array([5, 1]))
+    slots = CacheLayout(BLOCK_SIZE, 2, sharing=1).slots(np.array([0, 2]), np.array([5, 1]))
     write_kv(cache, kv, torch.from_numpy(slots))
     assert torch.equal(cache[0, :, :, 5].flatten(), kv[0])
     assert torch.equal(cache[2, :, :, 1].flatten(), kv[1])
