@@ -6,16 +6,18 @@ prompts whose log probabilities are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 
 import torch
 from torch import Tensor
 
 from worker.executor.input_batch import InputBatch
+from worker.executor.runs import DraftedRows, Run, verify_runs
 from worker.ops.logprobs import LogprobQuery, token_logprobs
-from worker.ops.sample import NOT_NUMBERS, Undrawable, sample
+from worker.ops.rejection import STANDARD
+from worker.ops.sample import NOT_NUMBERS, Choice, RowSampler, Undrawable, draws
 from worker.types import Draw, ModelOutput, ScheduledSequence, TokenLogprobs
 
 # Rows of logits that exist at once: 50 MB of a vocabulary of 49,152 in float32.
@@ -35,31 +37,55 @@ def answer(
     batch: InputBatch,
     hidden: Tensor,
     logits_of: Callable[[Tensor], Tensor],
+    proposals: Mapping[int, Tensor] | None = None,
+    method: str = STANDARD,
     tile_rows: int = TILE_ROWS,
 ) -> ModelOutput:
     """The output of a step from hidden [R, hidden_size], the rows of `batch`'s `sample_rows`.
 
     `logits_of` turns hidden rows into float32 logits, each row on its own. A sequence has failed if
-    one of its rows is not all finite numbers, or if no token may be drawn from it.
+    one of its rows is not all finite numbers, or if no token may be drawn from it; but rows of
+    drafts count only as far as plain decoding would have come, and there is a token before them.
+
+    `proposals[seq_id]` is q [k, V] float32 that this step's drafts were drawn from; they are then
+    verified by `method` (see `rejection`). All others are verified by coupling.
     """
     failed = _failed_silent(batch, hidden)
     sampled: dict[int, tuple[Draw, ...]] = {}
-    for first in range(0, len(batch.sampled), tile_rows):
-        members = batch.sampled[first : first + tile_rows]
-        logits = logits_of(hidden[first : first + len(members)])
-        _draw(logits, members, sampled, failed)
+    first = 0
+    for members in _tiles(batch.sampled, tile_rows):
+        last = first + sum(1 + sequence.num_drafts for sequence in members)
+        tile = _Tile(logits_of(hidden[first:last]), members)
+        tile.draw(proposals or {}, method, sampled, failed)
+        first = last
     scored: dict[int, list[TokenLogprobs]] = {}
     targets = _targets(batch.scored)
-    first = len(batch.sampled)
-    while tile := list(islice(targets, tile_rows)):
-        logits = logits_of(hidden[first : first + len(tile)])
-        _score(logits, tile, scored, failed)
-        first += len(tile)
+    while wanted := list(islice(targets, tile_rows)):
+        logits = logits_of(hidden[first : first + len(wanted)])
+        _score(logits, wanted, scored, failed)
+        first += len(wanted)
     return ModelOutput(
         {seq_id: draws for seq_id, draws in sampled.items() if seq_id not in failed},
         {seq_id: tuple(rows) for seq_id, rows in scored.items() if seq_id not in failed},
         failed,
     )
+
+
+def unsound(batch: InputBatch, hidden: Tensor) -> list[ScheduledSequence]:
+    """Of the sequences with drafts, those that have a row in hidden [R, hidden_size] which is not
+    all finite numbers, failed or not: keys and values of drafts that fell may not be either.
+    """
+    if not any(sequence.num_drafts for sequence in batch.sampled):
+        return []
+    finite = hidden.isfinite().all(dim=-1).tolist()
+    found: list[ScheduledSequence] = []
+    first = 0
+    for sequence in batch.sampled:
+        last = first + 1 + sequence.num_drafts
+        if sequence.num_drafts and not all(finite[first:last]):
+            found.append(sequence)
+        first = last
+    return found
 
 
 def _failed_silent(batch: InputBatch, hidden: Tensor) -> dict[int, str]:
@@ -73,24 +99,75 @@ def _failed_silent(batch: InputBatch, hidden: Tensor) -> dict[int, str]:
     return {sequence.seq_id: NOT_NUMBERS for sequence, good in rows if not good}
 
 
-def _draw(
-    logits: Tensor,
-    members: list[ScheduledSequence],
-    sampled: dict[int, tuple[Draw, ...]],
-    failed: dict[int, str],
-) -> None:
-    """All draws of each of `members`, whose rows `logits` are, into `sampled` or `failed`."""
-    specs = [spec for sequence in members for spec in sequence.samples]
-    rows = [row for row, sequence in enumerate(members) for _ in sequence.samples]
-    outcomes = iter(sample(logits, specs, rows))
-    for sequence in members:
-        draws: list[Draw] = []
-        for outcome in islice(outcomes, len(sequence.samples)):
+def _tiles(
+    sequences: Iterable[ScheduledSequence], tile_rows: int
+) -> Iterator[list[ScheduledSequence]]:
+    """Sequences in turn, as many as have `tile_rows` rows; all rows of one are in one tile."""
+    members: list[ScheduledSequence] = []
+    room = tile_rows
+    for sequence in sequences:
+        room -= 1 + sequence.num_drafts
+        if members and room < 0:
+            yield members
+            members, room = [], tile_rows - 1 - sequence.num_drafts
+        members.append(sequence)
+    if members:
+        yield members
+
+
+class _Tile:
+    """Some sequences that draw, and their rows of logits, 1 + `num_drafts` of each in turn."""
+
+    def __init__(self, logits: Tensor, members: list[ScheduledSequence]) -> None:
+        self._logits = logits
+        self._sampler = RowSampler(logits)
+        ends = accumulate(1 + sequence.num_drafts for sequence in members)
+        self._members = [
+            DraftedRows(sequence, end - 1 - sequence.num_drafts)
+            for sequence, end in zip(members, ends, strict=True)
+        ]
+
+    def draw(
+        self,
+        proposals: Mapping[int, Tensor],
+        method: str,
+        sampled: dict[int, tuple[Draw, ...]],
+        failed: dict[int, str],
+    ) -> None:
+        """All draws of each sequence into `sampled`, or why it has none into `failed`."""
+        drafted = [member for member in self._members if member.sequence.num_drafts]
+        runs = iter(verify_runs(self._sampler, drafted, proposals, method))
+        chosen: list[list[Choice]] = []
+        for member in self._members:
+            run = next(runs) if member.sequence.num_drafts else None
+            outcome = self._plain(member) if run is None else _choices(member, run)
             if isinstance(outcome, Undrawable):
-                failed[sequence.seq_id] = outcome.reason
-            else:
-                draws.append(outcome)
-        sampled[sequence.seq_id] = tuple(draws)
+                failed[member.sequence.seq_id] = outcome.reason
+                outcome = []
+            chosen.append(outcome)
+        drawn = iter(draws(self._logits, [choice for own in chosen for choice in own]))
+        for member, own in zip(self._members, chosen, strict=True):
+            sampled[member.sequence.seq_id] = tuple(islice(drawn, len(own)))
+
+    def _plain(self, member: DraftedRows) -> list[Choice] | Undrawable:
+        """One draw for each spec, all from one row; a sequence's draws fail together."""
+        choices: list[Choice] = []
+        for spec in member.sequence.samples:
+            token = self._sampler.choose(member.first, spec)
+            if isinstance(token, Undrawable):
+                return token
+            choices.append(Choice(member.first, spec.params, token))
+        return choices
+
+
+def _choices(member: DraftedRows, run: Run) -> list[Choice] | Undrawable:
+    """A run's tokens, from one row after the other."""
+    if run.fault is not None and not run.token_ids:
+        return run.fault
+    params = member.sequence.samples[0].params
+    return [
+        Choice(member.first + index, params, token) for index, token in enumerate(run.token_ids)
+    ]
 
 
 def _targets(scored: list[ScheduledSequence]) -> Iterator[_Target]:

@@ -124,12 +124,24 @@ def token_logprobs(
     return TokenLogprobs(ids, tuple(wide[token] for token in ids), rank)
 
 
-def emitted(target: Tensor, draft: Tensor) -> list[float]:
-    """The distribution [V] of what speculative sampling puts at one position whose draft follows
-    `draft` [V], when the target is `target` [V]: by its definition, token by token.
-    """
-    wide = list(zip(target.double().tolist(), draft.double().tolist(), strict=True))
-    accepted = [min(p, q) for p, q in wide]
-    excess = [max(p - q, 0.0) for p, q in wide]
-    rejected, mass = 1 - math.fsum(accepted), math.fsum(excess)
-    return [a + (rejected * e / mass if mass else 0) for a, e in zip(accepted, excess, strict=True)]
+def thresholds(
+    drafts: Sequence[int],
+    targets: Sequence[Sequence[float]],
+    proposals: Sequence[Sequence[float]],
+    *,
+    block: bool,
+) -> list[float]:
+    """What the uniform number of each draft is compared with, from distributions p and q."""
+    found: list[float] = []
+    weight = 1.0
+    for index, draft in enumerate(drafts):
+        p, q = targets[index][draft], proposals[index][draft]
+        ratio = p / q if q > 0 else 0.0
+        weight = min(1.0, (weight if block else 1.0) * ratio)
+        if not block or index == len(drafts) - 1:
+            found.append(weight)
+            continue
+        after = zip(targets[index + 1], proposals[index + 1], strict=True)
+        mass = math.fsum(max(weight * p - q, 0.0) for p, q in after)
+        found.append(mass / (mass + 1 - weight) if mass + 1 - weight > 0 else 1.0)
+    return found

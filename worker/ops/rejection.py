@@ -1,30 +1,56 @@
-"""Acceptance of drafted tokens that leaves the target's distribution exactly as it is.
+"""Verification of drafted tokens that leaves the target's distribution exactly as it is.
 
-Theory of operation (Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318). At each
-drafted position the drafter drew x from q and the target would draw from p. x is accepted with
-probability min(1, p(x)/q(x)). The first x that is not is replaced by a recovered token from the
-residual max(p - q, 0), normalised, and ends the run; when all are accepted the target's next row
-gives a bonus token. What stands at a position is then x with probability
+Theory of operation. p(· | x₁…xᵢ) is what the target, with all of a request's parameters applied,
+would draw the next token from; the drafter has guessed x₁…x_d. There are two ways to judge them.
 
-    q(x)·min(1, p(x)/q(x)) + (1 - Σ min(p, q)) · max(p(x) - q(x), 0) / Σ max(p - q, 0) = p(x),
+*Coupled* (`verify_coupled`), whatever the drafter does: the target draws at each position exactly
+as it draws without drafts, by the same noise of (seed, position); a draft stands while it is the
+token drawn. The output is a function of the noise alone, so it is token for token that of plain
+decoding. A draft x stands with probability p(x), which is all that any method can do for a guess
+that says nothing about its chances.
 
-whatever the drafter does. A drafter without probabilities has drawn from the distribution that is
-all at x: x is accepted with probability p(x) and the residual is p without x.
+*By rejection*, for drafts that were drawn from distributions q(· | x₁…xᵢ) that are known. Each
+draft has a threshold h, its uniform number passes if it is below, and that accepts a prefix.
 
-Every random number belongs to (seed, position, purpose), and each position's are used for what is
-finally put there and for nothing else: drafts that stood behind a rejected one were judged by
-nobody. The bonus token takes the sampler's own noise, so a step without drafts draws exactly the
-token that plain sampling draws.
+- "standard" (Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318): hᵢ = min(1,
+  p(xᵢ)/q(xᵢ)); accepted are the drafts before the first that does not pass. The token after them
+  is recovered, from the residual max(p - q, 0), normalised.
+- "block" (Sun et al., arXiv:2403.10444): with w₀ = 1 and wᵢ = min(1, wᵢ₋₁ p(xᵢ)/q(xᵢ)), a prefix
+  of i drafts passes if its number is below hᵢ = mᵢ/(mᵢ + 1 - wᵢ), mᵢ = Σ max(wᵢ p - q, 0) over what
+  may follow it; all d of them if it is below w_d. Accepted is the longest prefix that passes, and
+  the token after it is recovered from max(w p - q, 0), normalised. It accepts at least as many.
+
+When all are accepted, the target's next row gives a bonus token. docs/decisions/0017 has the proofs
+and what they ask of random numbers: none that had any part in what an earlier step put there may be
+used again. So the uniforms of a run belong to the position where the run starts (every run starts
+further on), the noise of drafts to the position and the place in the run, and a recovered token has
+noise of its own. The bonus token takes the sampler's, so a step without drafts draws exactly the
+token that plain sampling draws. And whether a drawn draft is judged at all must not depend on which
+token it is (the proofs have all of q at each position, not the part that somebody liked).
+
+Sums over the vocabulary, and the choice of the last token, are those of `rejection_torch` on a CPU
+and of the Triton kernels of `rejection_triton` on a GPU. What is decided from them is written once,
+here. Nothing in a sequence's arithmetic can see its neighbours in the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol, cast
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from worker.ops.noise import Purpose, gumbel_noise, uniform
+from worker.ops import rejection_torch
+from worker.ops.drafted import Acceptance, DraftBatch, Thresholds
+from worker.ops.noise import Purpose, gumbel_noise, uniforms
+from worker.ops.sample import Undrawable
+
+STANDARD, BLOCK = "standard", "block"
+METHODS = (STANDARD, BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,66 +67,161 @@ class Verdict:
         return len(self.token_ids) - 1
 
 
+class Sums(Protocol):
+    """The parts that go over the vocabulary: a module with these functions."""
+
+    def log_normalizers(self, scores: Tensor) -> Tensor:
+        """log Σ exp of each row of scores [B, N, V] float32: [B, N] float64."""
+        ...
+
+    def excess(self, batch: DraftBatch, normalizers: Tensor, log_weights: Tensor) -> Tensor:
+        """Σ max(w p - q, 0) at each drafted position: [B, K] float64, from the log normalizers and
+        log w [B, K] there.
+        """
+        ...
+
+    def last_tokens(self, batch: DraftBatch, acceptance: Acceptance, noise: Tensor) -> Tensor:
+        """The token [B] int64 after the accepted drafts, by noise [B, V] float32: from the residual
+        where a draft was rejected (from p where rounding leaves nothing of it), else from the row
+        after the drafts.
+        """
+        ...
+
+
+def verify_coupled(
+    drafts: Sequence[int], draw: Callable[[int], int | Undrawable]
+) -> tuple[list[int], Undrawable | None]:
+    """The tokens that stand after the last known one, from `draw(i)`: what plain sampling draws
+    after i drafts. Only rows that plain sampling would have come to are drawn from.
+
+    The second result is why the run ended early, at a row from which nothing can be drawn: plain
+    sampling would have come to it after the tokens returned.
+    """
+    tokens: list[int] = []
+    for index in range(len(drafts) + 1):
+        token = draw(index)
+        if isinstance(token, Undrawable):
+            return tokens, token
+        tokens.append(token)
+        if index < len(drafts) and token != drafts[index]:
+            break
+    return tokens, None
+
+
 def verify(
     drafts: Sequence[int],
     scores: Tensor,
-    draft_probabilities: Tensor | None,
-    seed: int | None,
+    proposals: Tensor | None,
+    seed: int,
     position: int,
+    method: str = STANDARD,
 ) -> Verdict:
     """Judge `drafts` [k] of one sequence, which would stand at `position`, `position` + 1, …
 
     scores [k + 1, V] float32: row i is what the target says about position `position` + i, given
     the drafts before it, as `sample.scores` prepares it for a draw (its softmax is p; -inf excludes
-    a token). draft_probabilities [k, V] are the drafter's q, None for a drafter that has none.
-    `seed` None is greedy: a draft is accepted if it has the largest score (of equals, the lowest
-    id).
+    a token). proposals [k, V] float32 are the drafter's q; None: a drafter that is always certain.
     """
-    if seed is None:
-        return _verify_greedy(drafts, scores)
-    for index, draft in enumerate(drafts):
-        target = scores[index].double().softmax(dim=-1)
-        proposal = None if draft_probabilities is None else draft_probabilities[index].double()
-        p = float(target[draft])
-        q = 1.0 if proposal is None else float(proposal[draft])
-        if not is_accepted(p, q, uniform(seed, position + index, Purpose.ACCEPT)):
-            rest = residual(target, draft if proposal is None else proposal)
-            recovered = _draw(rest.log(), seed, position + index, Purpose.RESIDUAL)
-            return Verdict((*drafts[:index], recovered))
-    bonus = _draw(scores[len(drafts)], seed, position + len(drafts), Purpose.SAMPLE)
-    return Verdict((*drafts, bonus))
+    rows = torch.tensor(drafts, dtype=torch.int64, device=scores.device)
+    if proposals is None:
+        proposals = certain(rows, scores.shape[-1])
+    num_drafts = torch.tensor([len(drafts)], device=scores.device)
+    batch = DraftBatch(rows[None], scores[None], proposals[None], num_drafts)
+    return verify_batch(batch, [seed], [position], method)[0]
 
 
-def is_accepted(p: float, q: float, draw: float) -> bool:
-    """Whether a draft with probabilities p (target) and q (drafter) passes a uniform `draw` from
-    [0, 1). What the drafter gives no probability cannot have been drawn from q, and is rejected.
-    """
-    return q > 0 and draw * q < p
+def verify_batch(
+    batch: DraftBatch, seeds: Sequence[int], positions: Sequence[int], method: str
+) -> list[Verdict]:
+    """As `verify`, for many sequences: bit for bit what each gets alone (on a CPU)."""
+    size = batch.drafts.shape[1]
+    draws = np.stack(
+        [uniforms(s, p, Purpose.ACCEPT, size) for s, p in zip(seeds, positions, strict=True)]
+    )
+    acceptance = accept(batch, torch.from_numpy(draws), method)
+    accepted: list[int] = acceptance.num_accepted.tolist()
+    vocab_size = batch.scores.shape[-1]
+    noise = [
+        gumbel_noise(
+            seed,
+            position + count,
+            vocab_size,
+            Purpose.RESIDUAL if count < total else Purpose.SAMPLE,
+        )
+        for seed, position, count, total in zip(
+            seeds, positions, accepted, batch.num_drafts.tolist(), strict=True
+        )
+    ]
+    lasts = last_tokens(batch, acceptance, torch.stack(noise).to(batch.scores.device)).tolist()
+    drafts = batch.drafts.tolist()
+    return [
+        Verdict((*own[:count], last))
+        for own, count, last in zip(drafts, accepted, lasts, strict=True)
+    ]
 
 
-def residual(target: Tensor, proposal: Tensor | int) -> Tensor:
-    """What a recovered token is drawn from, [V] float64, not normalised: max(p - q, 0) for
-    distributions p = `target` and q = `proposal` [V], or p without the one token `proposal`.
+def certain(drafts: Tensor, vocab_size: int) -> Tensor:
+    """The proposals [..., V] of a drafter that is always certain of its drafts [...] int64."""
+    proposals = torch.zeros(*drafts.shape, vocab_size, device=drafts.device)
+    return proposals.scatter_(-1, drafts.unsqueeze(-1), 1.0)
 
-    Where rounding leaves nothing of it, p and q are equal but for rounding, and it is p itself.
-    """
-    if isinstance(proposal, int):
-        rest = target.clone()
-        rest[proposal] = 0.0
+
+def accept(batch: DraftBatch, draws: Tensor, method: str) -> Acceptance:
+    """How many drafts of each sequence stand, by draws [B, K] float64, uniform in [0, 1)."""
+    limits = thresholds(batch, method)
+    counts = torch.arange(1, draws.shape[1] + 1, device=batch.drafts.device)
+    passed = (draws.to(counts.device) < limits.values) & (counts <= batch.num_drafts[:, None])
+    if method == STANDARD:
+        num_accepted = passed.cumprod(dim=1).sum(dim=1)
     else:
-        rest = (target - proposal).clamp_(min=0.0)
-    return rest if float(rest.amax()) > 0 else target
+        num_accepted = torch.cat((counts.new_zeros(len(passed), 1), counts * passed), 1).amax(dim=1)
+    log_weights = limits.log_weights.gather(1, num_accepted[:, None])[:, 0]
+    return Acceptance(num_accepted, log_weights)
 
 
-def _verify_greedy(drafts: Sequence[int], scores: Tensor) -> Verdict:
-    best: list[int] = scores.argmax(dim=-1).tolist()
-    for index, draft in enumerate(drafts):
-        if draft != best[index]:
-            return Verdict((*drafts[:index], best[index]))
-    return Verdict((*drafts, best[len(drafts)]))
+def thresholds(batch: DraftBatch, method: str) -> Thresholds:
+    """What the uniform numbers are compared with. Columns of no draft hold anything."""
+    if method not in METHODS:
+        raise ValueError(f"{method!r} is no way to verify drafts")
+    sums = _sums(batch.scores)
+    normalizers = sums.log_normalizers(batch.scores[:, :-1])
+    picked = batch.drafts[..., None]
+    targets = batch.scores[:, :-1].gather(-1, picked)[..., 0].double() - normalizers
+    proposed = batch.proposals.gather(-1, picked)[..., 0].double()
+    # What the drafter gives no probability was not drawn from q (nor, if q is not a number, was
+    # anything): it never stands, so that what is put there comes from the target alone.
+    ratios = torch.where(proposed > 0, targets - proposed.log(), -torch.inf)
+    start = ratios.new_zeros(len(ratios), 1)
+    if method == STANDARD:
+        return Thresholds(ratios.exp().clamp_(max=1.0), start.expand(-1, ratios.shape[1] + 1))
+    weights = [start[:, 0]]
+    for ratio in ratios.unbind(1):
+        weights.append((weights[-1] + ratio).clamp(max=0.0))
+    log_weights = torch.stack(weights, 1)
+    return Thresholds(_block_thresholds(batch, sums, normalizers, log_weights), log_weights)
 
 
-def _draw(scores: Tensor, seed: int, position: int, purpose: Purpose) -> int:
-    """A token from softmax(scores [V])."""
-    noise = gumbel_noise(seed, position, len(scores), purpose)
-    return int((scores + noise.to(scores.device)).argmax())
+def _block_thresholds(
+    batch: DraftBatch, sums: Sums, normalizers: Tensor, log_weights: Tensor
+) -> Tensor:
+    """[B, K] float64: column i - 1 holds hᵢ."""
+    masses = sums.excess(batch, normalizers, log_weights[:, :-1])
+    # The mass at the position after i drafts is column i; after all of them there is none.
+    after = torch.cat((masses[:, 1:], masses.new_zeros(len(masses), 1)), 1)
+    own = log_weights[:, 1:]
+    missing = -own.expm1()
+    # Where nothing is missing and nothing in excess, the next draft is sure to pass.
+    inside = torch.where(missing + after > 0, after / (after + missing), 1.0)
+    counts = torch.arange(1, own.shape[1] + 1, device=own.device)
+    return torch.where(counts == batch.num_drafts[:, None], own.exp(), inside)
+
+
+def last_tokens(batch: DraftBatch, acceptance: Acceptance, noise: Tensor) -> Tensor:
+    """The token [B] int64 after the accepted drafts; noise [B, V] float32 is standard Gumbel."""
+    return _sums(batch.scores).last_tokens(batch, acceptance, noise)
+
+
+def _sums(scores: Tensor) -> Sums:
+    # Triton need not be installed where there is no GPU.
+    name = "worker.ops.rejection_triton"
+    return cast(Sums, import_module(name) if scores.is_cuda else rejection_torch)

@@ -19,7 +19,7 @@ from worker.ops.adjust import adjust, adjusts
 from worker.ops.logprobs import LogprobQuery, token_logprobs
 from worker.ops.noise import gumbel_noise
 from worker.ops.truncate import surviving, truncate, truncates
-from worker.types import Draw, SampleSpec
+from worker.types import Draw, SampleSpec, SamplingParams
 
 NOT_NUMBERS = "the model's logits are not finite numbers"
 ALL_MASKED = "no token may be drawn: every one is excluded by the request's parameters"
@@ -35,6 +35,15 @@ class Undrawable:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A token that was chosen from a row of logits, for a request with `params`."""
+
+    row: int
+    params: SamplingParams
+    token_id: int
+
+
 def sample(
     logits: Tensor, specs: Sequence[SampleSpec], rows: Sequence[int] | None = None
 ) -> list[Draw | Undrawable]:
@@ -45,16 +54,42 @@ def sample(
     are of the raw logits.
     """
     rows = range(len(specs)) if rows is None else rows
-    peaks, argmaxes = largest(logits)
-    tokens: list[int | Undrawable] = []
-    for spec, row in zip(specs, rows, strict=True):
-        if not math.isfinite(peaks[row]):
-            tokens.append(Undrawable(NOT_NUMBERS))
-        elif spec.params.temperature == 0 and not adjusts(spec):
-            tokens.append(argmaxes[row])
-        else:
-            tokens.append(_choose(logits[row], spec))
-    return _with_logprobs(logits, specs, rows, tokens)
+    sampler = RowSampler(logits)
+    tokens = [sampler.choose(row, spec) for spec, row in zip(specs, rows, strict=True)]
+    chosen = [
+        Choice(row, spec.params, token)
+        for spec, row, token in zip(specs, rows, tokens, strict=True)
+        if not isinstance(token, Undrawable)
+    ]
+    drawn = iter(draws(logits, chosen))
+    return [token if isinstance(token, Undrawable) else next(drawn) for token in tokens]
+
+
+class RowSampler:
+    """Draws from rows of logits [R, V] float32, which stay as they are, one by one in any order.
+
+    What is cheaper for all rows at once (which token is the largest, are they numbers) is computed
+    at once; a row that is never drawn from costs no more than that.
+    """
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits
+        self._peaks, self._argmaxes = largest(logits)
+
+    def choose(self, row: int, spec: SampleSpec) -> int | Undrawable:
+        """The token that `spec` draws from the row."""
+        if not math.isfinite(self._peaks[row]):
+            return Undrawable(NOT_NUMBERS)
+        if spec.params.temperature == 0 and not adjusts(spec):
+            return self._argmaxes[row]
+        return _choose(self._logits[row], spec)
+
+    def scores(self, row: int, spec: SampleSpec) -> Tensor | Undrawable:
+        """The row's `scores`, of which at least one is above -inf."""
+        if not math.isfinite(self._peaks[row]):
+            return Undrawable(NOT_NUMBERS)
+        prepared = scores(self._logits[row], spec)
+        return _fault(float(prepared.amax())) or prepared
 
 
 def largest(logits: Tensor) -> tuple[list[float], list[int]]:
@@ -92,12 +127,9 @@ def _choose(logits: Tensor, spec: SampleSpec) -> int | Undrawable:
     if params.temperature > 0:
         row = row / params.temperature
     [peak], [argmax] = largest(row[None])
-    if peak == -math.inf:
-        return Undrawable(ALL_MASKED)
-    if not math.isfinite(peak):
-        return Undrawable(NOT_NUMBERS)
-    if params.temperature == 0:
-        return argmax
+    fault = _fault(peak)
+    if fault is not None or params.temperature == 0:
+        return fault or argmax
     ids = surviving(row, params).sort().values if truncates(params) else None
     noisy = row if ids is None else row[ids]
     noise = gumbel_noise(params.seed, spec.position, len(row), ids=ids)
@@ -105,22 +137,21 @@ def _choose(logits: Tensor, spec: SampleSpec) -> int | Undrawable:
     return chosen if ids is None else int(ids[chosen])
 
 
-def _with_logprobs(
-    logits: Tensor,
-    specs: Sequence[SampleSpec],
-    rows: Sequence[int],
-    tokens: Sequence[int | Undrawable],
-) -> list[Draw | Undrawable]:
-    """Draws of the tokens, with log probabilities for the specs that ask for them."""
+def _fault(peak: float) -> Undrawable | None:
+    """What is wrong with a row of which `peak` is the largest score."""
+    if peak == -math.inf:
+        return Undrawable(ALL_MASKED)
+    return None if math.isfinite(peak) else Undrawable(NOT_NUMBERS)
+
+
+def draws(logits: Tensor, choices: Sequence[Choice]) -> list[Draw]:
+    """The tokens chosen from rows of logits [R, V], with log probabilities where asked for."""
     queries: dict[int, LogprobQuery] = {}
-    for index, (spec, row, token) in enumerate(zip(specs, rows, tokens, strict=True)):
-        params = spec.params
-        asks = params.logprobs is not None or params.logprob_token_ids
-        if asks and not isinstance(token, Undrawable):
-            fixed = params.logprob_token_ids
-            queries[index] = LogprobQuery(row, token, params.logprobs or 0, fixed)
+    for index, choice in enumerate(choices):
+        params = choice.params
+        if params.logprobs is not None or params.logprob_token_ids:
+            queries[index] = LogprobQuery(
+                choice.row, choice.token_id, params.logprobs or 0, params.logprob_token_ids
+            )
     answers = dict(zip(queries, token_logprobs(logits, list(queries.values())), strict=True))
-    return [
-        token if isinstance(token, Undrawable) else Draw(token, answers.get(index))
-        for index, token in enumerate(tokens)
-    ]
+    return [Draw(choice.token_id, answers.get(index)) for index, choice in enumerate(choices)]

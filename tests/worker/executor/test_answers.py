@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
-from worker.executor.answers import answer
-from worker.executor.input_batch import CacheLayout, InputBatch
+from worker.executor.answers import answer, unsound
 from worker.ops import reference
 from worker.ops.sample import ALL_MASKED, NOT_NUMBERS
 from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence
 
 VOCAB = 32
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+class Rows:
+    """What `answer` reads of an `InputBatch`: whose rows follow each other."""
+
+    def __init__(self, sequences: Sequence[ScheduledSequence]) -> None:
+        self.sampled = [s for s in sequences if s.samples]
+        self.scored = [s for s in sequences if s.prompt_targets]
+        self.silent = [s for s in sequences if not s.samples]
+        self.num_logits = sum(1 + s.num_drafts for s in self.sampled)
+        self.num_logits += sum(len(s.prompt_targets) for s in self.scored)
+
+    def __len__(self) -> int:
+        return self.num_logits + len(self.silent)
 
 
 class Head:
@@ -32,13 +47,12 @@ def run(
     tile_rows: int = 256,
 ) -> tuple[ModelOutput, list[int], torch.Tensor]:
     """The output for hidden rows by chance, some of them spoiled; rows asked for; the rows."""
-    batch = InputBatch(sequences, CacheLayout(16, 1), torch.float32, torch.device("cpu"))
-    rows = len(batch.tensors.sample_rows)
-    hidden = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(2))
+    batch = Rows(sequences)
+    hidden = torch.randn(len(batch), VOCAB, generator=torch.Generator().manual_seed(2))
     for row, value in (spoil or {}).items():
         hidden[row, 7] = value
     head = Head()
-    return answer(batch, hidden, head, tile_rows), head.asked, hidden
+    return answer(batch, hidden, head, tile_rows=tile_rows), head.asked, hidden
 
 
 def sampling(seq_id: int, *params: SamplingParams) -> ScheduledSequence:

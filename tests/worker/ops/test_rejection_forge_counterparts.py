@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from worker.ops.noise import Purpose, gumbel_noise
-from worker.ops.rejection import Verdict, verify
-from worker.ops.sample import scores
+from worker.ops.rejection import Verdict, verify, verify_coupled
+from worker.ops.sample import RowSampler, scores
 from worker.types import SampleSpec, SamplingParams
 
 VOCAB = 64
@@ -68,14 +68,17 @@ def propose(draft: TinyTransformer, tokens: Sequence[int], count: int) -> list[i
 def step(
     target: TinyTransformer, draft: TinyTransformer, tokens: Sequence[int], params: SamplingParams
 ) -> tuple[int, Verdict]:
-    """One step of at most K=5 drafts: how many were drafted, and the verdict."""
+    """One step of at most K=5 drafts: how many were drafted, and the verdict, coupled if greedy."""
     drafts = propose(draft, tokens, 5)
-    rows = [
-        scores(target.forward([*tokens, *drafts[:count]]), SampleSpec(params, len(tokens) + count))
-        for count in range(len(drafts) + 1)
-    ]
-    seed = params.seed if params.temperature > 0 else None
-    return len(drafts), verify(drafts, torch.stack(rows), None, seed, len(tokens))
+    logits = torch.stack([target.forward([*tokens, *drafts[:i]]) for i in range(6)])
+    specs = [SampleSpec(params, len(tokens) + i) for i in range(6)]
+    if params.temperature == 0:
+        sampler = RowSampler(logits)
+        emitted, fault = verify_coupled(drafts, lambda i: sampler.choose(i, specs[i]))
+        assert fault is None
+        return len(drafts), Verdict(tuple(emitted))
+    rows = torch.stack([scores(row, spec) for row, spec in zip(logits, specs, strict=True)])
+    return len(drafts), verify(drafts, rows, None, params.seed, len(tokens))
 
 
 def generate(

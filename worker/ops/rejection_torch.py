@@ -1,0 +1,63 @@
+"""The parts of verification by rejection that go over the vocabulary, in torch.
+
+In float64, and such that a row's results do not depend on the rows beside it: sums run in the order
+of the ids, or inside of one row's log-softmax. Twin: `rejection_triton`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from worker.ops.drafted import Acceptance, DraftBatch
+
+
+def log_normalizers(scores: Tensor) -> Tensor:
+    """See `rejection.Sums`."""
+    # A position at a time: float64 takes twice the memory of what is given.
+    columns = [_log_normalizers(row) for row in scores.unbind(1)]
+    return torch.stack(columns, 1) if columns else scores.new_zeros(len(scores), 0).double()
+
+
+def _log_normalizers(scores: Tensor) -> Tensor:
+    """Of scores [B, V]: [B] float64."""
+    wide = scores.double()
+    # The log-softmax of the largest score is that score less what is looked for.
+    return wide.amax(dim=-1) - wide.log_softmax(dim=-1).amax(dim=-1)
+
+
+def excess(batch: DraftBatch, normalizers: Tensor, log_weights: Tensor) -> Tensor:
+    """See `rejection.Sums`."""
+    masses = torch.zeros_like(normalizers)
+    for index in range(masses.shape[1]):
+        shift = log_weights[:, index] - normalizers[:, index]
+        rest = residuals(batch.scores[:, index], batch.proposals[:, index], shift)
+        masses[:, index] = rest.cumsum(dim=-1)[:, -1]
+    return masses
+
+
+def residuals(scores: Tensor, proposals: Tensor, shifts: Tensor) -> Tensor:
+    """max(w p - q, 0) [B, V] float64, where log(w p) is scores [B, V] + shifts [B]. A q that is not
+    a number is none.
+    """
+    weighted = (scores.double() + shifts[:, None]).exp()
+    return (weighted - proposals.double().nan_to_num(nan=0.0, posinf=0.0)).clamp_(min=0.0)
+
+
+def last_tokens(batch: DraftBatch, acceptance: Acceptance, noise: Tensor) -> Tensor:
+    """See `rejection.Sums`."""
+    accepted = acceptance.num_accepted
+    everyone = torch.arange(len(accepted), device=accepted.device)
+    rows = batch.scores[everyone, accepted]
+    # In float32, as the sampler does it.
+    chosen = (rows + noise).argmax(dim=-1)
+    [rejected] = (accepted < batch.num_drafts).nonzero(as_tuple=True)
+    if len(rejected):
+        own = rows[rejected]
+        proposals = batch.proposals[rejected, accepted[rejected]]
+        shifts = acceptance.log_weights[rejected] - _log_normalizers(own)
+        rest = residuals(own, proposals, shifts)
+        nothing = rest.amax(dim=-1, keepdim=True) == 0
+        logs = torch.where(nothing, own.double(), rest.log())
+        chosen[rejected] = (logs + noise[rejected]).argmax(dim=-1)
+    return chosen
