@@ -7,15 +7,21 @@ from typing import Any
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.messages import RequestOutput
 from worker.engine.scheduler import Scheduler
+from worker.engine.speculation import Speculation
 from worker.types import Draw, ModelOutput, SchedulerOutput
 
 END = 0
 
 
-def scheduler(num_blocks: int = 64, block_size: int = 4, **limits: Any) -> Scheduler:
+def scheduler(
+    num_blocks: int = 64,
+    block_size: int = 4,
+    speculation: Speculation | None = None,
+    **limits: Any,
+) -> Scheduler:
     """A scheduler with end token 0 that shares whole blocks only."""
     cache = CacheConfig(num_blocks, block_size, enable_partial_hits=False)
-    return Scheduler(cache, SchedulerConfig(**limits), (END,))
+    return Scheduler(cache, SchedulerConfig(**limits), (END,), speculation)
 
 
 def plan(step: SchedulerOutput | None) -> dict[int, int]:
@@ -25,7 +31,7 @@ def plan(step: SchedulerOutput | None) -> dict[int, int]:
 
 
 def drawn(tokens: dict[int, int | tuple[int, ...]]) -> ModelOutput:
-    """One token for each sequence id, or one for each of its answers."""
+    """One token for each sequence id, one for each of its answers, or a run of them."""
     draws = {
         seq_id: tuple(Draw(t) for t in ((token,) if isinstance(token, int) else token))
         for seq_id, token in tokens.items()

@@ -147,6 +147,24 @@ class BlockWalk(RuleBasedStateMachine):
         else:
             assert (self.blocks.num_free, list(self.blocks.table(seq_id))) == before
 
+    @precondition(lambda self: self.walkers)
+    @rule(data=st.data(), num_tokens=st.integers(1, 9))
+    def make_room(self, data: st.DataObject, num_tokens: int) -> None:
+        """A sequence gets room for what it may never know."""
+        seq_id = self.pick(data)
+        start = self.walkers[seq_id].planned
+        self.blocks.allocate(seq_id, start, start + num_tokens)
+
+    @precondition(lambda self: self.walkers)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        """And gives back what it did not need: nobody else's blocks, nothing that is written."""
+        seq_id = self.pick(data)
+        needed = -(-self.walkers[seq_id].planned // SIZE)
+        before = list(self.blocks.table(seq_id))
+        self.blocks.shrink(seq_id, self.walkers[seq_id].planned)
+        assert list(self.blocks.table(seq_id)) == before[:needed]
+
     # ---- running ----------------------------------------------------------------------------
 
     @precondition(lambda self: self.in_flight is None)
