@@ -185,12 +185,15 @@ def test_a_proposal_that_is_no_distribution_leaves_the_target_alone(
 
 def test_equal_distributions_leave_the_target_as_residual() -> None:
     """Rounding may reject where p equals q; then any draw from p is right."""
-    target = torch.full((2, 2), 0.5)
-    batch = DraftBatch(torch.tensor([[1]]), target.log()[None], target[None, :1], torch.tensor([1]))
+    target = torch.tensor([[0.0, 0.0, -torch.inf]] * 2)
+    proposals = torch.tensor([[[0.5, 0.5, 0.0]]])
+    batch = DraftBatch(torch.tensor([[1]]), target[None], proposals, torch.tensor([1]))
     rejected = Acceptance(torch.tensor([0]), torch.zeros(1, dtype=torch.float64))
-    noise = torch.tensor([[0.0, -1.0]])
-    assert last_tokens(batch, rejected, noise).tolist() == [1]
-    assert last_tokens(batch, rejected, noise * 2).tolist() == [0]
+    assert float(residuals(target[:1], proposals[0], -torch.tensor([2.0]).log()).sum()) < 1e-7
+    for token in (0, 1):
+        noise = torch.tensor([[-3.0, -3.0, 9.0]])
+        noise[0, token] = 0.0
+        assert last_tokens(batch, rejected, noise).tolist() == [token]
 
 
 def test_an_unknown_method_is_refused() -> None:
