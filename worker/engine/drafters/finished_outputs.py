@@ -29,8 +29,6 @@ def _ngrams(text: str, length: int) -> list[str]:
 class OutputText:
     """The outputs of one group, as a `suffix_paths.Corpus`. Owned by `FinishedOutputs`."""
 
-    end_places: Sequence[int] = ()
-
     def __init__(self) -> None:
         self.text = ""
         self._start = 0  # the place of the first character of `text`

@@ -16,8 +16,12 @@ class SuffixDrafter:
 
     Looks in the sequence (prompt and output) and in the finished outputs of its group, and takes
     the path with the better score, the sequence's own if they are equal. Prompts of others are
-    never looked at. Confidences are the path's. Owns the text of each live sequence; what has ended
-    is `FinishedOutputs`'.
+    never looked at. Owns the text of each live sequence; what has ended is `FinishedOutputs`'.
+
+    Confidence. As in prompt lookup a match of L tokens is worth L / (L + 1), and draft i, if those
+    before it stand, ends a match of L + i tokens; here each is multiplied by the share of the
+    places on the path that go on with the draft. So it grows with the match and with agreement, in
+    (0, 1). (Shares alone say little: most paths are 1 all along, right or wrong.)
     """
 
     def __init__(self, limits: PathLimits, finished: FinishedOutputs) -> None:
@@ -41,7 +45,12 @@ class SuffixDrafter:
                 path = other
         if not path.text:
             return None
-        return Drafts(len(text), tokens_of(path.text), path.confidences)
+        lengths = range(path.match_tokens, path.match_tokens + len(path.text))
+        confidences = tuple(
+            share * length / (length + 1)
+            for share, length in zip(path.shares, lengths, strict=True)
+        )
+        return Drafts(len(text), tokens_of(path.text), confidences)
 
     def end(self, context: DraftContext) -> None:
         """Forget the sequence; its output is looked in from now on, for its group."""

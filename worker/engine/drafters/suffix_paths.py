@@ -3,12 +3,14 @@
 Theory of operation (SuffixDecoding, Oliaro et al., arXiv:2411.04975, as Arctic Inference and so
 vLLM have it). The last m tokens are looked up for every m up to a depth. The places of a match are
 where its next token would stand; from there the path takes the token that follows at most places,
-and goes on with those places alone. A place where nothing follows counts among the places but not
-for any token; the end of the sequence itself is one, so that what was seen once is believed by
-half. The share of the places that go on with a token is its confidence; the product of these along
-the path is the probability of the path, and where that falls below a bound the path ends. It also
-ends after (m * factor) tokens. The score of a path is the sum of the probabilities of its tokens:
-how many of them are expected to stand. The m with the best score wins, a longer one over a shorter.
+and goes on with those places alone. A place where the text ends counts among the places but not for
+any token. The share of the places that go on with a token, multiplied along the path, is the
+probability of the path; it begins with n / (n + 1) for n places, the one more being here, where
+something new may follow: what was seen once is believed by half. Where it falls below a bound the
+path ends; it also ends after (m * factor) tokens. The score of a path is the sum of the
+probabilities of its tokens: how many of them are expected to stand. The m with the best score wins,
+a longer one over a shorter. (Arctic counts the place here only where it looks in the sequence
+itself, so that what one other answer said once is always believed there. It stands less often.)
 
 Matches are not counted in a tree, which in Python costs kilobytes a token, but at the places where
 a few of the last tokens, the anchor, stood the last 32 times: 8 tokens for matches of 8 and more,
@@ -19,7 +21,7 @@ Of tokens that follow equally often the one seen last is taken.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from worker.engine.drafters.texts import END
@@ -43,13 +45,14 @@ class PathLimits:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Tokens (spelled) that may follow, each with the share of the places that go on with it,
-    given those before it; `score` is how many are expected to stand.
+    """Tokens (spelled) that may follow a match of `match_tokens`, each with the share of the places
+    that go on with it, given those before it; `score` is how many are expected to stand.
     """
 
     text: str = ""
-    confidences: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
     score: float = 0.0
+    match_tokens: int = 0
 
 
 class Corpus(Protocol):
@@ -58,11 +61,6 @@ class Corpus(Protocol):
     @property
     def text(self) -> str:
         """All of it; places are indices into it."""
-        ...
-
-    @property
-    def end_places(self) -> Sequence[int]:
-        """Places behind whatever is looked up where nothing follows."""
         ...
 
     def places(self, anchor: str) -> list[int]:
@@ -77,7 +75,6 @@ class SequenceCorpus:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.end_places = (len(text),)
 
     def places(self, anchor: str) -> list[int]:
         """Behind the latest of `anchor`, other than the one at the end of the sequence."""
@@ -111,13 +108,10 @@ def best_path(corpus: Corpus, context: str, limits: PathLimits, num_tokens: int)
             budget = limits.budget(length, num_tokens)
             if budget <= best.score:
                 break
-            among = [
-                *corpus.end_places,
-                *(p for p, tokens in zip(places, matches, strict=True) if tokens >= length),
-            ]
+            among = [p for p, tokens in zip(places, matches, strict=True) if tokens >= length]
             path = likeliest_path(corpus.text, among, budget, limits.min_probability)
             if path.score > best.score:
-                best = path
+                best = replace(path, match_tokens=length)
         longest = anchor - 1
     return best
 
@@ -136,16 +130,16 @@ def _match_tokens(text: str, place: int, context: str, known: int, longest: int)
 def likeliest_path(
     text: str, places: Sequence[int], max_tokens: int, min_probability: float
 ) -> Path:
-    """The path that begins at `places`, the latest one first."""
+    """The path that begins at `places`, at least one, the latest first."""
     tokens: list[str] = []
-    confidences: list[float] = []
-    probability, score = 1.0, 0.0
-    while len(tokens) < max_tokens:
+    shares: list[float] = []
+    probability, score = len(places) / (len(places) + 1), 0.0
+    while len(tokens) < max_tokens and probability >= min_probability:
         if len(places) == 1:
-            # Nothing branches any more; the rest has the probability of what is there.
+            # Nothing branches any more.
             rest = text[places[0] : places[0] + max_tokens - len(tokens)].partition(END)[0]
             tokens.append(rest)
-            confidences += [1.0] * len(rest)
+            shares += [1.0] * len(rest)
             score += probability * len(rest)
             break
         followers: dict[str, list[int]] = {}
@@ -161,7 +155,7 @@ def likeliest_path(
         if probability < min_probability:
             break
         tokens.append(token)
-        confidences.append(share)
+        shares.append(share)
         score += probability
         places = followers[token]
-    return Path("".join(tokens), tuple(confidences), score)
+    return Path("".join(tokens), tuple(shares), score)

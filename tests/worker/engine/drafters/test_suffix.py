@@ -38,30 +38,44 @@ def test_a_sequence_drafts_from_its_own_prompt_and_output() -> None:
     drafter = suffix_drafter()
     token_ids = [1, 2, 3, 4, 5, 6, 2, 3]
     context = DraftContext(1, token_ids, 6)
-    assert drafter.propose(context, 8) == Drafts(8, (4, 5), (0.5, 1.0))
+    assert drafter.propose(context, 8) == Drafts(8, (4, 5), (2 / 3, 3 / 4))
     token_ids += [70, 71, 72, 3, 70]
     drafts = drafter.propose(context, 8)
-    assert drafts == Drafts(13, (71, 72), (0.5, 1.0))
-    assert drafter.propose(context, 1) == Drafts(13, (71,), (0.5,))
+    assert drafts == Drafts(13, (71, 72), (2 / 3, 3 / 4))
+    assert drafter.propose(context, 1) == Drafts(13, (71,), (2 / 3,))
 
 
 def test_finished_outputs_are_learnt_from_and_prompts_are_not() -> None:
     """Both are followed by tokens that only the output's sequence had."""
     drafter = suffix_drafter()
     finish(drafter, [4, 5, 6], MINE, prompt=[1, 2, 3])
-    assert ask(drafter, [9, 4], MINE) == Drafts(2, (5,), (1.0,))
+    assert ask(drafter, [9, 4], MINE) == Drafts(2, (5,), (1 / 2,))
     drafter.end(DraftContext(1, [9, 4], 2, MINE))
     assert ask(drafter, [9, 1], MINE) is None
 
 
 def test_of_sequence_and_outputs_the_better_score_is_taken() -> None:
-    """Once in the sequence is believed by half; always in outputs, fully; equal scores: its own."""
+    """Seen once here and once there is as good: the sequence's own is taken. Twice is better."""
     drafter = suffix_drafter()
     finish(drafter, [1, 2, 30, 31], MINE, [])
-    assert ask(drafter, [1, 2, 40, 41, 1, 2], MINE) == Drafts(6, (30, 31), (1.0, 1.0))
+    drafts = ask(drafter, [1, 2, 40, 41, 1, 2], MINE)
+    assert drafts == Drafts(6, (40, 41), (2 / 3, 3 / 4))
+    finish(drafter, [1, 2, 30, 31], MINE, [])
+    drafts = ask(drafter, [1, 2, 40, 41, 1, 2], MINE)
+    assert drafts == Drafts(6, (30, 31), (2 / 3, 3 / 4))
     finish(drafter, [1, 2, 50, 51], MINE, [])
     drafts = ask(drafter, [1, 2, 40, 41, 1, 2], MINE)
-    assert drafts == Drafts(6, (40, 41), (0.5, 1.0))
+    assert drafts == Drafts(6, (40, 41), (2 / 3, 3 / 4))
+
+
+def test_a_longer_match_and_more_agreement_are_surer() -> None:
+    """Of three tokens above two; what always followed above what did twice of three times."""
+    three = ask(suffix_drafter(), [1, 2, 3, 4, 9, 1, 2, 3], MINE)
+    two = ask(suffix_drafter(), [1, 2, 3, 4, 8, 2, 3], MINE)
+    mixed = ask(suffix_drafter(), [2, 3, 5, 7, 2, 3, 4, 8, 2, 3, 4, 9, 2, 3], MINE)
+    assert three == Drafts(8, (4, 9, 1), (3 / 4, 4 / 5, 5 / 6))
+    assert two == Drafts(7, (4, 8), (2 / 3, 3 / 4))
+    assert mixed == Drafts(14, (4, 9), (2 / 3 * 2 / 3, 1 / 2 * 3 / 4))
 
 
 def test_tenants_with_the_same_words_draft_their_own_answers() -> None:
@@ -72,8 +86,8 @@ def test_tenants_with_the_same_words_draft_their_own_answers() -> None:
     mine, yours = ask(drafter, [1, 2, 3], MINE), ask(drafter, [1, 2, 3], YOURS)
     assert mine is not None
     assert yours is not None
-    assert (mine.token_ids, mine.confidences) == ((111, 112, 113), (1.0, 1.0, 1.0))
-    assert (yours.token_ids, yours.confidences) == ((221, 222, 223), (1.0, 1.0, 1.0))
+    assert (mine.token_ids, mine.confidences) == ((111, 112, 113), (3 / 4, 4 / 5, 5 / 6))
+    assert (yours.token_ids, yours.confidences) == ((221, 222, 223), (3 / 4, 4 / 5, 5 / 6))
     assert ask(drafter, [1, 2, 3], SALTED) is None
 
 

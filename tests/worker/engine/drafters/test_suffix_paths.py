@@ -34,25 +34,25 @@ DRAWN_LIMITS = st.builds(
 
 def paths_by_counting(
     texts: list[str], context: str, limits: PathLimits, num_tokens: int, own: bool
-) -> list[tuple[str, list[float], float]]:
-    """For each length of a match its (likeliest path, confidences, score), as the rule has it;
-    where tokens are as likely as each other the path ends at the one seen last.
+) -> list[Path]:
+    """For each length of a match its likeliest path, as the rule has it, from every place in the
+    texts, in the sequence's `own` all but its end; of equally likely tokens the one seen last.
     """
     found = []
     for length in range(1, min(limits.max_match_tokens, len(context)) + 1):
         pattern = context[-length:]
-        heads = [
-            (number, text[end:])
-            for number, text in enumerate(texts)
-            for end in range(length, len(text) + 1)
+        rests = [
+            text[end:]
+            for text in texts
+            for end in range(length, len(text) + (not own))
             if text[end - length : end] == pattern
         ]
-        if len(heads) <= own:
+        if not rests:
             break
         budget = min(num_tokens, int(length * limits.max_spec_factor))
-        path, shares, score, probability = "", [], 0.0, 1.0
+        path, shares, score, probability = "", [], 0.0, len(rests) / (len(rests) + 1)
         while len(path) < budget:
-            alive = [rest for _, rest in heads if rest.startswith(path)]
+            alive = [rest for rest in rests if rest.startswith(path)]
             counts = Counter(r[len(path)] for r in reversed(alive) if len(r) > len(path))
             if not counts:
                 break
@@ -63,17 +63,18 @@ def paths_by_counting(
             path += token
             shares.append(count / len(alive))
             score += probability
-        found.append((path, shares, score))
+        found.append(Path(path, tuple(shares), score, length))
     return found
 
 
-def check(path: Path, found: list[tuple[str, list[float], float]]) -> None:
+def check(path: Path, found: list[Path]) -> None:
     """It is one of those counted, and none has a better score."""
-    best = max((score for _, _, score in found), default=0.0)
+    best = max((other.score for other in found), default=0.0)
     assert path.score == pytest.approx(best)
     if best:
-        same = [shares for text, shares, score in found if text == path.text]
-        assert pytest.approx(path.confidences) in same
+        same = [(other.text, other.shares) for other in found]
+        assert (path.text, path.shares) in same
+        assert any(path.match_tokens == other.match_tokens for other in found)
 
 
 @settings(max_examples=400, deadline=None)
@@ -81,7 +82,7 @@ def check(path: Path, found: list[tuple[str, list[float], float]]) -> None:
 def test_a_sequence_is_looked_up_as_if_every_match_was_counted(
     text: str, limits: PathLimits, num_tokens: int
 ) -> None:
-    """Over few tokens, where matches overlap; the end of the sequence is one of the places."""
+    """Over few tokens, where matches overlap."""
     path = best_path(SequenceCorpus(text), text, limits, num_tokens)
     check(path, paths_by_counting([text], text, limits, num_tokens, own=True))
 
@@ -122,10 +123,13 @@ def test_only_the_latest_places_are_looked_at(length: int) -> None:
 
 
 def test_what_was_seen_once_is_believed_by_half() -> None:
-    """The end of the sequence is a place of the match too; after that nothing branches."""
+    """Something new may follow here as well as what did there; after that nothing branches."""
     text = spell([1, 2, 3, 4, 5, 1, 2, 3])
     path = best_path(SequenceCorpus(text), text, LIMITS, 9)
-    assert path == Path(spell([4, 5, 1]), (0.5, 1.0, 1.0), 1.5)
+    assert path == Path(spell([4, 5, 1]), (1.0, 1.0, 1.0), 1.5, 3)
+    output = OutputText()
+    output.append(spell([1, 2, 3, 4, 5, 1]))
+    assert best_path(output, spell([1, 2, 3]), LIMITS, 9) == path
 
 
 def test_a_path_follows_the_many_and_ends_where_it_gets_unlikely() -> None:
@@ -134,9 +138,9 @@ def test_a_path_follows_the_many_and_ends_where_it_gets_unlikely() -> None:
     places = [9, 5, 1]  # behind each 4
     path = likeliest_path(text, places, 5, 0.0)
     assert path.text == spell([5, 7])
-    assert path.confidences == pytest.approx((2 / 3, 1 / 2))
-    assert path.score == pytest.approx(2 / 3 + 1 / 3)
-    path = likeliest_path(text, places, 5, 0.34)
+    assert path.shares == pytest.approx((2 / 3, 1 / 2))
+    assert path.score == pytest.approx(3 / 4 * (2 / 3 + 1 / 3))
+    path = likeliest_path(text, places, 5, 0.26)
     assert path.text == spell([5])
 
 
@@ -146,9 +150,16 @@ def test_a_sure_short_match_beats_a_doubtful_long_one() -> None:
     """
     text = spell([1, 2, 3, 4]) + spell([1, 2, 3, 5]) + spell([7, 3, 9, 9]) * 20 + spell([1, 2, 3])
     short = best_path(SequenceCorpus(text), text, LIMITS, 1)
-    assert short == Path(spell([9]), (20 / 23,), 20 / 23)
+    assert short == Path(spell([9]), (20 / 22,), pytest.approx(20 / 23), 1)
     long = best_path(SequenceCorpus(text), text, LIMITS, 3)
-    assert long == Path(spell([5, 7, 3]), (1 / 3, 1, 1), pytest.approx(1.0))
+    assert long == Path(spell([5, 7, 3]), (1 / 2, 1.0, 1.0), pytest.approx(1.0), 3)
+
+
+def test_of_equal_scores_the_longer_match_is_taken() -> None:
+    """Three tokens went on with 5 once; the last of them with 9 twice of three times."""
+    text = spell([1, 2, 3, 5, 3, 9, 7, 3, 9, 1, 2, 3])
+    path = best_path(SequenceCorpus(text), text, LIMITS, 1)
+    assert path == Path(spell([5]), (1.0,), 0.5, 3)
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(0.2, 0), (0.5, 2), (1.0, 4), (3.0, 9)])
