@@ -7,9 +7,11 @@ never looked at. Each verdict is told to two estimates. The pooled one, of the d
 class of confidence and group of positions, over all sequences with a memory of some 200 verdicts
 (cells with few verdicts lean on those of their class, and these on an optimistic prior, so that a
 drafter is tried). The sequence's own is kept by class and by whether the position is the first,
-with a memory of about seven verdicts: it starts as the pooled one, which counts as one and a half
-verdicts and fades like them. So a new sequence inherits what was learned from others, and one that
-turns from copying into free text is noticed after a few.
+with a memory of some thirty verdicts: it starts as the pooled one, which counts as one and a half
+verdicts and fades like them, so a new sequence inherits what was learned from others. And it starts
+anew whenever an average of the last four or so verdicts is three standard deviations off: two
+verdicts against it are enough to notice that a sequence turns from copying into free text, while
+drafts that stand one time in five are not given up for a run of bad luck.
 
 The first position is apart since it asks another question: it tells if the drafter has found the
 right place at all, the later ones if the run goes on.
@@ -17,6 +19,7 @@ right place at all, the later ones if the run goes on.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -29,7 +32,12 @@ _PRIOR = (0.45, 0.6, 0.7, 0.8, 0.87, 0.9)  # by class, as two verdicts
 _PRIOR_WEIGHT = 2.0
 _CLASS_WEIGHT = 3.0  # verdicts of a cell that its class counts as
 _POOLED_MEMORY = 0.995  # what a verdict counts after the next one
-_OWN_MEMORY = 0.85
+_OWN_MEMORY = 0.967
+_RECENT_GAIN = 0.25
+_RECENT_SPREAD = 0.38  # standard deviation of such an average, of one verdict's
+_MIN_SPREAD = 0.085  # so that a single verdict never is news
+_NEWS = 3.0  # spreads between what is recent and what was before
+_NEWS_WEIGHT = 2.0
 _INHERITED_WEIGHT = 1.5
 _MAX_CHANCE = 0.99
 _NUM_GROUPS = 5
@@ -92,26 +100,46 @@ class PooledAcceptance:
         self._chances = None
 
 
+class _Estimate:
+    """A chance as one sequence shows it; owns the numbers."""
+
+    __slots__ = ("chance", "recent", "weight")
+
+    def __init__(self, inherited: float) -> None:
+        self.chance = self.recent = inherited
+        self.weight = _INHERITED_WEIGHT
+
+    def observe(self, stood: bool) -> None:
+        """One verdict."""
+        self.weight = self.weight * _OWN_MEMORY + 1.0
+        self.chance += (stood - self.chance) / self.weight
+        self.recent += (stood - self.recent) * _RECENT_GAIN
+        spread = max(_MIN_SPREAD, _RECENT_SPREAD * math.sqrt(self.chance * (1.0 - self.chance)))
+        if abs(self.recent - self.chance) > _NEWS * spread:
+            self.chance = self.recent
+            self.weight = _NEWS_WEIGHT
+        self.chance = min(self.chance, _MAX_CHANCE)
+
+
 class SequenceAcceptance:
     """One drafter for one sequence; owns its estimates."""
 
-    __slots__ = ("_chances", "_pool", "_weights")
+    __slots__ = ("_estimates", "_pool")
 
     def __init__(self, pool: PooledAcceptance) -> None:
         self._pool = pool
         # By class * 2 + (position > 0); None: never judged here.
-        self._chances: list[float | None] = [None] * (2 * NUM_CLASSES)
-        self._weights = [0.0] * (2 * NUM_CLASSES)
+        self._estimates: list[_Estimate | None] = [None] * (2 * NUM_CLASSES)
 
     def survivals(self, confidences: Sequence[float]) -> list[float]:
         """The chance of each draft to be accepted: itself and all before it. Never rises."""
-        pooled, own = self._pool.chances(), self._chances
+        pooled, estimates = self._pool.chances(), self._estimates
         answer = []
         survival, is_later = 1.0, 0
         for confidence, group in zip(confidences, _GROUPS, strict=False):
             its_class = bisect_left(CLASS_ENDS, confidence)
-            chance = own[2 * its_class + is_later]
-            survival *= pooled[its_class * _NUM_GROUPS + group] if chance is None else chance
+            own = estimates[2 * its_class + is_later]
+            survival *= pooled[its_class * _NUM_GROUPS + group] if own is None else own.chance
             answer.append(survival)
             is_later = 1
         return answer
@@ -125,13 +153,11 @@ class SequenceAcceptance:
     def _judge(self, its_class: int, position: int, stood: bool) -> None:
         """One verdict, here and in the pool."""
         index = 2 * its_class + (position > 0)
-        chance, weight = self._chances[index], self._weights[index]
-        if chance is None:
-            chance = self._pool.chances()[its_class * _NUM_GROUPS + _GROUPS[position]]
-            weight = _INHERITED_WEIGHT
-        weight = weight * _OWN_MEMORY + 1.0
-        self._weights[index] = weight
-        self._chances[index] = min(chance + (stood - chance) / weight, _MAX_CHANCE)
+        own = self._estimates[index]
+        if own is None:
+            inherited = self._pool.chances()[its_class * _NUM_GROUPS + _GROUPS[position]]
+            own = self._estimates[index] = _Estimate(inherited)
+        own.observe(stood)
         self._pool.observe(its_class, position, stood)
 
 

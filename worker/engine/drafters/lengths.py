@@ -49,13 +49,13 @@ from worker.engine.drafters.acceptance import (
 from worker.engine.drafters.probing import Account, ProbeClock
 from worker.engine.drafters.step_times import StepTimes
 
-_MARGIN = 0.02  # what drafts must win to be worth it
+_MARGIN = 0.03  # what drafts must win to be worth it
 _MAX_SURPRISE = 3.0  # times the expected seconds, beyond which a step's own are somebody else's
 _MAX_PROBE_DRAFTS = 3
 _CONTROL_DISTANCE = 12  # steps between two plain ones for the sake of measuring, at least
 _MIN_CONTROLS = 4  # plain steps below which their time counts as unknown
 _GAIN_MEMORY = 64.0  # steps
-_MIN_GAIN = 0.01  # on the average, below which nobody is asked for drafts in most steps
+_MIN_GAIN = 0.02  # on the average, below which nobody is asked for drafts in most steps
 _MAX_LOOK_DISTANCE = 16
 _MAX_CANDIDATES = 24
 
@@ -119,7 +119,7 @@ class DraftLengths:
         self._plain_seconds = 0.0
         self._last_control = 0
         # What asking for drafts has won lately, and when to ask again if it is nothing.
-        self._gain = 0.5
+        self._gain = 5 * _MIN_GAIN
         self._look_distance = 1
         self._look_at = 0
 
@@ -154,7 +154,7 @@ class DraftLengths:
         ranked = sorted(chain.from_iterable(survivals), reverse=True)
         plain = self._times.decoding(num)
         extra = self._extra(num, num_other_tokens, len(ranked))
-        best, gain = self._best(num, ranked, extra, plain)
+        best, gain, is_saving = self._best(num, ranked, extra, plain)
         self._note_gain(gain)
         self._plain_seconds = plain
         self._token_value = 1.0 / num
@@ -163,7 +163,7 @@ class DraftLengths:
             self._last_control = self._times.clock
             return [0] * num
         counts = _heads(survivals, ranked, best)
-        if ranked and len(extra) > 1:
+        if ranked and not is_saving:
             self._add_probes(offers, counts, limit, self._account.balance - extra[best] / plain)
         return counts
 
@@ -180,9 +180,10 @@ class DraftLengths:
         limit = min(limit, 2 * self._times.most_rounds + 1)
         tracked = [self._track(seq_id, drafter) for seq_id in seq_ids]
         survivals = [one.run.survivals(limit) for one in tracked]
-        counts, seconds = self._draft_plan(survivals, num, num_other_tokens)
+        self._keep_best(survivals, 4 * max(1, self._times.most_drafting))
+        counts, seconds, is_saving = self._draft_plan(survivals, num, num_other_tokens)
         clock = self._drafters[drafter].clock
-        if clock.is_due(now):
+        if clock.is_due(now) and not is_saving:
             idle = [index for index in range(num) if not counts[index]]
             cost = self._times.drafting(1, 1.0)
             if idle and self._can_afford(cost + self._extra(num, num_other_tokens, 1)[-1], num):
@@ -297,20 +298,22 @@ class DraftLengths:
 
     def _best(
         self, num: int, ranked: Sequence[float], extra: Sequence[float], plain: float
-    ) -> tuple[int, float]:
-        """How many of the likeliest drafts to verify, and what part of plain decoding that wins."""
+    ) -> tuple[int, float, bool]:
+        """How many of the likeliest drafts to verify, what part of plain decoding that wins, and
+        whether more would be better but is more than the account can bear.
+        """
         affordable = self._account.balance * plain
         best, best_rate = 0, (1.0 + _MARGIN) * num / plain
         base = plain + self._drafting_seconds
         tokens = float(num)
         for index, (survival, more) in enumerate(zip(ranked, extra[1:], strict=False), start=1):
-            if more > affordable:
-                break
             tokens += survival
             rate = tokens / (base + more)
             if rate > best_rate:
+                if more > affordable:
+                    return best, best_rate * plain / num - 1.0 if best else 0.0, True
                 best, best_rate = index, rate
-        return best, best_rate * plain / num - 1.0 if best else 0.0
+        return best, best_rate * plain / num - 1.0 if best else 0.0, False
 
     def _is_control_due(self, num: int, gain: float) -> bool:
         """Whether to run a plain step, to know its time."""
@@ -344,30 +347,43 @@ class DraftLengths:
             return True
         return 0 <= one.failed_class < confidence_class(offer.confidences[0])
 
+    @staticmethod
+    def _keep_best(survivals: list[list[float]], most: int) -> None:
+        """Leave only the most promising sequences: many are not drafted for at once when only few
+        ever were.
+        """
+        if len(survivals) > most:
+            order = sorted(range(len(survivals)), key=lambda index: -survivals[index][0])
+            for index in order[most:]:
+                survivals[index] = []
+
     def _draft_plan(
         self, survivals: Sequence[Sequence[float]], num: int, num_other_tokens: int
-    ) -> tuple[list[int], float]:
-        """How many drafts to make of each sequence, and how long that will take."""
+    ) -> tuple[list[int], float, bool]:
+        """How many drafts to make of each sequence, how long that will take, and whether more would
+        be better but is more than the account can bear.
+        """
         ranked = sorted(chain.from_iterable(survivals), reverse=True)
-        firsts = sorted((one[0] for one in survivals), reverse=True)
+        firsts = sorted((one[0] for one in survivals if one), reverse=True)
         tokens = list(accumulate(ranked, initial=float(num)))
         plain = self._times.decoding(num)
         extra = self._extra(num, num_other_tokens, len(ranked))
         most = len(extra) - 1
         stride = max(1, most // _MAX_CANDIDATES)
         best, best_rate, best_seconds = 0, (1.0 + _MARGIN) * num / plain, 0.0
+        affordable = self._account.balance * plain
         num_drafting = 0
         for total in chain(range(1, min(most, 8) + 1), range(8 + stride, most + 1, stride)):
-            while num_drafting < num and firsts[num_drafting] >= ranked[total - 1]:
+            while num_drafting < len(firsts) and firsts[num_drafting] >= ranked[total - 1]:
                 num_drafting += 1
             drafting = min(num_drafting, total)
             seconds = self._times.drafting(drafting, total / drafting)
-            if seconds + extra[total] > self._account.balance * plain:
-                break
             rate = tokens[total] / (plain + extra[total] + seconds)
             if rate > best_rate:
+                if seconds + extra[total] > affordable:
+                    return _heads(survivals, ranked, best), best_seconds, True
                 best, best_rate, best_seconds = total, rate, seconds
-        return _heads(survivals, ranked, best), best_seconds
+        return _heads(survivals, ranked, best), best_seconds, False
 
     def _note_gain(self, gain: float) -> None:
         """Remember what asking for drafts has won; while that is little, ask less often."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 INCOME = 0.015  # of a plain step, for every step
 _START = 1.5
-_CAP = 3.0
+_MOST_EARNED = 3.0
+_MOST_WON = 8.0
 _FLOOR = -6.0
 MAX_DISTANCE = 32  # steps between two probes of the same thing
 
@@ -13,8 +14,8 @@ class Account:
     """What speculation may still lose against plain decoding, in plain steps; owns the balance.
 
     Every step pays in a little, accepted drafts what they saved, and everything that drafts cost is
-    taken out of it. So whatever else is wrong, what was lost in the long run is at most `INCOME` of
-    the time, and what the account held.
+    taken out of it. So whatever else is wrong, all that can be lost in the long run is `INCOME` of
+    the time, what the account held at the start, and what was won before.
     """
 
     def __init__(self) -> None:
@@ -22,11 +23,12 @@ class Account:
 
     def earn(self) -> None:
         """A step was run."""
-        self.settle(INCOME)
+        if self.balance < _MOST_EARNED:
+            self.settle(INCOME)
 
     def settle(self, change: float) -> None:
         """So many plain steps were won, or lost where negative."""
-        self.balance = max(_FLOOR, min(_CAP, self.balance + change))
+        self.balance = max(_FLOOR, min(_MOST_WON, self.balance + change))
 
 
 class ProbeClock:

@@ -179,6 +179,7 @@ class StepTimes:
         self._prompt_slopes: deque[float] = deque(maxlen=WINDOW)
         self._drafting: dict[int, Curve] = {}  # by the bit length of the number of sequences
         self.clock = 0
+        self.most_drafting = 0  # sequences drafted for at once that were measured
         self.most_rounds = 0  # drafts of one sequence in a step, on the average, that were measured
 
     @property
@@ -212,14 +213,16 @@ class StepTimes:
         """Making `rounds` drafts (at least 1, on the average) for each of so many sequences.
 
         Before anything is measured: a twelfth of a plain step and another one for each round. What
-        was measured for other numbers of sequences holds for fewer ones as it is, and for more in
-        proportion.
+        was measured for other numbers of sequences is taken to change as plain steps do.
         """
         if not self._drafting:
-            return self.decoding(1) * (1.0 + rounds) / 12.0
+            return self.decoding(num_sequences) * (1.0 + rounds) / 12.0
         key = num_sequences.bit_length()
         near = min(self._drafting, key=lambda known: (abs(known - key), known))
-        return self._drafting[near].at(rounds) * 2.0 ** max(0, key - near)
+        seconds = self._drafting[near].at(rounds)
+        if near == key:
+            return seconds
+        return seconds * self.decoding(num_sequences) / self.decoding(1 << (near - 1))
 
     def observe(self, num_tokens: int, num_other_tokens: int, seconds: float) -> None:
         """A step of `num_tokens`, `num_other_tokens` of them of prompts; without its drafting."""
@@ -240,6 +243,7 @@ class StepTimes:
         curve = self._drafting.setdefault(num_drafting.bit_length(), Curve(prior_units=1.0))
         rounds = max(1, round(num_drafted / num_drafting))
         curve.observe(rounds, seconds, self.clock)
+        self.most_drafting = max(self.most_drafting, num_drafting)
         self.most_rounds = max(self.most_rounds, rounds)
 
     def _prompt_slope(self) -> float:
