@@ -154,7 +154,7 @@ sampling = st.builds(
 
 
 @st.composite
-def arrivals(draw: st.DrawFn) -> Arrival:
+def arrivals(draw: st.DrawFn, sampling: st.SearchStrategy[SamplingParams] = sampling) -> Arrival:
     """Requests with up to three answers, some of which their clients give up."""
     name = draw(st.uuids().map(str))
     branches = [f"{name}/{index}" for index in range(1, draw(st.sampled_from([1, 1, 2, 3])))]

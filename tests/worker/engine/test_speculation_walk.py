@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from paged_executor import VOCABULARY, PagedExecutor, next_token
 
 from worker.config import CacheConfig, SchedulerConfig, SpeculativeConfig
+from worker.engine import policies
 from worker.engine.core import EngineCore
 from worker.engine.drafters.interface import DraftContext
 from worker.engine.messages import Command
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence as Answer
 from worker.engine.speculation import Speculation
-from worker.types import Drafts, SampleSpec, SchedulerOutput
+from worker.types import Drafts, RepetitionDetection, SampleSpec, SamplingParams, SchedulerOutput
 
-MANNERS = ("right", "wrong", "mixed", "raising", "garbage", "silent")
+MANNERS = ("right", "right", "mixed", "mixed", "wrong", "raising", "garbage", "silent")
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,47 @@ def speculative(draw: st.DrawFn) -> SpeculativeConfig:
     return SpeculativeConfig(
         draw(st.sampled_from(["ngram", "eagle"])),
         draw(st.integers(1, 6)),
-        enable_adaptive_verification=draw(st.booleans()),
+        enable_adaptive_verification=draw(st.sampled_from([False, False, True])),
         num_speculative_tokens_per_batch_size=draw(
-            st.sampled_from([(), ((1, 2, 4), (3, 3, 0), (4, 9, 1))])
+            st.sampled_from([(), (), ((1, 2, 4), (3, 3, 0), (4, 9, 1))])
         ),
     )
+
+
+# Answers long enough for runs of drafts, and limits that let most of them through.
+long_answers = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(3, 40),
+    seed=st.sampled_from([0, 1, 2, 3, walks.CORRUPT + 9]),
+    min_tokens=st.sampled_from([0, 4, 9]),
+    ignore_eos=st.sampled_from([True, True, True, False]),
+    stop_token_ids=st.sampled_from([(), (), (), (6,)]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.5]),
+    logprobs=st.sampled_from([None, 1]),
+    prompt_logprobs=st.sampled_from([None, None, None, 2]),
+    repetition_detection=st.sampled_from([None, None, RepetitionDetection(3, 1, 3)]),
+)
+loads = st.lists(
+    walks.arrivals(long_answers), min_size=2, max_size=7, unique_by=lambda a: a.request.request_id
+)
+caches = st.builds(
+    CacheConfig,
+    num_blocks=st.integers(8, 40),
+    block_size=st.sampled_from([2, 4, 8]),
+    enable_prefix_caching=st.sampled_from([True, True, False]),
+    enable_partial_hits=st.booleans(),
+)
+limits_of_a_step = st.builds(
+    SchedulerConfig,
+    max_num_batched_tokens=st.integers(4, 48),
+    max_num_seqs=st.integers(2, 6),
+    max_model_len=st.integers(32, 96),
+    long_prefill_token_threshold=st.sampled_from([0, 0, 5]),
+    enable_chunked_prefill=st.sampled_from([True, True, True, False]),
+    waiting_order=st.sampled_from(policies.WAITING_ORDERS),
+    in_batch_prefix_tokens=st.sampled_from([None, 4]),
+    reserve_full_prompt=st.sampled_from([True, True, False]),
+)
 
 
 class Bench:
@@ -141,9 +178,9 @@ manners = st.builds(Manner, st.sampled_from(MANNERS), st.integers(0, 99))
 @pytest.mark.parametrize("pipe", sorted(walks.PIPELINES))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    cache=walks.caches,
-    limits=walks.limits_of_a_step,
-    load=walks.loads,
+    cache=caches,
+    limits=limits_of_a_step,
+    load=loads,
     orders=walks.commands,
     config=speculative(),
     manner=manners,
@@ -214,9 +251,9 @@ class Compared(Scheduler):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    cache=walks.caches,
-    limits=walks.limits_of_a_step,
-    load=walks.loads,
+    cache=caches,
+    limits=limits_of_a_step,
+    load=loads,
     orders=walks.commands,
     config=speculative(),
     salt=st.integers(0, 99),
