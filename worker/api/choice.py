@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from worker.api.params import TextParams
 from worker.api.sse import Ending
-from worker.engine.messages import AddRequest, RequestOutput
+from worker.engine.messages import AddRequest, RequestOutput, SpeculationFigures
 from worker.errors import RequestError
 from worker.metrics import RequestRecord
 from worker.tokenizer.detokenize import Detokenizer
@@ -47,6 +47,7 @@ class Choice:
         self.num_generated = 0
         self.num_cached = 0
         self.last: RequestOutput | None = None
+        self.speculation: SpeculationFigures | None = None
         self._text = text
         skipped = tokenizer.special_ids if text.skip_special_tokens else frozenset()
         starts_text = all(i in skipped for i in request.prompt_token_ids)
@@ -61,22 +62,29 @@ class Choice:
 
     def take(self, output: RequestOutput) -> Piece:
         """What an output adds. Raises `RequestError` when the engine gave the request up; an abort
-        that was asked for is an ending like others.
+        that was asked for is an ending like others, and so is a stop string before anything else.
+
+        An output may have many tokens, of one step or of several. All that is told is as if each
+        had come by itself.
         """
         self.last = output
         self.num_cached = output.num_cached_tokens
+        if output.speculation is not None:
+            self.speculation = output.speculation
         failure = given_up(output)
-        if failure is not None:
+        piece = self._echoed(output) if self._text.echo_only else self._shown(output)
+        if failure is not None and self._detokenizer.matched is None:
             self.reason = output.finish_reason or self.reason
-            self.num_generated += len(output.token_ids)
             raise failure
-        if self._text.echo_only:
-            if output.finish_reason is FinishReason.ABORT:
-                self._end(FinishReason.ABORT, None)
-            elif output.finish_reason is not None:
-                self._end(FinishReason.LENGTH, None)
-            return Piece("")
-        return self._shown(output)
+        return piece
+
+    def _echoed(self, output: RequestOutput) -> Piece:
+        """Of an answer that is the prompt alone: the one token that is drawn counts for nothing."""
+        if output.finish_reason is FinishReason.ABORT:
+            self._end(FinishReason.ABORT, None)
+        elif output.finish_reason is not None:
+            self._end(FinishReason.LENGTH, None)
+        return Piece("")
 
     def _shown(self, output: RequestOutput) -> Piece:
         tokens: Sequence[int] = output.token_ids

@@ -129,7 +129,29 @@ def request_metrics(runs: Sequence[PromptRun]) -> dict[str, Any]:
         "queue_time_ms": _milliseconds(min(scheduled) - arrival if scheduled else None),
         "mean_itl_ms": _milliseconds(spans / later if later else None),
         "tokens_per_second": later / generation if generation else None,
-        "speculative_decoding": None,
+        "speculative_decoding": _speculative_decoding(choices),
+    }
+
+
+def _speculative_decoding(choices: Iterable[Choice]) -> dict[str, Any] | None:
+    """vLLM's figures, over all choices; None when no drafts were verified for any."""
+    figures = [choice.speculation for choice in choices if choice.speculation is not None]
+    steps = sum(one.num_steps for one in figures)
+    if not steps:
+        return None
+    drafted = sum(one.num_draft_tokens for one in figures)
+    accepted = sum(one.num_accepted_tokens for one in figures)
+    histogram = [
+        sum(counts) for counts in zip(*(f.accepted_histogram for f in figures), strict=True)
+    ]
+    return {
+        "mean_acceptance_length": 1 + accepted / steps,
+        "draft_acceptance_rate": accepted / drafted,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": len(histogram) - 1,
     }
 
 

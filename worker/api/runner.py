@@ -143,8 +143,8 @@ class Runner:
             self._metrics.request_ended(run.record(choice, time.monotonic()))
 
     def _observe(self, choice: Choice, output: RequestOutput, previous: float | None) -> None:
-        """Time to first token, then one gap for every output step; a consumer that lagged gets
-        several steps as one output, and counts as that many equal gaps.
+        """Time to first token, then one gap for every output step, however many tokens it gave; a
+        consumer that lagged gets several steps as one output, and counts as that many equal gaps.
         """
         latest = output.last_token_seconds
         if latest is None or not output.token_ids:
@@ -152,9 +152,8 @@ class Runner:
         if previous is None:
             self._metrics.first_token(time.monotonic() - choice.request.arrival_seconds)
             return
-        steps = len(output.token_ids)
-        for _ in range(steps):
-            self._metrics.next_tokens((latest - previous) / steps)
+        steps = output.num_steps
+        self._metrics.next_tokens((latest - previous) / steps, steps)
 
     async def _answer_beams(
         self, prepared: Prepared, options: BeamOptions, exchange: Exchange

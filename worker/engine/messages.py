@@ -160,7 +160,8 @@ class CommandReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
 class SpeculationFigures(msgspec.Struct, frozen=True, array_like=True):
     """How speculation went for one answer so far.
 
-    `accepted_histogram[i]` counts the steps with drafts of which exactly i were accepted.
+    `accepted_histogram[i]` counts the steps with drafts of which exactly i were accepted: there is
+    an entry for every i up to the most drafts that a step verifies.
     """
 
     num_steps: int  # with drafts
@@ -180,7 +181,8 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     `prompt_logprobs`, when asked for, comes in order with the outputs up to and with that of the
     first token, one entry for each prompt token but the first; an output with prompt logprobs may
     have no tokens. They are told once for a request: with the outputs of its first answer, its
-    branches repeat none.
+    branches repeat none. `num_steps` is how many steps the tokens came in: more than one only where
+    a consumer that lags gets several outputs as one.
     """
 
     request_id: str
@@ -195,7 +197,8 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[TokenLogprobs] = []
-    speculation: SpeculationFigures | None = None  # with the last output, if there were any drafts
+    speculation: SpeculationFigures | None = None  # once there were any drafts
+    num_steps: int = 1
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):

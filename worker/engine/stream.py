@@ -16,11 +16,13 @@ def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
     """One output that says what two consecutive ones say: tokens and log probabilities in order,
     the rest from `later`, which repeats every other fact of `earlier` (they are running values).
     """
+    steps = (one.num_steps for one in (earlier, later) if one.token_ids)
     return msgspec.structs.replace(
         later,
         token_ids=earlier.token_ids + later.token_ids,
         logprobs=earlier.logprobs + later.logprobs,
         prompt_logprobs=earlier.prompt_logprobs + later.prompt_logprobs,
+        num_steps=sum(steps) or 1,
     )
 
 

@@ -234,7 +234,7 @@ OWN_SERIES = (
     ),
     _counter(
         "pointsman:spec_decode_drafter_failures",
-        "Sequences that go on without drafts because their drafter failed.",
+        "Times that a drafter failed, or proposed what is no token.",
         lambda n: n.num_drafter_failures,
     ),
 )

@@ -13,14 +13,25 @@ from worker.types import FinishReason
 
 
 async def test_a_lagging_consumer_gets_one_merged_output() -> None:
-    """Tokens are joined in order; everything else is the latest."""
+    """Tokens are joined in order, their steps counted; everything else is the latest."""
     stream = RequestStream("a", [].append)
     stream.push(RequestOutput("a", [1], num_cached_tokens=4, scheduled_seconds=1.0))
     stream.push(RequestOutput("a", [2, 3], None, None, 4, 1.0, 2.0, 3.0))
     stream.push(RequestOutput("a", [4], FinishReason.STOP, 4, 4, 1.0, 2.0, 5.0, 1))
     assert stream.finished
-    expected = RequestOutput("a", [1, 2, 3, 4], FinishReason.STOP, 4, 4, 1.0, 2.0, 5.0, 1)
+    expected = RequestOutput(
+        *("a", [1, 2, 3, 4], FinishReason.STOP, 4, 4, 1.0, 2.0, 5.0, 1), num_steps=3
+    )
     assert await stream.next() == expected
+
+
+async def test_an_end_without_tokens_is_no_step() -> None:
+    """What counts is how many steps the tokens came in."""
+    stream = RequestStream("a", [].append)
+    stream.push(RequestOutput("a", []))
+    stream.push(RequestOutput("a", [1, 2]))
+    stream.push(RequestOutput("a", [], FinishReason.ABORT))
+    assert (await stream.next()).num_steps == 1
 
 
 async def test_a_waiting_consumer_is_woken() -> None:
