@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from worker.executor.answers import answer, unsound
+from worker.executor.answers import answer
 from worker.ops import reference
 from worker.ops.sample import ALL_MASKED, NOT_NUMBERS
 from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence

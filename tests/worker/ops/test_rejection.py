@@ -27,7 +27,7 @@ from worker.ops.rejection import (
     verify_batch,
     verify_coupled,
 )
-from worker.ops.rejection_torch import excess, log_normalizers
+from worker.ops.rejection_torch import excess, log_normalizers, residuals
 from worker.ops.sample import ALL_MASKED, Undrawable, sample, scores
 from worker.types import Draw, SampleSpec, SamplingParams
 

@@ -1,0 +1,262 @@
+"""Runs of drafts: what plain decoding draws, and no row looked at that it would not come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from worker.executor.answers import answer, unsound
+from worker.ops.rejection import METHODS, verify
+from worker.ops.sample import ALL_MASKED, NOT_NUMBERS, sample, scores
+from worker.types import Draw, ModelOutput, SampleSpec, SamplingParams, ScheduledSequence
+
+VOCAB = 24
+PROMPT = (3, 5, 3, 8)
+WISHES: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "repetition_penalty": 1.8, "logprobs": 2},
+    {"temperature": 0.7, "logprobs": 0},
+    {"top_k": 4, "top_p": 0.8, "min_p": 0.02, "logprob_token_ids": (7, 1)},
+    {"frequency_penalty": 1.5, "presence_penalty": 0.5, "temperature": 1.4},
+    {"bad_words": ((3,), (5, 6), (1, 2)), "logit_bias": ((6, 3.0),), "logprobs": -1},
+    {"allowed_token_ids": (1, 2, 3, 4, 5, 6), "min_tokens": 3},
+]
+
+
+class Rows:
+    """What `answer` reads of an `InputBatch`: whose rows follow each other."""
+
+    def __init__(self, sequences: Sequence[ScheduledSequence]) -> None:
+        self.sampled = list(sequences)
+        self.scored: list[ScheduledSequence] = []
+        self.silent: list[ScheduledSequence] = []
+        self.num_logits = sum(1 + s.num_drafts for s in sequences)
+
+
+def drafted(
+    seq_id: int, drafts: Sequence[int], history: Sequence[int] = PROMPT, **changes: Any
+) -> ScheduledSequence:
+    """A sequence after `PROMPT` and one output, with drafts of what follows."""
+    params = SamplingParams(max_tokens=9, **{"seed": seq_id, **changes})
+    output = 4
+    spec = SampleSpec(
+        params,
+        len(PROMPT) + 1,
+        (0, 2) if params.min_tokens > 1 else (),
+        [*history, output] if history is PROMPT else history,
+        len(PROMPT),
+    )
+    return ScheduledSequence(
+        seq_id, [output, *drafts], len(PROMPT), [0], (spec,), num_drafts=len(drafts)
+    )
+
+
+def logits(rows: int, seed: int = 0) -> torch.Tensor:
+    """Rows by chance."""
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def run(hidden: torch.Tensor, *sequences: ScheduledSequence, **changes: Any) -> ModelOutput:
+    """The output when the rows are themselves the logits."""
+    batch: Any = Rows(sequences)
+    assert batch.num_logits == len(hidden)
+    return answer(batch, hidden, torch.clone, **changes)
+
+
+def plainly(rows: torch.Tensor, sequence: ScheduledSequence) -> list[Draw]:
+    """What decoding draws token by token, from the same rows as long as it draws the drafts."""
+    [spec] = sequence.samples
+    drafts, drawn = sequence.drafts, []
+    for index, row in enumerate(rows):
+        [outcome] = sample(row[None], [spec.after([draw.token_id for draw in drawn])])
+        assert isinstance(outcome, Draw)
+        drawn.append(outcome)
+        if index < len(drafts) and outcome.token_id != drafts[index]:
+            break
+    return drawn
+
+
+def drafts_for(
+    rows: torch.Tensor, changes: dict[str, Any], seq_id: int, num_good: int
+) -> list[int]:
+    """As many drafts as rows but one: the first ones those that will be drawn, then others."""
+    drafts: list[int] = []
+    [spec] = drafted(seq_id, [], **changes).samples
+    for index, row in enumerate(rows[:-1]):
+        [outcome] = sample(row[None], [spec.after(drafts)])
+        assert isinstance(outcome, Draw)
+        drafts.append((outcome.token_id + (index >= num_good)) % VOCAB)
+    return drafts
+
+
+@pytest.mark.parametrize("tile_rows", [1, 7, 256])
+@pytest.mark.parametrize("seed", range(4))
+def test_runs_are_what_plain_decoding_draws(seed: int, tile_rows: int) -> None:
+    """Token for token and log probability for log probability, every parameter, drafted or not,
+    greedy or not, in one batch.
+    """
+    draw = Random(seed)
+    sequences, parts, lengths = [], [], []
+    for seq_id, changes in enumerate(WISHES * 3):
+        rows = logits(1 + draw.randrange(5), seed * 100 + seq_id)
+        num_good = draw.randrange(5)
+        drafts = drafts_for(rows, changes, seq_id, num_good)
+        sequences.append(drafted(seq_id, drafts, **changes))
+        parts.append(rows)
+        lengths.append(min(num_good, len(drafts)) + 1)
+    output = run(torch.cat(parts), *sequences, tile_rows=tile_rows)
+    assert not output.failed
+    for sequence, rows, length in zip(sequences, parts, lengths, strict=True):
+        assert list(output.sampled[sequence.seq_id]) == plainly(rows, sequence)
+        assert len(output.sampled[sequence.seq_id]) == length
+
+
+class Watched(Sequence[int]):
+    """Tokens that count how often they are copied."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = list(tokens)
+        self.copies = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.copies += 1
+        return iter(self.tokens)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.tokens[index]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def test_rows_that_are_never_reached_cost_nothing() -> None:
+    """Drafts are put behind the history for each row reached after the first, and no other."""
+    changes = {"frequency_penalty": 1.0}
+    rows = logits(6, 3)
+    drafts = drafts_for(rows, changes, 1, 2)
+    history = Watched([*PROMPT, 4])
+    output = run(rows, drafted(1, drafts, history, **changes))
+    assert len(output.sampled[1]) == 3
+    assert history.copies == 2
+    history = Watched([*PROMPT, 4])
+    run(rows, drafted(1, drafts_for(rows, changes, 1, 5), history, **changes))
+    assert history.copies == 5
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bad_row_counts_when_plain_decoding_would_come_to_it(
+    bad: float, temperature: float
+) -> None:
+    """Behind the run it does nothing; inside, the tokens before it stand; at its start it fails the
+    sequence. Others never notice.
+    """
+    changes = {"temperature": temperature}
+    rows, other = logits(5, 5), logits(2, 6)
+    drafts = drafts_for(rows, changes, 1, 2)
+    sequences = (drafted(1, drafts, **changes), drafted(2, [1], **changes))
+    whole = run(torch.cat((rows, other)), *sequences)
+    assert len(whole.sampled[1]) == 3
+    for row in range(5):
+        spoiled = torch.cat((rows, other))
+        spoiled[row, 7] = bad
+        output = run(spoiled, *sequences)
+        assert output.sampled[2] == whole.sampled[2]
+        if row == 0:
+            assert output.failed == {1: NOT_NUMBERS}
+            assert 1 not in output.sampled
+        else:
+            assert not output.failed
+            assert output.sampled[1] == whole.sampled[1][: min(row, 3)]
+
+
+def test_a_row_without_a_token_left_counts_in_the_same_way() -> None:
+    """A draft that leaves nothing to be drawn after it: the run ends with that draft."""
+    changes = {"allowed_token_ids": (6,), "bad_words": ((6, 6),)}
+    rows = logits(4, 5)
+    output = run(rows, drafted(1, [6, 6, 6], **changes))
+    assert [draw.token_id for draw in output.sampled[1]] == [6]
+    assert not output.failed
+    stuck = drafted(1, [6, 6, 6], allowed_token_ids=(6,), bad_words=((6,),))
+    assert run(rows, stuck).failed == {1: ALL_MASKED}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_drafts_with_proposals_are_judged_by_them(method: str) -> None:
+    """As the op judges each sequence alone; greedy ones and those without stay coupled."""
+    proposals, sequences, parts = {}, [], []
+    for seq_id, changes in enumerate(WISHES * 2):
+        rows = logits(1 + seq_id % 5, seq_id)
+        count = len(rows) - 1
+        q = (rows[:count] + logits(count, 50 + seq_id)).softmax(-1)
+        drafts = q.argmax(-1).tolist()
+        sequences.append(drafted(seq_id, drafts, **changes))
+        parts.append(rows)
+        if count and seq_id % 4:
+            proposals[seq_id] = q
+    output = run(torch.cat(parts), *sequences, proposals=proposals, method=method)
+    judged = 0
+    for sequence, rows in zip(sequences, parts, strict=True):
+        [spec] = sequence.samples
+        drawn = [draw.token_id for draw in output.sampled[sequence.seq_id]]
+        if sequence.seq_id not in proposals or spec.params.temperature == 0:
+            assert drawn == [draw.token_id for draw in plainly(rows, sequence)]
+            continue
+        judged += 1
+        prepared = torch.stack(
+            [scores(row, spec.after(sequence.drafts[:i])) for i, row in enumerate(rows)]
+        )
+        q = proposals[sequence.seq_id]
+        seed, position = spec.params.seed, spec.position
+        verdict = verify(list(sequence.drafts), prepared, q, seed, position, method)
+        assert tuple(drawn) == verdict.token_ids
+        asked = spec.params.logprobs is not None
+        assert all((draw.logprobs is not None) >= asked for draw in output.sampled[sequence.seq_id])
+    assert judged > 5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_bad_row_ends_a_judged_run_before_it(method: str) -> None:
+    """Drafts behind it are not judged, those before it are; the first row fails the sequence."""
+    drafts = [1, 2, 3]
+    sure = torch.full((3, VOCAB), 0.0)
+    sure[range(3), drafts] = 90.0
+    rows = torch.cat((sure, logits(1, 2)))
+    q = sure.softmax(-1)
+    for bad in range(4):
+        spoiled = rows.clone()
+        spoiled[bad, 0] = torch.nan
+        sequences = (drafted(1, drafts), drafted(2, drafts))
+        output = run(torch.cat((spoiled, rows)), *sequences, proposals={1: q, 2: q}, method=method)
+        assert [draw.token_id for draw in output.sampled[2]][:3] == drafts
+        if bad == 0:
+            assert output.failed == {1: NOT_NUMBERS}
+        else:
+            assert [draw.token_id for draw in output.sampled[1]] == drafts[:bad]
+    falling = torch.cat((rows[:1] * -1, rows[1:2] * torch.nan, rows[2:]))
+    [draw] = run(falling, drafted(1, drafts), proposals={1: q}, method=method).sampled[1]
+    assert draw.token_id != drafts[0]
+
+
+def test_proposals_of_other_drafts_are_refused() -> None:
+    """A q for each draft, or it is a mistake."""
+    with pytest.raises(ValueError, match="1 proposals"):
+        run(logits(3), drafted(1, [1, 2]), proposals={1: torch.full((1, VOCAB), 1 / VOCAB)})
+
+
+def test_sequences_whose_drafts_left_bad_keys_are_named() -> None:
+    """Also when they go on: rows behind the run may have written what nobody may read."""
+    hidden = logits(8)
+    sequences = (drafted(1, [1, 2]), drafted(2, []), drafted(3, [1]), drafted(4, [5]))
+    batch: Any = Rows(sequences)
+    assert unsound(batch, hidden) == []
+    hidden[2, 3] = torch.inf
+    hidden[3, 3] = torch.nan  # fails by itself: it has no drafts
+    hidden[6, 0] = torch.nan
+    assert [sequence.seq_id for sequence in unsound(batch, hidden)] == [1, 4]
+    plain: Any = Rows(sequences[1:2])
+    assert unsound(plain, hidden[3:4]) == []
