@@ -17,7 +17,7 @@ from worker.errors import IntegrityError
 HERE, THERE = ("here", ""), ("there", "salt")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -33,7 +33,7 @@ def ask(drafter: NgramDrafter, token_ids: list[int], num_tokens: int = 3) -> Dra
         drafter.end(context)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(TOKENS, SPANS)
 def test_string_search_failure_function_and_trying_agree(
     token_ids: list[int], span: tuple[int, int]

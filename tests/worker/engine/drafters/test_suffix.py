@@ -94,7 +94,7 @@ def test_tenants_with_the_same_words_draft_their_own_answers() -> None:
 Turn = tuple[int, list[int], int]  # which sequence, its new tokens, whether it ends then
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 5), st.lists(st.integers(0, 3), max_size=8), st.integers(0, 3)),

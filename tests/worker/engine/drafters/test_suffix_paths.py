@@ -77,7 +77,7 @@ def check(path: Path, found: list[Path]) -> None:
         assert any(path.match_tokens == other.match_tokens for other in found)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(TEXTS, DRAWN_LIMITS, st.integers(1, 9))
 def test_a_sequence_is_looked_up_as_if_every_match_was_counted(
     text: str, limits: PathLimits, num_tokens: int
@@ -87,7 +87,7 @@ def test_a_sequence_is_looked_up_as_if_every_match_was_counted(
     check(path, paths_by_counting([text], text, limits, num_tokens, own=True))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.text("abc", min_size=1, max_size=MAX_PLACES // 4), max_size=4),
     TEXTS,
