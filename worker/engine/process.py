@@ -22,8 +22,9 @@ from typing import cast
 import msgspec
 import zmq
 
-from worker.config import CacheConfig, EngineConfig
+from worker.config import CacheConfig, EngineConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
+from worker.engine.drafters.registry import build_drafter
 from worker.engine.heartbeat import HeartbeatThread, Pulse, StepBudget
 from worker.engine.kv_events import KvEventPublisher, publishes
 from worker.engine.messages import (
@@ -31,12 +32,15 @@ from worker.engine.messages import (
     AddRequest,
     EngineFailed,
     EngineReady,
+    EngineStats,
     FromEngine,
     Shutdown,
     StepOutputs,
     ToEngine,
 )
 from worker.engine.scheduler import Scheduler
+from worker.engine.speculation import Speculation
+from worker.engine.speculation_log import SpeculationLog
 from worker.errors import ConfigError, WorkerError
 from worker.executor import sim_runner
 from worker.executor.interface import Executor
@@ -95,7 +99,8 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
         hash_seed=config.prefix_caching_hash_seed,
         record_events=publishes(config.kv_events),
     )
-    scheduler = Scheduler(cache, config.scheduler, config.eos_token_ids)
+    speculation = None if config.speculative is None else _build_speculation(config.speculative)
+    scheduler = Scheduler(cache, config.scheduler, config.eos_token_ids, speculation)
     if scheduler.max_model_len < config.scheduler.max_model_len:
         logger.warning(
             "the KV cache holds %d tokens, fewer than max_model_len %d; sequences end there",
@@ -117,6 +122,12 @@ def _build_executor(config: EngineConfig) -> tuple[Executor, int]:
     raise ConfigError(f"unknown engine {config.engine!r}; known are 'torch' and 'sim'")
 
 
+def _build_speculation(config: SpeculativeConfig) -> Speculation:
+    """Drafts come from tokens alone, or else from the executor."""
+    drafter = build_drafter(config)
+    return Speculation(config, drafter, has_device_drafter=drafter is None)
+
+
 def _has_gpu(config: EngineConfig) -> bool:
     """Called when torch is loaded, if it is to be."""
     return config.engine == "torch" and bool(importlib.import_module("torch").cuda.is_available())
@@ -126,12 +137,18 @@ class Server:
     """The serving loop: messages in, steps, outputs out. Owns nothing but what it is at."""
 
     def __init__(
-        self, core: EngineCore, channel: Channel, pulse: Pulse, publisher: KvEventPublisher | None
+        self,
+        core: EngineCore,
+        channel: Channel,
+        pulse: Pulse,
+        publisher: KvEventPublisher | None,
+        speculation_log: SpeculationLog,
     ) -> None:
         self._core = core
         self._channel = channel
         self._pulse = pulse
         self._publisher = publisher
+        self._speculation_log = speculation_log
         self._num_commands = 0  # that were not answered yet
         pulse.follow(lambda: core.running_step, lambda: core.modelled_seconds)
 
@@ -148,6 +165,7 @@ class Server:
             self._pulse.stepped(0 if outputs is None else outputs.num_scheduled_tokens)
             if outputs is not None:
                 self._channel.send(self._with_drops(outputs))
+                self._tell(outputs.stats)
             self._publish()
             self._reply()
 
@@ -165,6 +183,11 @@ class Server:
                 self._pulse.working(commanded=True)
                 self._core.command(message)
         return True
+
+    def _tell(self, stats: EngineStats) -> None:
+        line = self._speculation_log.line(stats, time.monotonic())
+        if line is not None:
+            logger.info("%s", line)
 
     def _with_drops(self, outputs: StepOutputs) -> StepOutputs:
         if self._publisher is None or not self._publisher.num_dropped:
@@ -207,7 +230,7 @@ def run(config: EngineConfig, channel: Channel, budget: StepBudget, pulse: Pulse
         gc.freeze()  # what start-up allocated stays; no later collection need look at it
         elapsed = time.monotonic() - started
         channel.send(msgspec.structs.replace(ready, startup_seconds=elapsed))
-        Server(core, channel, pulse, publisher).serve()
+        Server(core, channel, pulse, publisher, SpeculationLog()).serve()
     except Exception as error:
         logger.exception("the engine failed")
         known = isinstance(error, WorkerError)

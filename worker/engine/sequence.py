@@ -225,7 +225,7 @@ class Sequence:
             error,
             [draw.logprobs for draw in draws if draw.logprobs is not None],
             list(prompt_logprobs),
-            None if finish_reason is None else self._speculation_figures(request_id),
+            self._speculation_figures(request_id),
         )
 
     def _speculation_figures(self, request_id: str | None) -> SpeculationFigures | None:

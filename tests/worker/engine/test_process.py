@@ -9,10 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from worker.config import EngineConfig, SchedulerConfig
+from worker.config import EngineConfig, SchedulerConfig, SimConfig, SpeculativeConfig
+from worker.engine.messages import AddRequest
 from worker.engine.process import build_core
 from worker.errors import ConfigError
 from worker.executor.sim_runner import DEFAULT_SIM_BLOCKS
+from worker.types import SamplingParams
 
 
 def test_the_simulator_has_a_default_cache() -> None:
@@ -34,6 +36,33 @@ def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
     """The message names the fault and the fix."""
     with pytest.raises(ConfigError, match=r"'abacus'.*'torch' and 'sim'"):
         build_core(EngineConfig("abacus", None))
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_an_engine_drafts_as_configured(method: str) -> None:
+    """A simulated echo of a prompt that repeats itself is drafted, and answered the same."""
+    sim = SimConfig(mode="echo", time_scale=0.0)
+    told = {}
+    for config in (None, SpeculativeConfig(method, 4, prompt_lookup_min=1)):
+        core, _ = build_core(EngineConfig("sim", None, sim=sim, speculative=config))
+        prompt = [300, 301, 302, 303] * 8
+        params = SamplingParams(max_tokens=24, ignore_eos=True)
+        core.add(AddRequest("a", prompt, params, 0.0))
+        tokens: list[int] = []
+        stats = None
+        while core.has_work:
+            outputs = core.step()
+            if outputs is not None:
+                tokens += [token for one in outputs.outputs for token in one.token_ids]
+                stats = outputs.stats
+        core.shutdown()
+        assert stats is not None
+        told[config is None] = (tokens, stats)
+    plain, drafted = told[True], told[False]
+    assert plain[0] == drafted[0] == [300, 301, 302, 303] * 6
+    assert (plain[1].num_drafts, drafted[1].num_drafts > 0) == (0, True)
+    assert drafted[1].num_accepted_tokens > 0
+    assert drafted[1].num_steps < plain[1].num_steps
 
 
 async def test_the_engine_process_imports_no_tensor_library() -> None:

@@ -41,7 +41,6 @@ def test_what_stood_is_known_and_computed(
     advance(engine, {0: 4})
     (output,) = take_in(engine, scheduled(engine), {0: run})
     assert output.token_ids == list(run)
-    assert output.speculation is None
     share = share_of(scheduled(engine))
     assert (share.start, share.token_ids[0]) == (start, 9)
 
