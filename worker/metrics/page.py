@@ -74,8 +74,7 @@ class WorkerMetrics:
         restarted worker from one whose counters stand still. With `num_speculative_tokens` there
         is a series for each place of a draft.
         """
-        model = {"model_name": model_name}
-        self._labels = label_text({**model, "engine": "0"})
+        self._labels = label_text({"model_name": model_name, "engine": "0"})
         positions = (position_series(num_speculative_tokens),) if num_speculative_tokens else ()
         self._engine = EngineFamilies((*VLLM_SERIES, *positions), self._labels)
         self._own = EngineFamilies(OWN_SERIES, self._labels)
@@ -95,7 +94,7 @@ class WorkerMetrics:
         self._rejections = LabelledCounter(
             "vllm:admission_rejections_total",
             "Requests refused because the queue was full.",
-            label_text(model),
+            label_text({"model_name": model_name}),
             "reason",
             _VLLM_REFUSALS,
         )

@@ -6,11 +6,8 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SimConfig
 from worker.engine.core import EngineCore
@@ -18,7 +15,6 @@ from worker.engine.messages import AddRequest
 from worker.engine.scheduler import Scheduler
 from worker.errors import ConfigError
 from worker.executor.sim_runner import RealTime, SimExecutor, SimLimits, build_executor
-from worker.tokenizer import sim as sim_tokens
 from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 CONFIG = SimConfig(
@@ -42,26 +38,6 @@ def sequence(
 def drawn(output: ModelOutput) -> list[int]:
     """The one token of every sequence that has one, in the order of the step."""
     return [draw.token_id for draws in output.sampled.values() for draw in draws]
-
-
-def decoded(sim: SimExecutor, prompt: list[int], count: int, **spec: Any) -> list[int]:
-    """An answer of so many tokens, drawn one at a time."""
-    tokens = list(prompt)
-    params = SamplingParams(**{"max_tokens": 100} | spec)
-    start = 0
-    for _ in range(count):
-        asked = _asked(params, tokens, len(prompt))
-        step = ScheduledSequence(1, tokens[start:], start, [0, 1, 2, 3], (asked,))
-        tokens += drawn(sim.execute(SchedulerOutput(1, (step,))))
-        start = len(tokens) - 1
-    return tokens[len(prompt) :]
-
-
-def _asked(params: SamplingParams, tokens: list[int], num_prompt: int) -> SampleSpec:
-    position = len(tokens)
-    banned = (sim_tokens.IM_END_ID,) if position - num_prompt < params.min_tokens else ()
-    history = tuple(tokens) if params.needs_history else ()
-    return SampleSpec(params, position, banned, history, num_prompt)
 
 
 def no_wait(seconds: float, follows: bool) -> None:
@@ -233,72 +209,6 @@ def test_settings_that_cannot_be_change_nothing(settings: dict[str, object]) -> 
         sim.configure(settings)
     sim.execute(SchedulerOutput(1, (sequence(1, [1], 7),)))
     assert waits == pytest.approx([2.625])
-
-
-PROMPT = [300, 301, 302, 303, 300, 301, 302]
-MANNERS: list[tuple[str, dict[str, Any]]] = [
-    ("random", {"temperature": 0.0}),
-    ("random", {"seed": 7, "min_tokens": 9}),
-    ("random", {"seed": 8, "logprobs": 2, "allowed_token_ids": (300, 301)}),
-    ("random", {"seed": 9, "bad_words": ((300, 301), (302,)), "logit_bias": ((300, 100.0),)}),
-    ("echo", {"seed": 1}),
-]
-
-
-@pytest.mark.parametrize(("mode", "spec"), MANNERS)
-@given(guesses=st.lists(st.lists(st.booleans(), max_size=4), min_size=3, max_size=8))
-@settings(max_examples=30, deadline=None)
-def test_drafts_change_no_answer(
-    mode: str, spec: dict[str, Any], guesses: list[list[bool]]
-) -> None:
-    """Right and wrong guesses in any order: the tokens of one draw at a time, log probabilities
-    too, and one token more than the guesses that were right.
-    """
-    config = SimConfig(mode=mode, mean_output_tokens=10.0, end_token_id=sim_tokens.IM_END_ID)
-    expected = decoded(executor(config), PROMPT, 45, **spec)
-    sim = executor(config)
-    tokens = [*PROMPT, *decoded(sim, PROMPT, 1, **spec)]
-    params = SamplingParams(**{"max_tokens": 100} | spec)
-    for guess in guesses:
-        known, position = len(tokens) - len(PROMPT), len(tokens)
-        drafts = [expected[known + n] + (not right) for n, right in enumerate(guess)]
-        asked = _asked(params, tokens, len(PROMPT))
-        share = ScheduledSequence(
-            *(1, [tokens[-1], *drafts], position - 1, [0, 1, 2, 3], (asked,)),
-            num_drafts=len(drafts),
-        )
-        draws = sim.execute(SchedulerOutput(1, (share,))).sampled[1]
-        stood = (*guess, False).index(False)
-        assert [draw.token_id for draw in draws] == expected[known : known + stood + 1]
-        assert all((draw.logprobs is not None) == ("logprobs" in spec) for draw in draws)
-        tokens += [draw.token_id for draw in draws]
-
-
-def test_a_run_ends_where_nothing_may_follow() -> None:
-    """The drafts that stood are told; the step after them fails, as it does without drafts."""
-    spec = SampleSpec(
-        SamplingParams(9, allowed_token_ids=(300,), bad_words=((300, 300, 300),)),
-        position=2,
-        history=(7, 300),
-        num_prompt=1,
-    )
-    share = ScheduledSequence(1, [300, 300, 300], 1, [0], (spec,), num_drafts=2)
-    output = executor().execute(SchedulerOutput(1, (share,)))
-    assert (drawn(output), output.failed) == ([300], {})
-    alone = ScheduledSequence(1, [300], 2, [0], (spec.after([300]),))
-    assert list(executor().execute(SchedulerOutput(1, (alone,))).failed) == [1]
-
-
-def test_crashes_count_the_tokens_that_were_drawn() -> None:
-    """A run of accepted drafts is as many tokens."""
-    crashes: list[int] = []
-    sim = executor(SimConfig(mode="echo"), crash=lambda: crashes.append(1))
-    sim.execute(SchedulerOutput(1, (sequence(1, [300, 301, 302, 303], 0),)))
-    sim.configure({"crash_after_tokens": 3})
-    spec = SampleSpec(SamplingParams(100), 5, num_prompt=4)
-    share = ScheduledSequence(1, [300, 301, 302], 4, [0], (spec,), num_drafts=2)
-    output = sim.execute(SchedulerOutput(2, (share,)))
-    assert (drawn(output), crashes) == ([301, 302, 303], [1])
 
 
 def test_a_hang_holds_one_step_until_it_is_let_go() -> None:
