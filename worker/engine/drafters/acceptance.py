@@ -38,7 +38,7 @@ _RECENT_SPREAD = 0.38  # standard deviation of such an average, of one verdict's
 _MIN_SPREAD = 0.085  # so that a single verdict never is news
 _NEWS = 3.0  # spreads between what is recent and what was before
 _NEWS_WEIGHT = 2.0
-_INHERITED_WEIGHT = 1.5
+_POOLED_WEIGHT = 2.0  # verdicts of a sequence that the pool counts as
 _MAX_CHANCE = 0.99
 _NUM_GROUPS = 5
 
@@ -107,7 +107,7 @@ class _Estimate:
 
     def __init__(self, inherited: float) -> None:
         self.chance = self.recent = inherited
-        self.weight = _INHERITED_WEIGHT
+        self.weight = 0.0
 
     def observe(self, stood: bool) -> None:
         """One verdict."""
@@ -139,7 +139,11 @@ class SequenceAcceptance:
         for confidence, group in zip(confidences, _GROUPS, strict=False):
             its_class = bisect_left(CLASS_ENDS, confidence)
             own = estimates[2 * its_class + is_later]
-            survival *= pooled[its_class * _NUM_GROUPS + group] if own is None else own.chance
+            chance = pooled[its_class * _NUM_GROUPS + group]
+            if own is not None:
+                weight = own.weight
+                chance = (chance * _POOLED_WEIGHT + own.chance * weight) / (_POOLED_WEIGHT + weight)
+            survival *= chance
             answer.append(survival)
             is_later = 1
         return answer

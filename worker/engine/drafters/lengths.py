@@ -25,8 +25,10 @@ Nothing of this is right from the start, so four rules keep it from doing harm (
    double up to a bound; at once when the drafter is surer than it was when it failed. Once a probe
    stands, the next drafts are probes too, and longer. In the same way a device drafter that does
    not pay is asked for one sequence's drafts from time to time.
-4. While drafts pay, a step without them is run from time to time, lest the time of plain steps,
-   which all is weighed against, be forgotten or remembered wrongly.
+4. While drafts pay, steps without them are run from time to time, the more often the less is won,
+   lest the time of plain steps, which all is weighed against, be forgotten or remembered wrongly.
+   Nobody is asked for drafts in these, so that they are scheduled ahead, as they would be without
+   speculation: what that saves counts against drafts.
 
 With a schedule by batch size, or adaptive verification turned off, none of this applies: the limit
 that is configured for the number of sequences is what is verified and drafted.
@@ -52,8 +54,9 @@ from worker.engine.drafters.step_times import StepTimes
 _MARGIN = 0.03  # what drafts must win to be worth it
 _MAX_SURPRISE = 3.0  # times the expected seconds, beyond which a step's own are somebody else's
 _MAX_PROBE_DRAFTS = 3
-_CONTROL_DISTANCE = 12  # steps between two plain ones for the sake of measuring, at least
-_MIN_CONTROLS = 4  # plain steps below which their time counts as unknown
+_CONTROL_STEPS = 2  # plain ones in a row, for the sake of measuring
+_CONTROL_DISTANCES = (16, 400)  # steps from one to the next: the less is won, the shorter
+_CONTROL_COST = 0.016  # of what is won
 _GAIN_MEMORY = 64.0  # steps
 _MIN_GAIN = 0.02  # on the average, below which nobody is asked for drafts in most steps
 _MAX_LOOK_DISTANCE = 16
@@ -115,9 +118,11 @@ class DraftLengths:
         # The last plan: what each draft costs and an accepted one saves, in plain steps.
         self._draft_cost = 0.0
         self._token_value = 0.0
+        self._asking_cost = 0.0
         self._drafting_seconds = 0.0  # planned for each step, as long as the device drafts
         self._plain_seconds = 0.0
-        self._last_control = 0
+        self._was_asked = False  # for drafts, for the step that is observed next
+        self._control_left = 0  # plain steps still to be run for the sake of measuring
         # What asking for drafts has won lately, and when to ask again if it is nothing.
         self._gain = 5 * _MIN_GAIN
         self._look_distance = 1
@@ -130,16 +135,13 @@ class DraftLengths:
         num = len(seq_ids)
         if not num or not self._limit(num):
             return False
-        if not self._is_adaptive or self._drafting_seconds > 0.0:
+        if not self._is_adaptive:
             return True
-        now = self._times.clock
-        if self._account.balance < self._times.extra(num, 0, 1)[1] / self._times.decoding(num):
+        if self._control_left:
             return False
-        if self._gain >= _MIN_GAIN or now >= self._look_at:
+        if self._drafting_seconds > 0.0:
             return True
-        if any(self._drafters[name].clock.is_due(now) for name in self._device_drafters):
-            return True
-        return any(seq_id not in self._tracked for seq_id in seq_ids)
+        return self._can_afford(self._times.extra(num, 0, 1)[1], num) and self._is_news(seq_ids)
 
     def to_verify(self, offers: Sequence[Offer], num_other_tokens: int) -> list[int]:
         """How many of its drafts to verify, by offer; one offer for each sequence that decodes.
@@ -150,18 +152,18 @@ class DraftLengths:
         limit = self._limit(num)
         if not self._is_adaptive or not limit:
             return [min(limit, len(offer.confidences)) for offer in offers]
+        self._was_asked = True
         survivals = [self._survivals(offer, limit) for offer in offers]
         ranked = sorted(chain.from_iterable(survivals), reverse=True)
-        plain = self._times.decoding(num)
+        plain = self._plain_seconds = self._times.plain(num)
         extra = self._extra(num, num_other_tokens, len(ranked))
         best, gain, is_saving = self._best(num, ranked, extra, plain)
         self._note_gain(gain)
-        self._plain_seconds = plain
+        self._asking_cost = max(0.0, self._times.decoding(num) / plain - 1.0)
         self._token_value = 1.0 / num
         self._draft_cost = extra[max(best, 1)] / max(best, 1) / plain if ranked else 0.0
-        if best and not num_other_tokens and self._is_control_due(num, gain):
-            self._last_control = self._times.clock
-            return [0] * num
+        if best and self._is_control_due(num, gain):
+            self._control_left = _CONTROL_STEPS
         counts = _heads(survivals, ranked, best)
         if ranked and not is_saving:
             self._add_probes(offers, counts, limit, self._account.balance - extra[best] / plain)
@@ -175,6 +177,7 @@ class DraftLengths:
         limit = self._limit(num)
         if not self._is_adaptive or not limit:
             return [limit] * num
+        self._was_asked = True
         self._device_drafters.add(drafter)
         now = self._times.clock
         limit = min(limit, 2 * self._times.most_rounds + 1)
@@ -226,7 +229,13 @@ class DraftLengths:
             expected = times.drafting(max(1, num_drafting), rounds)
             cost = min(drafting_seconds, _MAX_SURPRISE * expected)
             self._account.settle(-cost / plain)
-        times.observe(num_tokens, num_other_tokens, seconds)
+        if self._was_asked:
+            self._account.settle(-self._asking_cost)
+        times.observe(num_tokens, num_other_tokens, seconds, not self._was_asked)
+        if not self._was_asked:
+            self._drafting_seconds = 0.0
+            self._control_left = max(0, self._control_left - (num_decoding > 0))
+        self._was_asked = False
         times.observe_drafting(num_drafted, num_drafting, drafting_seconds)
 
     def observe(self, offer: Offer, num_verified: int, num_accepted: int) -> None:
@@ -261,6 +270,16 @@ class DraftLengths:
                 limit = min(most, self._most)
         return limit
 
+    def _is_news(self, seq_ids: Sequence[int]) -> bool:
+        """Whether it is worth asking for drafts: it was, it is time to look, or somebody is new."""
+        now = self._times.clock
+        return (
+            self._gain >= _MIN_GAIN
+            or now >= self._look_at
+            or any(self._drafters[name].clock.is_due(now) for name in self._device_drafters)
+            or any(seq_id not in self._tracked for seq_id in seq_ids)
+        )
+
     def _track(self, seq_id: int, name: str) -> _Tracked:
         """What is known of a sequence, made when it is new."""
         by_drafter = self._tracked.setdefault(seq_id, {})
@@ -294,7 +313,7 @@ class DraftLengths:
 
     def _can_afford(self, seconds: float, num: int) -> bool:
         """Whether the account can bear to lose so much."""
-        return seconds <= self._account.balance * self._times.decoding(num)
+        return seconds <= self._account.balance * self._times.plain(num)
 
     def _best(
         self, num: int, ranked: Sequence[float], extra: Sequence[float], plain: float
@@ -304,7 +323,7 @@ class DraftLengths:
         """
         affordable = self._account.balance * plain
         best, best_rate = 0, (1.0 + _MARGIN) * num / plain
-        base = plain + self._drafting_seconds
+        base = self._times.decoding(num) + self._drafting_seconds
         tokens = float(num)
         for index, (survival, more) in enumerate(zip(ranked, extra[1:], strict=False), start=1):
             tokens += survival
@@ -316,13 +335,13 @@ class DraftLengths:
         return best, best_rate * plain / num - 1.0 if best else 0.0, False
 
     def _is_control_due(self, num: int, gain: float) -> bool:
-        """Whether to run a plain step, to know its time."""
-        age, count = self._times.age(num)
-        distance = _CONTROL_DISTANCE
-        if count >= _MIN_CONTROLS:
-            distance *= 4 if gain < 0.5 else 16
-        now = self._times.clock
-        return age >= distance and now - self._last_control >= _CONTROL_DISTANCE
+        """Whether to run plain steps, to know their time."""
+        age, count = self._times.plain_age(num)
+        shortest, longest = _CONTROL_DISTANCES
+        distance = _CONTROL_STEPS * gain / _CONTROL_COST
+        if count < 2 * _CONTROL_STEPS:
+            distance /= 2.0
+        return age >= min(max(distance, shortest), longest)
 
     def _add_probes(
         self, offers: Sequence[Offer], counts: list[int], limit: int, balance: float
@@ -366,7 +385,7 @@ class DraftLengths:
         ranked = sorted(chain.from_iterable(survivals), reverse=True)
         firsts = sorted((one[0] for one in survivals if one), reverse=True)
         tokens = list(accumulate(ranked, initial=float(num)))
-        plain = self._times.decoding(num)
+        plain, base = self._times.plain(num), self._times.decoding(num)
         extra = self._extra(num, num_other_tokens, len(ranked))
         most = len(extra) - 1
         stride = max(1, most // _MAX_CANDIDATES)
@@ -378,7 +397,7 @@ class DraftLengths:
                 num_drafting += 1
             drafting = min(num_drafting, total)
             seconds = self._times.drafting(drafting, total / drafting)
-            rate = tokens[total] / (plain + extra[total] + seconds)
+            rate = tokens[total] / (base + extra[total] + seconds)
             if rate > best_rate:
                 if seconds + extra[total] > affordable:
                     return _heads(survivals, ranked, best), best_seconds, True

@@ -21,12 +21,15 @@ import math
 from bisect import bisect_left
 from collections import deque
 
-WINDOW = 15  # times that a knot keeps
+WINDOW = 25  # times that a knot keeps
 _PRIOR_TOKENS = 24.0  # a step costs as much as so many tokens, before its tokens are counted
-_RESIDUALS = 7  # whose median moves the speed
+_RESIDUALS = 9  # whose median moves the speed
 _SPEED_GAIN = 0.25
+_MAX_FIRST = 1.3
+_NO_DRIFT = 0.03  # a smaller median is chance
 _MIN_SETTLED = 4  # times that a knot needs before it says something about the speed
 _PROMPT_TO_DRAFT = 1.33  # a draft has logits made and is verified; a token of a prompt has not
+_AHEAD = 0.985  # of the time of a step that is not scheduled ahead
 _MIN_PROMPT_TOKENS = 16  # below, a prompt's time is noise
 
 
@@ -41,11 +44,12 @@ def bucket(size: int) -> int:
 class _Knot:
     """The last times of one size, relative to the speed of their moment."""
 
-    __slots__ = ("clock", "count", "size", "times")
+    __slots__ = ("_ceiling", "clock", "count", "size", "times")
 
     def __init__(self, size: int, guess: float) -> None:
         self.size = float(size)
-        self.times: deque[float] = deque([guess], maxlen=WINDOW)
+        self.times: deque[float] = deque(maxlen=WINDOW)
+        self._ceiling = guess * _MAX_FIRST
         self.count = 0
         self.clock = 0
 
@@ -57,21 +61,44 @@ class _Knot:
         self.size += (size - self.size) / min(self.count, WINDOW)
 
     def median(self) -> float:
-        """The middle of the last times, the lower one of two."""
+        """The middle of the last times, the lower one of two; a single one is not believed to be
+        far above what was expected.
+        """
+        if self.count == 1:
+            return min(self.times[0], self._ceiling)
         return sorted(self.times)[(len(self.times) - 1) // 2]
+
+
+class Speed:
+    """How fast the machine is just now; owns the number that all times are kept relative to."""
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None  # of what the prior calls one; None: nothing was measured
+        self._residuals: deque[float] = deque(maxlen=_RESIDUALS)
+
+    def follow(self, residual: float) -> None:
+        """A time was off by this factor (its logarithm), of something well known."""
+        if self.seconds is None:
+            return
+        self._residuals.append(residual)
+        middle = sorted(self._residuals)[len(self._residuals) // 2]
+        if abs(middle) > _NO_DRIFT:
+            change = _SPEED_GAIN * middle
+            self.seconds *= math.exp(change)
+            for index in range(len(self._residuals)):
+                self._residuals[index] -= change
 
 
 class Curve:
     """Times by size, learned; owns its knots. `tail_slope` is what a unit of size adds beyond the
-    largest knot, None: in proportion to (24 + size).
+    largest knot, None: in proportion to (`prior_units` + size).
     """
 
-    def __init__(self, prior_units: float = _PRIOR_TOKENS) -> None:
+    def __init__(self, speed: Speed, prior_units: float = _PRIOR_TOKENS) -> None:
         self.tail_slope: float | None = None
+        self._speed = speed
         self._prior_units = prior_units
         self._knots: dict[int, _Knot] = {}
-        self._speed = 1.0
-        self._residuals: deque[float] = deque(maxlen=_RESIDUALS)
         self._sizes: list[float] = []
         self._times: list[float] = []
         self._is_stale = False
@@ -93,45 +120,41 @@ class Curve:
         """Something of this size took so long, at tick `clock` of the owner's counter."""
         if not seconds > 0.0 or not math.isfinite(seconds):
             return
-        if not self._knots:
-            self._speed = seconds * (self._prior_units + 1) / (self._prior_units + size)
+        if self._speed.seconds is None:
+            self._speed.seconds = seconds / self._prior(size)
         expected = self.at(size)
         key = bucket(size)
         knot = self._knots.get(key)
         if knot is None:
-            knot = self._knots[key] = _Knot(size, expected / self._speed)
+            knot = self._knots[key] = _Knot(size, expected / self._speed.seconds)
         if knot.count >= _MIN_SETTLED:
-            self._follow(math.log(seconds / expected))
-        knot.add(size, seconds / self._speed, clock)
+            self._speed.follow(math.log(seconds / expected))
+        knot.add(size, seconds / self._speed.seconds, clock)
         self._is_stale = True
 
-    def _follow(self, residual: float) -> None:
-        """Move the common speed by what the last sizes, all known ones, have in common."""
-        self._residuals.append(residual)
-        middle = sorted(self._residuals)[len(self._residuals) // 2]
-        change = math.exp(_SPEED_GAIN * middle)
-        self._speed *= change
-        for index in range(len(self._residuals)):
-            self._residuals[index] -= _SPEED_GAIN * middle
+    def _prior(self, size: float) -> float:
+        """What a size takes before anything is measured, at speed 1."""
+        return (self._prior_units + size) / (self._prior_units + 1)
 
     def at(self, size: float) -> float:
         """Seconds that this size takes."""
         if self._is_stale:
             self._rebuild()
         sizes, times = self._sizes, self._times
+        speed = self._speed.seconds or 1.0
         if not sizes:
-            return self._speed * (self._prior_units + size) / (self._prior_units + 1)
+            return speed * self._prior(size)
         index = bisect_left(sizes, size)
         if index == len(sizes):
-            return self._speed * times[-1] + self._slope(sizes[-1], times[-1]) * (size - sizes[-1])
+            return speed * times[-1] + self._slope(sizes[-1], times[-1]) * (size - sizes[-1])
         if sizes[index] == size:
-            return self._speed * times[index]
+            return speed * times[index]
         if index == 0:
-            lowered = self._speed * times[0] - self._slope(sizes[0], times[0]) * (sizes[0] - size)
-            return max(lowered, self._speed * times[0] * size / sizes[0])
+            lowered = speed * times[0] - self._slope(sizes[0], times[0]) * (sizes[0] - size)
+            return max(lowered, speed * times[0] * size / sizes[0])
         left, right = sizes[index - 1], sizes[index]
         share = (size - left) / (right - left)
-        return self._speed * (times[index - 1] + share * (times[index] - times[index - 1]))
+        return speed * (times[index - 1] + share * (times[index] - times[index - 1]))
 
     def range(self, first: int, count: int) -> list[float]:
         """Seconds of the sizes `first`, `first` + 1, …, `count` of them."""
@@ -151,9 +174,10 @@ class Curve:
 
     def _slope(self, size: float, time: float) -> float:
         """What one more unit costs where nothing was measured."""
+        seconds = (self._speed.seconds or 1.0) * time
         if self.tail_slope is not None:
-            return min(self.tail_slope, self._speed * time / size)
-        return self._speed * time / (self._prior_units + size)
+            return min(self.tail_slope, seconds / size)
+        return seconds / (self._prior_units + size)
 
     def _rebuild(self) -> None:
         """Medians of all knots in order of size, pooled where they would fall."""
@@ -175,7 +199,9 @@ class StepTimes:
     """What steps and drafting cost; owns the curves. Seconds throughout."""
 
     def __init__(self) -> None:
-        self._steps = Curve()
+        speed = Speed()
+        self._steps = Curve(speed)  # scheduled when the one before had ended
+        self._ahead = Curve(speed)  # scheduled ahead
         self._prompt_slopes: deque[float] = deque(maxlen=WINDOW)
         self._drafting: dict[int, Curve] = {}  # by the bit length of the number of sequences
         self.clock = 0
@@ -191,6 +217,15 @@ class StepTimes:
         """A step of so many tokens (at least 1), none of prompts."""
         return self._steps.at(num_tokens)
 
+    def plain(self, num_sequences: int) -> float:
+        """A step without drafts, of which nobody was asked for any: it may be scheduled ahead,
+        which saves the time of scheduling. How much is assumed until it is measured.
+        """
+        seconds = self._steps.at(num_sequences)
+        if self._ahead.last_seen(num_sequences)[1]:
+            return min(seconds, self._ahead.at(num_sequences))
+        return seconds * _AHEAD
+
     def extra(self, num_sequences: int, num_other_tokens: int, most: int) -> list[float]:
         """What 0, 1, …, `most` drafts add to a step of so many sequences beside a prompt's tokens.
 
@@ -204,9 +239,9 @@ class StepTimes:
         slope = self._prompt_slope()
         return [max(time - start, slope * index) for index, time in enumerate(times)]
 
-    def age(self, num_tokens: int) -> tuple[int, int]:
-        """Steps since one of about so many tokens was measured, and how many were."""
-        clock, count = self._steps.last_seen(num_tokens)
+    def plain_age(self, num_sequences: int) -> tuple[int, int]:
+        """Steps since a plain one of about so many sequences was measured, and how many were."""
+        clock, count = self._ahead.last_seen(num_sequences)
         return self.clock - clock, count
 
     def drafting(self, num_sequences: int, rounds: float) -> float:
@@ -224,23 +259,33 @@ class StepTimes:
             return seconds
         return seconds * self.decoding(num_sequences) / self.decoding(1 << (near - 1))
 
-    def observe(self, num_tokens: int, num_other_tokens: int, seconds: float) -> None:
-        """A step of `num_tokens`, `num_other_tokens` of them of prompts; without its drafting."""
+    def observe(
+        self, num_tokens: int, num_other_tokens: int, seconds: float, is_ahead: bool
+    ) -> None:
+        """A step of `num_tokens`, `num_other_tokens` of them of prompts; without its drafting.
+
+        `is_ahead`: nobody was asked for drafts, so that it may have been scheduled ahead.
+        """
         self.clock += 1
         num_decoding = num_tokens - num_other_tokens
         if not num_other_tokens:
             if num_tokens > 0:
-                self._steps.observe(num_tokens, seconds, self.clock)
+                curve = self._ahead if is_ahead else self._steps
+                curve.observe(num_tokens, seconds, self.clock)
         elif num_other_tokens >= _MIN_PROMPT_TOKENS:
             base = self._steps.at(max(1, num_decoding)) if self._steps.largest else 0.0
             self._prompt_slopes.append(max(0.0, seconds - base) / num_other_tokens)
-            self._steps.tail_slope = self._prompt_slope() * _PROMPT_TO_DRAFT
+            self._steps.tail_slope = self._ahead.tail_slope = (
+                self._prompt_slope() * _PROMPT_TO_DRAFT
+            )
 
     def observe_drafting(self, num_drafted: int, num_drafting: int, seconds: float) -> None:
         """Making `num_drafted` drafts for `num_drafting` sequences took so long."""
         if num_drafted <= 0 or num_drafting <= 0:
             return
-        curve = self._drafting.setdefault(num_drafting.bit_length(), Curve(prior_units=1.0))
+        curve = self._drafting.setdefault(
+            num_drafting.bit_length(), Curve(Speed(), prior_units=1.0)
+        )
         rounds = max(1, round(num_drafted / num_drafting))
         curve.observe(rounds, seconds, self.clock)
         self.most_drafting = max(self.most_drafting, num_drafting)
