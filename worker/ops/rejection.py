@@ -166,9 +166,12 @@ def certain(drafts: Tensor, vocab_size: int) -> Tensor:
     return proposals.scatter_(-1, drafts.unsqueeze(-1), 1.0)
 
 
-def accept(batch: DraftBatch, draws: Tensor, method: str) -> Acceptance:
-    """How many drafts of each sequence stand, by draws [B, K] float64, uniform in [0, 1)."""
-    limits = thresholds(batch, method)
+def accept(batch: DraftBatch, draws: Tensor, method: str, sums: Sums | None = None) -> Acceptance:
+    """How many drafts of each sequence stand, by draws [B, K] float64, uniform in [0, 1).
+
+    `sums`, here and below: by default those for the device that the batch is on.
+    """
+    limits = thresholds(batch, method, sums)
     counts = torch.arange(1, draws.shape[1] + 1, device=batch.drafts.device)
     passed = (draws.to(counts.device) < limits.values) & (counts <= batch.num_drafts[:, None])
     if method == STANDARD:
@@ -179,11 +182,11 @@ def accept(batch: DraftBatch, draws: Tensor, method: str) -> Acceptance:
     return Acceptance(num_accepted, log_weights)
 
 
-def thresholds(batch: DraftBatch, method: str) -> Thresholds:
+def thresholds(batch: DraftBatch, method: str, sums: Sums | None = None) -> Thresholds:
     """What the uniform numbers are compared with. Columns of no draft hold anything."""
     if method not in METHODS:
         raise ValueError(f"{method!r} is no way to verify drafts")
-    sums = _sums(batch.scores)
+    sums = sums or _sums(batch.scores)
     normalizers = sums.log_normalizers(batch.scores[:, :-1])
     picked = batch.drafts[..., None]
     targets = batch.scores[:, :-1].gather(-1, picked)[..., 0].double() - normalizers
@@ -216,12 +219,14 @@ def _block_thresholds(
     return torch.where(counts == batch.num_drafts[:, None], own.exp(), inside)
 
 
-def last_tokens(batch: DraftBatch, acceptance: Acceptance, noise: Tensor) -> Tensor:
+def last_tokens(
+    batch: DraftBatch, acceptance: Acceptance, noise: Tensor, sums: Sums | None = None
+) -> Tensor:
     """The token [B] int64 after the accepted drafts; noise [B, V] float32 is standard Gumbel."""
-    return _sums(batch.scores).last_tokens(batch, acceptance, noise)
+    return (sums or _sums(batch.scores)).last_tokens(batch, acceptance, noise)
 
 
 def _sums(scores: Tensor) -> Sums:
     # Triton need not be installed where there is no GPU.
     name = "worker.ops.rejection_triton"
-    return cast(Sums, import_module(name) if scores.is_cuda else rejection_torch)
+    return cast(Sums, import_module(name)) if scores.is_cuda else rejection_torch

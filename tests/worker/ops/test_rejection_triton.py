@@ -1,0 +1,48 @@
+"""The Triton kernels of verification are the torch ones: on a GPU, or in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[3]
+PARITY = Path(__file__).with_name("parity_rejection_triton.py")
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_kernels_agree_with_their_twins() -> None:
+    """The parity tests pass in a process of their own, where the interpreter can be chosen."""
+    interpret = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(PARITY)],
+        env={**os.environ, **interpret, "OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "passed" in done.stdout
+
+
+def test_a_cpu_needs_no_triton() -> None:
+    """Verification on the CPU works where Triton cannot be imported, and does not import it."""
+    script = """
+import sys
+sys.modules["triton"] = None
+import torch
+from worker.ops.rejection import verify
+from worker.executor import answers
+assert verify([0], torch.zeros(2, 3), None, 1, 1, "block").token_ids
+assert "worker.ops.rejection_triton" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
