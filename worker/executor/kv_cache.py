@@ -20,9 +20,14 @@ _CPU_MEMORY_SHARE = 0.25
 
 
 def choose_num_blocks(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    drafter_token_bytes: int = 0,
 ) -> int:
-    """Blocks the cache shall have: what the configuration says, else what memory allows.
+    """Blocks the cache shall have: what the configuration says, else what memory allows; a drafter
+    on the device keeps `drafter_token_bytes` for each token beside it.
 
     Raises `ConfigError` when they cannot hold one sequence of `max_model_len` tokens, or when that
     is more than the model can attend to.
@@ -33,7 +38,8 @@ def choose_num_blocks(
             f"--max-model-len {max_model_len} is more than the model's context of "
             f"{model.max_context} tokens"
         )
-    block_bytes = config.block_size * model.kv_elements_per_token * dtype.itemsize
+    token_bytes = model.kv_elements_per_token * dtype.itemsize + drafter_token_bytes
+    block_bytes = config.block_size * token_bytes
     num_blocks = config.num_blocks_override
     if num_blocks is None:
         num_blocks = _budget_bytes(config, block_bytes, device) // block_bytes
@@ -70,10 +76,14 @@ def allocate(
 ) -> Tensor:
     """The cache [layers, num_blocks, 2 (K, V), kv_heads, block_size, head_dim], all zero.
 
-    Zero matters: a masked key weighs 0, and 0 times whatever memory held before may be NaN. On a
-    CPU the pages come zeroed from the system and are only taken when written.
+    Zero matters: a masked key weighs 0, and 0 times whatever memory held before may be NaN.
     """
     shape = (model.num_layers, num_blocks, 2, model.num_kv_heads, block_size, model.head_dim)
+    return zeros(shape, dtype, device)
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of zeros; on a CPU its pages are only taken when they are written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = int(np.prod(shape)) * dtype.itemsize

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import time
 from collections.abc import Callable
 
 # Before torch loads OpenMP, which reads it once: threads that wait by spinning stall each other for
@@ -18,13 +20,17 @@ from torch import Tensor
 
 from worker.config import EngineConfig
 from worker.errors import ConfigError
-from worker.executor.answers import answer
+from worker.executor.answers import answer, unsound
+from worker.executor.drafting.cached_drafter import CachedDrafter
+from worker.executor.drafting.interface import DeviceDrafter, draft_requests
+from worker.executor.drafting.loading import drafter_bytes_per_token, network_loader
 from worker.executor.input_batch import CacheLayout, InputBatch
 from worker.executor.kv_cache import SuspectBlocks, allocate, choose_num_blocks, copy_blocks
 from worker.executor.weight_offload import OffloadedWeights
 from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
+from worker.ops.rejection import STANDARD
 from worker.types import ModelOutput, SchedulerOutput
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -52,16 +58,24 @@ def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
     def load() -> LlamaModel:
         return load_model(path, dtype, device, max_model_len)
 
+    load_network = network_loader(config.speculative, max_model_len)
     with torch.inference_mode():
         model = load_model(path, dtype, device, max_model_len, check)
-        num_blocks = choose_num_blocks(config, model.config, dtype, device)
-    shape, block_size = model.config, config.block_size
+        network = load_network(model) if load_network is not None else None
+        extra = drafter_bytes_per_token(network, model) if network is not None else 0
+        num_blocks = choose_num_blocks(config, model.config, dtype, device, extra)
+    # One block more than the engine knows of, which stays zero.
+    blocks, shape = (num_blocks + 1, config.block_size), model.config
 
     def allocate_cache() -> Tensor:
-        # One block more than the engine knows of, which stays zero.
-        return allocate(num_blocks + 1, block_size, shape, dtype, device)
+        return allocate(*blocks, shape, dtype, device)
 
-    return ModelRunner(model, load, allocate_cache), num_blocks
+    chosen = config.speculative
+    if chosen is None or load_network is None or network is None:
+        return ModelRunner(model, load, allocate_cache), num_blocks
+    drafter = CachedDrafter(load_network, network, model, blocks, chosen.draft_sample_method)
+    runner = ModelRunner(model, load, allocate_cache, drafter, chosen.rejection_sample_method)
+    return runner, num_blocks
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -86,6 +100,8 @@ class ModelRunner:
 
     `load` gives the model again after it was dropped; `allocate_cache` a cache [layers,
     num_blocks + 1, 2, kv_heads, block_size, head_dim] of zeros, whose last block no sequence has.
+    `drafter` guesses what comes next, where a step asks it to; drafts that it drew from a
+    distribution are verified by `rejection_method`.
     """
 
     def __init__(
@@ -93,12 +109,16 @@ class ModelRunner:
         model: LlamaModel,
         load: Callable[[], LlamaModel],
         allocate_cache: Callable[[], Tensor],
+        drafter: DeviceDrafter | None = None,
+        rejection_method: str = STANDARD,
     ) -> None:
         self._load = load
         self._allocate_cache = allocate_cache
         self._model: LlamaModel | None = model
         self._offloaded: OffloadedWeights | None = None
         self._suspects = SuspectBlocks()
+        self._drafter = drafter
+        self._rejection_method = rejection_method
         with torch.inference_mode():
             self._cache: Tensor | None = allocate_cache()
         num_blocks, block_size = self._cache.shape[1], self._cache.shape[4]
@@ -112,16 +132,30 @@ class ModelRunner:
         if step.block_copies:
             copy_blocks(cache, step.block_copies)
             self._suspects.follow(step.block_copies)
+            if self._drafter is not None:
+                self._drafter.copy_blocks(step.block_copies)
         if not step.sequences:
             return ModelOutput({})
         self._suspects.clean(cache, step.sequences)
         batch = InputBatch(step.sequences, self._layout, model.dtype, model.device)
-        output = answer(batch, model.hidden(batch.tensors, cache), model.logits)
-        if output.failed:
-            for sequence in step.sequences:
-                if sequence.seq_id in output.failed:
-                    self._suspects.add(sequence, self._layout.block_size)
-        return output
+        drafter = self._drafter
+        if drafter is None:
+            hidden = model.hidden(batch.tensors, cache)
+            output = answer(batch, hidden, model.logits)
+        else:
+            proposals = drafter.proposals(step.sequences)
+            states = model.states(batch.tensors, cache)
+            drafter.record(batch, states)
+            hidden = states.index_select(0, batch.tensors.sample_rows)
+            output = answer(batch, hidden, model.logits, proposals, self._rejection_method)
+        self._suspect(batch, hidden, output)
+        return output if drafter is None else _with_drafts(drafter, step, output)
+
+    def _suspect(self, batch: InputBatch, hidden: Tensor, output: ModelOutput) -> None:
+        """What failed, and drafts that fell and might have, may have spoiled its blocks."""
+        suspects = [s for s in batch.order if s.seq_id in output.failed] if output.failed else []
+        for sequence in [*suspects, *unsound(batch, hidden)]:
+            self._suspects.add(sequence, self._layout.block_size)
 
     def _awake(self) -> tuple[LlamaModel, Tensor]:
         if self._is_shut_down:
@@ -138,10 +172,13 @@ class ModelRunner:
         if level < 1:
             return
         self._cache = None
+        if self._drafter is not None:
+            self._drafter.sleep(level)
         if level > 1:
             self._model = self._offloaded = None
         elif self._model is not None and self._model.device.type != "cpu":
-            self._offloaded = self._offloaded or OffloadedWeights(self._model)
+            weights = (self._model, self._drafter and self._drafter.weights)
+            self._offloaded = self._offloaded or OffloadedWeights(weights)
 
     @torch.inference_mode()
     def wake(self, tags: frozenset[str]) -> None:
@@ -158,8 +195,23 @@ class ModelRunner:
         if "kv_cache" in tags and self._cache is None:
             self._cache = self._allocate_cache()
             self._suspects.clear()
+        if self._drafter is not None:
+            self._drafter.wake(tags, self._model)
 
     def shutdown(self) -> None:
         """Drop the weights and the cache. Idempotent."""
         self._is_shut_down = True
-        self._model = self._cache = self._offloaded = None
+        self._model = self._cache = self._offloaded = self._drafter = None
+
+
+def _with_drafts(drafter: DeviceDrafter, step: SchedulerOutput, output: ModelOutput) -> ModelOutput:
+    """The output with the drafts that the step asks for. The draws were waited for, and so are the
+    drafts: no device is at work before or after, and the clock sees all of it.
+    """
+    requests = draft_requests(step.sequences, output)
+    if not requests:
+        return output
+    started = time.perf_counter()
+    drafts = drafter.propose(requests)
+    seconds = time.perf_counter() - started
+    return dataclasses.replace(output, drafts=drafts, drafting_seconds=seconds)

@@ -1,0 +1,238 @@
+"""A drafter with a network and a cache of its own; see `draft_cache` for how that keeps up.
+
+A draft model has run most drafts itself when the target verifies them. As far as the next step runs
+the very tokens in the very slots, what it made of them is what it would make again, so it need not.
+(A head has run them on guessed states, and reads all but the first again.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.executor.attention_planning import CacheLayout, Ints
+from worker.executor.drafting.catch_up import Span, plan_catch_up
+from worker.executor.drafting.draft_cache import DraftCache
+from worker.executor.drafting.interface import DraftNetwork, DraftRequest
+from worker.executor.drafting.rounds import Line, Rounds
+from worker.executor.input_batch import InputBatch
+from worker.executor.kv_cache import SuspectBlocks
+from worker.models.llama import LlamaModel
+from worker.types import Drafts, ScheduledSequence
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Tokens that the network has run at `slots` from position `start` on, before the target."""
+
+    start: int
+    token_ids: list[int]
+    slots: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    """Drafts that were drawn, and q [k, V] that they were drawn from."""
+
+    drafts: Drafts
+    q: Tensor
+
+
+class CachedDrafter:
+    """Implements `DeviceDrafter`: sole owner of the network and of what is kept for blocks.
+
+    `load` gives the network for a target, as it gave `network` for `target`. `blocks` is how many
+    the caches have, the last for padding, and the tokens of one. `method` is how drafts are chosen
+    (`ops.draft`).
+    """
+
+    def __init__(
+        self,
+        load: Callable[[LlamaModel], DraftNetwork],
+        network: DraftNetwork,
+        target: LlamaModel,
+        blocks: tuple[int, int],
+        method: str,
+    ) -> None:
+        self._load = load
+        self._network: DraftNetwork | None = network
+        self._vocab_size = target.config.vocab_size
+        self._method = method
+        self._reads_states = network.reads_states
+        self._new_cache = functools.partial(
+            DraftCache,
+            network.config,
+            target.config.hidden_size if network.reads_states else 0,
+            blocks,
+            target.dtype,
+            target.device,
+        )
+        layout = CacheLayout.of(network.config, *blocks)
+        self._first_position = 1 if network.reads_states else 0
+        self._layout = dataclasses.replace(layout, first_position=self._first_position)
+        self._suspects = SuspectBlocks()
+        self._ahead: dict[int, _Ahead] = {}
+        self._proposals: dict[int, _Proposal] = {}
+        self._cache: DraftCache | None = self._new_cache()
+        self._is_failing = False
+
+    @property
+    def weights(self) -> object:
+        """The network."""
+        return self._network
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy what is kept for blocks; nothing is ahead in what was written over."""
+        _, cache = self._awake()
+        cache.copy_blocks(copies)
+        self._suspects.follow(copies)
+        written = {destination for _, destination in copies}
+        size = self._layout.block_size
+        self._ahead = {
+            seq_id: ahead
+            for seq_id, ahead in self._ahead.items()
+            if written.isdisjoint((ahead.slots // size).tolist())
+        }
+
+    def proposals(self, sequences: Sequence[ScheduledSequence]) -> dict[int, Tensor]:
+        """q of drafts that the last step made and this one verifies. Those of others are dropped:
+        they would be verified by coupling, which is as exact.
+        """
+        held, self._proposals = self._proposals, {}
+        found: dict[int, Tensor] = {}
+        for sequence in sequences:
+            proposal = held.get(sequence.seq_id)
+            if proposal is None or sequence.num_drafts == 0:
+                continue
+            count, drafts = sequence.num_drafts, proposal.drafts
+            position = sequence.start + len(sequence.token_ids) - count
+            if position == drafts.position and tuple(sequence.drafts) == drafts.token_ids[:count]:
+                found[sequence.seq_id] = proposal.q[:count]
+        return found
+
+    def record(self, batch: InputBatch, states: Tensor) -> None:
+        """Keep tokens and states of the step's rows; what of them is ahead stays synced."""
+        _, cache = self._awake()
+        cache.record(batch.token_slots, batch.tensors.token_ids, states)
+        ahead, self._ahead = self._ahead, {}
+        if ahead:
+            kept = [*self._still_ahead(batch, ahead)]
+            cache.mark(np.concatenate([batch.token_slots[:0], *kept]), True)
+
+    def _still_ahead(self, batch: InputBatch, ahead: dict[int, _Ahead]) -> Iterable[Ints]:
+        """The slots of rows that the network has run already, with the same tokens before them."""
+        first = 0
+        for sequence in batch.order:
+            last = first + len(sequence.token_ids)
+            mine = ahead.get(sequence.seq_id)
+            if mine is not None and mine.start == sequence.start:
+                pairs = zip(
+                    zip(mine.token_ids, mine.slots.tolist(), strict=True),
+                    zip(sequence.token_ids, batch.token_slots[first:last].tolist(), strict=True),
+                    strict=False,
+                )
+                yield mine.slots[: _num_equal(pairs)]
+            first = last
+
+    def propose(self, requests: Sequence[DraftRequest]) -> dict[int, Drafts]:
+        """Catch up and draft. A failure is logged once until it works again."""
+        self._ahead = {}
+        try:
+            drafts = self._propose(requests)
+        except Exception:
+            if not self._is_failing:
+                logger.exception("drafting failed; steps go on without drafts")
+            self._is_failing = True
+            return {}
+        self._is_failing = False
+        return drafts
+
+    def _propose(self, requests: Sequence[DraftRequest]) -> dict[int, Drafts]:
+        network, cache = self._awake()
+        fitting = [self._fit(request, network) for request in requests]
+        fitting = [request for request in fitting if request.num_drafts > 0]
+        spans = plan_catch_up(cache, fitting, self._first_position) if fitting else []
+        if not spans:
+            return {}
+        self._suspects.clean(cache.kv, [self._written(span) for span in spans])
+        rounds = Rounds(network, cache, self._layout, self._method)
+        lines = rounds.run(spans, self._vocab_size)
+        for line in lines:
+            self._note(line, cache)
+        return {line.request.seq_id: _drafts(line) for line in lines if line.token_ids}
+
+    def _fit(self, request: DraftRequest, network: DraftNetwork) -> DraftRequest:
+        """No more drafts than there is room for: the last draft is never run, so its position may
+        be the first without a block, or beyond the network's context.
+        """
+        positions = len(request.block_table) * self._layout.block_size
+        room = min(positions, network.max_positions) - (request.position - 1)
+        return dataclasses.replace(request, num_drafts=min(request.num_drafts, room))
+
+    def _written(self, span: Span) -> ScheduledSequence:
+        """All slots that may be written for a span, and position 0, which is read though masked."""
+        start = 0 if span.start <= self._first_position else span.start
+        request = span.request
+        end = request.position + request.num_drafts - 1 if span.is_complete else span.end
+        return ScheduledSequence(request.seq_id, range(end - start), start, request.block_table)
+
+    def _note(self, line: Line, cache: DraftCache) -> None:
+        """Remember what the next step may make use of, or that the blocks are spoiled."""
+        request, start = line.request, line.request.position - 1
+        if not line.is_sound:
+            rows = range(line.num_rows)
+            spoiled = ScheduledSequence(request.seq_id, rows, start, request.block_table)
+            self._suspects.add(spoiled, self._layout.block_size)
+            return
+        count = 1 if self._reads_states else line.num_rows
+        token_ids = [request.last_token, *line.token_ids][:count]
+        slots = cache.slots(request.block_table, start, start + count)
+        self._ahead[request.seq_id] = _Ahead(start, token_ids, slots)
+        if line.proposals and request.params.temperature > 0:
+            q = torch.stack(line.proposals)
+            self._proposals[request.seq_id] = _Proposal(_drafts(line), q)
+
+    def sleep(self, level: int) -> None:
+        """Drop the cache, at level 2 the network too."""
+        if level < 1:
+            return
+        self._cache = None
+        self._suspects.clear()
+        self._ahead, self._proposals = {}, {}
+        if level > 1:
+            self._network = None
+
+    def wake(self, tags: frozenset[str], target: LlamaModel | None) -> None:
+        """Load the network again, for the target as it is now, and make an empty cache."""
+        if "weights" in tags and self._network is None and target is not None:
+            self._network = self._load(target)
+        if "kv_cache" in tags and self._cache is None:
+            self._cache = self._new_cache()
+
+    def _awake(self) -> tuple[DraftNetwork, DraftCache]:
+        if self._network is None or self._cache is None:
+            raise RuntimeError("the drafter sleeps: wake it before a step")
+        return self._network, self._cache
+
+
+def _num_equal(pairs: Iterable[tuple[object, object]]) -> int:
+    """Pairs of equals before the first of others."""
+    count = 0
+    for one, other in pairs:
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+def _drafts(line: Line) -> Drafts:
+    return Drafts(line.request.position, tuple(line.token_ids), tuple(line.confidences))

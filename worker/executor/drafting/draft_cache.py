@@ -1,0 +1,121 @@
+"""What a drafter keeps for every token, in the same blocks as the target's keys and values.
+
+Theory of operation. Blocks come and go by the scheduler's rules: prefix hits, preemption, copies,
+eviction. A drafter follows none of that. Beside each block of the target's cache lies, at the same
+place, what the drafter has of those tokens: their ids and (for a head) the target's states, written
+whenever the target runs them; and its own keys and values, made when it needs them. `is_synced`
+says of which tokens it has these. The target's running a token makes it unsynced. So:
+
+ * For every position that the target has run, ids and states are those of the sequence.
+ * Where a position is synced, and every one before it in the sequence too, the drafter's keys and
+   values there are what it makes of these ids and states.
+
+A drafter reads a sequence up from the first position that is not synced. Behind the last token that
+the target has run, nothing means anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.executor.attention_planning import Ints
+from worker.executor.kv_cache import allocate, copy_blocks, zeros
+from worker.models.config import ModelConfig
+
+
+def bytes_per_token(model: ModelConfig, state_size: int, dtype: torch.dtype) -> int:
+    """What a `DraftCache` takes for each token."""
+    elements = model.kv_elements_per_token + state_size
+    return elements * dtype.itemsize + torch.int64.itemsize + torch.bool.itemsize
+
+
+class DraftCache:
+    """Sole owner of these tensors; slot = block · block_size + offset, as in the target's cache.
+
+    `kv` [layers, num_blocks, 2, kv_heads, block_size, head_dim] is for the drafter's network of
+    shape `model`; states have `state_size` elements, 0 for a drafter that reads none.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        state_size: int,
+        blocks: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`blocks`: how many, and tokens in one of them."""
+        num_blocks, self._block_size = blocks
+        self._device = device
+        self.kv = allocate(num_blocks, self._block_size, model, dtype, device)
+        num_slots = num_blocks * self._block_size
+        self._token_ids = zeros((num_slots,), torch.int64, device)
+        self._is_synced = zeros((num_slots,), torch.bool, device)
+        self._states = zeros((num_slots, state_size), dtype, device) if state_size else None
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks (source, destination); all are read before any is written."""
+        copy_blocks(self.kv, tuple(copies))
+        pairs = torch.tensor(copies, dtype=torch.int64, device=self._device)
+        for kept in (self._token_ids, self._is_synced, self._states):
+            if kept is not None:
+                blocks = kept.view(-1, self._block_size, *kept.shape[1:])
+                blocks[pairs[:, 1]] = blocks[pairs[:, 0]]
+
+    def record(self, slots: Ints, token_ids: Tensor, states: Tensor) -> None:
+        """The target has run tokens [T] at slots [T] and made states [T, hidden_size] of them."""
+        places = self._ints(slots)
+        self._token_ids.index_copy_(0, places, token_ids)
+        self._is_synced.index_fill_(0, places, False)
+        if self._states is not None:
+            self._states.index_copy_(0, places, states)
+
+    def mark(self, slots: Ints, is_synced: bool) -> None:
+        """Say of slots [n] whether the drafter's keys and values there are what they should be."""
+        if len(slots):
+            self._is_synced.index_fill_(0, self._ints(slots), is_synced)
+
+    def first_unsynced(
+        self, tables: Sequence[Sequence[int]], lengths: Sequence[int], first_position: int
+    ) -> list[int]:
+        """Of sequences in block `tables`, of which the target has run `lengths` tokens, the first
+        position from `first_position` on that is not synced; the length where there is none.
+        """
+        size = self._block_size
+        counts = [-(-length // size) for length in lengths]
+        blocks = np.zeros((len(tables), max(counts, default=0)), np.int64)
+        for row, (table, count) in zip(blocks, zip(tables, counts, strict=True), strict=True):
+            row[:count] = table[:count]
+        synced = self._is_synced.view(-1, size)[self._ints(blocks)].flatten(1)
+        positions = torch.arange(synced.shape[1], device=self._device)
+        ends = torch.tensor(lengths, device=self._device)[:, None]
+        is_passed = synced | (positions < first_position) | (positions >= ends)
+        firsts: list[int] = torch.where(is_passed, ends, positions).amin(dim=1).tolist()
+        return [max(first, first_position) for first in firsts]
+
+    def token_ids(self, slots: Ints) -> list[int]:
+        """The tokens at slots [n]."""
+        found: list[int] = self._token_ids[self._ints(slots)].tolist()
+        return found
+
+    def states(self, slots: Ints) -> Tensor | None:
+        """The target's states [n, hidden_size] at slots [n]; None where none are kept."""
+        if self._states is None:
+            return None
+        return self._states.index_select(0, self._ints(slots))
+
+    def slots(self, table: Sequence[int], first: int, last: int) -> Ints:
+        """Where positions `first` to `last` - 1 of a sequence are."""
+        size = self._block_size
+        positions = np.arange(first, last)
+        home = first // size
+        blocks = np.asarray(table[home : -(-last // size)], np.int64)
+        found: Ints = blocks[positions // size - home] * size + positions % size
+        return found
+
+    def _ints(self, values: Ints) -> Tensor:
+        return torch.from_numpy(values).to(self._device)

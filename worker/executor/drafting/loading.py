@@ -1,0 +1,63 @@
+"""Which drafter a configuration asks for on the device, and its network from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from worker.config import SpeculativeConfig
+from worker.errors import ConfigError
+from worker.executor.drafting.draft_cache import bytes_per_token
+from worker.executor.drafting.interface import DraftNetwork
+from worker.executor.drafting.networks import HeadNetwork, ModelNetwork
+from worker.models.draft_head import HEAD_FILE, load_draft_head, shipped_head
+from worker.models.llama import LlamaModel
+from worker.models.loader import load_model
+
+LoadNetwork = Callable[[LlamaModel], DraftNetwork]
+
+
+def network_loader(config: SpeculativeConfig | None, max_positions: int) -> LoadNetwork | None:
+    """What loads the network of the configured drafter for a target, in the target's dtype and on
+    its device; None where drafts are not made on the device.
+
+    It raises `ModelError` for what cannot be loaded, and `ConfigError` where there is nothing to
+    load or it does not fit the target.
+    """
+    if config is None:
+        return None
+    if config.method == "draft_model":
+        return lambda target: _draft_model(config.model, target, max_positions)
+    if config.method == "eagle":
+        return lambda target: _head(config.model, target)
+    return None
+
+
+def drafter_bytes_per_token(network: DraftNetwork, target: LlamaModel) -> int:
+    """What the drafter keeps for each token that the target's cache has room for."""
+    state_size = target.config.hidden_size if network.reads_states else 0
+    return bytes_per_token(network.config, state_size, target.dtype)
+
+
+def _draft_model(path: str | None, target: LlamaModel, max_positions: int) -> ModelNetwork:
+    if path is None:
+        raise ConfigError("--speculative-config: method draft_model needs model, a path")
+    model = load_model(path, target.dtype, target.device, max_positions)
+    if model.config.vocab_size != target.config.vocab_size:
+        raise ConfigError(
+            f"--speculative-config: model {path} has a vocabulary of {model.config.vocab_size}"
+            f" tokens, the target one of {target.config.vocab_size}; a draft model needs the same"
+            " tokenizer"
+        )
+    return ModelNetwork(model)
+
+
+def _head(path: str | None, target: LlamaModel) -> HeadNetwork:
+    found = shipped_head(target) if path is None else Path(path)
+    if found is None:
+        raise ConfigError(
+            "--speculative-config: no trained head for this model comes with the package, nor is"
+            " one in the cache; make one with `pointsman train-draft --model …`, or give model,"
+            " its path"
+        )
+    return HeadNetwork(load_draft_head(found / HEAD_FILE if found.is_dir() else found, target))
