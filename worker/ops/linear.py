@@ -28,6 +28,10 @@ class Linear(Protocol):
         """x [T, in] → [T, out], plus `residual` [T, out] when given."""
         ...
 
+    def rows(self, indices: Tensor) -> Tensor:
+        """Some rows [n, in] of the weight, by `indices` [n] int64, in its plain layout."""
+        ...
+
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """Prepare weight [out, in] and bias [out] for the fastest product of their device and dtype."""
@@ -47,6 +51,9 @@ class DenseLinear:
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         y = functional.linear(x, self._weight, self._bias)
         return y if residual is None else y.add_(residual)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        return self._weight.index_select(0, indices)
 
 
 class PackedLinear:
@@ -72,3 +79,7 @@ class PackedLinear:
         else:
             y = self._linear_add(x, residual, self._weight, self._bias, "add")
         return y[:1] if lone else y
+
+    def rows(self, indices: Tensor) -> Tensor:
+        dense: Tensor = self._weight.to_dense()
+        return dense.index_select(0, indices)

@@ -1,0 +1,174 @@
+"""A draft head runs on the paged cache as it was trained without one, and only for its target."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_llama import TINY, empty_cache, states_of, step_of, tiny_llama
+
+from worker.errors import ModelError
+from worker.models.draft_head import (
+    HEAD_FILE,
+    DraftHead,
+    HeadShape,
+    assemble,
+    fingerprint,
+    head_metadata,
+    load_draft_head,
+    shipped_head,
+)
+from worker.models.llama import LlamaModel
+from worker.training.twin import HeadTwin, teacher_of
+
+SHAPE = HeadShape(intermediate_size=40, draft_vocab_size=23)
+VOCAB = torch.arange(0, 46, 2)
+TOKENS = torch.randint(0, 61, (18,), generator=torch.Generator().manual_seed(1)).tolist()
+TABLE = [7, 2, 9, 4, 11]
+
+
+def twin_for(target: LlamaModel) -> HeadTwin:
+    """A head none of whose parts does nothing."""
+    noise = torch.Generator().manual_seed(3)
+    twin = HeadTwin(SHAPE, teacher_of(target, VOCAB), noise)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=noise) * 0.1)
+    return twin
+
+
+def write(path: Path, target: LlamaModel, **changes: torch.Tensor) -> Path:
+    """A head's file."""
+    weights = twin_for(target).weights()
+    tensors = {**weights, "draft_vocab": VOCAB.to(torch.int32), **changes}
+    save_file(tensors, path, head_metadata(SHAPE, target))
+    return path
+
+
+def serving(twin: HeadTwin, target: LlamaModel) -> DraftHead:
+    """The same head, to be run on the paged cache."""
+    return assemble(SHAPE, twin.weights(), VOCAB, target)
+
+
+@torch.no_grad()
+def test_the_paged_head_gives_what_the_trained_one_gives() -> None:
+    """A whole text at once, and in chunks with single tokens between, over scattered blocks."""
+    target = tiny_llama()
+    twin = twin_for(target)
+    head = serving(twin, target)
+    features = states_of(target, TOKENS)[:-1]
+    shifted = torch.tensor(TOKENS[1:])
+    wanted = twin.passes(features[None], shifted[None], 1)[0][0]
+    for cuts in ([0, 17], [0, 5, 6, 7, 13, 17]):
+        cache = empty_cache(head.config)
+        parts = [
+            head.forward(
+                features[a:b], step_of(head.config, TOKENS[a + 1 : b + 1], a, TABLE), cache
+            )
+            for a, b in itertools.pairwise(cuts)
+        ]
+        torch.testing.assert_close(torch.cat(parts), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(head.logits(wanted), twin.logits(wanted), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_drafting_on_gives_what_later_passes_were_trained_to_give() -> None:
+    """Feeding the head its own hidden states, token after token, is the twin's passes."""
+    target = tiny_llama()
+    twin = twin_for(target)
+    head = serving(twin, target)
+    features = states_of(target, TOKENS)
+    passes = twin.passes(features[None, :-1], torch.tensor(TOKENS[1:])[None], 4)
+    for known in (1, 6, 13):
+        cache = empty_cache(head.config)
+        step = step_of(head.config, TOKENS[1 : known + 1], 0, TABLE)
+        hidden = head.forward(features[:known], step, cache)[-1:]
+        for number in range(1, 4):
+            row = known - 1 + number
+            step = step_of(head.config, [TOKENS[row + 1]], row, TABLE)
+            hidden = head.forward(hidden, step, cache)
+            torch.testing.assert_close(hidden[0], passes[number][0, row], rtol=1e-4, atol=1e-5)
+
+
+def test_what_was_written_is_what_is_loaded(tmp_path: Path) -> None:
+    """A file holds the head's own weights; the target lends the rest."""
+    target = tiny_llama()
+    head = load_draft_head(write(tmp_path / "head.safetensors", target), target)
+    assert head.draft_vocab.tolist() == VOCAB.tolist()
+    assert (head.config.num_layers, head.config.kv_elements_per_token) == (1, 2 * 2 * 8)
+    hidden = torch.randn(3, 32)
+    wanted = twin_for(target).logits(hidden)
+    torch.testing.assert_close(head.logits(hidden), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_an_untied_target_lends_the_rows_of_its_own_head() -> None:
+    """Not those of the embedding, where the two differ."""
+    target = tiny_llama(config=dataclasses.replace(TINY, tied_head=False))
+    head = serving(twin_for(target), target)
+    hidden = torch.randn(2, 32)
+    normed = torch.nn.functional.rms_norm(hidden, (32,), head.output_norm, TINY.rms_norm_eps)
+    whole = target.head(normed)
+    torch.testing.assert_close(head.logits(hidden), whole[:, VOCAB], rtol=1e-4, atol=1e-4)
+
+
+def test_the_fingerprint_tells_models_apart_but_not_dtypes() -> None:
+    """Loading in half precision is the same model; other weights are another."""
+    target = tiny_llama()
+    for dtype in (torch.bfloat16, torch.float16):
+        half = dataclasses.replace(target, embedding=target.embedding.to(dtype))
+        assert fingerprint(half) == fingerprint(target)
+    assert fingerprint(tiny_llama(seed=1)) != fingerprint(target)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"fuse": torch.zeros(32, 63)}, "tensors fuse are not"),
+        ({"surplus": torch.zeros(1)}, "tensors surplus are not"),
+        ({"draft_vocab": torch.full((23,), 61, dtype=torch.int32)}, "ids that the target does not"),
+    ],
+)
+def test_a_file_that_does_not_hold_what_it_says_is_refused(
+    tmp_path: Path, changes: dict[str, torch.Tensor], reason: str
+) -> None:
+    """Wrong shapes, further tensors and unknown tokens are named."""
+    target = tiny_llama()
+    path = write(tmp_path / "head.safetensors", target, **changes)
+    with pytest.raises(ModelError, match=reason):
+        load_draft_head(path, target)
+
+
+def test_a_head_of_another_model_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    """The file is named, and what to do."""
+    path = write(tmp_path / "head.safetensors", tiny_llama())
+    with pytest.raises(ModelError, match=r"head\.safetensors: trained for another.*train-draft"):
+        load_draft_head(path, tiny_llama(seed=1))
+
+
+def test_what_is_no_head_is_refused(tmp_path: Path) -> None:
+    """Neither a missing file, nor one of something else, nor one cut short is taken for a head."""
+    other = tmp_path / "other.safetensors"
+    save_file({"x": torch.zeros(2)}, other)
+    with pytest.raises(ModelError, match="not a draft head of ours"):
+        load_draft_head(other, tiny_llama())
+    with pytest.raises(ModelError, match="cannot be read"):
+        load_draft_head(tmp_path / "missing.safetensors", tiny_llama())
+    whole = write(tmp_path / "head.safetensors", tiny_llama()).read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(whole[:-100])
+    with pytest.raises(ModelError, match="cannot be read"):
+        load_draft_head(tmp_path / "cut.safetensors", tiny_llama())
+
+
+def test_a_head_trained_here_is_found_by_its_target_alone(tmp_path: Path) -> None:
+    """It lies in the directory of its target's fingerprint."""
+    target = tiny_llama()
+    assert shipped_head(target, tmp_path) is None
+    directory = tmp_path / fingerprint(target)
+    directory.mkdir()
+    path = write(directory / HEAD_FILE, target)
+    assert shipped_head(target, tmp_path) == path
+    assert shipped_head(tiny_llama(seed=1), tmp_path) is None

@@ -1,0 +1,255 @@
+"""A draft head: one small layer that foresees what the target says next.
+
+After EAGLE (Li et al., arXiv:2401.15077): where the target has a hidden state for position p and
+token p+1 is known, the head makes of both a hidden state for position p+1 of its own, and from that
+the likeliest tokens p+2. Its own hidden state stands in for the target's when it goes on drafting.
+It attends to all earlier positions through a KV cache of its own. The tokens it can say are a part
+of the target's vocabulary (`draft_vocab`, as in EAGLE-3, arXiv:2503.01840); the rows it scores them
+with, and the embedding it reads tokens by, are the target's.
+
+On disk a head is a safetensors file, its configuration and the fingerprint of the target it was
+trained for in the file's metadata; whether it fits is checked before anything of it is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.nn import functional
+
+from worker.errors import ModelError
+from worker.models.config import ModelConfig
+from worker.models.layers import LayerWeights, StepTensors, attention_block, mlp_block
+from worker.models.llama import LlamaModel
+from worker.ops.linear import Linear, make_linear
+from worker.ops.norm import rms_norm
+from worker.ops.rope import RopeTable
+
+FORMAT = "pointsman-draft-head"
+HEAD_FILE = "head.safetensors"
+# Rows of the embedding that a fingerprint is taken of, spread over the vocabulary.
+_FINGERPRINT_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """What a head's file says of its own size; everything else follows from the target."""
+
+    intermediate_size: int
+    draft_vocab_size: int
+
+    def config(self, target: ModelConfig) -> ModelConfig:
+        """The head's layer as a model of one layer."""
+        return dataclasses.replace(
+            target,
+            vocab_size=self.draft_vocab_size,
+            intermediate_size=self.intermediate_size,
+            num_layers=1,
+            qkv_bias=False,
+            output_bias=False,
+            mlp_bias=False,
+            qk_norm=False,
+            no_rope_layers=frozenset(),
+        )
+
+    def tensor_shapes(self, target: ModelConfig) -> dict[str, tuple[int, ...]]:
+        """Every tensor of a head's file but `draft_vocab`, by name."""
+        hidden, inner = target.hidden_size, self.intermediate_size
+        queries = target.num_heads * target.head_dim
+        keys = target.num_kv_heads * target.head_dim
+        return {
+            "feature_norm": (hidden,),
+            "embedding_norm": (hidden,),
+            "fuse": (hidden, 2 * hidden),
+            "input_norm": (hidden,),
+            "qkv": (queries + 2 * keys, hidden),
+            "output": (hidden, queries),
+            "mlp_norm": (hidden,),
+            "gate_up": (2 * inner, hidden),
+            "down": (hidden, inner),
+            "output_norm": (hidden,),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DraftHead:
+    """Weights of a head on its target's device and in its dtype. Holds no state between steps.
+
+    `config` describes its one layer, and with it the KV cache it needs. `draft_vocab` [Vd] int64
+    are the target's ids of the tokens that the columns of `logits` stand for.
+    """
+
+    config: ModelConfig
+    draft_vocab: Tensor
+    embedding: Tensor
+    feature_norm: Tensor
+    embedding_norm: Tensor
+    fuse: Linear
+    layer: LayerWeights
+    output_norm: Tensor
+    head: Linear
+    rope: RopeTable
+
+    def forward(self, features: Tensor, step: StepTensors, kv_cache: Tensor) -> Tensor:
+        """Run a step; the head's hidden states [T, H], of every row.
+
+        `features` [T, H] are hidden states of the step's positions: the target's, before its final
+        norm, or what this gave for the position before. `step.token_ids` are shifted: row p has
+        token p+1; positions, slots and attention are those of p. kv_cache [1, num_blocks, 2,
+        kv_heads, block_size, head_dim] is read and written.
+        """
+        eps = self.config.rms_norm_eps
+        words = rms_norm(
+            functional.embedding(step.token_ids, self.embedding), self.embedding_norm, eps
+        )
+        thoughts = rms_norm(features, self.feature_norm, eps)
+        x = self.fuse(torch.cat((words, thoughts), dim=-1))
+        rope = self.rope.rows(step.positions)
+        x = attention_block(x, self.layer, self.config, rope, kv_cache[0], step)
+        return mlp_block(x, self.layer, self.config)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [R, Vd] float32 over `draft_vocab` of hidden states [R, H]."""
+        return self.head(rms_norm(hidden, self.output_norm, self.config.rms_norm_eps)).float()
+
+
+def fingerprint(target: LlamaModel) -> str:
+    """A short name for a target's weights, the same in every dtype it may be loaded in.
+
+    The signs of some rows of its embedding do not depend on rounding, but change with training and
+    with quantisation.
+    """
+    config = target.config
+    digest = hashlib.sha256()
+    sizes = (config.hidden_size, config.num_layers, config.num_heads, config.num_kv_heads)
+    digest.update(f"{config.architecture} {config.vocab_size} {sizes} {config.head_dim}".encode())
+    step = max(1, config.vocab_size // _FINGERPRINT_ROWS)
+    digest.update((target.embedding[::step] > 0).to(torch.uint8).cpu().numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+def head_metadata(shape: HeadShape, target: LlamaModel) -> dict[str, str]:
+    """What a head's file says about itself."""
+    return {
+        "format": FORMAT,
+        "fingerprint": fingerprint(target),
+        "config": msgspec.json.encode(dataclasses.asdict(shape)).decode(),
+    }
+
+
+def load_draft_head(path: Path, target: LlamaModel) -> DraftHead:
+    """Load a head for its target; raise `ModelError` saying what is wrong and what helps."""
+    shape = _checked_shape(path, _metadata(path), target)
+    wanted = shape.tensor_shapes(target.config)
+    vocab = wanted | {"draft_vocab": (shape.draft_vocab_size,)}
+    try:
+        with safe_open(path, "pt") as file:
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            if found != vocab:
+                odd = sorted({name for name, _ in found.items() ^ vocab.items()})
+                raise ModelError(f"{path}: tensors {', '.join(odd)} are not as its metadata says")
+            tensors = {name: file.get_tensor(name) for name in vocab}
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path}: cannot be read as a draft head: {error}") from error
+    draft_vocab = tensors.pop("draft_vocab").to(target.device, torch.int64)
+    if not bool(((draft_vocab >= 0) & (draft_vocab < target.config.vocab_size)).all()):
+        raise ModelError(f"{path}: draft_vocab has ids that the target does not")
+    return assemble(shape, tensors, draft_vocab, target)
+
+
+def assemble(
+    shape: HeadShape, tensors: Mapping[str, Tensor], draft_vocab: Tensor, target: LlamaModel
+) -> DraftHead:
+    """A head of tensors named and shaped as `HeadShape.tensor_shapes` says."""
+    given = {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items()}
+    return DraftHead(
+        config=shape.config(target.config),
+        draft_vocab=draft_vocab,
+        embedding=target.embedding,
+        feature_norm=given["feature_norm"],
+        embedding_norm=given["embedding_norm"],
+        fuse=make_linear(given["fuse"]),
+        layer=LayerWeights(
+            input_norm=given["input_norm"],
+            qkv=make_linear(given["qkv"]),
+            output=make_linear(given["output"]),
+            mlp_norm=given["mlp_norm"],
+            gate_up=make_linear(given["gate_up"]),
+            down=make_linear(given["down"]),
+        ),
+        output_norm=given["output_norm"],
+        head=make_linear(target.head.rows(draft_vocab)),
+        rope=target.rope,
+    )
+
+
+def shipped_head(target: LlamaModel, heads: Path | None = None) -> Path | None:
+    """The file of a head for this target: one that `pointsman train-draft` has put under `heads`
+    (default: `heads_directory()`), or else one that comes with the package. None: there is none.
+    """
+    name = fingerprint(target)
+    trained = (heads or heads_directory()) / name / HEAD_FILE
+    for path in (trained, *_packaged()):
+        if path.is_file() and _fits(path, name):
+            return path
+    return None
+
+
+def heads_directory() -> Path:
+    """Where heads trained on this machine are kept, one directory for each fingerprint."""
+    return Path.home() / ".cache/pointsman/heads"
+
+
+def _packaged() -> Iterator[Path]:
+    directory = resources.files("worker.models").joinpath("heads")
+    if isinstance(directory, Path) and directory.is_dir():
+        yield from sorted(directory.glob("*.safetensors"))
+
+
+def _fits(path: Path, name: str) -> bool:
+    try:
+        return _metadata(path).get("fingerprint") == name
+    except ModelError:
+        return False
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    try:
+        with safe_open(path, "pt") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path}: cannot be read as a draft head: {error}") from error
+    if metadata.get("format") != FORMAT:
+        raise ModelError(
+            f"{path}: not a draft head of ours; `pointsman train-draft` makes one for a model"
+        )
+    return metadata
+
+
+def _checked_shape(path: Path, metadata: Mapping[str, str], target: LlamaModel) -> HeadShape:
+    name = fingerprint(target)
+    if metadata.get("fingerprint") != name:
+        raise ModelError(
+            f"{path}: trained for another model (fingerprint {metadata.get('fingerprint')}, this"
+            f" one has {name}); make one with `pointsman train-draft --model …`"
+        )
+    try:
+        shape = msgspec.json.decode(metadata.get("config", ""), type=HeadShape)
+    except msgspec.MsgspecError as error:
+        raise ModelError(f"{path}: its metadata is broken ({error}); train it anew") from error
+    if min(_sizes(shape)) < 1 or shape.draft_vocab_size > target.config.vocab_size:
+        raise ModelError(f"{path}: sizes that cannot be: {shape}; train it anew")
+    return shape
+
+
+def _sizes(shape: HeadShape) -> Iterable[int]:
+    return (shape.intermediate_size, shape.draft_vocab_size)

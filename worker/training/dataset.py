@@ -1,0 +1,101 @@
+"""Samples in memory, divided into what is learned from and what is measured with, and batched."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.errors import ConfigError
+from worker.training.store import Sample
+
+# One conversation in so many is held out, whole, and this many at most.
+HELD_OUT_EVERY = 12
+MOST_HELD_OUT = 256
+# Samples that are sorted by length together, so that batches need little padding.
+_SORTED_TOGETHER = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Padded samples. Row t of a sample is position t: `features` [B, L, H] are those of t,
+    `next_ids` [B, L] token t+1; `expected` [N, H] are the target's hidden states of position t+1,
+    of the rows worth learning only, which `rows` [N] finds in [B · L]; `said_ids` [N] is token t+2.
+    """
+
+    features: Tensor
+    next_ids: Tensor
+    rows: Tensor
+    expected: Tensor
+    said_ids: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        if self.rows.device == device:
+            return self
+        parts = (self.features, self.next_ids, self.rows, self.expected, self.said_ids)
+        return Batch(*(part.to(device) for part in parts))
+
+
+def divide(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+    """What to learn from, and what is held out to measure with. `ConfigError` for too few."""
+    usable = [s for s in samples if len(s.token_ids) > 2 and bool(s.is_target[2:].any())]
+    held = set(range(0, len(usable), HELD_OUT_EVERY)[:MOST_HELD_OUT])
+    learned = [sample for index, sample in enumerate(usable) if index not in held]
+    if not learned:
+        raise ConfigError(f"{len(usable)} texts are too few to train a draft head; raise --tokens")
+    return learned, [usable[index] for index in sorted(held)]
+
+
+def batches(
+    samples: Sequence[Sample], batch_tokens: int, rng: random.Random | None, skip: int = 0
+) -> Iterator[Batch | None]:
+    """All samples once, in padded batches of about `batch_tokens` rows; `rng` None: in order.
+
+    The first `skip` batches are not made: None stands for each.
+    """
+    order = list(range(len(samples)))
+    if rng is not None:
+        rng.shuffle(order)
+    groups: list[list[int]] = []
+    for start in range(0, len(order), _SORTED_TOGETHER):
+        part = sorted(order[start : start + _SORTED_TOGETHER], key=lambda i: _length(samples[i]))
+        groups += _cut(part, samples, batch_tokens)
+    if rng is not None:
+        rng.shuffle(groups)
+    for number, group in enumerate(groups):
+        yield None if number < skip else collate([samples[index] for index in group])
+
+
+def _length(sample: Sample) -> int:
+    return len(sample.token_ids)
+
+
+def _cut(order: Sequence[int], samples: Sequence[Sample], batch_tokens: int) -> list[list[int]]:
+    groups: list[list[int]] = [[]]
+    for index in order:  # ascending in length: the last is the longest
+        if groups[-1] and (len(groups[-1]) + 1) * _length(samples[index]) > batch_tokens:
+            groups.append([])
+        groups[-1].append(index)
+    return groups
+
+
+def collate(samples: Sequence[Sample]) -> Batch:
+    """Pad samples to the longest. The last two positions of a sample have nothing to foresee."""
+    length = max(len(sample.token_ids) for sample in samples) - 2
+    hidden = samples[0].features.shape[-1]
+    features = torch.zeros(len(samples), length, hidden, dtype=samples[0].features.dtype)
+    next_ids = torch.zeros(len(samples), length, dtype=torch.int64)
+    rows, expected, said = [], [], []
+    for index, sample in enumerate(samples):
+        count = len(sample.token_ids) - 2
+        features[index, :count] = sample.features[:count]
+        next_ids[index, :count] = sample.token_ids[1:-1]
+        wanted = sample.is_target[2:].nonzero()[:, 0]
+        rows.append(wanted + index * length)
+        expected.append(sample.features[wanted + 1])
+        said.append(sample.token_ids[wanted + 2])
+    return Batch(features, next_ids, torch.cat(rows), torch.cat(expected), torch.cat(said))

@@ -1,0 +1,148 @@
+"""What a head is trained for, and how good it has become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from worker.training.dataset import Batch
+from worker.training.twin import HeadTwin
+
+# What a pass weighs against the one before it: a later draft counts only when earlier ones held.
+_PASS_DECAY = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """How passes are scored. `num_passes` drafts in a row are trained; `local_ids` as the function
+    gives it; `feature_weight` is what being like the target's hidden state weighs, beside saying
+    what the target says.
+    """
+
+    num_passes: int
+    local_ids: Tensor
+    feature_weight: float = 0.0
+
+    def loss(self, twin: HeadTwin, batch: Batch) -> Tensor:
+        """Cross entropy with the target's own distribution over the draft vocabulary (scalar), plus
+        the distance of normalised hidden states (EAGLE's regression loss).
+
+        Rows whose token the draft vocabulary does not have are left out: there the target's
+        distribution lies mostly where the head cannot follow.
+        """
+        teacher = twin.teacher
+        sayable = self.local_ids[batch.said_ids] < len(teacher.lm_rows)
+        thoughts = teacher.thoughts(batch.expected[sayable])
+        with torch.no_grad():
+            shares = functional.linear(thoughts, teacher.lm_rows).float().softmax(dim=-1)
+        rows = batch.rows[sayable]
+        total, weight = torch.zeros(()), 1.0
+        for states in twin.passes(batch.features, batch.next_ids, self.num_passes):
+            # The first rows of pass j have nothing before them, but answers begin later than that.
+            own = twin.output_thoughts(states.flatten(0, 1)[rows])
+            scores = functional.linear(own, teacher.lm_rows)
+            total = total + weight * _cross_entropy(scores, shares)
+            if self.feature_weight:
+                distance = functional.smooth_l1_loss(own, thoughts)
+                total = total + weight * self.feature_weight * distance
+            weight *= _PASS_DECAY
+        return total / sum(_PASS_DECAY**n for n in range(self.num_passes))
+
+
+def _cross_entropy(scores: Tensor, shares: Tensor) -> Tensor:
+    result: Tensor = _CrossEntropy.apply(scores, shares)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Mean cross entropy of softmax(scores [N, Vd]) with the distributions `shares` [N, Vd].
+
+    Its gradient, softmax minus shares, is made on the way: these matrices are the largest of all,
+    and every pass over them counts.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, shares: Tensor) -> Tensor:
+        wide = scores.float()
+        expected = torch.linalg.vecdot(shares, wide)
+        total = wide.logsumexp(dim=-1)
+        gradient = wide.sub_(total[:, None]).exp_().sub_(shares)
+        ctx.save_for_backward(gradient.to(scores.dtype))
+        mean: Tensor = (total - expected).mean()
+        return mean
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * (gradients[0] / len(gradient)).to(gradient.dtype), None
+
+
+def local_ids(draft_vocab: Tensor, vocab_size: int) -> Tensor:
+    """Each token's column in the draft vocabulary [V] int64, or Vd for those that it has not."""
+    columns = torch.arange(len(draft_vocab), device=draft_vocab.device)
+    result = torch.full((vocab_size,), len(draft_vocab), device=draft_vocab.device)
+    return result.scatter_(0, draft_vocab, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How many greedy drafts hold. `starts` runs of drafts were looked at; in `held[j]` of them the
+    first j+1 tokens were what the target says.
+    """
+
+    starts: int
+    held: tuple[int, ...]
+
+    @property
+    def conditional(self) -> tuple[float, ...]:
+        """For each position, the share of drafts that hold where all before them did."""
+        before = (self.starts, *self.held[:-1])
+        return tuple(h / b if b else 0.0 for h, b in zip(self.held, before, strict=True))
+
+    def expected_tokens(self, length: int) -> float:
+        """Tokens that a step with `length` drafts gives, the target's own among them."""
+        return 1.0 + sum(self.held[:length]) / self.starts if self.starts else 1.0
+
+
+@torch.no_grad()
+def measure(
+    twin: HeadTwin, lm_head: Tensor, draft_vocab: Tensor, batches: Iterable[Batch], length: int
+) -> Acceptance:
+    """Draft `length` tokens greedily from every position where the target went on greedily.
+
+    `lm_head` [V, H] is the target's whole head: a token outside the draft vocabulary may be what it
+    says.
+    """
+    starts, held = 0, [0] * length
+    for batch in batches:
+        size = batch.next_ids.shape
+        span = size[1] - length + 1
+        if span < 1:
+            continue
+        says = functional.linear(twin.teacher.thoughts(batch.expected), lm_head).argmax(dim=-1)
+        # A run from row s drafts at rows s, s+1, …; in all of them the text must be greedy.
+        greedy = _at(batch, says == batch.said_ids)
+        alive = torch.ones(size[0], span, dtype=torch.bool, device=greedy.device)
+        for offset in range(length):
+            alive &= greedy[:, offset : offset + span]
+        starts += int(alive.sum())
+        passes = twin.passes(batch.features, batch.next_ids, length)
+        for offset, states in enumerate(passes):
+            drafts = twin.logits(states.flatten(0, 1)[batch.rows]).argmax(dim=-1)
+            holds = _at(batch, draft_vocab[drafts] == says)
+            alive &= holds[:, offset : offset + span]
+            held[offset] += int(alive.sum())
+    return Acceptance(starts, tuple(held))
+
+
+def _at(batch: Batch, flags: Tensor) -> Tensor:
+    """Flags [N] of the batch's rows, where they stand in [B, L]; False elsewhere."""
+    size = batch.next_ids.shape
+    placed = torch.zeros(size.numel(), dtype=torch.bool, device=flags.device)
+    placed[batch.rows] = flags
+    return placed.view(size)

@@ -1,0 +1,61 @@
+"""One line that says how far a run is: rewritten in a terminal, now and then elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TextIO
+
+_BAR_CELLS = 24
+_TERMINAL_SECONDS, _LOG_SECONDS = 0.2, 15.0
+
+
+class ProgressLine:
+    """Tells of one stage after the other on a stream. `clock` is in seconds, monotonic."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._stage = ""
+        self._began = 0.0
+        self._first = 0.0
+        self._last_told: float | None = None
+
+    def begin(self, stage: str, done: float = 0.0) -> None:
+        """A stage begins; `done` of it was there already."""
+        self._stage, self._began, self._first = stage, self._clock(), done
+        self._last_told = None
+
+    def tell(self, done: float, total: float, note: str = "") -> None:
+        """So much of the stage is done. Most calls write nothing."""
+        now = self._clock()
+        pause = _TERMINAL_SECONDS if self._stream.isatty() else _LOG_SECONDS
+        if self._last_told is not None and now - self._last_told < pause and done < total:
+            return
+        self._last_told = now
+        share = min(1.0, done / total) if total else 1.0
+        filled = int(share * _BAR_CELLS)
+        bar = "█" * filled + "·" * (_BAR_CELLS - filled)
+        self._write(f"{self._stage} {bar} {share:4.0%}  {note}{self._left(done, total, now)}")
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._write(text)
+        if self._stream.isatty():
+            self._stream.write("\n")
+
+    def end(self) -> None:
+        """Leave the last line of a stage standing."""
+        if self._stream.isatty():
+            self._stream.write("\n")
+            self._stream.flush()
+
+    def _left(self, done: float, total: float, now: float) -> str:
+        gained, spent = done - self._first, now - self._began
+        if gained <= 0 or spent <= 0 or done >= total:
+            return ""
+        minutes, seconds = divmod(int((total - done) / gained * spent), 60)
+        return f"  {minutes}:{seconds:02d} left"
+
+    def _write(self, text: str) -> None:
+        self._stream.write(f"\r\x1b[2K{text}" if self._stream.isatty() else f"{text}\n")
+        self._stream.flush()

@@ -1,0 +1,166 @@
+"""The draft head as something that can be trained: the same weights, and no paged cache.
+
+Theory of operation. The head is trained as it is used (HASS, arXiv:2408.15766; training-time test
+of EAGLE-3, arXiv:2503.01840). In pass 0 row t has the target's hidden state of position t; in pass
+j, for the j-th token drafted after that, it has what pass j-1 gave for row t-1. Whatever the pass,
+row t knows token t+1 and is to foresee what the target says after it. A drafting row sees what a
+draft would see: keys of pass 0 up to the last position that the target has run, t-j, and then one
+key of each pass, at the positions drafted since.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from worker.models.config import ModelConfig
+from worker.models.draft_head import HeadShape
+from worker.models.llama import LlamaModel
+from worker.ops.rope import RopeTable
+
+_INITIAL_SCALE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """What the head is given of its target, and never changes, in the target's dtype.
+
+    `embedding` [V, H], `lm_rows` [Vd, H] the rows of the target's head that the draft vocabulary
+    has; `final_norm` [H] is float32.
+    """
+
+    config: ModelConfig
+    embedding: Tensor
+    lm_rows: Tensor
+    final_norm: Tensor
+    rope: RopeTable
+
+    def thoughts(self, features: Tensor) -> Tensor:
+        """Normalised hidden states [..., H]: what the target's head reads."""
+        eps = self.config.rms_norm_eps
+        return functional.rms_norm(features.float(), self.final_norm.shape, self.final_norm, eps)
+
+
+def teacher_of(target: LlamaModel, draft_vocab: Tensor) -> Teacher:
+    """Take a target's part in training from it."""
+    return Teacher(
+        config=target.config,
+        embedding=target.embedding,
+        lm_rows=target.head.rows(draft_vocab),
+        final_norm=target.final_norm.float(),
+        rope=target.rope,
+    )
+
+
+class HeadTwin(nn.Module):
+    """A draft head with float32 parameters, named as the tensors of a head's file."""
+
+    def __init__(self, shape: HeadShape, teacher: Teacher, noise: torch.Generator) -> None:
+        """Draw initial weights from `noise`. Norms of hidden states begin as the target's final
+        norm; attention and MLP begin by adding nothing.
+        """
+        super().__init__()
+        self.shape = shape
+        self.teacher = teacher
+        for name, size in shape.tensor_shapes(teacher.config).items():
+            initial = torch.ones(size)
+            if name in ("feature_norm", "output_norm"):
+                initial = teacher.final_norm.detach().clone().cpu()
+            elif name in ("output", "down"):
+                initial = torch.zeros(size)
+            elif len(size) > 1:
+                initial = torch.randn(size, generator=noise) * _INITIAL_SCALE
+            self.register_parameter(name, nn.Parameter(initial.to(teacher.lm_rows.device)))
+
+    def weights(self) -> dict[str, Tensor]:
+        """The tensors of a head's file, but for `draft_vocab`."""
+        return {name: tensor.detach() for name, tensor in self.named_parameters()}
+
+    def passes(self, features: Tensor, token_ids: Tensor, num_passes: int) -> list[Tensor]:
+        """Hidden states [B, L, H] of each pass, for `features` [B, L, H] of positions 0 to L-1 and
+        the tokens [B, L] after them (row t: token t+1). Row t of pass j means something for t >= j.
+        """
+        words = self.words(token_ids)
+        seen: list[tuple[Tensor, Tensor]] = []
+        given, results = features.float(), []
+        for _ in range(num_passes):
+            thoughts = self.thoughts(given)
+            joined = torch.cat((words, thoughts), dim=-1)
+            x = functional.linear(joined, self.get_parameter("fuse")).float()
+            x = x + self._attention(self._norm(x, "input_norm"), seen)
+            x = x + self._mlp(self._norm(x, "mlp_norm"))
+            results.append(x)
+            given = functional.pad(x[:, :-1], (0, 0, 1, 0))
+        return results
+
+    def words(self, token_ids: Tensor) -> Tensor:
+        """What the head reads of tokens [...]: normalised embeddings [..., H]."""
+        return self._norm(self.teacher.embedding[token_ids].float(), "embedding_norm")
+
+    def thoughts(self, features: Tensor) -> Tensor:
+        """What the head reads of hidden states [..., H], the target's or its own."""
+        return self._norm(features, "feature_norm")
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., Vd] float32 over the draft vocabulary."""
+        return functional.linear(self.output_thoughts(hidden), self.teacher.lm_rows).float()
+
+    def output_thoughts(self, hidden: Tensor) -> Tensor:
+        """Normalised hidden states [..., H] of a pass, what the rows of the target's head read."""
+        return self._norm(hidden, "output_norm")
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        weight = self.get_parameter(name)
+        return functional.rms_norm(
+            x.float(), weight.shape, weight, self.teacher.config.rms_norm_eps
+        )
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        gate, up = functional.linear(x, self.get_parameter("gate_up")).chunk(2, dim=-1)
+        return functional.linear(functional.silu(gate) * up, self.get_parameter("down"))
+
+    def _attention(self, x: Tensor, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """x [B, L, H] → [B, L, H]; the keys and values of this pass are appended to `seen`."""
+        config = self.teacher.config
+        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        qkv = functional.linear(x, self.get_parameter("qkv")).float()
+        qkv = qkv.view(*x.shape[:2], -1, head_dim).transpose(1, 2)
+        queries, keys, values = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
+        queries, keys = self._rotated(queries), self._rotated(keys)
+        sharing = heads // kv_heads
+        keys, values = keys.repeat_interleave(sharing, 1), values.repeat_interleave(sharing, 1)
+        seen.append((keys, values))
+        mixed = _attend(queries * head_dim**-0.5, seen)
+        return functional.linear(mixed.transpose(1, 2).flatten(2), self.get_parameter("output"))
+
+    def _rotated(self, x: Tensor) -> Tensor:
+        """x [B, heads, L, head_dim] turned by positions 0 to L-1."""
+        length = x.shape[2]
+        cos, sin = self.teacher.rope.cos[:length], self.teacher.rope.sin[:length]
+        return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
+
+
+def _attend(queries: Tensor, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Scaled queries [B, heads, L, head_dim] of the last pass over the keys of all passes."""
+    behind = len(seen) - 1
+    length = queries.shape[2]
+    rows = torch.arange(length, device=queries.device)
+    unseen = rows[None, :] > rows[:, None] - behind
+    scores = (queries @ seen[0][0].transpose(-1, -2)).float().masked_fill(unseen, -torch.inf)
+    drafted = [
+        (queries * _delayed(keys, behind - n)).sum(dim=-1, keepdim=True).float()
+        for n, (keys, _) in enumerate(seen[1:], 1)
+    ]
+    weights = torch.cat((scores, *drafted), dim=-1).softmax(dim=-1)
+    mixed = weights[..., :length] @ seen[0][1]
+    for n, (_, values) in enumerate(seen[1:], 1):
+        mixed = mixed + weights[..., length + n - 1, None] * _delayed(values, behind - n)
+    return mixed
+
+
+def _delayed(x: Tensor, by: int) -> Tensor:
+    """x [B, heads, L, head_dim] with row t holding what row t - `by` held, zero before."""
+    return x if by == 0 else functional.pad(x[:, :, :-by], (0, 0, by, 0))
