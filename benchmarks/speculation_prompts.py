@@ -130,6 +130,23 @@ _JSON = """Change the rent of Mill Lane to 640 in this JSON and return all of it
 ]
 ```"""
 
+_QUESTION = """Read the text and answer the question by quoting it.
+
+The lighthouse at Corran Point was built in 1871 after three ships were lost in one winter. \
+Its lamp was first fed with whale oil, then with paraffin, and since 1932 with electricity. \
+The last keeper left in 1988, when the light was made automatic. Today the lighthouse \
+belongs to a trust, which rents the keeper's cottage to visitors.
+
+Question: How was the lamp of the lighthouse fed over the years, and who owns it today?"""
+
+_BULLETS = """Turn this paragraph into a bulleted list.
+
+First, fill the kettle with fresh water and bring it to the boil. Then warm the pot with a \
+little hot water and pour it away. Put one spoon of tea in the pot for every cup, and one \
+more for the pot. Pour the boiling water over the leaves and let them stand for four \
+minutes. Stir once, put the lid on, and wait another minute. Finally, pour the tea through a \
+strainer into the cups."""
+
 _COMPLETE_CLASS = '''class Point:
     """A point in the plane."""
 
@@ -255,6 +272,8 @@ REPEATING = (
     Prompt("repeat a text", _REPEAT),
     Prompt("summarize an article", _SUMMARY),
     Prompt("extract sentences", _EXTRACT),
+    Prompt("quote a text", _QUESTION),
+    Prompt("paragraph to list", _BULLETS),
     Prompt("edit a letter", _LETTER),
     Prompt("change the spelling", _SPELLING),
     Prompt("add a header to CSV", _FIGURES),

@@ -30,12 +30,12 @@ def text_prompt(rng: Random) -> str:
 
 def pattern_prompt(rng: Random) -> list[int]:
     """A pattern of random tokens, some two times; models go on with it."""
-    pattern = [rng.choice(VOCABULARY) for _ in range(rng.randrange(4, 11))]
+    pattern = [rng.choice(VOCABULARY) for _ in range(rng.randrange(3, 8))]
     return (pattern * 3)[: len(pattern) * 2 + rng.randrange(len(pattern))]
 
 
 def prompts(tokenizer: Tokenizer, rng: Random, count: int) -> list[tuple[int, ...]]:
-    """Different prompts of 8 to 70 tokens: texts, patterns, patterns that begin like another."""
+    """Different prompts of 6 to 50 tokens: texts, patterns, patterns that begin like another."""
     found: dict[tuple[int, ...], None] = {}
     shared = [rng.choice(VOCABULARY) for _ in range(21)]
     while len(found) < count:

@@ -1,0 +1,382 @@
+"""What speculation brings: tokens per second of plain decoding and of each method, side by side.
+
+    python benchmarks/speculation.py                          # everything, an hour on two cores
+    python benchmarks/speculation.py --quick                  # does it work? a few minutes
+    python benchmarks/speculation.py --methods ngram --batches 1 --workloads repeating
+    python benchmarks/speculation.py --random-weights 1b      # what verification costs, on a GPU
+
+Workloads (`speculation_prompts`): *repeating* texts, *open* chat, and *random* tokens drawn at a
+temperature at which nothing repeats; at batch sizes above 1 also two mixes of them. Every engine is
+built as a worker builds it, lives as long as the run, and is asked for the same answers, without
+a prefix cache. Suffix drafts see finished outputs of the same workload and round only: no answer
+was seen before.
+
+On a shared machine speeds drift, so each measurement of a method has one of plain decoding right
+before and one right after it, and is compared with their mean. `speed-up` is the ratio of decoding
+times (after the first token) over the whole workload, each job's the median over rounds; `±` is
+the standard error of its mean over all pairs; `whole` counts the prompts in. The answers are
+compared token for token: `differ` counts requests whose answers are not the same, and should be 0.
+
+Prints a table and writes benchmarks/results/speculation.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import random
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+# Before torch is imported: waiting threads must not spin on a shared machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+from speculation_prompts import OPEN, REPEATING, Prompt
+from speculation_runs import Outcome, Request, Subject, engine_config
+from verification_timing import SHAPES, measure_verification
+
+from worker.config import SpeculativeConfig
+from worker.engine.process import build_core
+from worker.errors import WorkerError
+from worker.speculation_flags import parse
+from worker.tokenizer.chat import chat_template_of
+from worker.tokenizer.checkpoint import read_checkpoint
+from worker.tokenizer.tokenizer import build_tokenizer
+from worker.types import SamplingParams
+
+SEED = 20261126
+RESULTS = Path(__file__).parent / "results" / "speculation.json"
+DEFAULT_MODEL = Path.home() / ".cache/pointsman/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+RANDOM_PROMPTS, RANDOM_PROMPT_TOKENS, RANDOM_TEMPERATURE = 16, 64, 1.5
+CONTROL = "plain again"
+METHODS: dict[str, dict[str, Any]] = {
+    "ngram": {"num_speculative_tokens": 12, "prompt_lookup_min": 2, "prompt_lookup_max": 5},
+    "suffix": {"num_speculative_tokens": 16},
+    "eagle": {"num_speculative_tokens": 4},
+    "draft_model": {"num_speculative_tokens": 4},
+}
+WARM_UP_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests of one kind, to be run `batch` at a time."""
+
+    name: str
+    batch: int
+    requests: tuple[Request, ...]
+
+    @property
+    def jobs(self) -> Iterator[tuple[Request, ...]]:
+        """What runs together. A rest that does not fill a batch is left out."""
+        for first in range(0, len(self.requests) - self.batch + 1, self.batch):
+            yield self.requests[first : first + self.batch]
+
+
+@dataclass(slots=True)
+class Tally:
+    """One method on one workload: pairs of plain and speculative outcomes, by job."""
+
+    pairs: dict[int, list[tuple[float, float, float]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )  # decoding seconds a token plain, with; ratio of whole seconds
+    num_tokens: dict[int, int] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)
+    num_differing: int = 0
+
+    def add(self, job: int, before: Outcome, outcome: Outcome, after: Outcome) -> None:
+        """Take in a measurement with its two neighbours."""
+        plain = (before.seconds_per_token + after.seconds_per_token) / 2
+        whole = (before.whole_seconds + after.whole_seconds) / 2
+        self.pairs[job].append((plain, outcome.seconds_per_token, whole / outcome.whole_seconds))
+        self.num_tokens[job] = outcome.num_decoded
+        self.outcomes.append(outcome)
+        self.num_differing += sum(
+            mine != theirs for mine, theirs in zip(outcome.answers, before.answers, strict=True)
+        )
+
+    def row(self) -> dict[str, float]:
+        """Everything the table has."""
+        plain = self._seconds(0)
+        with_drafts = self._seconds(1)
+        tokens = sum(self.num_tokens.values())
+        ratios = [math.log(p / w) for pairs in self.pairs.values() for p, w, _ in pairs]
+        error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.nan
+        whole = statistics.median(w for pairs in self.pairs.values() for _, _, w in pairs)
+        runs, drafts, accepted, shares, decoded = (
+            sum(getattr(outcome, name) for outcome in self.outcomes)
+            for name in (
+                "num_runs",
+                "num_draft_tokens",
+                "num_accepted",
+                "num_shares",
+                "num_decoded",
+            )
+        )
+        return {
+            "plain_tokens_per_second": tokens / plain,
+            "tokens_per_second": tokens / with_drafts,
+            "speed_up": plain / with_drafts,
+            "speed_up_error": error,
+            "whole_speed_up": whole,
+            "acceptance_rate": accepted / drafts if drafts else math.nan,
+            "mean_acceptance_length": 1 + accepted / runs if runs else math.nan,
+            "tokens_per_step": decoded / max(shares, 1),
+            "mean_k": drafts / max(shares, 1),
+            "num_requests": sum(len(outcome.answers) for outcome in self.outcomes),
+            "num_differing": self.num_differing,
+        }
+
+    def _seconds(self, which: int) -> float:
+        """Decoding time of every job once: the median over its rounds."""
+        return sum(
+            statistics.median(pair[which] for pair in pairs) * self.num_tokens[job]
+            for job, pairs in self.pairs.items()
+        )
+
+
+# ---- what is asked ------------------------------------------------------------------------------
+
+
+class Texts:
+    """Prompts as the model's tokenizer and template make them."""
+
+    def __init__(self, model: Path) -> None:
+        checkpoint = read_checkpoint(model)
+        self.eos_token_ids = checkpoint.eos_token_ids
+        self._vocab_size = checkpoint.vocab_size
+        self._tokenizer = build_tokenizer(checkpoint)
+        self._template = chat_template_of(checkpoint, lambda: datetime(2026, 1, 1, tzinfo=UTC))
+
+    def requests(
+        self, prompts: Sequence[Prompt], max_tokens: int, temperature: float
+    ) -> tuple[Request, ...]:
+        """One request for each."""
+        return tuple(
+            Request(self._tokens(prompt), SamplingParams(max_tokens, temperature, seed=index))
+            for index, prompt in enumerate(prompts)
+        )
+
+    def random(self, count: int, max_tokens: int) -> tuple[Request, ...]:
+        """Random tokens, continued at a high temperature."""
+        rng = random.Random(SEED)
+        return tuple(
+            Request(
+                tuple(rng.randrange(17, self._vocab_size) for _ in range(RANDOM_PROMPT_TOKENS)),
+                SamplingParams(max_tokens, RANDOM_TEMPERATURE, seed=index, ignore_eos=True),
+            )
+            for index in range(count)
+        )
+
+    def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        text = prompt.text
+        if prompt.is_chat and self._template is not None:
+            text = self._template.render([{"role": "user", "content": text}])
+        return tuple(self._tokenizer.encode(text, add_special_tokens=not prompt.is_chat))
+
+
+def workloads(texts: Texts, options: argparse.Namespace) -> list[Workload]:
+    """Every workload at every batch size; larger batches take their requests in turn."""
+    length, count = options.max_tokens, 2 if options.quick else None
+    kinds = {
+        "repeating": texts.requests(REPEATING[:count], length, options.temperature),
+        "open": texts.requests(OPEN[:count], length, options.temperature),
+        "random": texts.random(count or RANDOM_PROMPTS, min(length, 96)),
+    }
+    made = []
+    for batch in options.batches:
+        named = dict(kinds)
+        if batch > 1 and not options.quick:
+            mixed = [kinds[name] for name in ("repeating", "open", "random")]
+            named["a third each"] = tuple(r for group in zip(*mixed, strict=True) for r in group)
+            some = kinds["repeating"][: max(batch // 8, 1)]
+            named["one in eight repeats"] = (*some, *kinds["random"])
+        for name, requests in named.items():
+            if options.workloads and name not in options.workloads:
+                continue
+            enough = requests * -(-batch // len(requests)) if batch > 1 else requests
+            made.append(Workload(name, batch, enough[: max(batch, len(requests))]))
+    return made
+
+
+# ---- measuring ----------------------------------------------------------------------------------
+
+
+def subjects(options: argparse.Namespace, texts: Texts) -> dict[str, Subject]:
+    """Plain decoding first, then each method that can be had."""
+    found: dict[str, Subject] = {}
+    for name in ("plain", *options.methods):
+        speculative = None
+        try:
+            if name not in ("plain", CONTROL):
+                speculative = method_config(name, options)
+            config = engine_config(
+                options.model, options.dtype, options.threads, texts.eos_token_ids, speculative
+            )
+            found[name] = Subject(name, build_core(config)[0])
+        except WorkerError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+    return found
+
+
+def method_config(name: str, options: argparse.Namespace) -> SpeculativeConfig:
+    """What `--speculative-config` makes of a method's settings here."""
+    given = {"method": name, **METHODS[name]}
+    if options.num_speculative_tokens is not None:
+        given["num_speculative_tokens"] = options.num_speculative_tokens
+    if name == "draft_model":
+        given["model"] = str(options.draft_model or options.model)
+    if name == "eagle" and options.head is not None:
+        given["model"] = str(options.head)
+    given |= json.loads(options.settings).get(name, {})
+    return parse(given)
+
+
+def warm_up(engines: dict[str, Subject], texts: Texts, batches: Sequence[int]) -> None:
+    """Let every engine see each batch size once: kernels are chosen, step times learned."""
+    prompts = [Prompt(f"warm-up {n}", f"Count from {n} to one hundred.") for n in range(8)]
+    for batch in batches:
+        job = texts.requests((prompts * batch)[:batch], WARM_UP_TOKENS, 0.0)
+        for engine in engines.values():
+            engine.run(job, "warm-up")
+
+
+def measure(workload: Workload, engines: dict[str, Subject], rounds: int) -> dict[str, Tally]:
+    """Every method on every job, plain decoding before and after each."""
+    plain, *methods = engines.values()
+    tallies = {method.name: Tally() for method in methods}
+    for count in range(rounds):
+        tenant = f"{workload.name} {workload.batch} {count}"
+        for index, job in enumerate(workload.jobs):
+            before = plain.run(job, tenant)
+            for method in methods[count % len(methods) :] + methods[: count % len(methods)]:
+                outcome = method.run(job, tenant)
+                after = plain.run(job, tenant)
+                tallies[method.name].add(index, before, outcome, after)
+                before = after
+    return tallies
+
+
+COLUMNS = (
+    ("plain/s", "plain_tokens_per_second", "8.1f"),
+    ("with/s", "tokens_per_second", "8.1f"),
+    ("speed-up", "speed_up", "9.2f"),
+    ("±", "speed_up_error", "6.1%"),
+    ("whole", "whole_speed_up", "7.2f"),
+    ("accepted", "acceptance_rate", "9.1%"),
+    ("length", "mean_acceptance_length", "7.2f"),
+    ("tok/step", "tokens_per_step", "9.2f"),
+    ("mean k", "mean_k", "7.2f"),
+    ("differ", "num_differing", "7d"),
+)
+
+
+def print_row(row: dict[str, Any]) -> None:
+    """One line of the table."""
+    cells = "".join(f"{row[key]:{form}}" for _, key, form in COLUMNS)
+    print(f"{row['workload']:22}{row['batch']:>5} {row['method']:12}{cells}", flush=True)
+
+
+def print_header() -> None:
+    """The first line of the table."""
+    widths = [(name, form.partition(".")[0].rstrip("d")) for name, _, form in COLUMNS]
+    cells = "".join(f"{name:>{width}}" for name, width in widths)
+    print(f"{'workload':22}{'batch':>5} {'method':12}{cells}")
+
+
+def compare(options: argparse.Namespace) -> dict[str, Any]:
+    """The methods against plain decoding on the model."""
+    torch.manual_seed(SEED)
+    texts = Texts(options.model)
+    engines = subjects(options, texts)
+    warm_up(engines, texts, options.batches)
+    rows: list[dict[str, Any]] = []
+    print_header()
+    for workload in workloads(texts, options):
+        for method, tally in measure(workload, engines, options.rounds).items():
+            row = {"workload": workload.name, "batch": workload.batch, "method": method}
+            rows.append(row | tally.row())
+            print_row(rows[-1])
+    differing = sum(row["num_differing"] for row in rows)
+    total = sum(row["num_requests"] for row in rows)
+    print(f"{differing} of {total} speculative answers differ from the plain ones")
+    for engine in engines.values():
+        engine.shutdown()
+    return {
+        "model": options.model.name,
+        "dtype": options.dtype,
+        "temperature": options.temperature,
+        "max_tokens": options.max_tokens,
+        "rounds": options.rounds,
+        "rows": rows,
+    }
+
+
+def names(text: str) -> list[str]:
+    """Comma-separated names."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
+    parser.add_argument("--methods", type=names, default=["ngram", "suffix", "eagle"])
+    parser.add_argument("--control", action="store_true", help="plain decoding as a method, too")
+    parser.add_argument("--workloads", type=names, default=[])
+    parser.add_argument("--batches", type=lambda t: [int(n) for n in names(t)], default=[1, 16])
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--temperature", type=float, default=0.0, help="of repeating and open")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--num-speculative-tokens", type=int)
+    parser.add_argument("--settings", default="{}", help='{"ngram": {"prompt_lookup_min": 3}}')
+    parser.add_argument("--head", type=Path, help="a trained head; else the one that is shipped")
+    parser.add_argument("--draft-model", type=Path, help="for draft_model; else the model itself")
+    parser.add_argument("--random-weights", choices=SHAPES, help="time verification instead")
+    parser.add_argument("--quick", action="store_true", help="a smoke test")
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if options.quick:
+        options.max_tokens, options.rounds = min(options.max_tokens, 16), 1
+    if options.control:
+        options.methods = [*options.methods, CONTROL]
+    unknown = set(options.methods) - {*METHODS, CONTROL}
+    if unknown:
+        parser.error(f"unknown methods: {', '.join(sorted(unknown))}; known: {', '.join(METHODS)}")
+    return options
+
+
+def main() -> None:
+    """Measure, print the table and write the JSON."""
+    options = parse_arguments()
+    if options.random_weights:
+        measured = measure_verification(options.random_weights, options.batches, options.quick)
+    else:
+        measured = compare(options)
+    machine = {
+        "cpu": platform.processor(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "torch": torch.__version__,
+    }
+    document = {"machine": machine, **measured}
+    options.json.parent.mkdir(exist_ok=True)
+    options.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

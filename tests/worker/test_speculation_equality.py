@@ -1,0 +1,385 @@
+"""A thousand answers with speculation, and the same ones without: no token may differ.
+
+The real model, in float32. Drafts come from drafters of every kind at once, one kind to a request:
+some mostly right, some always wrong, some right for a while, and one that raises. The requests run
+side by side in steps too small for them and on a pool too small for them, so that drafts meet
+chunked prompts, prefix hits, preemption, and each other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from drafter_kinds import Dealt, Garbage, Knowing, Raising
+from repeating_prompts import prompts
+
+from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
+from worker.engine.core import EngineCore
+from worker.engine.drafters.interface import Drafter
+from worker.engine.drafters.registry import build_drafter
+from worker.engine.messages import AddRequest, EngineStats, SpeculationFigures
+from worker.engine.process import build_core
+from worker.engine.scheduler import Scheduler
+from worker.engine.speculation import Speculation
+from worker.tokenizer.checkpoint import read_checkpoint
+from worker.tokenizer.tokenizer import Tokenizer, build_tokenizer
+from worker.types import ModelOutput, SamplingParams, SchedulerOutput
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 512
+EOS = 2
+GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
+SPECULATIVE = SpeculativeConfig(
+    "ngram",
+    num_speculative_tokens=6,
+    prompt_lookup_min=2,
+    prompt_lookup_max=4,
+    enable_adaptive_verification=False,
+)
+LOOKUPS = ("ngram", "suffix")
+KINDS = (*LOOKUPS, "garbage", "raises", "true", "true then wrong", "any")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked, and whose drafts are to be verified on the way."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    kind: str = "ngram"
+    num_answers: int = 1
+
+
+Requests = dict[str, Request]
+
+
+@dataclass
+class Run:
+    """What came of some requests."""
+
+    answers: dict[str, tuple[int, ...]]
+    stats: EngineStats
+    figures: dict[str, SpeculationFigures]
+    steps: Steps
+
+
+# ---- requests -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_path: Path) -> Tokenizer:
+    """The model's own."""
+    return build_tokenizer(read_checkpoint(model_path))
+
+
+@pytest.fixture(scope="module")
+def thousand(tokenizer: Tokenizer) -> Requests:
+    """Greedy requests, the kinds of drafts dealt out in turn."""
+    found = prompts(tokenizer, Random(20261123), 1000)
+    return {
+        f"q{index}": Request(prompt, GREEDY, KINDS[index // 3 % len(KINDS)])
+        for index, prompt in enumerate(found)
+    }
+
+
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.8},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 0.7, "top_k": 20, "frequency_penalty": 0.4},
+    {"temperature": 1.0, "min_p": 0.1, "repetition_penalty": 1.1},
+    {"presence_penalty": 0.6, "repetition_penalty": 1.2},
+    {"temperature": 0.5, "logit_bias": ((253, 4.0), (338, 3.0), (30, 2.0))},
+    {"min_tokens": 6, "stop_token_ids": (30, 28, 198)},
+    {"temperature": 0.6, "ignore_eos": True, "logprobs": 2},
+    {"bad_words": ((253,), (260, 253))},
+)
+
+
+@pytest.fixture(scope="module")
+def mixed(tokenizer: Tokenizer) -> Requests:
+    """Requests with every parameter that decides what may be drawn, a third with three answers."""
+    rng = Random(20261124)
+    return {
+        f"m{index}": Request(
+            prompt,
+            replace(GREEDY, seed=index, **VARIANTS[index % len(VARIANTS)]),
+            ("ngram", "suffix", "garbage", "any")[index % 4],
+            num_answers=3 if index % 5 == 0 else 1,
+        )
+        for index, prompt in enumerate(prompts(tokenizer, rng, 90))
+    }
+
+
+def dealt(requests: Requests, plain: Mapping[str, Sequence[int]]) -> Dealt:
+    """Drafters of every kind for these requests, whose answers are known to those that ought to."""
+    truth = {request.prompt: plain[name] for name, request in requests.items()}
+    built = {name: build_drafter(replace(SPECULATIVE, method=name)) for name in LOOKUPS}
+    drafters: dict[str, Drafter] = {
+        **{name: drafter for name, drafter in built.items() if drafter is not None},
+        "garbage": Garbage(),
+        "raises": Raising(),
+        "true": Knowing(truth, lie_every=1 << 30, varies=False),
+        "true then wrong": Knowing(truth, lie_every=4, varies=False),
+        "any": Knowing(truth, lie_every=5, varies=True),
+    }
+    return Dealt({request.prompt: request.kind for request in requests.values()}, drafters)
+
+
+# ---- runs ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Steps:
+    """Implements `Executor`: another one, which outlives the engine; counts what it is asked."""
+
+    inner: Any
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def execute(self, step: SchedulerOutput) -> ModelOutput:
+        """Count, and have it done."""
+        chunks = [s for s in step.sequences if not s.samples]
+        drafting = [s for s in step.sequences if s.num_drafts]
+        self.counts["chunks"] += len(chunks)
+        self.counts["chunks beside drafts"] += len(chunks) if drafting else 0
+        self.counts["drafts beside others"] += bool(drafting) and len(drafting) < len(
+            step.sequences
+        )
+        result: ModelOutput = self.inner.execute(step)
+        return result
+
+    def sleep(self, level: int) -> None:
+        """Not used here."""
+
+    def wake(self, tags: frozenset[str]) -> None:
+        """Not used here."""
+
+    def shutdown(self) -> None:
+        """The owner does that."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much of everything there is."""
+
+    num_blocks: int = 2000
+    budget: int = 2048
+    batch: int = 64
+    chunk: int = 0  # the most tokens of a prompt in one step; 0: no such limit
+    overlap: bool = False
+
+
+ROOMY = Room(batch=128)
+TIGHT = Room(num_blocks=72, budget=160, batch=40, chunk=13)
+
+
+@pytest.fixture(scope="module")
+def executor(model_path: Path) -> Iterator[Any]:
+    """The real model in float32."""
+    from worker.executor.model_runner import build_executor
+
+    built, _ = build_executor(engine_config(model_path, ROOMY))
+    yield built
+    built.shutdown()
+
+
+def engine_config(
+    model_path: Path, room: Room, speculative: SpeculativeConfig | None = None
+) -> EngineConfig:
+    """The real model in float32 with so much room."""
+    return EngineConfig(
+        engine="torch",
+        model_path=str(model_path),
+        dtype="float32",
+        block_size=BLOCK_SIZE,
+        num_blocks_override=room.num_blocks,
+        scheduler=limits_of(room),
+        eos_token_ids=(EOS,),
+        speculative=speculative,
+    )
+
+
+def limits_of(room: Room) -> SchedulerConfig:
+    """The limits of a step."""
+    return SchedulerConfig(room.budget, room.batch, MAX_MODEL_LEN, room.chunk)
+
+
+def run(
+    executor: Any, requests: Requests, room: Room = ROOMY, speculation: Speculation | None = None
+) -> Run:
+    """Run the requests to their ends, the bookkeeping checked after every few steps."""
+    cache = CacheConfig(room.num_blocks, BLOCK_SIZE)
+    scheduler = Scheduler(cache, limits_of(room), (EOS,), speculation)
+    steps = Steps(executor)
+    core = EngineCore(scheduler, steps, time.monotonic, room.overlap)
+    answers, figures, stats = drive(core, requests, scheduler.check_integrity)
+    assert scheduler.blocks.num_free == room.num_blocks
+    core.shutdown()
+    return Run(answers, stats, figures, steps)
+
+
+def drive(
+    core: EngineCore, requests: Requests, check: Callable[[], None] | None = None
+) -> tuple[dict[str, tuple[int, ...]], dict[str, SpeculationFigures], EngineStats]:
+    """Add the requests, step until nothing is left; the answers of one with several under
+    "name/1", "name/2" too.
+    """
+    for name, request in requests.items():
+        branches = [f"{name}/{index}" for index in range(1, request.num_answers)]
+        core.add(AddRequest(name, list(request.prompt), request.params, 0.0, branch_ids=branches))
+    answers: dict[str, tuple[int, ...]] = {}
+    figures: dict[str, SpeculationFigures] = {}
+    stats = EngineStats()
+    count = 0
+    while core.has_work:
+        step = core.step()
+        count += 1
+        if check is not None and count % 8 == 0:
+            check()
+        if step is None:
+            continue
+        stats = step.stats
+        for output in step.outputs:
+            assert output.error is None, output
+            answers[output.request_id] = answers.get(output.request_id, ()) + tuple(
+                output.token_ids
+            )
+            if output.speculation is not None:
+                figures[output.request_id] = output.speculation
+    return answers, figures, stats
+
+
+# ---- what must hold -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def all_requests(thousand: Requests, mixed: Requests) -> Requests:
+    """Greedy and drawn requests in one line, shuffled."""
+    names = [*thousand, *mixed]
+    Random(20261125).shuffle(names)
+    return {name: (thousand | mixed)[name] for name in names}
+
+
+@pytest.fixture(scope="module")
+def plain(executor: Any, all_requests: Requests) -> Run:
+    """Their answers without any drafts and with room for all."""
+    result = run(executor, all_requests)
+    assert result.stats.num_draft_tokens == result.stats.num_preemptions == 0
+    return result
+
+
+@pytest.fixture(scope="module")
+def speculative(executor: Any, all_requests: Requests, plain: Run) -> Run:
+    """Their answers with drafts of every kind and too little room."""
+    speculation = Speculation(SPECULATIVE, dealt(all_requests, plain.answers), False)
+    return run(executor, all_requests, TIGHT, speculation)
+
+
+def differing(left: Run, right: Run, names: Iterable[str]) -> list[str]:
+    """Answers that are not the same token for token; of further answers too."""
+    wanted = set(names)
+    assert left.answers.keys() == right.answers.keys()
+    return [
+        name
+        for name in left.answers
+        if name.partition("/")[0] in wanted and left.answers[name] != right.answers[name]
+    ]
+
+
+def test_a_thousand_greedy_answers_are_the_same_with_drafts(
+    thousand: Requests, plain: Run, speculative: Run
+) -> None:
+    """Token for token, whatever was drafted and however little room there was."""
+    assert len(thousand) == 1000
+    assert differing(plain, speculative, thousand) == []
+
+
+def test_drawn_answers_are_the_same_with_drafts(
+    mixed: Requests, plain: Run, speculative: Run
+) -> None:
+    """Seeded draws, with penalties, min_p, bias, bans and branches, in the same steps."""
+    assert differing(plain, speculative, mixed) == []
+    drawn = {name for name, request in mixed.items() if request.params.temperature > 0}
+    figures = [f for name, f in speculative.figures.items() if name.partition("/")[0] in drawn]
+    assert sum(f.num_accepted_tokens for f in figures) > 50
+    assert sum(f.num_draft_tokens - f.num_accepted_tokens for f in figures) > 50
+
+
+def test_every_kind_of_drafts_stood_and_fell(
+    all_requests: Requests, thousand: Requests, speculative: Run
+) -> None:
+    """Otherwise the equality would say nothing."""
+    stood: Counter[str] = Counter()
+    fell: Counter[str] = Counter()
+    longest: Counter[str] = Counter()
+    for name, figures in speculative.figures.items():
+        kind = all_requests[name.partition("/")[0]].kind
+        stood[kind] += figures.num_accepted_tokens
+        fell[kind] += figures.num_draft_tokens - figures.num_accepted_tokens
+        longest[kind] = max(longest[kind], len(figures.accepted_histogram) - 1)
+    assert stood["garbage"] == stood["raises"] == fell["raises"] == 0
+    assert fell["true"] == 0
+    for kind in ("ngram", "suffix", "true", "true then wrong", "any"):
+        assert stood[kind] > 100, (kind, stood)
+    for kind in ("ngram", "suffix", "garbage", "true then wrong", "any"):
+        assert fell[kind] > 100, (kind, fell)
+    assert longest["true"] == longest["ngram"] == SPECULATIVE.num_speculative_tokens
+    num_raising = sum(request.kind == "raises" for request in thousand.values())
+    assert speculative.stats.num_drafter_failures >= num_raising > 100
+    assert sum(stood.values()) == speculative.stats.num_accepted_tokens
+    assert sum(speculative.stats.num_accepted_by_position) == sum(stood.values())
+
+
+def test_the_drafts_met_everything_else_that_happens(plain: Run, speculative: Run) -> None:
+    """Preemption, chunks and prefix hits, and sequences without drafts in the same steps."""
+    stats, counts = speculative.stats, speculative.steps.counts
+    assert stats.num_preemptions > 20
+    assert stats.prefix_cache_hits > 1000
+    assert counts["chunks beside drafts"] > 20
+    assert counts["drafts beside others"] > 20
+    assert stats.generation_tokens == plain.stats.generation_tokens
+
+
+def test_answers_are_the_same_with_draft_lengths_that_adapt(
+    executor: Any, all_requests: Requests, plain: Run
+) -> None:
+    """With steps scheduled ahead whenever speculation rests."""
+    some = dict(list(all_requests.items())[:200])
+    adaptive = replace(SPECULATIVE, enable_adaptive_verification=True)
+    speculation = Speculation(adaptive, dealt(some, plain.answers), False)
+    result = run(executor, some, replace(TIGHT, num_blocks=60, batch=20, overlap=True), speculation)
+    assert len(result.answers) > 200
+    assert all(plain.answers[name] == tokens for name, tokens in result.answers.items())
+    assert result.stats.num_accepted_tokens > 20
+
+
+@pytest.fixture(scope="module")
+def few(all_requests: Requests) -> Requests:
+    """Some requests of each sort."""
+    return dict(list(all_requests.items())[:40])
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model", "eagle"])
+def test_answers_are_the_same_with_each_method_as_configured(
+    model_path: Path, few: Requests, plain: Run, method: str
+) -> None:
+    """Built as a worker builds it, the target standing in for a draft model."""
+    config = replace(SPECULATIVE, method=method, num_speculative_tokens=4)
+    if method == "draft_model":
+        config = replace(config, model=str(model_path))
+    room = Room(num_blocks=60, budget=160, batch=12, overlap=True)
+    core, _ = build_core(engine_config(model_path, room, config))
+    answers, _, stats = drive(core, few)
+    core.shutdown()
+    assert all(plain.answers[name] == tokens for name, tokens in answers.items())
+    assert stats.num_accepted_tokens > 20
+    if method != "draft_model":
+        assert stats.num_draft_tokens > stats.num_accepted_tokens
