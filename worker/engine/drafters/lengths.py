@@ -49,7 +49,7 @@ from worker.engine.drafters.acceptance import (
     confidence_class,
 )
 from worker.engine.drafters.probing import Account, ProbeClock
-from worker.engine.drafters.step_times import StepTimes
+from worker.engine.drafters.step_times import ASSUMED_AHEAD, StepTimes
 
 _MARGIN = 0.03  # what drafts must win to be worth it
 _MAX_SURPRISE = 3.0  # times the expected seconds, beyond which a step's own are somebody else's
@@ -159,7 +159,8 @@ class DraftLengths:
         extra = self._extra(num, num_other_tokens, len(ranked))
         best, gain, is_saving = self._best(num, ranked, extra, plain)
         self._note_gain(gain)
-        self._asking_cost = max(0.0, self._times.decoding(num) / plain - 1.0)
+        # What is only assumed is not charged for.
+        self._asking_cost = max(0.0, self._times.decoding(num) * ASSUMED_AHEAD / plain - 1.0)
         self._token_value = 1.0 / num
         self._draft_cost = extra[max(best, 1)] / max(best, 1) / plain if ranked else 0.0
         if best and self._is_control_due(num, gain):
@@ -183,7 +184,6 @@ class DraftLengths:
         limit = min(limit, 2 * self._times.most_rounds + 1)
         tracked = [self._track(seq_id, drafter) for seq_id in seq_ids]
         survivals = [one.run.survivals(limit) for one in tracked]
-        self._keep_best(survivals, 4 * max(1, self._times.most_drafting))
         counts, seconds, is_saving = self._draft_plan(survivals, num, num_other_tokens)
         clock = self._drafters[drafter].clock
         if clock.is_due(now) and not is_saving:
@@ -366,16 +366,6 @@ class DraftLengths:
             return True
         return 0 <= one.failed_class < confidence_class(offer.confidences[0])
 
-    @staticmethod
-    def _keep_best(survivals: list[list[float]], most: int) -> None:
-        """Leave only the most promising sequences: many are not drafted for at once when only few
-        ever were.
-        """
-        if len(survivals) > most:
-            order = sorted(range(len(survivals)), key=lambda index: -survivals[index][0])
-            for index in order[most:]:
-                survivals[index] = []
-
     def _draft_plan(
         self, survivals: Sequence[Sequence[float]], num: int, num_other_tokens: int
     ) -> tuple[list[int], float, bool]:
@@ -383,7 +373,7 @@ class DraftLengths:
         be better but is more than the account can bear.
         """
         ranked = sorted(chain.from_iterable(survivals), reverse=True)
-        firsts = sorted((one[0] for one in survivals if one), reverse=True)
+        firsts = sorted((one[0] for one in survivals), reverse=True)
         tokens = list(accumulate(ranked, initial=float(num)))
         plain, base = self._times.plain(num), self._times.decoding(num)
         extra = self._extra(num, num_other_tokens, len(ranked))
@@ -393,7 +383,7 @@ class DraftLengths:
         affordable = self._account.balance * plain
         num_drafting = 0
         for total in chain(range(1, min(most, 8) + 1), range(8 + stride, most + 1, stride)):
-            while num_drafting < len(firsts) and firsts[num_drafting] >= ranked[total - 1]:
+            while num_drafting < num and firsts[num_drafting] >= ranked[total - 1]:
                 num_drafting += 1
             drafting = min(num_drafting, total)
             seconds = self._times.drafting(drafting, total / drafting)

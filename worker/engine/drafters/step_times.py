@@ -25,11 +25,13 @@ WINDOW = 25  # times that a knot keeps
 _PRIOR_TOKENS = 24.0  # a step costs as much as so many tokens, before its tokens are counted
 _RESIDUALS = 9  # whose median moves the speed
 _SPEED_GAIN = 0.25
-_MAX_FIRST = 1.3
+_MAX_FIRST = 1.05
+_CLEANING = 64  # observations from one clean-up to the next
+_PATIENCE = 4096  # ticks that a size is remembered without being seen
 _NO_DRIFT = 0.03  # a smaller median is chance
 _MIN_SETTLED = 4  # times that a knot needs before it says something about the speed
 _PROMPT_TO_DRAFT = 1.33  # a draft has logits made and is verified; a token of a prompt has not
-_AHEAD = 0.985  # of the time of a step that is not scheduled ahead
+ASSUMED_AHEAD = 0.985  # of the time of a step that is not scheduled ahead
 _MIN_PROMPT_TOKENS = 16  # below, a prompt's time is noise
 
 
@@ -102,6 +104,7 @@ class Curve:
         self._sizes: list[float] = []
         self._times: list[float] = []
         self._is_stale = False
+        self._num_observed = 0
 
     @property
     def largest(self) -> int:
@@ -131,6 +134,18 @@ class Curve:
             self._speed.follow(math.log(seconds / expected))
         knot.add(size, seconds / self._speed.seconds, clock)
         self._is_stale = True
+        self._num_observed += 1
+        if self._num_observed % _CLEANING == 0:
+            self._forget(clock)
+
+    def _forget(self, clock: int) -> None:
+        """Drop sizes that were not seen for long; sooner, if they never were often: they may have
+        been disturbed then, and would never be tried again.
+        """
+        for key, knot in list(self._knots.items()):
+            patience = _PATIENCE if knot.count >= _MIN_SETTLED else _PATIENCE // 16
+            if clock - knot.clock > patience:
+                del self._knots[key]
 
     def _prior(self, size: float) -> float:
         """What a size takes before anything is measured, at speed 1."""
@@ -205,7 +220,6 @@ class StepTimes:
         self._prompt_slopes: deque[float] = deque(maxlen=WINDOW)
         self._drafting: dict[int, Curve] = {}  # by the bit length of the number of sequences
         self.clock = 0
-        self.most_drafting = 0  # sequences drafted for at once that were measured
         self.most_rounds = 0  # drafts of one sequence in a step, on the average, that were measured
 
     @property
@@ -224,7 +238,7 @@ class StepTimes:
         seconds = self._steps.at(num_sequences)
         if self._ahead.last_seen(num_sequences)[1]:
             return min(seconds, self._ahead.at(num_sequences))
-        return seconds * _AHEAD
+        return seconds * ASSUMED_AHEAD
 
     def extra(self, num_sequences: int, num_other_tokens: int, most: int) -> list[float]:
         """What 0, 1, …, `most` drafts add to a step of so many sequences beside a prompt's tokens.
@@ -288,7 +302,6 @@ class StepTimes:
         )
         rounds = max(1, round(num_drafted / num_drafting))
         curve.observe(rounds, seconds, self.clock)
-        self.most_drafting = max(self.most_drafting, num_drafting)
         self.most_rounds = max(self.most_rounds, rounds)
 
     def _prompt_slope(self) -> float:
