@@ -16,7 +16,7 @@ from fleet.errors import FleetError
 if TYPE_CHECKING:
     from fleet.models import Progress
 
-_PASSED_ON = ("worker", "picker")
+_PASSED_ON = ("worker", "picker", "train-draft")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,11 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        # These two have their own flags, in the spelling of the systems they stand in for.
+        # These have their own flags, in the spelling of the systems they stand in for.
         if arguments and arguments[0] == "worker":
             return _worker(arguments[1:])
         if arguments and arguments[0] == "picker":
             return _picker(arguments[1:])
+        if arguments and arguments[0] == "train-draft":
+            return _train_draft(arguments[1:])
         options = build_parser().parse_args(arguments)
         return {"up": _up, "chat": _chat, "version": _version}[options.command](options)
     except FleetError as error:
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags of every subcommand but `worker` and `picker`, which have their own."""
+    """The flags of every subcommand but those of `_PASSED_ON`, which have their own."""
     parser = argparse.ArgumentParser(
         prog="pointsman",
         description="An Envoy endpoint picker for LLM fleets, and the paged-KV worker behind it.",
@@ -51,6 +53,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_chat(commands.add_parser("chat", help="talk to a fleet in the terminal"))
     commands.add_parser("worker", help="serve one model (see `pointsman worker --help`)")
     commands.add_parser("picker", help="pick endpoints for Envoy (see `pointsman picker --help`)")
+    commands.add_parser(
+        "train-draft",
+        help="train a draft head for a model (see `pointsman train-draft --help`)",
+    )
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -158,6 +164,30 @@ def _picker(argv: list[str]) -> int:
     from picker.__main__ import main as picker_main
 
     return picker_main(argv)
+
+
+def _train_draft(argv: list[str]) -> int:
+    argv = _with_found_model(argv)
+    from worker.training.__main__ import main as training_main
+
+    return training_main(argv)
+
+
+def _with_found_model(argv: list[str]) -> list[str]:
+    """The flags of a training, its model found or fetched; without one the default model."""
+    from fleet.models import resolve_model
+
+    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    known.add_argument("--model")
+    known.add_argument("-h", "--help", action="store_true")
+    given, others = known.parse_known_args(argv)
+    if given.help:
+        return argv
+    from os import environ
+
+    with _progress() as progress:
+        path = resolve_model(given.model or environ.get("POINTSMAN_MODEL"), progress)
+    return [*others, "--model", str(path)]
 
 
 def with_default_model(argv: list[str]) -> list[str]:

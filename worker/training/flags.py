@@ -23,7 +23,12 @@ def build_parser() -> argparse.ArgumentParser:
         prog="pointsman train-draft", description=_DESCRIPTION, allow_abbrev=False
     )
     parser.add_argument(
-        "--model", type=Path, required=True, metavar="PATH", help="GGUF file or directory"
+        "--model",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="GGUF file or Hugging Face directory; the `pointsman` command also takes a name, and"
+        " without any the default model",
     )
     parser.add_argument(
         "--text",
