@@ -13,9 +13,13 @@ from worker.config import EngineConfig
 
 def system_fingerprint(config: EngineConfig) -> str:
     """`pointsman-<version>-<8 hex digits>` of the engine's configuration. What is secret in it (the
-    seed of the block hashes) or differs between workers that answer alike is left out.
+    seed of the block hashes) or differs between workers that answer alike is left out: so is
+    speculation, unless its drafts are drawn at random, which changes what a seed gives.
     """
     public = dataclasses.replace(config, prefix_caching_hash_seed=None)
+    speculative = config.speculative
+    if speculative is not None and speculative.draft_sample_method != "probabilistic":
+        public = dataclasses.replace(public, speculative=None)
     shape = {
         name: value
         for name, value in msgspec.to_builtins(public).items()

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from worker.api.fingerprint import system_fingerprint
-from worker.config import EngineConfig
+from worker.config import EngineConfig, SpeculativeConfig
 
 CONFIG = EngineConfig(engine="torch", model_path="/models/tiny")
 
@@ -23,3 +23,11 @@ def test_secrets_and_the_machine_are_left_out() -> None:
     """Neither the seed of the block hashes nor the number of threads shows."""
     other = replace(CONFIG, prefix_caching_hash_seed="secret", num_threads=7)
     assert system_fingerprint(other) == system_fingerprint(CONFIG)
+
+
+def test_speculation_shows_only_if_it_changes_what_a_seed_gives() -> None:
+    """Coupled drafts change no token; drafts drawn at random change which ones."""
+    coupled = replace(CONFIG, speculative=SpeculativeConfig("ngram", 4))
+    assert system_fingerprint(coupled) == system_fingerprint(CONFIG)
+    drawn = SpeculativeConfig("eagle", 4, draft_sample_method="probabilistic")
+    assert system_fingerprint(replace(CONFIG, speculative=drawn)) != system_fingerprint(CONFIG)

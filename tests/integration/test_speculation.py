@@ -1,0 +1,207 @@
+"""Speculation in real processes: the same answers in fewer steps, and numbers that tell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from running_fleet import free_base_port, running_fleet
+from running_worker import Worker, running_worker
+
+# How long the drafts are must not depend on how busy the machine is that runs the tests.
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 6,
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": 3,
+    "enable_adaptive_verification": False,
+}
+SIM = ("--engine", "sim", "--sim-mode", "echo", "--sim-decode-base-ms", "1")
+SONG = "row row row your boat gently down the stream merrily merrily merrily merrily " * 3
+TOLD = "--enable-per-request-metrics"
+README = Path(__file__).parents[2] / "README.md"
+
+
+def speculating(**config: object) -> tuple[str, str]:
+    """The flag with this configuration."""
+    return ("--speculative-config", json.dumps(config))
+
+
+@asynccontextmanager
+async def both(*flags: str) -> AsyncIterator[tuple[Worker, Worker]]:
+    """A worker without speculation, and one with."""
+    async with AsyncExitStack() as stack:
+        starting = running_worker(*flags), running_worker(*flags, TOLD, *speculating(**NGRAM))
+        plain, drafting = await asyncio.gather(*map(stack.enter_async_context, starting))
+        yield plain, drafting
+
+
+async def counted(worker: Worker) -> dict[str, float]:
+    """Its counters of speculation, by name and position."""
+    found = (await worker.http.get("/metrics")).text
+    lines = re.findall(r"^vllm:spec_decode_(\w+)_total\{(.*)\} (\S+)$", found, re.MULTILINE)
+    return {
+        name
+        + (f"[{place[1]}]" if (place := re.search(r'position="(\d+)"', labels)) else ""): float(
+            value
+        )
+        for name, labels, value in lines
+    }
+
+
+async def answered(worker: Worker, body: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """A body without what tells answers apart, and its figures of speculation."""
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    response = await worker.http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    told = response.json()
+    figures = (told.pop("metrics") or {}).get("speculative_decoding")
+    del told["id"], told["created"], told["usage"]["prompt_tokens_details"]
+    return told, figures
+
+
+async def streamed(client: openai.AsyncOpenAI, **body: Any) -> tuple[str, str | None, int]:
+    """Text, finish reason and number of tokens of a stream, as OpenAI's own client reads it."""
+    stream = await client.completions.create(
+        stream=True, stream_options={"include_usage": True}, **body
+    )
+    text, reason, num_tokens = "", None, 0
+    async for chunk in stream:
+        for choice in chunk.choices:
+            text += choice.text
+            reason = choice.finish_reason or reason
+        if chunk.usage is not None:
+            num_tokens = chunk.usage.completion_tokens
+    return text, reason, num_tokens
+
+
+BODIES: list[dict[str, Any]] = [
+    {"prompt": SONG, "max_tokens": 50, "temperature": 0},
+    {"prompt": SONG, "max_tokens": 50, "seed": 3, "n": 3, "logprobs": 2},
+    {"prompt": SONG, "max_tokens": 200, "stop": ["gently down", "the"], "seed": 5, "top_p": 0.9},
+    {"prompt": SONG, "max_tokens": 40, "min_tokens": 30, "seed": 6, "return_token_ids": True},
+    {"messages": [{"role": "user", "content": SONG}], "max_tokens": 30, "seed": 1, "top_k": 5},
+]
+
+
+async def test_answers_are_the_same_with_and_without_drafts() -> None:
+    """Greedy and seeded, whole and streamed, with stop strings inside a run; the counters move, and
+    those of every request add up to them.
+    """
+    async with both(*SIM) as (plain, drafting):
+        before = await counted(drafting)
+        places = [f"num_accepted_tokens_per_pos[{place}]" for place in range(6)]
+        assert [name for name in before if "per_pos" in name] == places
+        assert set(before.values()) == {0.0}
+        total: dict[str, int] = dict.fromkeys(("steps", "drafted", "accepted"), 0)
+        for body in BODIES:
+            expected, none = await answered(plain, body)
+            told, figures = await answered(drafting, body)
+            assert told == expected
+            assert (none, figures is None) == (None, False)
+            total["steps"] += figures["num_spec_steps"]
+            total["drafted"] += figures["num_draft_tokens"]
+            total["accepted"] += figures["num_accepted_draft_tokens"]
+            assert len(figures["acceptance_histogram"]) == 1 + figures["num_spec_tokens"] == 7
+        after = await counted(drafting)
+        assert total["accepted"] > 50
+        assert after["num_drafts"] >= total["steps"]
+        assert after["num_draft_tokens"] >= total["drafted"]
+        assert after["num_accepted_tokens"] >= total["accepted"]
+        assert sum(after[place] for place in places) == after["num_accepted_tokens"]
+        assert "per_pos" not in "".join(await counted(plain))
+        for body in ({"max_tokens": 40}, {"max_tokens": 90, "stop": "stream"}):
+            texts = []
+            for worker in (plain, drafting):
+                url = f"{worker.http.base_url}/v1"
+                async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client:
+                    asked = {"model": "sim", "prompt": SONG, "seed": 9, **body}
+                    texts.append(await streamed(client, **asked))
+            assert texts[0] == texts[1]
+
+
+@pytest.mark.model
+async def test_the_real_model_says_the_same_in_fewer_steps(model_path: Path) -> None:
+    """Text that repeats its prompt is drafted and accepted; greedy and seeded answers stay."""
+    small = ("--max-model-len", "512", "--num-gpu-blocks-override", "128")
+    sentence = "The quick brown fox jumps over the lazy dog. "
+    code = "def add(a, b):\n    return a + b\n\n\ndef add(a, b):\n    return a + b\n\n\ndef add"
+    bodies: list[dict[str, Any]] = [
+        {"prompt": sentence * 6, "max_tokens": 40, "temperature": 0},
+        {"prompt": code, "max_tokens": 24, "temperature": 0.7, "seed": 11, "logprobs": 1},
+    ]
+    async with both("--model", str(model_path), *small) as (plain, drafting):
+        for body in bodies:
+            expected, _ = await answered(plain, body)
+            told, figures = await answered(drafting, body)
+            assert close_in_logprobs(told, expected)
+            assert figures["num_accepted_draft_tokens"] > 0
+        steps = [
+            (await worker.counters())[_named("pointsman:engine_steps_total")]
+            for worker in (plain, drafting)
+        ]
+        assert steps[1] < steps[0]
+
+
+def close_in_logprobs(told: dict[str, Any], expected: dict[str, Any]) -> bool:
+    """Equal, but for what rows that are computed together change in the sixth place."""
+    for one, other in zip(told["choices"], expected["choices"], strict=True):
+        lists = [
+            (choice.pop("logprobs") or {}).get("token_logprobs", []) for choice in (one, other)
+        ]
+        assert lists[0] == pytest.approx(lists[1], abs=1e-3)
+    return told == expected
+
+
+def _named(name: str) -> str:
+    labels = [("engine", "0"), ("model_name", "SmolLM2-135M-Instruct")]
+    return f"{name}{labels}"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{", "--speculative-config: not a JSON object"),
+        (json.dumps({**NGRAM, "method": "eagle3"}), "'eagle3' is not supported"),
+        (json.dumps({**NGRAM, "num_speculative_tokens": 1000}), "must be an integer in [1, 128]"),
+        (json.dumps({"method": "eagle"}), "use ngram or suffix"),
+    ],
+)
+async def test_a_worker_says_what_is_wrong_with_the_configuration(
+    config: str, message: str
+) -> None:
+    """One sentence and status 1, before anything is started."""
+    argv = ("-m", "worker", "--engine", "sim", "--port", "0", "--speculative-config", config)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    printed, complaint = await process.communicate()
+    assert (process.returncode, printed) == (1, b"")
+    (line,) = complaint.decode().splitlines()
+    assert line.startswith("pointsman worker: ")
+    assert message in line
+
+
+@pytest.mark.envoy
+async def test_a_fleet_drafts_as_the_readme_says() -> None:
+    """The command stands there word for word; its workers draft what clients behind Envoy get."""
+    line = next(li for li in README.read_text().splitlines() if "--worker-args" in li)
+    given = shlex.split(line, comments=True)
+    worker_args = given[given.index("--worker-args") + 1]
+    flags = ("--workers", "1", "--worker-args", f"{worker_args} {TOLD} --sim-mode echo")
+    async with running_fleet(free_base_port(), *flags) as fleet:
+        await fleet.ready()
+        answer = await fleet.openai.completions.create(
+            model="sim", prompt=SONG * 2, max_tokens=64, temperature=0
+        )
+        figures = answer.model_extra["metrics"]["speculative_decoding"]
+        assert figures["num_accepted_draft_tokens"] > 0
