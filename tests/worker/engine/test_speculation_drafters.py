@@ -13,9 +13,16 @@ from worker.config import CacheConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.messages import AddRequest, SpeculationFigures
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
-from worker.types import Drafts, FinishReason, ModelOutput
+from worker.types import Drafts, FinishReason, ModelOutput, SchedulerOutput
 
 Make = Callable[..., AddRequest]
+
+
+def scheduled_and_taken(engine: Scheduler) -> SchedulerOutput:
+    """A step in which every token drawn is 4."""
+    step = scheduled(engine)
+    take_in(engine, step, {share.seq_id: 4 for share in step.sequences})
+    return step
 
 
 def test_nothing_is_scheduled_ahead_of_drafts(make_request: Make) -> None:
@@ -86,6 +93,18 @@ def test_drafts_of_another_place_are_dropped(make_request: Make, position: int) 
     result = drawn({0: 4})
     result.drafts[0] = Drafts(position, (5, 6, 7), (0.9, 0.8, 0.7))
     engine.update(scheduled(engine), result, 0.0)
+    assert share_of(scheduled(engine)).num_drafts == 0
+
+
+def test_drafts_that_nobody_had_budget_for_grow_stale(make_request: Make) -> None:
+    """The sequence went on without them."""
+    engine = scheduler(speculation=by(None, most=3), max_num_batched_tokens=4)
+    engine.add(make_request("a", [1, 2, 3], max_tokens=20))
+    result = drawn({0: 4})
+    result.drafts[0] = Drafts(4, (5, 6, 7), (0.9, 0.8, 0.7))
+    engine.update(scheduled(engine), result, 0.0)
+    engine.add(make_request("b", [2, 2, 2], max_tokens=1))
+    assert [s.num_drafts for s in scheduled_and_taken(engine).sequences] == [0, 0]
     assert share_of(scheduled(engine)).num_drafts == 0
 
 
