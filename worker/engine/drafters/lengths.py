@@ -20,7 +20,7 @@ Nothing of this is right from the start, so four rules keep it from doing harm (
    are paid into it, each step adds 1.5 % of a plain one. No step may risk more than the balance,
    were all of its drafts to fall. So estimates may be wrong, and the loss against plain decoding
    stays bounded all the same.
-2. Sizes of steps that were never seen are entered a quarter at a time.
+2. A step is at most twice as large as the largest one that was seen.
 3. A sequence whose drafts do not pay has one of them verified from time to time, at distances that
    double up to a bound; at once when the drafter is surer than it was when it failed. Once a probe
    stands, the next drafts are probes too, and longer. In the same way a device drafter that does
@@ -302,12 +302,12 @@ class DraftLengths:
         return survivals
 
     def _extra(self, num: int, num_other_tokens: int, most: int) -> list[float]:
-        """Seconds that 0, 1, … drafts add, as many as sizes that were seen and the account allow.
+        """Seconds that 0, 1, … drafts add, as many as the sizes that were seen allow.
 
         A first draft is always listed if there is any, for its price.
         """
         largest = max(self._times.largest, num)
-        most = min(most, largest + max(4, largest // 4) - num)
+        most = min(most, largest + max(4, largest) - num)
         extra = self._times.extra(num, num_other_tokens, max(0, most))
         return extra
 

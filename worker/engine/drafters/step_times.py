@@ -25,7 +25,6 @@ WINDOW = 25  # times that a knot keeps
 _PRIOR_TOKENS = 24.0  # a step costs as much as so many tokens, before its tokens are counted
 _RESIDUALS = 9  # whose median moves the speed
 _SPEED_GAIN = 0.25
-_MAX_FIRST = 1.05
 _CLEANING = 64  # observations from one clean-up to the next
 _PATIENCE = 4096  # ticks that a size is remembered without being seen
 _NO_DRIFT = 0.03  # a smaller median is chance
@@ -46,12 +45,11 @@ def bucket(size: int) -> int:
 class _Knot:
     """The last times of one size, relative to the speed of their moment."""
 
-    __slots__ = ("_ceiling", "clock", "count", "size", "times")
+    __slots__ = ("clock", "count", "size", "times")
 
-    def __init__(self, size: int, guess: float) -> None:
+    def __init__(self, size: int) -> None:
         self.size = float(size)
         self.times: deque[float] = deque(maxlen=WINDOW)
-        self._ceiling = guess * _MAX_FIRST
         self.count = 0
         self.clock = 0
 
@@ -63,11 +61,7 @@ class _Knot:
         self.size += (size - self.size) / min(self.count, WINDOW)
 
     def median(self) -> float:
-        """The middle of the last times, the lower one of two; a single one is not believed to be
-        far above what was expected.
-        """
-        if self.count == 1:
-            return min(self.times[0], self._ceiling)
+        """The middle of the last times, the lower one of two."""
         return sorted(self.times)[(len(self.times) - 1) // 2]
 
 
@@ -129,7 +123,7 @@ class Curve:
         key = bucket(size)
         knot = self._knots.get(key)
         if knot is None:
-            knot = self._knots[key] = _Knot(size, expected / self._speed.seconds)
+            knot = self._knots[key] = _Knot(size)
         if knot.count >= _MIN_SETTLED:
             self._speed.follow(math.log(seconds / expected))
         knot.add(size, seconds / self._speed.seconds, clock)
@@ -139,9 +133,7 @@ class Curve:
             self._forget(clock)
 
     def _forget(self, clock: int) -> None:
-        """Drop sizes that were not seen for long; sooner, if they never were often: they may have
-        been disturbed then, and would never be tried again.
-        """
+        """Drop sizes that were not seen for long; sooner, if they never were often."""
         for key, knot in list(self._knots.items()):
             patience = _PATIENCE if knot.count >= _MIN_SETTLED else _PATIENCE // 16
             if clock - knot.clock > patience:
@@ -195,9 +187,12 @@ class Curve:
         return seconds / (self._prior_units + size)
 
     def _rebuild(self) -> None:
-        """Medians of all knots in order of size, pooled where they would fall."""
+        """Medians of all knots in order of size, pooled where they would fall. A size that was seen
+        once is still unknown: had it been disturbed then, it would never be tried again.
+        """
         self._is_stale = False
-        knots = sorted(self._knots.values(), key=lambda knot: knot.size)
+        known = [knot for knot in self._knots.values() if knot.count > 1] or self._knots.values()
+        knots = sorted(known, key=lambda knot: knot.size)
         pools: list[tuple[float, float, int]] = []  # time, weight, number of knots
         for knot in knots:
             time, weight, number = knot.median(), float(len(knot.times)), 1
@@ -287,11 +282,12 @@ class StepTimes:
                 curve = self._ahead if is_ahead else self._steps
                 curve.observe(num_tokens, seconds, self.clock)
         elif num_other_tokens >= _MIN_PROMPT_TOKENS:
-            base = self._steps.at(max(1, num_decoding)) if self._steps.largest else 0.0
-            self._prompt_slopes.append(max(0.0, seconds - base) / num_other_tokens)
-            self._steps.tail_slope = self._ahead.tail_slope = (
-                self._prompt_slope() * _PROMPT_TO_DRAFT
-            )
+            slope = seconds / num_other_tokens
+            if self._steps.largest:
+                base = self._steps.at(max(1, num_decoding))
+                self._prompt_slopes.append(max(0.0, seconds - base) / num_other_tokens)
+                slope = self._prompt_slope()
+            self._steps.tail_slope = self._ahead.tail_slope = slope * _PROMPT_TO_DRAFT
 
     def observe_drafting(self, num_drafted: int, num_drafting: int, seconds: float) -> None:
         """Making `num_drafted` drafts for `num_drafting` sequences took so long."""
