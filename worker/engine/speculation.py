@@ -10,6 +10,11 @@ again, and are of use only if it still stands where it stood.
 Nothing that a drafter does changes an answer: the executor verifies every draft against what it
 would have drawn anyway. So a drafter is not trusted either. One that raises is done with for that
 sequence; what it proposes is cut at the first thing that is no token.
+
+Drafts that were themselves drawn from a distribution are verified against that distribution, which
+is exact only if whether a draft is verified does not depend on which token it is. How many are
+verified depends on their number, on what was accepted before, and on their confidences: so those
+of drawn drafts must be constant (see `ops.draft`). Those of all others may tell what they like.
 """
 
 from __future__ import annotations
