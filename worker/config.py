@@ -191,6 +191,7 @@ class EngineConfig:
     kv_events: KvEventsConfig = field(default_factory=lambda: KvEventsConfig())
     eos_token_ids: tuple[int, ...] = ()
     speculative: SpeculativeConfig | None = None  # None: one token a step
+    vocab_size: int | None = None  # of the model; None: not known here
 
 
 @dataclass(frozen=True, slots=True)

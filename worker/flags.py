@@ -110,6 +110,7 @@ def resolve(
             scheduler=scheduler_config(options, max_model_len),
             eos_token_ids=eos_token_ids,
             speculative=speculative,
+            vocab_size=api.vocab_size,
         ),
         shutdown_timeout_seconds=options.shutdown_timeout,
         engine_failure_policy=options.engine_failure_policy,

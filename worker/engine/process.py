@@ -99,7 +99,9 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
         hash_seed=config.prefix_caching_hash_seed,
         record_events=publishes(config.kv_events),
     )
-    speculation = None if config.speculative is None else _build_speculation(config.speculative)
+    speculation = None
+    if config.speculative is not None:
+        speculation = _build_speculation(config.speculative, config.vocab_size)
     scheduler = Scheduler(cache, config.scheduler, config.eos_token_ids, speculation)
     if scheduler.max_model_len < config.scheduler.max_model_len:
         logger.warning(
@@ -122,10 +124,10 @@ def _build_executor(config: EngineConfig) -> tuple[Executor, int]:
     raise ConfigError(f"unknown engine {config.engine!r}; known are 'torch' and 'sim'")
 
 
-def _build_speculation(config: SpeculativeConfig) -> Speculation:
+def _build_speculation(config: SpeculativeConfig, vocab_size: int | None) -> Speculation:
     """Drafts come from tokens alone, or else from the executor."""
     drafter = build_drafter(config)
-    return Speculation(config, drafter, has_device_drafter=drafter is None)
+    return Speculation(config, drafter, drafter is None, vocab_size)
 
 
 def _has_gpu(config: EngineConfig) -> bool:
