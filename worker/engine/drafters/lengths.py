@@ -53,6 +53,7 @@ from worker.engine.drafters.step_times import ASSUMED_AHEAD, StepTimes
 
 _MARGIN = 0.03  # what drafts must win to be worth it
 _MAX_SURPRISE = 3.0  # times the expected seconds, beyond which a step's own are somebody else's
+_MAX_DOUBT = 0.1  # of the expected seconds of a size that is known
 _MAX_PROBE_DRAFTS = 3
 _CONTROL_STEPS = 2  # plain ones in a row, for the sake of measuring
 _CONTROL_DISTANCES = (16, 400)  # steps from one to the next: the less is won, the shorter
@@ -220,10 +221,8 @@ class DraftLengths:
         plain = self._plain_seconds
         if num_decoding > 0:
             self._account.earn()
-            if plain > 0.0 and not num_other_tokens and 0 < times.largest < num_tokens:
-                expected = times.decoding(num_tokens)
-                surprise = min(seconds, _MAX_SURPRISE * expected) - expected
-                self._account.settle(-max(0.0, surprise) / plain)
+            if self._was_asked and not num_other_tokens and num_tokens * self._token_value > 1.0:
+                self._account.settle(-self._surprise(num_tokens, seconds) / plain)
         if drafting_seconds > 0.0 and plain > 0.0:
             rounds = max(1.0, num_drafted / max(1, num_drafting))
             expected = times.drafting(max(1, num_drafting), rounds)
@@ -269,6 +268,16 @@ class DraftLengths:
             if first <= num_sequences:
                 limit = min(most, self._most)
         return limit
+
+    def _surprise(self, num_tokens: int, seconds: float) -> float:
+        """By how much a step with drafts took longer than expected; of a known size, hardly any of
+        that is believed at once.
+        """
+        expected = self._times.decoding(num_tokens)
+        if num_tokens > self._times.largest:
+            return max(0.0, min(seconds, _MAX_SURPRISE * expected) - expected)
+        slack = _MAX_DOUBT * expected
+        return max(-slack, min(slack, seconds - expected))
 
     def _is_news(self, seq_ids: Sequence[int]) -> bool:
         """Whether it is worth asking for drafts: it was, it is time to look, or somebody is new."""

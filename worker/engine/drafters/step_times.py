@@ -20,11 +20,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 
 WINDOW = 25  # times that a knot keeps
 _PRIOR_TOKENS = 24.0  # a step costs as much as so many tokens, before its tokens are counted
 _RESIDUALS = 9  # whose median moves the speed
 _SPEED_GAIN = 0.25
+_MIN_MERGED = 16  # smaller sizes stand for themselves
+_MERGED_RANGE = 1.1
+_WELL_SEEN = 12  # times, above which a knot is not merged with its neighbours
 _CLEANING = 64  # observations from one clean-up to the next
 _PATIENCE = 4096  # ticks that a size is remembered without being seen
 _NO_DRIFT = 0.03  # a smaller median is chance
@@ -45,11 +49,12 @@ def bucket(size: int) -> int:
 class _Knot:
     """The last times of one size, relative to the speed of their moment."""
 
-    __slots__ = ("clock", "count", "size", "times")
+    __slots__ = ("clock", "count", "size", "time", "times")
 
     def __init__(self, size: int) -> None:
         self.size = float(size)
         self.times: deque[float] = deque(maxlen=WINDOW)
+        self.time = 0.0
         self.count = 0
         self.clock = 0
 
@@ -58,11 +63,9 @@ class _Knot:
         self.times.append(time)
         self.count += 1
         self.clock = clock
+        # The middle one, the lower one of two.
+        self.time = sorted(self.times)[(len(self.times) - 1) // 2]
         self.size += (size - self.size) / min(self.count, WINDOW)
-
-    def median(self) -> float:
-        """The middle of the last times, the lower one of two."""
-        return sorted(self.times)[(len(self.times) - 1) // 2]
 
 
 class Speed:
@@ -119,13 +122,12 @@ class Curve:
             return
         if self._speed.seconds is None:
             self._speed.seconds = seconds / self._prior(size)
-        expected = self.at(size)
         key = bucket(size)
         knot = self._knots.get(key)
         if knot is None:
             knot = self._knots[key] = _Knot(size)
         if knot.count >= _MIN_SETTLED:
-            self._speed.follow(math.log(seconds / expected))
+            self._speed.follow(math.log(seconds / (knot.time * self._speed.seconds)))
         knot.add(size, seconds / self._speed.seconds, clock)
         self._is_stale = True
         self._num_observed += 1
@@ -187,22 +189,43 @@ class Curve:
         return seconds / (self._prior_units + size)
 
     def _rebuild(self) -> None:
-        """Medians of all knots in order of size, pooled where they would fall. A size that was seen
-        once is still unknown: had it been disturbed then, it would never be tried again.
+        """All knots in order of size, pooled where they would fall. A size that was seen once is
+        still unknown: had it been disturbed then, it would never be tried again.
         """
         self._is_stale = False
         known = [knot for knot in self._knots.values() if knot.count > 1] or self._knots.values()
-        knots = sorted(known, key=lambda knot: knot.size)
-        pools: list[tuple[float, float, int]] = []  # time, weight, number of knots
-        for knot in knots:
-            time, weight, number = knot.median(), float(len(knot.times)), 1
+        merged = _merged(sorted(known, key=lambda knot: knot.size))
+        pools: list[tuple[float, float, int]] = []  # time, weight, number of sizes
+        for _, time, weight in merged:
+            number = 1
             while pools and pools[-1][0] > time:
                 before, its_weight, its_number = pools.pop()
                 time = (time * weight + before * its_weight) / (weight + its_weight)
                 weight, number = weight + its_weight, number + its_number
             pools.append((time, weight, number))
-        self._sizes = [knot.size for knot in knots]
+        self._sizes = [size for size, _, _ in merged]
         self._times = [time for time, _, number in pools for _ in range(number)]
+
+
+def _merged(knots: Sequence[_Knot]) -> list[tuple[float, float, float]]:
+    """Size, time and weight of each knot, the means of neighbours where they were seen seldom."""
+    answer: list[tuple[float, float, float]] = []
+    first = 0.0
+    for knot in knots:
+        size, time, weight = knot.size, knot.time, float(len(knot.times))
+        if answer and first >= _MIN_MERGED and size <= first * _MERGED_RANGE:
+            its_size, its_time, its_weight = answer[-1]
+            if weight < _WELL_SEEN or its_weight < _WELL_SEEN:
+                total = weight + its_weight
+                answer[-1] = (
+                    (size * weight + its_size * its_weight) / total,
+                    (time * weight + its_time * its_weight) / total,
+                    total,
+                )
+                continue
+        first = size
+        answer.append((size, time, weight))
+    return answer
 
 
 class StepTimes:
