@@ -17,7 +17,7 @@ that its drafts have on the average, and with the time of drafting.
 Nothing of this is right from the start, so four rules keep it from doing harm (`probing`):
 
 1. An account. Every draft verified and every second of drafting is paid from it, accepted tokens
-   are paid into it, each step adds 1.5 % of a plain one. No step may risk more than the balance,
+   are paid into it, each step adds 1.2 % of a plain one. No step may risk more than the balance,
    were all of its drafts to fall. So estimates may be wrong, and the loss against plain decoding
    stays bounded all the same.
 2. A step is at most twice as large as the largest one that was seen.
@@ -90,7 +90,16 @@ class _Drafter:
 class _Tracked:
     """What is known of one drafter for one sequence; owns it."""
 
-    __slots__ = ("acceptance", "clock", "failed_class", "is_probe", "last_drafted", "run", "wanted")
+    __slots__ = (
+        "acceptance",
+        "clock",
+        "failed_class",
+        "is_probe",
+        "is_trial",
+        "last_drafted",
+        "run",
+        "wanted",
+    )
 
     def __init__(self, drafter: _Drafter, now: int) -> None:
         self.acceptance = SequenceAcceptance(drafter.pool)
@@ -98,7 +107,8 @@ class _Tracked:
         self.clock = ProbeClock(now)
         self.wanted = 1  # drafts that a probe verifies
         self.failed_class = -1  # the surest that fell at once since any stood; -1: none did
-        self.is_probe = False  # of the device drafter
+        self.is_probe = False  # the device drafter was asked to see if it pays
+        self.is_trial = False  # drafts are verified to see if they would stand
         self.last_drafted = 0
 
 
@@ -125,7 +135,7 @@ class DraftLengths:
         self._was_asked = False  # for drafts, for the step that is observed next
         self._control_left = 0  # plain steps still to be run for the sake of measuring
         # What asking for drafts has won lately, and when to ask again if it is nothing.
-        self._gain = 5 * _MIN_GAIN
+        self._gain = 3 * _MIN_GAIN
         self._look_distance = 1
         self._look_at = 0
 
@@ -187,6 +197,8 @@ class DraftLengths:
         survivals = [one.run.survivals(limit) for one in tracked]
         counts, seconds, is_saving = self._draft_plan(survivals, num, num_other_tokens)
         clock = self._drafters[drafter].clock
+        if seconds > 0.0 and not self._drafting_seconds:
+            clock.restart(now)
         if clock.is_due(now) and not is_saving:
             idle = [index for index in range(num) if not counts[index]]
             cost = self._times.drafting(1, 1.0)
@@ -194,7 +206,7 @@ class DraftLengths:
                 chosen = min(idle, key=lambda index: tracked[index].last_drafted)
                 counts[chosen] = min(limit, 2)
                 tracked[chosen].is_probe = True
-                clock.failed(now)
+                clock.tried(now)
                 seconds += cost
         for one, count in zip(tracked, counts, strict=True):
             if count:
@@ -246,16 +258,21 @@ class DraftLengths:
         one.acceptance.observe(offer.confidences, num_verified, num_accepted)
         self._account.settle(num_accepted * self._token_value - num_verified * self._draft_cost)
         if num_accepted:
-            one.clock.succeeded(now)
             one.failed_class = -1
             one.wanted = min(num_accepted + 1, _MAX_PROBE_DRAFTS)
+            if one.is_trial:
+                one.clock.succeeded(now)
+            else:
+                one.clock.restart(now)
             if one.is_probe:
                 self._drafters[offer.drafter].clock.succeeded(now)
         else:
-            one.clock.failed(now)
+            one.clock.failed()
             one.failed_class = max(one.failed_class, confidence_class(offer.confidences[0]))
             one.wanted = 1
-        one.is_probe = False
+            if one.is_probe:
+                self._drafters[offer.drafter].clock.failed()
+        one.is_probe = one.is_trial = False
 
     def forget(self, seq_id: int) -> None:
         """The sequence has ended; unknown ones are ignored."""
@@ -365,6 +382,8 @@ class DraftLengths:
                 cost = (wanted - counts[index]) * self._draft_cost
                 if 0.0 < cost <= balance and self._is_probe_due(one, offer, now):
                     counts[index] = wanted
+                    one.is_trial = True
+                    one.clock.tried(now)
                     balance -= cost
                     left -= 1
 
@@ -409,7 +428,7 @@ class DraftLengths:
         if self._gain >= _MIN_GAIN:
             return
         if gain > _MARGIN:
-            self._gain = 5 * _MIN_GAIN
+            self._gain = 3 * _MIN_GAIN
             self._look_distance = 1
             return
         now = self._times.clock

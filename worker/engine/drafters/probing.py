@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-INCOME = 0.015  # of a plain step, for every step
+INCOME = 0.01  # of a plain step, for every step
 _START = 1.5
 _MOST_EARNED = 3.0
 _MOST_WON = 8.0
 _FLOOR = -6.0
+_FOLLOWED_UP = 3  # successes in a row
 MAX_DISTANCE = 32  # steps between two probes of the same thing
 
 
@@ -32,25 +33,40 @@ class Account:
 
 
 class ProbeClock:
-    """When to try again what did not pay: after a distance that doubles, up to a bound."""
+    """When to try again what did not pay: after a distance that doubles, up to a bound.
 
-    __slots__ = ("_distance", "_due_at", "_shortest")
+    A few probes that succeed in a row are followed up at once. If it still does not pay after them,
+    the reason is another one, and success is no news any more.
+    """
+
+    __slots__ = ("_distance", "_due_at", "_num_successes", "_shortest")
 
     def __init__(self, now: int, shortest: int = 1) -> None:
         self._shortest = shortest
         self._distance = shortest
         self._due_at = now
+        self._num_successes = 0
 
     def is_due(self, now: int) -> bool:
         """Whether the next probe's time has come."""
         return now >= self._due_at
 
-    def failed(self, now: int) -> None:
-        """Tried in vain."""
+    def tried(self, now: int) -> None:
+        """A probe is under way; its result is not known yet."""
         self._due_at = now + self._distance
         self._distance = min(2 * self._distance, MAX_DISTANCE)
 
+    def failed(self) -> None:
+        """It came to nothing."""
+        self._num_successes = 0
+
     def succeeded(self, now: int) -> None:
-        """Tried with success: as soon as possible again."""
+        """It came to something."""
+        self._num_successes += 1
+        if self._num_successes <= _FOLLOWED_UP:
+            self.restart(now)
+
+    def restart(self, now: int) -> None:
+        """It pays after all, or things have changed: as soon as possible."""
         self._distance = self._shortest
         self._due_at = now + 1
