@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 # Before torch loads OpenMP, which reads it once: threads that wait by spinning stall each other for
 # hundreds of milliseconds a step as soon as anything else runs on their cores.
@@ -31,7 +31,7 @@ from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
 from worker.ops.rejection import STANDARD
-from worker.types import ModelOutput, SchedulerOutput
+from worker.types import ModelOutput, ScheduledSequence, SchedulerOutput
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -136,20 +136,34 @@ class ModelRunner:
                 self._drafter.copy_blocks(step.block_copies)
         if not step.sequences:
             return ModelOutput({})
-        self._suspects.clean(cache, step.sequences)
-        batch = InputBatch(step.sequences, self._layout, model.dtype, model.device)
+        output = self._run(step.sequences, model, cache)
+        # A draft that the model cannot take spoils the rows before it too, which see it masked: 0
+        # times nan is nan. Plain decoding would not have come to it, so go on without drafts.
+        plain = [
+            _without_drafts(s) for s in step.sequences if s.num_drafts and s.seq_id in output.failed
+        ]
+        if plain:
+            output = _corrected(output, self._run(plain, model, cache))
+        return output if self._drafter is None else _with_drafts(self._drafter, step, output)
+
+    def _run(
+        self, sequences: Sequence[ScheduledSequence], model: LlamaModel, cache: Tensor
+    ) -> ModelOutput:
+        """Run sequences once; all but new drafts."""
+        self._suspects.clean(cache, sequences)
+        batch = InputBatch(sequences, self._layout, model.dtype, model.device)
         drafter = self._drafter
         if drafter is None:
             hidden = model.hidden(batch.tensors, cache)
             output = answer(batch, hidden, model.logits)
         else:
-            proposals = drafter.proposals(step.sequences)
+            proposals = drafter.proposals(sequences)
             states = model.states(batch.tensors, cache)
             drafter.record(batch, states)
             hidden = states.index_select(0, batch.tensors.sample_rows)
             output = answer(batch, hidden, model.logits, proposals, self._rejection_method)
         self._suspect(batch, hidden, output)
-        return output if drafter is None else _with_drafts(drafter, step, output)
+        return output
 
     def _suspect(self, batch: InputBatch, hidden: Tensor, output: ModelOutput) -> None:
         """What failed, and drafts that fell and might have, may have spoiled its blocks."""
@@ -202,6 +216,19 @@ class ModelRunner:
         """Drop the weights and the cache. Idempotent."""
         self._is_shut_down = True
         self._model = self._cache = self._offloaded = self._drafter = None
+
+
+def _without_drafts(sequence: ScheduledSequence) -> ScheduledSequence:
+    known = sequence.token_ids[: len(sequence.token_ids) - sequence.num_drafts]
+    return dataclasses.replace(sequence, token_ids=known, num_drafts=0)
+
+
+def _corrected(output: ModelOutput, again: ModelOutput) -> ModelOutput:
+    """What a step gave, with what those gave that were run again, and failed or not anew."""
+    failed = {i: reason for i, reason in output.failed.items() if i not in again.sampled}
+    return dataclasses.replace(
+        output, sampled=output.sampled | again.sampled, failed=failed | again.failed
+    )
 
 
 def _with_drafts(drafter: DeviceDrafter, step: SchedulerOutput, output: ModelOutput) -> ModelOutput:

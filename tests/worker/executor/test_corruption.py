@@ -26,6 +26,7 @@ class Bench:
     def __init__(self, checkpoint: Path) -> None:
         model = load_model(checkpoint, torch.float32, torch.device("cpu"))
         config = model.config
+        self.embedding = model.embedding
         shape = (config.num_layers, NUM_BLOCKS + 1, 2, config.num_kv_heads, 16, config.head_dim)
         self.cache = torch.zeros(shape)
         self.runner = ModelRunner(model, self._refuse, lambda: self.cache)
@@ -104,6 +105,39 @@ def test_blocks_of_a_failed_sequence_can_be_used_again(
         found = bench.run(*steps(reused))
         assert not found.failed
         assert found == healthy.run(*steps(reused))
+
+
+def drafted(drafts: Sequence[int]) -> ScheduledSequence:
+    """Sequence 2 at its first token after the prompt, with drafts."""
+    samples = (SampleSpec(PARAMS, 4),)
+    return ScheduledSequence(2, [2, *drafts], 3, [2, 3], samples, num_drafts=len(drafts))
+
+
+def test_a_draft_the_model_cannot_take_spoils_nothing(bench: Bench, tiny_checkpoint: Path) -> None:
+    """Drafted and not drawn: this step and the next ones are those of plain decoding, although the
+    keys of the draft stood in the sequence's own block.
+    """
+    healthy = Bench(tiny_checkpoint)
+    for each in (bench, healthy):
+        each.run(*prompts({1: [0, 1], 2: [2, 3]}))
+    bench.embedding[95] = torch.nan
+    output = bench.run(drafted([95, 7]), *decodes({1: [0, 1]}))
+    assert output == healthy.run(*decodes({2: [2, 3], 1: [0, 1]}))
+    [draw] = output.sampled[2]
+    for start in (4, 5, 6):
+        step = sequence(2, [draw.token_id], start, [2, 3])
+        output = bench.run(step)
+        assert output == healthy.run(step)
+        [draw] = output.sampled[2]
+
+
+def test_a_corrupted_sequence_fails_with_drafts_as_without(bench: Bench) -> None:
+    """With the same reason, and alone."""
+    bench.run(*prompts(TABLES))
+    bench.cache[1, 2, 0, 1, 2] = torch.nan
+    output = bench.run(drafted([5, 6]), *decodes({1: [0, 1]}))
+    assert output.failed == {2: NOT_NUMBERS}
+    assert output.sampled.keys() == {1}
 
 
 def test_blocks_reserved_but_not_reached_are_not_read(bench: Bench, tiny_checkpoint: Path) -> None:
