@@ -121,16 +121,18 @@ class Interviewer:
         else:
             prompt = self._encode(open_prompt(rng))
             yield Given(prompt)
-        turns = 1 + (rng.random() < _SECOND_TURN_SHARE)
-        for turn in range(turns):
+        turns_left = 1 + (rng.random() < _SECOND_TURN_SHARE)
+        num_said = 0
+        while True:
             yield Given(self._after(prompt, frame.before_answer))
             temperature = 0.0 if rng.random() < _GREEDY_SHARE else rng.uniform(0.6, 1.0)
             said = (yield Draw(_LONGEST_ANSWER, temperature)) or ()
-            if turn == turns - 1 or not said or said[-1] not in self.eos_token_ids:
-                return len(said) >= _LEAST_TOKENS or turn > 0
+            num_said += len(said)
+            turns_left -= 1
+            if not turns_left or not said or said[-1] not in self.eos_token_ids:
+                return num_said >= _LEAST_TOKENS
             prompt = self._encode(follow_up(rng))
             yield Given(self._after(said, frame.between_turns) + prompt)
-        return True
 
     def _after(self, said: Sequence[int], words: tuple[int, ...]) -> tuple[int, ...]:
         """The template's words after what was said, whose end token is not said twice."""

@@ -69,16 +69,23 @@ class _Row:
             self.is_target.append(self.asked.is_target)
             self.num_drawn += 1
 
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """What was drawn since it was asked."""
+        return tuple(self.token_ids[len(self.token_ids) - self.num_drawn :])
+
     def cut_loop(self) -> bool:
-        """Whether what was said has become a loop; if so, one repetition of it is left."""
+        """Whether what was said has become a loop; if so, two rounds of it are left."""
         if not is_repeating(self.token_ids, self.num_drawn, _LOOP):
             return False
         said = self.token_ids
         size = next(n for n in range(1, len(said)) if said[-n:] == said[-2 * n : -n])
-        surplus = size * (_LOOP.min_count - 2)
-        del self.token_ids[-surplus:], self.is_target[-surplus:]
-        self.num_drawn -= surplus
+        self.forget(len(said) - size * (_LOOP.min_count - 2))
         return True
+
+    def forget(self, length: int) -> None:
+        """Keep only the first `length` tokens."""
+        del self.token_ids[length:], self.is_target[length:]
 
 
 class Scribe:
@@ -104,6 +111,7 @@ class Scribe:
         shape = (decoder.num_rows, decoder.max_tokens, hidden)
         self._features = torch.zeros(shape, dtype=model.dtype)
         self._rows: list[_Row | None] = [None] * decoder.num_rows
+        self._has_prefix = [True] * decoder.num_rows
         self._ended: dict[int, Sample | None] = {}
 
     def write(
@@ -150,17 +158,19 @@ class Scribe:
         for seat, row in enumerate(self._rows):
             while row is None and (new := next(following, None)) is not None:
                 new.go_on(None)
-                del (
-                    new.token_ids[self._decoder.max_tokens :],
-                    new.is_target[self._decoder.max_tokens :],
-                )
+                new.forget(self._decoder.max_tokens)
                 if len(new.token_ids) < 2 and new.asked is None:
                     self._ended[new.index] = None
                     continue
-                known = len(self._prefix)
-                new.position = known if new.token_ids[:known] == self._prefix else 0
-                new.position = min(new.position, len(new.token_ids) - 1)
+                new.position = self._known(seat, new)
                 self._rows[seat] = row = new
+
+    def _known(self, seat: int, row: _Row) -> int:
+        """How many of a conversation's tokens its row has run already."""
+        known = len(self._prefix) if self._has_prefix[seat] else 0
+        if row.token_ids[:known] != self._prefix[:known]:
+            known, self._has_prefix[seat] = 0, False
+        return min(known, len(row.token_ids) - 1)
 
     def _run_prefix(self) -> None:
         """Run what all conversations begin with in every row, once."""
@@ -173,9 +183,9 @@ class Scribe:
         """Run one token of every row, and draw where a row has come to its end."""
         rows = self._rows
         tokens = [0 if row is None else row.token_ids[row.position] for row in rows]
-        # An empty row runs anything at its end, where it harms nothing.
-        last = self._decoder.max_tokens - 1
-        hidden = self._decoder.step(tokens, [last if r is None else r.position for r in rows])
+        # An empty row runs anything where the next conversation will overwrite it.
+        idle = min(len(self._prefix), self._decoder.max_tokens - 1)
+        hidden = self._decoder.step(tokens, [idle if r is None else r.position for r in rows])
         on_host = hidden.cpu()
         drawing: list[int] = []
         for seat, row in enumerate(rows):
@@ -198,20 +208,18 @@ class Scribe:
                 continue
             heat = row.asked.temperature
             row.say(greedy if heat == 0 else _drawn(row_logits / heat, row.noise))
-            is_full = len(row.token_ids) >= self._decoder.max_tokens
-            looped = row.cut_loop()
-            ended = (
-                row.token_ids[-1] in self._eos_token_ids or row.num_drawn >= row.asked.max_tokens
-            )
-            if not (looped or ended or is_full):
-                continue
-            said = tuple(row.token_ids[len(row.token_ids) - row.num_drawn :])
-            goes_on = row.go_on(said)
-            too_long = len(row.token_ids) >= self._decoder.max_tokens
-            if looped or is_full or too_long:
-                row.kept = row.kept or any(row.is_target)
+            room = self._decoder.max_tokens - len(row.token_ids)
+            if row.cut_loop() or room <= 0:  # nothing sensible follows
+                row.kept = any(row.is_target)
                 self._end(seat, row)
-            elif not goes_on and row.position >= len(row.token_ids) - 1:
+                continue
+            ended = row.token_ids[-1] in self._eos_token_ids
+            if not ended and row.num_drawn < row.asked.max_tokens:
+                continue
+            if not row.go_on(row.drawn) and row.position >= len(row.token_ids) - 1:
+                self._end(seat, row)
+            elif len(row.token_ids) > self._decoder.max_tokens:
+                row.forget(row.position + 1)
                 self._end(seat, row)
 
     def _end(self, seat: int, row: _Row) -> None:

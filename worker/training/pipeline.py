@@ -125,7 +125,8 @@ class TrainingRun:
                 rng = random.Random(f"{settings.seed}/{index}")
                 return self._interviewer.conversation(rng)
 
-            own = self._written(self._work / f"own-{settings.seed}", opened, settings.num_tokens)
+            directory = self._work / f"own-{settings.seed}"
+            own = self._written(directory, opened, settings.num_tokens, self._interviewer.prefix)
         texts = {path.name: self._read(path) for path in settings.texts}
         return Material(own, texts)
 
@@ -144,17 +145,22 @@ class TrainingRun:
 
         self._progress.begin(f"reading {path.name}")
         name = hashlib.sha256(content).hexdigest()[:16]
-        return self._written(self._work / f"text-{name}", opened, len(tokens))
+        return self._written(self._work / f"text-{name}", opened, len(tokens), ())
 
     def _written(
-        self, directory: Path, opened: Callable[[int], Conversation | None], num_tokens: int
+        self,
+        directory: Path,
+        opened: Callable[[int], Conversation | None],
+        num_tokens: int,
+        prefix: Sequence[int],
     ) -> list[Sample]:
+        """Have conversations that begin with `prefix` written, or those there are read."""
         scribe = Scribe(
             self._target,
             LockstepDecoder(self._target, self._settings.num_rows, LONGEST_CONVERSATION),
             opened,
             self._checkpoint.eos_token_ids,
-            self._interviewer.prefix,
+            prefix,
         )
         began = self._clock()
         limit = None

@@ -26,7 +26,7 @@ class Settings:
     num_threads: int | None = None
     num_rows: int = 64
     batch_tokens: int = 2048
-    learning_rate: float = 1e-3
+    learning_rate: float = 0.006
     passes: int = 3
     draft_vocab_size: int = 4096
     intermediate_size: int = 1024

@@ -1,0 +1,158 @@
+"""Conversations are the template's own words around what is given and drawn."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, cast
+
+import pytest
+
+from worker.tokenizer.chat import ChatTemplate
+from worker.tokenizer.sim import CHAT_TEMPLATE, IM_END
+from worker.tokenizer.tokenizer import Tokenizer
+from worker.training.conversations import (
+    LONGEST_CONVERSATION,
+    Conversation,
+    Draw,
+    Given,
+    Interviewer,
+    chat_frame,
+)
+from worker.training.prompts import follow_up, open_prompt
+
+
+class Letters:
+    """A tokenizer of single characters and the template's two marks."""
+
+    vocab_size = 400
+    _MARKS = ("<|im_start|>", IM_END)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """256 and 257 are the marks."""
+        assert not add_special_tokens
+        parts = re.split(f"({'|'.join(map(re.escape, self._MARKS))})", text)
+        return [
+            token
+            for part in parts
+            for token in (
+                [256 + self._MARKS.index(part)] if part in self._MARKS else map(ord, part)
+            )
+        ]
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
+        """The text with its marks."""
+        assert not skip_special_tokens
+        return "".join(self._MARKS[t - 256] if t in (256, 257) else chr(t) for t in token_ids)
+
+
+TOKENIZER = cast(Tokenizer, Letters())
+TEMPLATE = ChatTemplate(CHAT_TEMPLATE, bos_token="", eos_token=IM_END, now=datetime.now)
+(END,) = TOKENIZER.encode(IM_END, add_special_tokens=False)
+
+
+def words(text: str) -> tuple[int, ...]:
+    """Token ids of a text."""
+    return tuple(TOKENIZER.encode(text, add_special_tokens=False))
+
+
+def interviewer(chats: bool = True) -> Interviewer:
+    """Of a model that chats, or of one that does not."""
+    frame = chat_frame(TOKENIZER, TEMPLATE) if chats else None
+    return Interviewer(TOKENIZER, frame, (), (END,))
+
+
+def follow(program: Conversation, answers: Iterable[tuple[int, ...]]) -> tuple[list[Any], bool]:
+    """Lead a conversation, each draw giving the next of `answers`: its actions and its verdict."""
+    actions: list[Any] = []
+    waiting, drawn = iter(answers), None
+    while True:
+        try:
+            action = program.send(drawn)
+        except StopIteration as end:
+            return actions, end.value
+        actions.append(action)
+        drawn = next(waiting) if isinstance(action, Draw) else None
+
+
+def said(actions: Iterable[Any], answers: Iterable[tuple[int, ...]]) -> str:
+    """The text of a conversation."""
+    waiting = iter(answers)
+    tokens = [
+        token
+        for action in actions
+        for token in (action.token_ids if isinstance(action, Given) else next(waiting))
+    ]
+    return TOKENIZER.decode(tokens, skip_special_tokens=False)
+
+
+def test_a_conversation_reads_as_the_template_would_write_it() -> None:
+    """One or two turns, whoever wrote the prompt, and the end of a turn is said once."""
+    seen = set()
+    for number in range(30):
+        rng = random.Random(number)
+        answers = [(*words("a fair question"), END), (*words("and an answer " * 9), END)] * 2
+        actions, is_kept = follow(interviewer().conversation(rng), answers)
+        text = said(actions, answers)
+        turns = sum(isinstance(a, Draw) and a.is_target for a in actions)
+        own_prompt = any(isinstance(a, Draw) and not a.is_target for a in actions)
+        seen.add((turns, own_prompt))
+        turns_told = [part.partition("\n")[2] for part in text.split("<|im_start|>") if part]
+        messages = [
+            {"role": ("user", "assistant")[i % 2], "content": part.strip().removesuffix(IM_END)}
+            for i, part in enumerate(turns_told)
+        ]
+        told = TEMPLATE.render(messages, add_generation_prompt=False)
+        assert text == told.strip()
+        assert is_kept
+    assert seen == {(1, False), (1, True), (2, False), (2, True)}
+
+
+def test_an_answer_that_was_cut_off_has_no_second_turn() -> None:
+    """Nobody answers half a sentence."""
+    for number in range(30):
+        answers = [words("long " * 30)] * 4
+        actions, _ = follow(interviewer().conversation(random.Random(number)), answers)
+        assert sum(isinstance(a, Draw) and a.is_target for a in actions) == 1
+
+
+def test_the_same_random_numbers_lead_the_same_conversation() -> None:
+    """And others another."""
+
+    def actions(seed: int) -> list[Any]:
+        answers = [(*words("some words to say here"), END)] * 4
+        return follow(interviewer().conversation(random.Random(seed)), answers)[0]
+
+    assert actions(4) == actions(4)
+    assert len({str(actions(seed)) for seed in range(9)}) > 5
+
+
+def test_saying_nothing_is_not_kept() -> None:
+    """Neither an empty prompt nor an empty answer is worth learning."""
+    for number in range(10):
+        _, is_kept = follow(interviewer().conversation(random.Random(number)), [(END,)] * 4)
+        assert not is_kept
+
+
+def test_a_model_that_does_not_chat_writes_plain_text() -> None:
+    """From any token; a given text is read as it is."""
+    actions, is_kept = follow(interviewer(chats=False).conversation(random.Random(0)), [(7,) * 30])
+    assert [type(action) for action in actions] == [Given, Draw]
+    assert is_kept
+    tokens = tuple(range(300, 330))
+    actions, is_kept = follow(interviewer().text(tokens), [])
+    assert tuple(t for a in actions for t in a.token_ids) == tokens
+    assert (actions[-1].is_target, is_kept) == (True, True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_prompts_differ_and_have_no_holes(seed: int) -> None:
+    """Thousands of them, without a placeholder left in."""
+    rng = random.Random(seed)
+    prompts = {open_prompt(rng) for _ in range(300)}
+    assert len(prompts) > 250
+    assert not any("{" in prompt or "  " in prompt for prompt in prompts)
+    assert follow_up(rng)
+    assert LONGEST_CONVERSATION > 500

@@ -1,0 +1,83 @@
+"""Batches hold every target once, beside what the head may know of it."""
+
+import random
+
+import pytest
+import torch
+
+from worker.errors import ConfigError
+from worker.training.dataset import Batch, batches, collate, divide
+from worker.training.store import Sample
+from worker.training.vocabulary import choose_draft_vocab
+
+
+def sample(length: int, mark: int) -> Sample:
+    """Token i is 100 · mark + i, and so is every number of feature i."""
+    ids = 100 * mark + torch.arange(length)
+    features = ids[:-1, None].float().expand(-1, 4)
+    return Sample(ids, torch.arange(length) % 3 != 0, features)
+
+
+def made(count: int) -> list[Sample]:
+    """Samples of mixed lengths."""
+    return [sample(3 + (7 * mark) % 11, mark) for mark in range(count)]
+
+
+def test_a_row_knows_its_position_and_the_next_token_and_foresees_the_one_after() -> None:
+    """Padding is nobody's row."""
+    batch = collate([sample(6, 1), sample(4, 2)])
+    assert batch.next_ids.tolist() == [[101, 102, 103, 104], [201, 202, 0, 0]]
+    assert batch.features[:, :, 0].tolist() == [[100, 101, 102, 103], [200, 201, 0, 0]]
+    flat = batch.next_ids.flatten()[batch.rows]
+    assert batch.said_ids.tolist() == [102, 104, 105, 202]
+    assert (flat + 1).tolist() == batch.said_ids.tolist()
+    assert batch.expected[:, 0].tolist() == flat.tolist()
+
+
+def test_every_target_is_in_one_batch_of_a_round() -> None:
+    """Whatever the order, and batches are not larger than asked for."""
+    samples = made(40)
+    wanted = sorted(t for s in samples for t in s.token_ids[2:][s.is_target[2:]].tolist())
+    for rng in (None, random.Random(0)):
+        found = [b for b in batches(samples, 32, rng) if b is not None]
+        assert sorted(t for b in found for t in b.said_ids.tolist()) == wanted
+        assert all(b.next_ids.numel() <= 32 for b in found)
+
+
+def test_skipping_batches_leaves_the_others_as_they_are() -> None:
+    """Which is what makes training go on where it was."""
+
+    def tokens(skip: int) -> list[list[int] | None]:
+        found = batches(made(30), 32, random.Random(5), skip)
+        return [None if b is None else b.said_ids.tolist() for b in found]
+
+    assert tokens(3) == [None] * 3 + tokens(0)[3:]
+
+
+def test_what_is_held_out_is_whole_and_not_learned_from() -> None:
+    """One in twelve."""
+    samples = made(60)
+    learned, held_out = divide(samples)
+    assert (len(learned), len(held_out)) == (55, 5)
+    assert not {id(s) for s in learned} & {id(s) for s in held_out}
+
+
+def test_too_little_to_learn_from_is_refused() -> None:
+    """With the flag that helps."""
+    with pytest.raises(ConfigError, match="--tokens"):
+        divide([sample(5, 1)])
+
+
+def test_the_draft_vocabulary_is_what_is_said_most() -> None:
+    """End tokens are always in it, then the most frequent, then the lowest ids."""
+    said = torch.tensor([9, 9, 9, 7, 7, 8])
+    samples = [Sample(said, torch.tensor([True] * 5 + [False]), torch.zeros(5, 1))]
+    assert choose_draft_vocab(samples, 20, 5, [19]).tolist() == [0, 1, 7, 9, 19]
+    assert choose_draft_vocab(samples, 20, 50, [19]).tolist() == list(range(20))
+
+
+def test_a_batch_on_its_device_is_not_copied() -> None:
+    """Moving it where it is gives the same batch."""
+    batch = collate([sample(6, 1)])
+    assert isinstance(batch, Batch)
+    assert batch.to(torch.device("cpu")) is batch

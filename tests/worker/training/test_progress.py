@@ -1,0 +1,58 @@
+"""A progress line says how far a stage is and how long it takes, and does not flood a log."""
+
+from __future__ import annotations
+
+import io
+
+from worker.training.progress import ProgressLine
+
+
+class Clock:
+    """Time that is told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    """A stream that somebody watches."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_has_one_line_that_changes() -> None:
+    """With a bar, a share, a note and the time left, counted from what was new."""
+    clock, stream = Clock(), Terminal()
+    line = ProgressLine(stream, clock)
+    line.begin("training", 100)
+    clock.now += 60
+    line.tell(150, 200, "loss 1.5")
+    line.end()
+    shown = stream.getvalue()
+    assert shown.startswith("\r")
+    assert shown.count("\n") == 1
+    assert "training ██████████████████······  75%  loss 1.5  1:00 left" in shown
+
+
+def test_a_log_gets_a_line_now_and_then() -> None:
+    """And always the last."""
+    clock, stream = Clock(), io.StringIO()
+    line = ProgressLine(stream, clock)
+    line.begin("writing")
+    for done in range(41):
+        line.tell(done, 40)
+        clock.now += 1
+    line.end()
+    shares = [part.split()[2] for part in stream.getvalue().splitlines()]
+    assert shares == ["0%", "38%", "75%", "100%"]
+
+
+def test_what_is_said_stays() -> None:
+    """On a line of its own."""
+    stream = Terminal()
+    ProgressLine(stream, Clock()).say("wrote it")
+    assert stream.getvalue().endswith("wrote it\n")

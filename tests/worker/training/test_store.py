@@ -1,0 +1,54 @@
+"""Shards give back what was put in, and what is broken says so."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from worker.errors import ModelError
+from worker.training.store import (
+    Sample,
+    read_samples,
+    shard_indices,
+    shard_path,
+    write_samples,
+)
+
+
+def sample(length: int) -> Sample:
+    """Any sample."""
+    ids = torch.randint(0, 99, (length,))
+    return Sample(ids, ids % 2 == 0, torch.randn(length - 1, 3).bfloat16())
+
+
+def test_samples_come_back_as_they_were(tmp_path: Path) -> None:
+    """In order, whatever their lengths, in their dtype."""
+    written = [sample(5), sample(2), sample(9)]
+    write_samples(shard_path(tmp_path, 4), written)
+    for one, other in zip(read_samples(shard_path(tmp_path, 4)), written, strict=True):
+        assert torch.equal(one.token_ids, other.token_ids)
+        assert torch.equal(one.is_target, other.is_target)
+        assert torch.equal(one.features, other.features)
+
+
+def test_an_empty_shard_is_there(tmp_path: Path) -> None:
+    """So that nobody makes it again."""
+    write_samples(shard_path(tmp_path, 0), [])
+    assert shard_indices(tmp_path) == [0]
+    assert read_samples(shard_path(tmp_path, 0)) == []
+
+
+def test_what_is_half_written_is_no_shard(tmp_path: Path) -> None:
+    """A process that was killed leaves a partial file behind."""
+    write_samples(shard_path(tmp_path, 10), [sample(3)])
+    write_samples(shard_path(tmp_path, 2), [sample(3)])
+    (tmp_path / ".000003.safetensors.77.partial").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("x")
+    assert shard_indices(tmp_path) == [2, 10]
+
+
+def test_a_broken_shard_is_named_with_the_remedy(tmp_path: Path) -> None:
+    """Not taken for an empty one."""
+    shard_path(tmp_path, 1).write_bytes(b"not a shard")
+    with pytest.raises(ModelError, match=r"000001\.safetensors: cannot be read .*; remove it"):
+        read_samples(shard_path(tmp_path, 1))
