@@ -44,13 +44,8 @@ def _words(
     return words
 
 
-def uniform(seed: int, position: int, purpose: Purpose) -> float:
-    """A number in [0, 1), on a grid of 2^-53."""
-    return int(_words(seed, position, purpose, 1)[0] >> np.uint64(11)) * 2.0**-53
-
-
 def uniforms(seed: int, position: int, purpose: Purpose, count: int) -> npt.NDArray[np.float64]:
-    """`count` numbers in [0, 1), on a grid of 2^-53; the first is `uniform`'s."""
+    """`count` numbers in [0, 1), on a grid of 2^-53; more of them change none of the first."""
     words = _words(seed, position, purpose, count)
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from worker.ops.noise import Purpose, gumbel_noise, uniform, uniforms
+from worker.ops.noise import Purpose, gumbel_noise, uniforms
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63 - 1, -1])
@@ -49,10 +49,10 @@ def test_offsets_have_streams_of_their_own() -> None:
     assert torch.equal(rows[0], gumbel_noise(1, 2, 4000, Purpose.DRAFT))
 
 
-def test_the_first_of_many_uniforms_is_the_only_one() -> None:
-    """Asking for more changes none of the first."""
+def test_more_uniforms_change_none_of_the_first() -> None:
+    """However many are asked for."""
     many = uniforms(3, 7, Purpose.ACCEPT, 5).tolist()
-    assert many[0] == uniform(3, 7, Purpose.ACCEPT)
+    assert uniforms(3, 7, Purpose.ACCEPT, 0).tolist() == []
     assert many[:2] == uniforms(3, 7, Purpose.ACCEPT, 2).tolist()
     assert len(set(many)) == 5
 
@@ -67,8 +67,8 @@ def test_noise_has_the_moments_of_a_gumbel() -> None:
 def test_uniforms_fill_the_unit_interval_evenly() -> None:
     """Over positions, and over seeds: in [0, 1), each tenth about equally often."""
     for draws in (
-        [uniform(3, position, Purpose.ACCEPT) for position in range(3000)],
-        [uniform(seed, 3, Purpose.ACCEPT) for seed in range(3000)],
+        [uniforms(3, position, Purpose.ACCEPT, 1)[0] for position in range(3000)],
+        [uniforms(seed, 3, Purpose.ACCEPT, 1)[0] for seed in range(3000)],
     ):
         assert all(0 <= draw < 1 for draw in draws)
         counts = np.histogram(draws, bins=10, range=(0, 1))[0]
