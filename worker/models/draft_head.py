@@ -148,29 +148,38 @@ def head_metadata(shape: HeadShape, target: LlamaModel) -> dict[str, str]:
 
 def load_draft_head(path: Path, target: LlamaModel) -> DraftHead:
     """Load a head for its target; raise `ModelError` saying what is wrong and what helps."""
+    shape, tensors = read_head(path, target)
+    return assemble(shape, tensors, tensors["draft_vocab"].to(target.device), target)
+
+
+def read_head(path: Path, target: LlamaModel) -> tuple[HeadShape, dict[str, Tensor]]:
+    """A head's shape and tensors, as they are stored but for `draft_vocab` [Vd], which is int64.
+
+    Raises `ModelError` for a file that is none, is broken, or is of another target.
+    """
     shape = _checked_shape(path, _metadata(path), target)
-    wanted = shape.tensor_shapes(target.config)
-    vocab = wanted | {"draft_vocab": (shape.draft_vocab_size,)}
+    wanted = shape.tensor_shapes(target.config) | {"draft_vocab": (shape.draft_vocab_size,)}
     try:
         with safe_open(path, "pt") as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            if found != vocab:
-                odd = sorted({name for name, _ in found.items() ^ vocab.items()})
+            if found != wanted:
+                odd = sorted({name for name, _ in found.items() ^ wanted.items()})
                 raise ModelError(f"{path}: tensors {', '.join(odd)} are not as its metadata says")
-            tensors = {name: file.get_tensor(name) for name in vocab}
+            tensors = {name: file.get_tensor(name) for name in wanted}
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{path}: cannot be read as a draft head: {error}") from error
-    draft_vocab = tensors.pop("draft_vocab").to(target.device, torch.int64)
-    if not bool(((draft_vocab >= 0) & (draft_vocab < target.config.vocab_size)).all()):
+    vocab = tensors["draft_vocab"] = tensors["draft_vocab"].to(torch.int64)
+    if not bool(((vocab >= 0) & (vocab < target.config.vocab_size)).all()):
         raise ModelError(f"{path}: draft_vocab has ids that the target does not")
-    return assemble(shape, tensors, draft_vocab, target)
+    return shape, tensors
 
 
 def assemble(
     shape: HeadShape, tensors: Mapping[str, Tensor], draft_vocab: Tensor, target: LlamaModel
 ) -> DraftHead:
     """A head of tensors named and shaped as `HeadShape.tensor_shapes` says."""
-    given = {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items()}
+    names = shape.tensor_shapes(target.config)
+    given = {name: tensors[name].to(target.device, target.dtype) for name in names}
     return DraftHead(
         config=shape.config(target.config),
         draft_vocab=draft_vocab,

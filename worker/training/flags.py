@@ -58,6 +58,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="where to put the head, its card and what is under way"
         " (default: ~/.cache/pointsman/heads/FINGERPRINT, where the worker looks)",
     )
+    parser.add_argument(
+        "--start-from",
+        type=Path,
+        metavar="HEAD",
+        help="go on with this head instead of a new one; its sizes and its vocabulary stay",
+    )
     parser.add_argument("--seed", type=int, default=_DEFAULTS.seed, metavar="N")
     parser.add_argument(
         "--minutes",
@@ -137,6 +143,7 @@ def resolve(argv: Sequence[str] | None) -> Settings:
         steps=options.steps,
         out=options.out,
         seed=options.seed,
+        start_from=options.start_from,
         minutes=options.minutes,
         num_threads=options.num_threads,
         num_rows=options.num_rows,

@@ -19,7 +19,13 @@ import torch
 from torch import Tensor
 
 from worker.errors import ConfigError
-from worker.models.draft_head import HEAD_FILE, HeadShape, fingerprint, heads_directory
+from worker.models.draft_head import (
+    HEAD_FILE,
+    HeadShape,
+    fingerprint,
+    heads_directory,
+    read_head,
+)
 from worker.models.loader import load_model
 from worker.tokenizer.chat import chat_template_of
 from worker.tokenizer.checkpoint import read_checkpoint
@@ -97,10 +103,8 @@ class TrainingRun:
         settings = self._settings
         material = self._gather()
         learned, held_out = divide(material.samples)
-        vocab_size, ends = self._target.config.vocab_size, self._checkpoint.eos_token_ids
-        chosen = choose_draft_vocab(learned, vocab_size, settings.draft_vocab_size, ends)
-        draft_vocab = chosen.to(self._device)
-        twin, steps = self._train(learned, draft_vocab)
+        twin, draft_vocab = self._new_head(learned)
+        steps = self._train(twin, learned, draft_vocab)
         acceptance = self._measure(twin, held_out, draft_vocab)
         source = Source(
             conversations=len(material.own),
@@ -190,9 +194,28 @@ class TrainingRun:
 
     # ---- learning ---------------------------------------------------------------------------
 
-    def _train(self, learned: Sequence[Sample], draft_vocab: Tensor) -> tuple[HeadTwin, int]:
+    def _new_head(self, learned: Sequence[Sample]) -> tuple[HeadTwin, Tensor]:
+        """The head to train, as it begins, and its draft vocabulary."""
+        settings, target = self._settings, self._target
+        noise = torch.Generator().manual_seed(settings.seed)
+        if settings.start_from is not None:
+            shape, tensors = read_head(settings.start_from, target)
+            draft_vocab = tensors.pop("draft_vocab").to(self._device)
+            twin = HeadTwin(shape, teacher_of(target, draft_vocab), noise)
+            twin.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+            return twin, draft_vocab
+        vocab_size, ends = target.config.vocab_size, self._checkpoint.eos_token_ids
+        chosen = choose_draft_vocab(learned, vocab_size, settings.draft_vocab_size, ends)
+        draft_vocab = chosen.to(self._device)
+        shape = HeadShape(settings.intermediate_size, len(draft_vocab))
+        twin = HeadTwin(shape, teacher_of(target, draft_vocab), noise)
+        every = batches(learned, settings.batch_tokens, None)
+        fit_linear(twin, (b.to(self._device) for b in every if b is not None))
+        return twin, draft_vocab
+
+    def _train(self, twin: HeadTwin, learned: Sequence[Sample], draft_vocab: Tensor) -> int:
+        """Learn until the schedule's end, or for as long as there is time; the steps done."""
         settings = self._settings
-        twin = self._twin(draft_vocab)
         per_epoch = sum(1 for _ in batches(learned, settings.batch_tokens, None, len(learned)))
         steps = settings.steps or EPOCHS * per_epoch
         schedule = Schedule(
@@ -203,9 +226,7 @@ class TrainingRun:
         )
         name = self._identity(learned, schedule)
         trainer = Trainer(twin, objective, schedule, self._work / f"checkpoint-{name}.safetensors")
-        if not trainer.resume():
-            every = batches(learned, settings.batch_tokens, None)
-            fit_linear(twin, (b.to(self._device) for b in every if b is not None))
+        trainer.resume()
         self._progress.begin("training", trainer.step)
 
         def told(state: Progress) -> bool:
@@ -215,13 +236,7 @@ class TrainingRun:
 
         trainer.run(learned, self._autocast, told)
         self._progress.end()
-        return twin, trainer.step
-
-    def _twin(self, draft_vocab: Tensor) -> HeadTwin:
-        """A head that has not learned anything."""
-        shape = HeadShape(self._settings.intermediate_size, len(draft_vocab))
-        noise = torch.Generator().manual_seed(self._settings.seed)
-        return HeadTwin(shape, teacher_of(self._target, draft_vocab), noise)
+        return trainer.step
 
     @property
     def _autocast(self) -> bool:
@@ -233,6 +248,8 @@ class TrainingRun:
         digest = hashlib.sha256(repr(schedule).encode())
         sizes = (settings.passes, settings.draft_vocab_size, settings.intermediate_size)
         digest.update(f"{self._fingerprint} {self._dtype} {sizes}".encode())
+        if settings.start_from is not None:
+            digest.update(settings.start_from.read_bytes())
         for sample in learned:
             digest.update(sample.token_ids.numpy().tobytes())
         return digest.hexdigest()[:16]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 
-_TOPICS = tuple(
-    topic.strip()
-    for topic in """
+_TOPIC_LIST = """
     rainbows; beekeeping; the history of tea; volcanoes; learning to swim; sourdough bread; the
     moon; public libraries; bicycles; chess openings; wind turbines; the Silk Road; house cats;
     jazz music; coral reefs; compound interest; the immune system; glaciers; telling the truth;
@@ -28,8 +26,8 @@ _TOPICS = tuple(
     tigers; first aid; plastic surgery; oil lamps; castles; pirates; detectives; lost keys; a
     talking tree; a shy dragon; an old clockmaker; a city under the sea; a robot who paints; two
     rival bakers
-    """.replace("\n", " ").split(";")
-)
+    """
+_TOPICS = tuple(" ".join(topic.split()) for topic in _TOPIC_LIST.split(";"))
 _TEMPLATES = (
     "Tell me about {a}.",
     "What should I know about {a}?",

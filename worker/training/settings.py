@@ -13,7 +13,8 @@ class Settings:
     `num_tokens` are those that the model says itself; `texts` are read besides. `steps` None: as
     many as give `EPOCHS` rounds over the data. `minutes` None: however long it takes; else the
     run ends after about so many, with what it has learned by then. `out` None: the place where a
-    worker looks for a head of this model. `dtype` "auto": what writes text fastest.
+    worker looks for a head of this model. `start_from` is a head to go on with, whose sizes and
+    draft vocabulary it keeps. `dtype` "auto": what writes text fastest.
     """
 
     model: Path
@@ -22,6 +23,7 @@ class Settings:
     steps: int | None = None
     out: Path | None = None
     seed: int = 0
+    start_from: Path | None = None
     minutes: float | None = None
     num_threads: int | None = None
     num_rows: int = 64

@@ -1,0 +1,86 @@
+"""`pointsman train-draft` says what it takes, and refuses what cannot work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fleet import cli
+from worker.errors import ConfigError
+from worker.training.__main__ import main
+from worker.training.flags import resolve
+from worker.training.settings import Settings
+
+
+def test_defaults_are_those_of_the_settings() -> None:
+    """A flag that is not given changes nothing."""
+    assert resolve(["--model", "m.gguf"]) == Settings(model=Path("m.gguf"))
+
+
+def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
+    """Under its own name."""
+    text = tmp_path / "a.txt"
+    text.write_text("hello")
+    given = {
+        "--tokens": ("num_tokens", 5),
+        "--steps": ("steps", 7),
+        "--seed": ("seed", 3),
+        "--minutes": ("minutes", 1.5),
+        "--num-threads": ("num_threads", 1),
+        "--num-rows": ("num_rows", 2),
+        "--batch-tokens": ("batch_tokens", 99),
+        "--learning-rate": ("learning_rate", 0.5),
+        "--passes": ("passes", 4),
+        "--draft-vocab-size": ("draft_vocab_size", 11),
+        "--intermediate-size": ("intermediate_size", 13),
+        "--dtype": ("dtype", "float32"),
+    }
+    argv = [word for flag, (_, value) in given.items() for word in (flag, str(value))]
+    argv += ["--text", str(text), "--out", str(tmp_path), "--start-from", "h"]
+    settings = resolve(["--model", "m", *argv])
+    assert (settings.texts, settings.out) == ((text,), tmp_path)
+    assert settings.start_from == Path("h")
+    for name, value in given.values():
+        assert getattr(settings, name) == value
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["--tokens", "0"], "--tokens 0 leaves nothing to learn from"),
+        (["--text", "/no/such/file"], "--text /no/such/file: no such file"),
+    ],
+)
+def test_what_cannot_work_is_refused(argv: list[str], reason: str) -> None:
+    """Before a model is loaded, with the flag named."""
+    with pytest.raises(ConfigError, match=reason):
+        resolve(["--model", "m.gguf", *argv])
+
+
+def test_errors_are_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    """And status 1."""
+    assert main(["--model", "/no/such/model.gguf"]) == 1
+    shown = capsys.readouterr().err
+    assert shown == "pointsman train-draft: /no/such/model.gguf: no such model file or directory\n"
+
+
+@pytest.mark.parametrize("argv", [["--tokens", "many"], ["--minutes", "0"], ["--nonsense"]])
+def test_wrong_flags_exit_with_status_2(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the usage."""
+    with pytest.raises(SystemExit) as ended:
+        main(["--model", "m.gguf", *argv])
+    assert ended.value.code == 2
+    assert "usage: pointsman train-draft" in capsys.readouterr().err
+
+
+def test_the_command_passes_its_flags_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """`pointsman train-draft` finds the model; the rest is up to the training room."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train-draft", "--help"])
+    assert ended.value.code == 0
+    assert "--draft-vocab-size" in capsys.readouterr().out
+    assert cli.main(["train-draft", "--model", "/no/such/model.gguf", "--tokens", "9"]) == 1
+    assert "/no/such/model.gguf" in capsys.readouterr().err

@@ -1,0 +1,62 @@
+"""From texts to a head that a worker can load, for the real model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from worker.models.draft_head import HEAD_FILE, load_draft_head
+from worker.models.loader import load_model
+from worker.training.__main__ import main
+
+TEXTS = (
+    "The boats came back at noon, and the boats went out again at night, and so it was every day.",
+    "A library lends books. A reader brings books back. A library lends books to the next reader.",
+)
+
+
+@pytest.mark.model
+def test_a_head_is_trained_and_a_second_run_has_nothing_left_to_do(
+    model_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file fits the model, the card tells where it comes from, and what is there is kept."""
+    argv = ["--model", str(model_path), "--out", str(tmp_path), "--tokens", "0", "--steps", "3"]
+    argv += ["--num-rows", "2", "--draft-vocab-size", "50", "--intermediate-size", "16"]
+    for number, text in enumerate(TEXTS):
+        path = tmp_path / f"{number}.txt"
+        path.write_text(text)
+        argv += ["--text", str(path)]
+    assert main(argv) == 0
+    shown = capsys.readouterr()
+    assert "position by position" in shown.out
+    written = (tmp_path / HEAD_FILE).read_bytes()
+    card = json.loads((tmp_path / "card.json").read_text())
+    assert card["model"] == "SmolLM2-135M-Instruct"
+    assert set(card["data"]["texts"]) == {"0.txt", "1.txt"}
+    assert (card["training"]["steps"], card["data"]["held_out"]) == (3, 1)
+    assert len(card["acceptance"]["by_position"]) == 4
+
+    (tmp_path / HEAD_FILE).unlink()
+    assert main(argv) == 0
+    assert (tmp_path / HEAD_FILE).read_bytes() == written
+
+    further = ["--start-from", str(tmp_path / HEAD_FILE), "--draft-vocab-size", "7", "--steps", "1"]
+    assert main([*argv, *further]) == 0
+    assert (tmp_path / HEAD_FILE).read_bytes() != written
+
+    target = load_model(model_path, torch.float32, torch.device("cpu"), 64)
+    head = load_draft_head(tmp_path / HEAD_FILE, target)
+    assert head.logits(torch.randn(2, 576)).shape == (2, 50)
+    assert card["fingerprint"] in target_directory(target)
+
+
+def target_directory(target: object) -> str:
+    """Where the worker looks for heads of a model."""
+    from worker.models.draft_head import fingerprint, heads_directory
+    from worker.models.llama import LlamaModel
+
+    assert isinstance(target, LlamaModel)
+    return str(heads_directory() / fingerprint(target))
