@@ -41,6 +41,10 @@ _NEWS_WEIGHT = 2.0
 _POOLED_WEIGHT = 2.0  # verdicts of a sequence that the pool counts as
 _MAX_CHANCE = 0.99
 _NUM_GROUPS = 5
+_TYPICAL_PRIOR = 0.75
+_TYPICAL_MEMORY = 64.0  # offers
+_OWN_RUN_GAIN = 0.2
+_LEAST_SURVIVAL = 1e-6  # so that nothing is divided by 0
 
 
 def _group(position: int) -> int:
@@ -75,13 +79,12 @@ class PooledAcceptance:
     def chances(self) -> list[float]:
         """The chance to stand, given that those before it stood, by class * 5 + group."""
         if self._chances is None:
-            self._chances = [
-                self._chance(index // _NUM_GROUPS, index) for index in range(len(self._judged))
-            ]
+            self._chances = [self.chance(index) for index in range(len(self._judged))]
         return self._chances
 
-    def _chance(self, its_class: int, index: int) -> float:
+    def chance(self, index: int) -> float:
         """One entry of `chances`."""
+        its_class = index // _NUM_GROUPS
         of_class = (self._class_accepted[its_class] + _PRIOR_WEIGHT * _PRIOR[its_class]) / (
             self._class_judged[its_class] + _PRIOR_WEIGHT
         )
@@ -150,16 +153,16 @@ class SequenceAcceptance:
 
     def observe(self, confidences: Sequence[float], num_verified: int, num_accepted: int) -> None:
         """The first `num_verified` drafts were verified, `num_accepted` stood."""
-        num_judged = positions_judged(num_verified, num_accepted)
-        for position, confidence in enumerate(confidences[:num_judged]):
-            self._judge(confidence_class(confidence), position, position < num_accepted)
+        for position in range(positions_judged(num_verified, num_accepted)):
+            its_class = confidence_class(confidences[position])
+            self._judge(its_class, position, position < num_accepted)
 
     def _judge(self, its_class: int, position: int, stood: bool) -> None:
         """One verdict, here and in the pool."""
         index = 2 * its_class + (position > 0)
         own = self._estimates[index]
         if own is None:
-            inherited = self._pool.chances()[its_class * _NUM_GROUPS + _GROUPS[position]]
+            inherited = self._pool.chance(its_class * _NUM_GROUPS + _GROUPS[position])
             own = self._estimates[index] = _Estimate(inherited)
         own.observe(stood)
         self._pool.observe(its_class, position, stood)
@@ -168,81 +171,87 @@ class SequenceAcceptance:
 class TypicalRun:
     """What a drafter's drafts survive on the average, before they are made; owns the averages.
 
-    Fed with the estimated survivals of all drafts that were offered, so that it does not matter
-    which of them were verified. Pooled over all sequences, by position.
+    Fed with the estimated survivals of drafts that were offered, so that it does not matter which
+    of them were verified. Pooled over all sequences, by position.
     """
-
-    _MEMORY = 64.0
 
     def __init__(self) -> None:
         self._counts = [0] * MAX_SPECULATIVE_TOKENS
-        self._chances = [0.75] * MAX_SPECULATIVE_TOKENS
-        self._later = 0.75  # over all positions but the first
-        self._num_offers = 0
+        self._chances = [_TYPICAL_PRIOR] * MAX_SPECULATIVE_TOKENS
+        self.later = _TYPICAL_PRIOR  # chance of a later draft to stand, if those before it do
+        self._num_later = 0
+        self._ratios: list[float] | None = None
 
     @property
     def first(self) -> float:
         """The chance of the first draft to stand."""
         return self._chances[0]
 
-    @property
-    def later(self) -> float:
-        """The chance of a later draft to stand, if those before it do."""
-        return self._later
-
-    def observe(self, chances: Sequence[float]) -> None:
-        """One offer, as the chance of each draft given those before it."""
-        for position, chance in enumerate(chances):
+    def observe(self, survivals: Sequence[float]) -> None:
+        """One offer of at least one draft."""
+        self._ratios = None
+        before = 1.0
+        for position, survival in enumerate(survivals):
             count = self._counts[position] = self._counts[position] + 1
-            self._chances[position] += (chance - self._chances[position]) / min(
-                count + 1.0, self._MEMORY
-            )
-        if len(chances) > 1:
-            self._num_offers += 1
-            mean = sum(chances[1:]) / (len(chances) - 1)
-            self._later += (mean - self._later) / min(self._num_offers + 1.0, self._MEMORY)
+            gain = 1.0 / min(count + 1.0, _TYPICAL_MEMORY)
+            self._chances[position] += (survival / before - self._chances[position]) * gain
+            before = max(survival, _LEAST_SURVIVAL)
+        if len(survivals) > 1:
+            self._num_later += 1
+            gain = 1.0 / min(self._num_later + 1.0, _TYPICAL_MEMORY)
+            self.later += (later_chance(survivals) - self.later) * gain
 
     def survivals(self, first: float, later: float, most: int) -> list[float]:
         """Expected survivals of `most` drafts for a sequence whose own averages are these."""
+        ratios = self._ratios
+        if ratios is None or len(ratios) < most:
+            ratios = self._ratios = self._make_ratios(most)
         answer = [first]
-        scale = later / max(self._later, 0.01)
         for position in range(1, most):
-            # Positions that were never seen are worth what the last one seen is.
-            seen = position
-            while seen > 1 and not self._counts[seen]:
-                seen -= 1
-            answer.append(answer[-1] * min(_MAX_CHANCE, scale * self._chances[seen]))
+            first *= min(_MAX_CHANCE, later * ratios[position])
+            answer.append(first)
+        return answer
+
+    def _make_ratios(self, most: int) -> list[float]:
+        """The chance at each position as a multiple of that at any later one. Positions that were
+        never seen are worth what the last one seen is.
+        """
+        scale = 1.0 / max(self.later, _LEAST_SURVIVAL)
+        answer = [1.0]
+        for position in range(1, most):
+            is_seen = self._counts[position] > 0
+            answer.append(self._chances[position] * scale if is_seen else answer[-1])
         return answer
 
 
 class OwnRun:
     """The averages of one sequence's offers; owns them. They start as the drafter's."""
 
-    __slots__ = ("_typical", "first", "later")
-
-    _GAIN = 0.2
+    __slots__ = ("_first", "_later", "_typical")
 
     def __init__(self, typical: TypicalRun) -> None:
         self._typical = typical
-        self.first: float | None = None
-        self.later: float | None = None
+        self._first: float | None = None
+        self._later: float | None = None
 
     def observe(self, survivals: Sequence[float]) -> None:
-        """One offer: here and in the drafter's averages."""
-        if not survivals:
-            return
-        before = [1.0, *survivals]
-        chances = [here / max(b, 1e-9) for here, b in zip(survivals, before, strict=False)]
-        self._typical.observe(chances)
-        first = self._typical.first if self.first is None else self.first
-        self.first = first + self._GAIN * (chances[0] - first)
-        if len(chances) > 1:
-            later = self._typical.later if self.later is None else self.later
-            mean = sum(chances[1:]) / (len(chances) - 1)
-            self.later = later + self._GAIN * (mean - later)
+        """One offer of at least one draft, as the estimated survivals of its drafts."""
+        first = self._typical.first if self._first is None else self._first
+        self._first = first + _OWN_RUN_GAIN * (survivals[0] - first)
+        if len(survivals) > 1:
+            later = self._typical.later if self._later is None else self._later
+            self._later = later + _OWN_RUN_GAIN * (later_chance(survivals) - later)
 
     def survivals(self, most: int) -> list[float]:
         """Expected survivals of the next offer's first `most` drafts."""
-        first = self._typical.first if self.first is None else self.first
-        later = self._typical.later if self.later is None else self.later
+        first = self._typical.first if self._first is None else self._first
+        later = self._typical.later if self._later is None else self._later
         return self._typical.survivals(first, later, most)
+
+
+def later_chance(survivals: Sequence[float]) -> float:
+    """The chance of a later draft to stand if those before it do, on the geometric average; of at
+    least two drafts.
+    """
+    ratio = survivals[-1] / max(survivals[0], _LEAST_SURVIVAL)
+    return float(min(ratio, 1.0) ** (1.0 / (len(survivals) - 1)))

@@ -10,6 +10,11 @@ _FLOOR = -6.0
 _FOLLOWED_UP = 3  # successes in a row
 MAX_DISTANCE = 32  # steps between two probes of the same thing
 
+_GAIN_MEMORY = 64.0  # steps in which somebody was asked for drafts
+_MIN_GAIN = 0.02  # on the average, below which nobody is asked in most steps
+_FIRST_GAIN = 3 * _MIN_GAIN
+_MAX_LOOK_DISTANCE = 16
+
 
 class Account:
     """What speculation may still lose against plain decoding, in plain steps; owns the balance.
@@ -70,3 +75,32 @@ class ProbeClock:
         """It pays after all, or things have changed: as soon as possible."""
         self._distance = self._shortest
         self._due_at = now + 1
+
+
+class Interest:
+    """Whether asking for drafts has won anything lately; owns that average.
+
+    While it has not, nobody is asked in most steps, so that these can be scheduled ahead. At
+    distances that double, up to a bound, one looks if that has changed.
+    """
+
+    def __init__(self) -> None:
+        self._gain = _FIRST_GAIN
+        self._distance = 1
+        self._look_at = 0
+
+    def is_due(self, now: int) -> bool:
+        """Whether to ask."""
+        return self._gain >= _MIN_GAIN or now >= self._look_at
+
+    def note(self, gain: float, now: int) -> None:
+        """Everybody was asked, which wins this part of plain decoding's rate."""
+        self._gain += (gain - self._gain) / _GAIN_MEMORY
+        if self._gain >= _MIN_GAIN:
+            return
+        if gain > 0.0:
+            self._gain = _FIRST_GAIN
+            self._distance = 1
+        elif now >= self._look_at:
+            self._look_at = now + self._distance
+            self._distance = min(2 * self._distance, _MAX_LOOK_DISTANCE)

@@ -1,0 +1,113 @@
+"""Choosing how many drafts are the most tokens a second, out of all that there are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+
+MARGIN = 0.03  # what drafts must win to be worth it
+_MAX_CANDIDATES = 16  # numbers of drafts that are tried out, beyond the first few
+_ALL_TRIED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of the next step: `plain` without drafts, as if nobody had been asked for any; `base`
+    when somebody was; and what 0, 1, … drafts add to that. `affordable` is what may be risked.
+    """
+
+    num_sequences: int
+    plain: float
+    base: float
+    extra: Sequence[float]
+    affordable: float
+
+    def gain(self, rate: float) -> float:
+        """What part of plain decoding's rate this rate is more."""
+        return rate * self.plain / self.num_sequences - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The likeliest `total` drafts, how long making them takes, and what that wins. `is_saving`:
+    more would be better, but is more than may be risked.
+    """
+
+    total: int
+    gain: float
+    is_saving: bool
+    drafting_seconds: float = 0.0
+
+
+def choose_verified(ranked: Sequence[float], costs: Costs) -> Choice:
+    """How many of the drafts to verify whose survivals are these, in falling order.
+
+    Stops at what cannot be afforded, once it would be better than all before it.
+    """
+    best, best_rate = 0, (1.0 + MARGIN) * costs.num_sequences / costs.plain
+    tokens = float(costs.num_sequences)
+    is_saving = False
+    base, affordable = costs.base, costs.affordable
+    for index, (survival, more) in enumerate(zip(ranked, costs.extra[1:], strict=False), start=1):
+        tokens += survival
+        rate = tokens / (base + more)
+        if rate > best_rate:
+            if more > affordable:
+                is_saving = True
+                break
+            best, best_rate = index, rate
+    return Choice(best, costs.gain(best_rate) if best else 0.0, is_saving)
+
+
+def choose_drafted(
+    survivals: Sequence[Sequence[float]],
+    ranked: Sequence[float],
+    costs: Costs,
+    drafting: Callable[[int, float], float],
+) -> Choice:
+    """How many drafts to make and verify, if they will survive like this, by sequence (at least one
+    for each) and (`ranked`) all together in falling order. `drafting` tells the seconds of so many
+    sequences and rounds.
+    """
+    firsts = sorted((one[0] for one in survivals), reverse=True)
+    tokens = list(accumulate(ranked, initial=float(costs.num_sequences)))
+    most = len(costs.extra) - 1
+    stride = max(1, most // _MAX_CANDIDATES)
+    best, best_rate, best_seconds = 0, (1.0 + MARGIN) * costs.num_sequences / costs.plain, 0.0
+    is_saving = False
+    num_drafting = 0
+    few = range(1, min(most, _ALL_TRIED) + 1)
+    for total in chain(few, range(_ALL_TRIED + stride, most + 1, stride)):
+        while num_drafting < len(firsts) and firsts[num_drafting] >= ranked[total - 1]:
+            num_drafting += 1
+        width = min(num_drafting, total)
+        seconds = drafting(width, total / width)
+        rate = tokens[total] / (costs.base + costs.extra[total] + seconds)
+        if rate > best_rate:
+            if seconds + costs.extra[total] > costs.affordable:
+                is_saving = True
+                break
+            best, best_rate, best_seconds = total, rate, seconds
+    return Choice(best, costs.gain(best_rate) if best else 0.0, is_saving, best_seconds)
+
+
+def heads(survivals: Sequence[Sequence[float]], ranked: Sequence[float], total: int) -> list[int]:
+    """How many of each sequence's drafts are among the `total` likeliest (`ranked`) of all."""
+    if not total:
+        return [0] * len(survivals)
+    lowest = ranked[total - 1]
+    counts = []
+    for values in survivals:
+        count = 0
+        for value in values:
+            if value <= lowest:
+                break
+            count += 1
+        counts.append(count)
+    left = total - sum(counts)
+    for index, values in enumerate(survivals):
+        while left and counts[index] < len(values) and values[counts[index]] == lowest:
+            counts[index] += 1
+            left -= 1
+    return counts

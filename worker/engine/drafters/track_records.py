@@ -1,0 +1,125 @@
+"""What is known of each drafter, and of each drafter for each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from worker.engine.drafters.acceptance import (
+    OwnRun,
+    PooledAcceptance,
+    SequenceAcceptance,
+    TypicalRun,
+    confidence_class,
+)
+from worker.engine.drafters.probing import ProbeClock
+
+_MAX_PROBE_DRAFTS = 3
+
+
+class DrafterRecord:
+    """One drafter over all sequences; owns what is known of it."""
+
+    __slots__ = ("clock", "pool", "typical")
+
+    def __init__(self, now: int) -> None:
+        self.pool = PooledAcceptance()
+        self.typical = TypicalRun()
+        self.clock = ProbeClock(now, shortest=2)
+
+
+class SequenceRecord:
+    """One drafter for one sequence; owns what is known of it.
+
+    `wanted` is how many drafts a probe verifies. `is_asked`: the device was asked for drafts only
+    to see if they would stand; `is_trial`: some are being verified only for that. `last_drafted` is
+    when the device last made any.
+    """
+
+    __slots__ = (
+        "_drafter",
+        "_failed_class",
+        "acceptance",
+        "clock",
+        "is_asked",
+        "is_trial",
+        "last_drafted",
+        "run",
+        "wanted",
+    )
+
+    def __init__(self, drafter: DrafterRecord, now: int) -> None:
+        self._drafter = drafter
+        # The surest that fell at once since any stood; None: none did.
+        self._failed_class: int | None = None
+        self.acceptance = SequenceAcceptance(drafter.pool)
+        self.run = OwnRun(drafter.typical)
+        self.clock = ProbeClock(now)
+        self.wanted = 1
+        self.is_asked = False
+        self.is_trial = False
+        self.last_drafted = 0
+
+    def is_probe_due(self, confidence: float, now: int) -> bool:
+        """Whether it is time to try a first draft of this confidence, or whether it is news."""
+        if self.is_asked or self.clock.is_due(now):
+            return True
+        return self._failed_class is not None and self._failed_class < confidence_class(confidence)
+
+    def observe(
+        self, confidences: Sequence[float], num_verified: int, num_accepted: int, now: int
+    ) -> None:
+        """Of drafts of these confidences the first `num_verified`, at least one, were verified."""
+        self.acceptance.observe(confidences, num_verified, num_accepted)
+        if num_accepted:
+            self._failed_class = None
+            self.wanted = min(num_accepted + 1, _MAX_PROBE_DRAFTS)
+            if self.is_trial:
+                self.clock.succeeded(now)
+            else:
+                self.clock.restart(now)
+            if self.is_asked:
+                self._drafter.clock.succeeded(now)
+        else:
+            its_class = confidence_class(confidences[0])
+            failed = self._failed_class
+            self._failed_class = its_class if failed is None else max(failed, its_class)
+            self.wanted = 1
+            self.clock.failed()
+            if self.is_asked:
+                self._drafter.clock.failed()
+        self.is_asked = self.is_trial = False
+
+
+class TrackRecords:
+    """Owns all records."""
+
+    def __init__(self) -> None:
+        self._drafters: dict[str, DrafterRecord] = {}
+        self._sequences: dict[int, dict[str, SequenceRecord]] = {}
+
+    def __len__(self) -> int:
+        """How many sequences are remembered."""
+        return len(self._sequences)
+
+    def __contains__(self, seq_id: int) -> bool:
+        """Whether the sequence is remembered."""
+        return seq_id in self._sequences
+
+    def drafter(self, name: str, now: int) -> DrafterRecord:
+        """The drafter's record, made when it is new."""
+        record = self._drafters.get(name)
+        if record is None:
+            record = self._drafters[name] = DrafterRecord(now)
+        return record
+
+    def sequence(self, seq_id: int, name: str, now: int) -> SequenceRecord:
+        """The drafter's record for the sequence, made when it is new."""
+        by_drafter = self._sequences.setdefault(seq_id, {})
+        record = by_drafter.get(name)
+        if record is None:
+            record = by_drafter[name] = SequenceRecord(self.drafter(name, now), now)
+        return record
+
+    def forget(self, seq_id: int) -> None:
+        """The sequence has ended; unknown ones are ignored."""
+        self._sequences.pop(seq_id, None)
