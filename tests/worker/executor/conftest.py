@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,33 +33,52 @@ TINY = {
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llama of two layers with random weights, as a directory of safetensors."""
-    path = tmp_path_factory.mktemp("tiny")
-    (path / "config.json").write_text(json.dumps(TINY))
-    generator = torch.Generator().manual_seed(1)
+def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes a llama with random weights, as a directory of safetensors; `changes` to `TINY`."""
+
+    def make(seed: int, **changes: int) -> Path:
+        path = tmp_path_factory.mktemp("tiny")
+        config = TINY | changes
+        (path / "config.json").write_text(json.dumps(config))
+        save_file(_weights(config, torch.Generator().manual_seed(seed)), path / "model.safetensors")
+        return path
+
+    return make
+
+
+def _weights(config: dict[str, Any], generator: torch.Generator) -> dict[str, torch.Tensor]:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    keys = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
 
     def weight(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) * 0.3
 
-    tensors = {"model.embed_tokens.weight": weight(96, 64), "model.norm.weight": torch.ones(64)}
-    for layer in range(2):
+    tensors = {
+        "model.embed_tokens.weight": weight(config["vocab_size"], hidden),
+        "model.norm.weight": torch.ones(hidden),
+    }
+    for layer in range(config["num_hidden_layers"]):
         tensors |= {
             f"model.layers.{layer}.{name}.weight": weight(*shape)
             for name, shape in {
-                "self_attn.q_proj": (64, 64),
-                "self_attn.k_proj": (32, 64),
-                "self_attn.v_proj": (32, 64),
-                "self_attn.o_proj": (64, 64),
-                "mlp.gate_proj": (80, 64),
-                "mlp.up_proj": (80, 64),
-                "mlp.down_proj": (64, 80),
+                "self_attn.q_proj": (hidden, hidden),
+                "self_attn.k_proj": (keys, hidden),
+                "self_attn.v_proj": (keys, hidden),
+                "self_attn.o_proj": (hidden, hidden),
+                "mlp.gate_proj": (inner, hidden),
+                "mlp.up_proj": (inner, hidden),
+                "mlp.down_proj": (hidden, inner),
             }.items()
         }
         for norm in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"model.layers.{layer}.{norm}.weight"] = torch.ones(64)
-    save_file(tensors, path / "model.safetensors")
-    return path
+            tensors[f"model.layers.{layer}.{norm}.weight"] = torch.ones(hidden)
+    return tensors
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(make_checkpoint: Callable[..., Path]) -> Path:
+    """A llama of two layers with random weights."""
+    return make_checkpoint(seed=1)
 
 
 @pytest.fixture

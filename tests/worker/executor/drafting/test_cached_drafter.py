@@ -1,0 +1,58 @@
+"""Drafters on the device: they draft as if they read every sequence anew, whatever became of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+
+from draft_bench import Walk, drafts_of_head, drafts_of_model, make_bench, tiny_head
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_llama import TINY, tiny_llama
+
+from worker.executor.drafting.networks import HeadNetwork, ModelNetwork
+
+# A head of its own, or the likeliest token would be the last one again.
+UNTIED = dataclasses.replace(TINY, tied_head=False)
+TARGET = tiny_llama(seed=1, config=UNTIED)
+SMALL = tiny_llama(
+    seed=2,
+    config=dataclasses.replace(
+        UNTIED, hidden_size=24, intermediate_size=40, num_layers=1, num_heads=3, num_kv_heads=1
+    ),
+)
+HEAD = tiny_head(TARGET)
+
+walks = given(st.integers(0, 2**32))
+
+
+@walks
+@settings(max_examples=6, deadline=None)
+def test_a_draft_model_drafts_as_if_it_read_everything_anew(seed: int) -> None:
+    """Through chunks, hits, copies, preemption, blocks used again, drafts that fell, and steps
+    without any: greedy drafts are those of a run over all known tokens.
+    """
+    bench = make_bench(TARGET, ModelNetwork(SMALL))
+    Walk(bench, functools.partial(drafts_of_model, SMALL), random.Random(seed)).run(num_steps=40)
+
+
+@walks
+@settings(max_examples=6, deadline=None)
+def test_a_head_drafts_as_if_it_read_everything_anew(seed: int) -> None:
+    """Likewise, over the target's states; and at the head's own positions, which are one less."""
+    bench = make_bench(TARGET, HeadNetwork(HEAD))
+    oracle = functools.partial(drafts_of_head, HEAD, TARGET)
+    Walk(bench, oracle, random.Random(seed)).run(num_steps=40)
+
+
+@walks
+@settings(max_examples=4, deadline=None)
+def test_every_draft_of_the_target_itself_stands(seed: int) -> None:
+    """As its own draft model it foresees its greedy tokens, all of them."""
+    bench = make_bench(TARGET, ModelNetwork(TARGET))
+    oracle = functools.partial(drafts_of_model, TARGET)
+    walk = Walk(bench, oracle, random.Random(seed))
+    walk.run(num_steps=40)
+    assert walk.accepted == walk.verified > 0
+    assert bench.num_steps == 40

@@ -1,0 +1,250 @@
+"""What a step gets from a drafter on the device, and what it does not get to feel."""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from draft_bench import GREEDY, VOCABULARY, Bench, Walker, drafts_of_model, make_bench, share_of
+from tiny_llama import BLOCK_SIZE, NUM_BLOCKS, TINY, tiny_llama
+
+from worker.executor.drafting import catch_up
+from worker.executor.drafting.catch_up import plan_catch_up
+from worker.executor.drafting.draft_cache import DraftCache
+from worker.executor.drafting.interface import DraftNetwork, DraftRequest
+from worker.executor.drafting.networks import ModelNetwork
+from worker.models.config import ModelConfig
+from worker.models.layers import StepTensors
+from worker.types import ModelOutput, SamplingParams
+
+UNTIED = replace(TINY, tied_head=False)
+TARGET = tiny_llama(seed=1, config=UNTIED)
+SMALL = tiny_llama(seed=2, config=UNTIED)
+RANDOM = SamplingParams(max_tokens=1, temperature=1.0, seed=5)
+PROMPT = [5, 17, 42, 3, 9, 33, 21]
+
+
+@dataclass
+class Faulty:
+    """Implements `DraftNetwork`: a draft model that raises, or whose logits are no numbers, for as
+    long as it is told to.
+    """
+
+    raises: bool = False
+    spoils: bool = False
+    network: DraftNetwork = field(default_factory=lambda: ModelNetwork(SMALL))
+
+    @property
+    def config(self) -> ModelConfig:
+        """As the sound one's."""
+        return self.network.config
+
+    @property
+    def reads_states(self) -> bool:
+        """As the sound one's."""
+        return self.network.reads_states
+
+    @property
+    def max_positions(self) -> int:
+        """As the sound one's."""
+        return self.network.max_positions
+
+    @property
+    def draft_vocab(self) -> torch.Tensor | None:
+        """As the sound one's."""
+        return self.network.draft_vocab
+
+    def run(
+        self, features: torch.Tensor | None, step: StepTensors, kv_cache: torch.Tensor
+    ) -> torch.Tensor:
+        """Runs; then raises, or leaves nothing but nan in what it has written."""
+        states = self.network.run(features, step, kv_cache)
+        if self.raises:
+            raise RuntimeError("the device is out of memory")
+        if self.spoils:
+            for layer in kv_cache:
+                layer.view(-1, layer.shape[-1]).index_fill_(0, step.slots, torch.nan)
+            states = torch.full_like(states, torch.nan)
+        return states
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The sound one's."""
+        return self.network.logits(hidden)
+
+
+def go(bench: Bench, walker: Walker, num_to_draft: int, params: SamplingParams = GREEDY) -> None:
+    """One step of one sequence, with the drafts that it has."""
+    drafts = walker.kept.token_ids if walker.kept is not None else ()
+    count = len(walker.tokens) - walker.computed
+    bench.take(walker, len(walker.tokens) + len(drafts) + 1 + num_to_draft)
+    share = share_of(walker, count, drafts, num_to_draft, params)
+    bench.update(walker, share, bench.step([share]))
+
+
+def test_drafts_come_with_their_step_and_its_time() -> None:
+    """As many as asked for, for those who asked, and how long they took."""
+    bench = make_bench(TARGET, ModelNetwork(SMALL))
+    walkers = [Walker(i, PROMPT[i:]) for i in range(3)]
+    for walker in walkers:
+        bench.take(walker, 20)
+    shares = [share_of(w, len(w.tokens), (), n) for w, n in zip(walkers, (0, 2, 5), strict=True)]
+    output = bench.step(shares)
+    assert {seq_id: len(drafts.token_ids) for seq_id, drafts in output.drafts.items()} == {
+        1: 2,
+        2: 5,
+    }
+    assert output.drafting_seconds > 0
+    nobody = bench.step([share_of(Walker(9, PROMPT, table=[30, 31]), 7)])
+    assert (nobody.drafts, nobody.drafting_seconds) == ({}, 0.0)
+
+
+def test_nothing_is_drafted_beyond_the_block_table() -> None:
+    """The last draft may stand where the first block is missing: it is verified later, not run."""
+    bench = make_bench(TARGET, ModelNetwork(SMALL))
+    walker = Walker(1, [*PROMPT, 8, 9, 10], table=[3, 4, 5])  # 12 positions; the draw stands at 10
+    share = share_of(walker, 10, (), 9)
+    before = bench.drafter._cache.kv.clone() if bench.drafter._cache else None
+    assert bench.update(walker, share, bench.step([share])) == 0
+    assert walker.kept is not None
+    assert len(walker.kept.token_ids) == 2
+    assert bench.drafter._cache is not None
+    assert before is not None
+    changed = (bench.drafter._cache.kv != before).flatten(2).any(-1).any(0).nonzero().flatten()
+    assert changed.tolist() == [3, 4, 5]
+
+
+def test_catching_up_is_bounded_and_goes_on_where_it_stopped() -> None:
+    """Short ones go first; the long one is read over steps, and then draws its drafts."""
+    cache = DraftCache(SMALL.config, 0, (NUM_BLOCKS, BLOCK_SIZE), torch.float32, TARGET.device)
+    requests = [
+        DraftRequest(1, 7, 41, range(12), GREEDY, 2),
+        DraftRequest(2, 7, 6, range(12, 16), GREEDY, 2),
+    ]
+    ends = []
+    for _ in range(4):
+        spans = plan_catch_up(cache, requests, 0, max_rows=20)
+        ends.append([(s.request.seq_id, s.start, s.end, s.is_complete) for s in spans])
+        for span in spans:
+            cache.mark(span.known_slots, True)
+    assert ends == [
+        [(2, 0, 6, True), (1, 0, 14, False)],
+        [(2, 5, 6, True), (1, 14, 33, False)],
+        [(2, 5, 6, True), (1, 33, 41, True)],
+        [(1, 40, 41, True), (2, 5, 6, True)],
+    ]
+
+
+def test_a_long_prompt_waits_for_its_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for few rows a step, drafts come a few steps late, and are right."""
+    monkeypatch.setattr(plan_catch_up, "__defaults__", (16,))
+    assert catch_up.MAX_ROWS == 2048
+    bench = make_bench(TARGET, ModelNetwork(SMALL))
+    rng = random.Random(1)
+    walker = Walker(1, [rng.randrange(VOCABULARY) for _ in range(40)])
+    lengths = []
+    for _ in range(4):
+        go(bench, walker, num_to_draft=3)
+        lengths.append(len(walker.kept.token_ids) if walker.kept else 0)
+    assert lengths == [0, 0, 3, 3]
+    assert walker.kept is not None
+    drafts = list(walker.kept.token_ids)
+    assert drafts == drafts_of_model(SMALL, walker.tokens, drafts)
+
+
+def test_a_drafter_that_raises_is_logged_once_and_recovers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The step's draws are there, drafts are not; later ones are as if nothing had happened."""
+    network = Faulty(raises=True)
+    bench = make_bench(TARGET, network)
+    walker = Walker(1, list(PROMPT))
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            go(bench, walker, num_to_draft=3)
+            assert walker.kept is None
+    assert len(walker.tokens) == len(PROMPT) + 3
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+    network.raises = False
+    go(bench, walker, num_to_draft=3)
+    assert walker.kept is not None
+    drafts = list(walker.kept.token_ids)
+    assert drafts == drafts_of_model(SMALL, walker.tokens, drafts)
+
+
+def test_a_drafter_whose_numbers_break_spoils_nothing_for_good() -> None:
+    """No drafts of what is no number; once it is sound, blocks that it spoiled serve again."""
+    network = Faulty(spoils=True)
+    bench = make_bench(TARGET, network)
+    first, second = Walker(1, list(PROMPT)), Walker(2, [1, 2, 3])
+    go(bench, first, num_to_draft=3)
+    assert first.kept is None
+    network.spoils = False
+    bench.drop(first)  # its blocks are anybody's, and it begins again
+    for walker in (second, first, second):
+        go(bench, walker, num_to_draft=3)
+        assert walker.kept is not None
+        drafts = list(walker.kept.token_ids)
+        assert drafts == drafts_of_model(SMALL, walker.tokens, drafts)
+
+
+def test_drawn_drafts_are_verified_with_what_they_were_drawn_from() -> None:
+    """q goes with the very drafts or the first of them, in the next step, once, and for requests
+    that draw at all.
+    """
+    bench = make_bench(TARGET, ModelNetwork(SMALL), "probabilistic")
+    walker, greedy = Walker(1, list(PROMPT)), Walker(2, [4, 5])
+    for one, params in ((walker, RANDOM), (greedy, GREEDY)):
+        bench.take(one, 20)
+        share = share_of(one, len(one.tokens), (), 3, params)
+        bench.update(one, share, bench.step([share]))
+        assert one.kept is not None
+        drafts = list(one.kept.token_ids)
+        exact = share_of(one, 1, drafts, 0, params)
+        held = dict(bench.drafter._proposals)
+        found = bench.drafter.proposals([exact])
+        if one is greedy:
+            assert found == {}
+            continue
+        assert found[1].shape == (3, VOCABULARY)
+        assert found[1].sum(dim=-1).tolist() == pytest.approx([1, 1, 1])
+        assert bench.drafter.proposals([exact]) == {}
+        for wanted, changed in (
+            (2, drafts[:2]),
+            (0, [drafts[0], drafts[1] ^ 1]),
+            (0, []),
+        ):
+            bench.drafter._proposals = dict(held)
+            q = bench.drafter.proposals([share_of(one, 1, changed, 0, params)]).get(1)
+            assert (0 if q is None else len(q)) == wanted
+        bench.drafter._proposals = dict(held)
+        assert bench.drafter.proposals([replace(exact, start=exact.start + 1)]) == {}
+
+
+def outputs(bench: Bench) -> list[ModelOutput]:
+    """Of a few steps."""
+    walker, found = Walker(1, list(PROMPT)), []
+    for _ in range(3):
+        bench.take(walker, 30)
+        drafts = walker.kept.token_ids if walker.kept else ()
+        share = share_of(walker, len(walker.tokens) - walker.computed, drafts, 3)
+        found.append(replace(bench.step([share]), drafting_seconds=0.0))
+        bench.update(walker, share, found[-1])
+    bench.drop(walker)
+    return found
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_drafter_sleeps_and_wakes_with_its_target(level: int) -> None:
+    """Cache and network are given back, and drafts afterwards are those of before."""
+    bench = make_bench(TARGET, ModelNetwork(SMALL))
+    before = outputs(bench)
+    assert any(output.drafts for output in before)
+    bench.runner.sleep(level)
+    assert bench.drafter._cache is None
+    assert (bench.drafter.weights is None) == (level == 2)
+    bench.runner.wake(frozenset({"kv_cache"}))
+    bench.runner.wake(frozenset({"weights"}))
+    assert outputs(bench) == before

@@ -1,0 +1,100 @@
+"""The configured drafter comes up with the executor, or says why it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from draft_bench import tiny_head
+
+from worker.config import EngineConfig, SchedulerConfig, SpeculativeConfig
+from worker.errors import ConfigError, ModelError
+from worker.executor.drafting.loading import drafter_bytes_per_token, network_loader
+from worker.executor.drafting.networks import HeadNetwork, ModelNetwork
+from worker.executor.kv_cache import choose_num_blocks
+from worker.executor.model_runner import build_executor
+from worker.models.loader import load_model
+from worker.types import Draw, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
+
+CPU = torch.device("cpu")
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+def config(path: Path, speculative: SpeculativeConfig | None) -> EngineConfig:
+    """Of an executor with 32 blocks."""
+    limits = SchedulerConfig(max_model_len=256)
+    return EngineConfig(
+        "torch",
+        str(path),
+        "float32",
+        num_blocks_override=32,
+        scheduler=limits,
+        speculative=speculative,
+    )
+
+
+def test_a_model_drafts_for_itself(tiny_checkpoint: Path) -> None:
+    """A draft model from disk answers a step with drafts that the next one accepts."""
+    chosen = SpeculativeConfig("draft_model", 4, model=str(tiny_checkpoint))
+    executor, num_blocks = build_executor(config(tiny_checkpoint, chosen))
+    assert num_blocks == 32
+    spec = SampleSpec(GREEDY, 5)
+    prompt = ScheduledSequence(1, [5, 17, 80, 3, 9], 0, [4, 2], (spec,), num_to_draft=4)
+    first = executor.execute(SchedulerOutput(0, (prompt,)))
+    drafts = first.drafts[1]
+    assert (drafts.position, len(drafts.token_ids)) == (6, 4)
+    tokens = [first.sampled[1][0].token_id, *drafts.token_ids]
+    spec = SampleSpec(GREEDY, 6)
+    run = ScheduledSequence(1, tokens, 5, [4, 2], (spec,), num_drafts=4)
+    draws = executor.execute(SchedulerOutput(1, (run,))).sampled[1]
+    assert draws[:-1] == tuple(Draw(token) for token in drafts.token_ids)
+
+
+def test_other_methods_need_nothing_on_the_device(tiny_checkpoint: Path) -> None:
+    """What drafts from tokens alone is the engine's business."""
+    assert network_loader(None, 64) is None
+    assert network_loader(SpeculativeConfig("ngram", 4), 64) is None
+    assert network_loader(SpeculativeConfig("suffix", 4), 64) is None
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(
+    tiny_checkpoint: Path, make_checkpoint: Callable[..., Path]
+) -> None:
+    """Its tokens would not be the target's."""
+    other = SpeculativeConfig("draft_model", 4, model=str(make_checkpoint(seed=4, vocab_size=90)))
+    with pytest.raises(ConfigError, match="90 tokens, the target one of 96"):
+        build_executor(config(tiny_checkpoint, other))
+    with pytest.raises(ConfigError, match="needs model"):
+        build_executor(config(tiny_checkpoint, replace(other, model=None)))
+    with pytest.raises(ModelError, match="nowhere"):
+        build_executor(config(tiny_checkpoint, replace(other, model="nowhere")))
+
+
+def test_without_a_head_it_is_said_how_to_get_one(tiny_checkpoint: Path) -> None:
+    """Nobody has trained one for random weights."""
+    with pytest.raises(ConfigError, match="pointsman train-draft"):
+        build_executor(config(tiny_checkpoint, SpeculativeConfig("eagle", 4)))
+    missing = SpeculativeConfig("eagle", 4, model="nowhere.safetensors")
+    with pytest.raises(ModelError, match=r"nowhere\.safetensors"):
+        build_executor(config(tiny_checkpoint, missing))
+
+
+def test_blocks_have_room_for_what_the_drafter_keeps(tiny_checkpoint: Path) -> None:
+    """The same memory holds fewer blocks with a draft model, and a head pays for states."""
+    target = load_model(tiny_checkpoint, torch.float32, CPU)
+    per_token = drafter_bytes_per_token(ModelNetwork(target), target)
+    assert per_token == target.config.kv_elements_per_token * 4 + 9
+    head = drafter_bytes_per_token(HeadNetwork(tiny_head(target)), target)
+    assert head == (target.config.kv_elements_per_token // 2 + target.config.hidden_size) * 4 + 9
+    memory = replace(
+        config(tiny_checkpoint, None), num_blocks_override=None, kv_cache_memory_bytes=1 << 20
+    )
+    without, with_it = (
+        choose_num_blocks(memory, target.config, torch.float32, CPU, extra)
+        for extra in (0, per_token)
+    )
+    assert with_it == (1 << 20) // (16 * (2 * (per_token - 9) + 9))
+    assert with_it < without
