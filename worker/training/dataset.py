@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import Tensor
 from worker.errors import ConfigError
 from worker.training.store import Sample
 
-# One conversation in so many is held out, whole, and this many at most.
+# One text in so many is held out, whole; of those, this many at most are measured with.
 HELD_OUT_EVERY = 12
 MOST_HELD_OUT = 256
 # Samples that are sorted by length together, so that batches need little padding.
@@ -41,13 +42,27 @@ class Batch:
 
 
 def divide(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
-    """What to learn from, and what is held out to measure with. `ConfigError` for too few."""
+    """What to learn from, and what is held out to measure with. `ConfigError` for too few.
+
+    Whether a sample is held out depends on its tokens alone, so that it stays so when there are
+    more samples, or when a head is trained on later.
+    """
     usable = [s for s in samples if len(s.token_ids) > 2 and bool(s.is_target[2:].any())]
-    held = set(range(0, len(usable), HELD_OUT_EVERY)[:MOST_HELD_OUT])
-    learned = [sample for index, sample in enumerate(usable) if index not in held]
-    if not learned:
+    if len(usable) < 2:
         raise ConfigError(f"{len(usable)} texts are too few to train a draft head; raise --tokens")
-    return learned, [usable[index] for index in sorted(held)]
+    marks = [_mark(sample) for sample in usable]
+    held = [mark % HELD_OUT_EVERY == 0 for mark in marks]
+    if not any(held) or all(held):
+        held = [mark == min(marks) for mark in marks]
+    learned = [sample for sample, is_held in zip(usable, held, strict=True) if not is_held]
+    held_out = [sample for sample, is_held in zip(usable, held, strict=True) if is_held]
+    return learned, held_out[:MOST_HELD_OUT]
+
+
+def _mark(sample: Sample) -> int:
+    """A number that looks random, made of a sample's tokens."""
+    digest = hashlib.sha256(sample.token_ids.numpy().tobytes()).digest()
+    return int.from_bytes(digest[:8], "little")
 
 
 def batches(

@@ -62,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--start-from",
         type=Path,
         metavar="HEAD",
-        help="go on with this head instead of a new one; its sizes and its vocabulary stay",
+        help="go on with this head's weights instead of new ones",
     )
     parser.add_argument("--seed", type=int, default=_DEFAULTS.seed, metavar="N")
     parser.add_argument(

@@ -88,6 +88,8 @@ class TrainingRun:
         self._progress = progress
         self._clock = clock
         self._began = clock()
+        if settings.num_threads is not None:
+            torch.set_num_threads(settings.num_threads)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._dtype = _dtype(settings.dtype, self._device)
         self._checkpoint = read_checkpoint(settings.model)
@@ -197,16 +199,16 @@ class TrainingRun:
     def _new_head(self, learned: Sequence[Sample]) -> tuple[HeadTwin, Tensor]:
         """The head to train, as it begins, and its draft vocabulary."""
         settings, target = self._settings, self._target
-        noise = torch.Generator().manual_seed(settings.seed)
-        if settings.start_from is not None:
-            shape, tensors = read_head(settings.start_from, target)
-            draft_vocab = tensors.pop("draft_vocab").to(self._device)
-            twin = HeadTwin(shape, teacher_of(target, draft_vocab), noise)
-            twin.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
-            return twin, draft_vocab
         vocab_size, ends = target.config.vocab_size, self._checkpoint.eos_token_ids
         chosen = choose_draft_vocab(learned, vocab_size, settings.draft_vocab_size, ends)
         draft_vocab = chosen.to(self._device)
+        noise = torch.Generator().manual_seed(settings.seed)
+        if settings.start_from is not None:
+            given, tensors = read_head(settings.start_from, target)
+            shape = HeadShape(given.intermediate_size, len(draft_vocab))
+            twin = HeadTwin(shape, teacher_of(target, draft_vocab), noise)
+            twin.load_state_dict({name: tensors[name].float() for name in twin.weights()})
+            return twin, draft_vocab
         shape = HeadShape(settings.intermediate_size, len(draft_vocab))
         twin = HeadTwin(shape, teacher_of(target, draft_vocab), noise)
         every = batches(learned, settings.batch_tokens, None)

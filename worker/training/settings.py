@@ -13,8 +13,8 @@ class Settings:
     `num_tokens` are those that the model says itself; `texts` are read besides. `steps` None: as
     many as give `EPOCHS` rounds over the data. `minutes` None: however long it takes; else the
     run ends after about so many, with what it has learned by then. `out` None: the place where a
-    worker looks for a head of this model. `start_from` is a head to go on with, whose sizes and
-    draft vocabulary it keeps. `dtype` "auto": what writes text fastest.
+    worker looks for a head of this model. `start_from` is a head to go on with; its MLP keeps
+    its size, the draft vocabulary is chosen anew. `dtype` "auto": what writes text fastest.
     """
 
     model: Path
