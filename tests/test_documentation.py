@@ -13,6 +13,7 @@ import pytest
 import fleet.cli
 import picker.__main__
 import worker.flags
+import worker.training.flags
 from picker.config.build import build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
@@ -64,8 +65,9 @@ def test_commands_are_taken_by_their_parsers(line: str) -> None:
     parser: argparse.ArgumentParser = {
         "worker": worker.flags.build_parser,
         "picker": picker.__main__.build_parser,
+        "train-draft": worker.training.flags.build_parser,
     }.get(words[0], fleet.cli.build_parser)()
-    arguments = words[1:] if words[0] in ("worker", "picker") else words
+    arguments = words[1:] if words[0] in ("worker", "picker", "train-draft") else words
     assert parser.parse_args(arguments)
 
 

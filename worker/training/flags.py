@@ -25,7 +25,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model",
         type=Path,
-        required=True,
         metavar="PATH",
         help="GGUF file or Hugging Face directory; the `pointsman` command also takes a name, and"
         " without any the default model",
@@ -131,6 +130,8 @@ def _add_tuning(parser: argparse.ArgumentParser) -> None:
 def resolve(argv: Sequence[str] | None) -> Settings:
     """The settings that flags ask for. `ConfigError` names what cannot work and what helps."""
     options = build_parser().parse_args(argv)
+    if options.model is None:
+        raise ConfigError("--model is missing: which model is the head for?")
     if options.tokens == 0 and not options.text:
         raise ConfigError("--tokens 0 leaves nothing to learn from; give --text, or tokens")
     for path in options.text:

@@ -48,14 +48,15 @@ def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        (["--tokens", "0"], "--tokens 0 leaves nothing to learn from"),
-        (["--text", "/no/such/file"], "--text /no/such/file: no such file"),
+        (["--model", "m", "--tokens", "0"], "--tokens 0 leaves nothing to learn from"),
+        (["--model", "m", "--text", "/no/such/file"], "--text /no/such/file: no such file"),
+        (["--tokens", "7"], "--model is missing"),
     ],
 )
 def test_what_cannot_work_is_refused(argv: list[str], reason: str) -> None:
     """Before a model is loaded, with the flag named."""
     with pytest.raises(ConfigError, match=reason):
-        resolve(["--model", "m.gguf", *argv])
+        resolve(argv)
 
 
 def test_errors_are_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
