@@ -7,7 +7,7 @@ never looked at. Each verdict is told to two estimates. The pooled one, of the d
 class of confidence and group of positions, over all sequences with a memory of some 200 verdicts
 (cells with few verdicts lean on those of their class, and these on an optimistic prior, so that a
 drafter is tried). The sequence's own is kept by class and by whether the position is the first,
-with a memory of some thirty verdicts: it starts as the pooled one, which counts as one and a half
+with a memory of some thirty verdicts: it starts as the pooled one, which counts as one
 verdicts and fades like them, so a new sequence inherits what was learned from others. And it starts
 anew whenever an average of the last four or so verdicts is three standard deviations off: two
 verdicts against it are enough to notice that a sequence turns from copying into free text, while
@@ -38,7 +38,7 @@ _RECENT_SPREAD = 0.38  # standard deviation of such an average, of one verdict's
 _MIN_SPREAD = 0.085  # so that a single verdict never is news
 _NEWS = 3.0  # spreads between what is recent and what was before
 _NEWS_WEIGHT = 2.0
-_POOLED_WEIGHT = 2.0  # verdicts of a sequence that the pool counts as
+_POOLED_WEIGHT = 1.0  # verdicts of a sequence that the pool counts as
 _MAX_CHANCE = 0.99
 _NUM_GROUPS = 5
 _TYPICAL_PRIOR = 0.75

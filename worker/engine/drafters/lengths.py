@@ -51,7 +51,8 @@ _MAX_DOUBT = 0.1  # of the expected seconds of a size that is known
 _CONTROL_STEPS = 2  # plain ones in a row, for the sake of measuring
 _CONTROL_DISTANCES = (16, 400)  # steps from one to the next: the less is won, the shorter
 _CONTROL_COST = 0.016  # of what is won
-_PROBES_PER_STEP = 16  # one for so many sequences
+_SEQUENCES_PER_PROBE = 16  # one probe a step for so many
+_MAX_STEPS_MADE_UP = 16
 _MIN_LEAP = 4  # drafts that a step may always have more than any that was measured
 _DEVICE_PROBE_DRAFTS = 2
 _MOST_TYPICAL = 8  # offers of a step that tell what is typical
@@ -96,6 +97,7 @@ class DraftLengths:
         self._prices: _Prices | None = None  # of the last step in which somebody was asked
         self._drafting_seconds = 0.0  # planned for each step, as long as the device drafts
         self._was_asked = False  # for drafts, for the step that is observed next
+        self._last_asked = 0
         self._control_left = 0  # plain steps still to be run for the sake of measuring
 
     @property
@@ -126,7 +128,7 @@ class DraftLengths:
         """
         num = len(offers)
         limit = self._limit(num)
-        if not self._is_adaptive or not limit:
+        if not self._is_adaptive or not limit or not num:
             return [min(limit, len(offer.confidences)) for offer in offers]
         self._was_asked = True
         records = [self._record(offer.seq_id, offer.drafter) for offer in offers]
@@ -142,6 +144,7 @@ class DraftLengths:
         if ranked and not choice.is_saving:
             balance = self._account.balance - choice.total * prices.draft
             self._add_probes(offers, records, counts, limit, balance)
+        self._last_asked = self._times.clock
         return counts
 
     def to_draft(self, seq_ids: Sequence[int], drafter: str, num_other_tokens: int) -> list[int]:
@@ -150,7 +153,7 @@ class DraftLengths:
         """
         num = len(seq_ids)
         limit = self._limit(num)
-        if not self._is_adaptive or not limit:
+        if not self._is_adaptive or not limit or not num:
             return [limit] * num
         self._was_asked = True
         self._device_drafters.add(drafter)
@@ -209,6 +212,8 @@ class DraftLengths:
         if not num_verified or not self._is_adaptive:
             return
         record = self._record(offer.seq_id, offer.drafter)
+        if record.is_trial and num_accepted:
+            self._interest.wake(self._times.clock)
         record.observe(offer.confidences, num_verified, num_accepted, self._times.clock)
         if self._prices is not None:
             won = num_accepted * self._prices.token - num_verified * self._prices.draft
@@ -326,7 +331,9 @@ class DraftLengths:
         if self._prices is None:
             return
         now, price = self._times.clock, self._prices.draft
-        left = max(1, len(offers) // _PROBES_PER_STEP)
+        # As many for each step, whether or not anybody was asked in it.
+        steps = min(now - self._last_asked, _MAX_STEPS_MADE_UP)
+        left = max(1, len(offers) // _SEQUENCES_PER_PROBE) * max(1, steps)
         for index, (offer, record) in enumerate(zip(offers, records, strict=True)):
             wanted = min(record.wanted, limit, len(offer.confidences))
             cost = (wanted - counts[index]) * price

@@ -7,7 +7,6 @@ _START = 1.5
 _MOST_EARNED = 3.0
 _MOST_WON = 8.0
 _FLOOR = -6.0
-_FOLLOWED_UP = 3  # successes in a row
 MAX_DISTANCE = 32  # steps between two probes of the same thing
 
 _GAIN_MEMORY = 64.0  # steps in which somebody was asked for drafts
@@ -40,14 +39,15 @@ class Account:
 class ProbeClock:
     """When to try again what did not pay: after a distance that doubles, up to a bound.
 
-    A few probes that succeed in a row are followed up at once. If it still does not pay after them,
-    the reason is another one, and success is no news any more.
+    The first `followed_up` probes that succeed in a row are followed up at once. If it still does
+    not pay after them, the reason is another one, and success is no news any more.
     """
 
-    __slots__ = ("_distance", "_due_at", "_num_successes", "_shortest")
+    __slots__ = ("_distance", "_due_at", "_followed_up", "_num_successes", "_shortest")
 
-    def __init__(self, now: int, shortest: int = 1) -> None:
+    def __init__(self, now: int, shortest: int = 1, followed_up: int = 8) -> None:
         self._shortest = shortest
+        self._followed_up = followed_up
         self._distance = shortest
         self._due_at = now
         self._num_successes = 0
@@ -68,7 +68,7 @@ class ProbeClock:
     def succeeded(self, now: int) -> None:
         """It came to something."""
         self._num_successes += 1
-        if self._num_successes <= _FOLLOWED_UP:
+        if self._num_successes <= self._followed_up:
             self.restart(now)
 
     def restart(self, now: int) -> None:
@@ -92,6 +92,11 @@ class Interest:
     def is_due(self, now: int) -> bool:
         """Whether to ask."""
         return self._gain >= _MIN_GAIN or now >= self._look_at
+
+    def wake(self, now: int) -> None:
+        """A probe stood: look at once what becomes of it."""
+        self._look_at = now
+        self._distance = 1
 
     def note(self, gain: float, now: int) -> None:
         """Everybody was asked, which wins this part of plain decoding's rate."""

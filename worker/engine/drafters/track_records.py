@@ -24,7 +24,7 @@ class DrafterRecord:
     def __init__(self, now: int) -> None:
         self.pool = PooledAcceptance()
         self.typical = TypicalRun()
-        self.clock = ProbeClock(now, shortest=2)
+        self.clock = ProbeClock(now, shortest=2, followed_up=3)
 
 
 class SequenceRecord:
