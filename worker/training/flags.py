@@ -44,6 +44,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="how many tokens the model writes to learn from (default %(default)s)",
     )
+    _add_run(parser)
+    _add_tuning(parser)
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps",
         type=at_least(1),
@@ -70,8 +76,6 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="M",
         help="end after about so long: half of it at most for writing text, the rest to learn",
     )
-    _add_tuning(parser)
-    return parser
 
 
 def _add_tuning(parser: argparse.ArgumentParser) -> None:
@@ -98,6 +102,10 @@ def _add_tuning(parser: argparse.ArgumentParser) -> None:
         metavar="RATE",
         help="the highest (default %(default)s)",
     )
+    _add_shape(group)
+
+
+def _add_shape(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--passes",
         type=at_least(1),
