@@ -7,8 +7,8 @@ never looked at. Each verdict is told to two estimates. The pooled one, of the d
 class of confidence and group of positions, over all sequences with a memory of some 200 verdicts
 (cells with few verdicts lean on those of their class, and these on an optimistic prior, so that a
 drafter is tried). The sequence's own is kept by class and by whether the position is the first,
-with a memory of some thirty verdicts: it starts as the pooled one, which counts as one
-verdicts and fades like them, so a new sequence inherits what was learned from others. And it starts
+with a memory of some thirty verdicts, beside which the pooled one counts as one more: so a new
+sequence inherits what was learned from others. And it starts
 anew whenever an average of the last four or so verdicts is three standard deviations off: two
 verdicts against it are enough to notice that a sequence turns from copying into free text, while
 drafts that stand one time in five are not given up for a run of bad luck.

@@ -17,7 +17,7 @@ that its drafts have on the average, and with the time of drafting.
 Nothing of this is right from the start, so four rules keep it from doing harm (`probing`):
 
 1. An account. Every draft verified and every second of drafting is paid from it, accepted tokens
-   are paid into it, each step adds 1.2 % of a plain one. No step may risk more than the balance,
+   are paid into it, each step adds 1 % of a plain one. No step may risk more than the balance,
    were all of its drafts to fall. So estimates may be wrong, and the loss against plain decoding
    stays bounded all the same.
 2. A step is at most twice as large as the largest one that was seen.

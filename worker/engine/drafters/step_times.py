@@ -24,14 +24,15 @@ from collections.abc import Sequence
 
 WINDOW = 25  # times that a knot keeps
 _PRIOR_TOKENS = 24.0  # a step costs as much as so many tokens, before its tokens are counted
-_RESIDUALS = 9  # whose median moves the speed
+_RESIDUALS = 15  # whose median moves the speed
 _SPEED_GAIN = 0.25
 _MIN_MERGED = 16  # smaller sizes stand for themselves
 _MERGED_RANGE = 1.1
 _WELL_SEEN = 12  # times, above which a knot is not merged with its neighbours
 _CLEANING = 64  # observations from one clean-up to the next
 _PATIENCE = 4096  # ticks that a size is remembered without being seen
-_NO_DRIFT = 0.03  # a smaller median is chance
+_NO_DRIFT = 0.03  # a smaller median is chance,
+_NO_DRIFT_SPREADS = 1.5  # and one of so many median deviations from it
 _MIN_SETTLED = 4  # times that a knot needs before it says something about the speed
 _PROMPT_TO_DRAFT = 1.33  # a draft has logits made and is verified; a token of a prompt has not
 ASSUMED_AHEAD = 0.985  # of the time of a step that is not scheduled ahead
@@ -81,7 +82,8 @@ class Speed:
             return
         self._residuals.append(residual)
         middle = sorted(self._residuals)[len(self._residuals) // 2]
-        if abs(middle) > _NO_DRIFT:
+        spread = sorted(abs(one - middle) for one in self._residuals)[len(self._residuals) // 2]
+        if abs(middle) > max(_NO_DRIFT, _NO_DRIFT_SPREADS * spread):
             change = _SPEED_GAIN * middle
             self.seconds *= math.exp(change)
             for index in range(len(self._residuals)):

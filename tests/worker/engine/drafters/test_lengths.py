@@ -1,0 +1,354 @@
+"""Draft lengths step by step: limits, schedules, turning off, coming back, forgetting."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.config import SpeculativeConfig
+from worker.engine.drafters.lengths import DraftLengths, Offer
+
+SURE = (1.0,) * 8
+STEP, TOKEN = 0.05, 0.002  # seconds of a step, and of each token in it
+
+
+def lengths(most: int = 5, **options: object) -> DraftLengths:
+    """Draft lengths of an n-gram drafter."""
+    return DraftLengths(SpeculativeConfig("ngram", most, **options))  # type: ignore[arg-type]
+
+
+def offers(num: int, confidences: tuple[float, ...] = SURE, first_id: int = 0) -> list[Offer]:
+    """The same drafts for so many sequences."""
+    return [Offer(first_id + index, "ngram", confidences) for index in range(num)]
+
+
+def step(
+    chosen: DraftLengths, given: list[Offer], stands: bool, token_seconds: float = TOKEN
+) -> int:
+    """One step in which all drafts stand, or none; returns how many were verified."""
+    counts = [0] * len(given)
+    if chosen.may_pay([offer.seq_id for offer in given]):
+        counts = chosen.to_verify(given, 0)
+    num_tokens = len(given) + sum(counts)
+    for offer, count in zip(given, counts, strict=True):
+        chosen.observe(offer, count, count if stands else 0)
+    chosen.observe_step(num_tokens, STEP + token_seconds * num_tokens, 0.0, 0, 0)
+    return sum(counts)
+
+
+def device_step(chosen: DraftLengths, drafted: int, stands: bool, price: float) -> tuple[int, int]:
+    """One step of one sequence whose device drafter made so many drafts after the last one; returns
+    how many were verified, and how many are made now.
+    """
+    given = [Offer(0, "eagle", (0.9,) * drafted)]
+    verified = chosen.to_verify(given, 0)[0] if chosen.may_pay([0]) else 0
+    made = chosen.to_draft([0], "eagle", 0)[0] if chosen.may_pay([0]) else 0
+    if verified:
+        chosen.observe(given[0], verified, verified if stands else 0)
+    drafting = price * made
+    seconds = STEP + TOKEN * (1 + verified) + drafting
+    chosen.observe_step(1 + verified, seconds, drafting, made, int(made > 0))
+    return verified, made
+
+
+def test_good_drafts_are_verified_up_to_the_limit() -> None:
+    """Where all drafts stand and tokens are cheap, all that may be verified are."""
+    chosen = lengths(most=5)
+    given = offers(1)
+    taken = [step(chosen, given, stands=True) for _ in range(60)]
+    assert max(taken) == 5
+    assert sum(count == 5 for count in taken[20:]) >= 30
+
+
+def test_a_fresh_drafter_is_tried_at_once() -> None:
+    """The prior is in favour of drafts: the first step verifies some, but risks little."""
+    assert 1 <= lengths().to_verify(offers(1), 0)[0] <= 5
+
+
+def test_bad_drafts_are_given_up_for_rare_probes() -> None:
+    """Where no draft stands, what is still verified are single ones, far apart."""
+    chosen = lengths()
+    given = offers(1)
+    taken = [step(chosen, given, stands=False) for _ in range(400)]
+    assert sum(taken[:30]) <= 30
+    assert max(taken[100:]) <= 1
+    assert sum(taken[100:]) <= 300 // 16
+
+
+@pytest.mark.parametrize("num", [1, 8])
+def test_drafts_that_become_good_are_noticed(num: int) -> None:
+    """After hundreds of barren steps it takes a bounded number of good ones to be back."""
+    chosen = lengths()
+    given = offers(num)
+    for _ in range(400):
+        step(chosen, given, stands=False)
+    taken = [step(chosen, given, stands=True) for _ in range(90)]
+    assert any(count >= 4 * num for count in taken)
+
+
+def test_copying_that_ends_is_noticed_within_a_few_steps() -> None:
+    """A sequence whose drafts stood all the time and stand no more stops verifying them."""
+    chosen = lengths()
+    given = offers(1)
+    taken = [step(chosen, given, stands=True, token_seconds=0.01) for _ in range(100)]
+    assert min(taken[50:70]) >= 3
+    taken = [step(chosen, given, stands=False, token_seconds=0.01) for _ in range(40)]
+    assert max(taken[12:]) <= 1
+
+
+def test_one_bad_sequence_does_not_spoil_the_others() -> None:
+    """Acceptance is learned for each sequence: the good ones keep their drafts."""
+    chosen = lengths()
+    given = offers(4)
+    last: list[int] = []
+    for _ in range(200):
+        if not chosen.may_pay([0, 1, 2, 3]):
+            chosen.observe_step(4, STEP + TOKEN * 4, 0.0, 0, 0)
+            continue
+        last = chosen.to_verify(given, 0)
+        for offer, count in zip(given, last, strict=True):
+            chosen.observe(offer, count, count if offer.seq_id else 0)
+        num_tokens = 4 + sum(last)
+        chosen.observe_step(num_tokens, STEP + TOKEN * num_tokens, 0.0, 0, 0)
+    assert last[0] <= 1
+    assert min(last[1:]) >= 4
+
+
+def test_estimates_of_short_requests_carry_over_to_the_next() -> None:
+    """After many requests whose drafts fell, a new one begins without."""
+    chosen = lengths()
+    for number in range(60):
+        given = offers(1, first_id=number)
+        for _ in range(4):
+            step(chosen, given, stands=False, token_seconds=0.02)
+        chosen.forget(number)
+    assert chosen.num_tracked == 0
+    taken = [step(chosen, offers(1, first_id=100), stands=False) for _ in range(4)]
+    assert sum(taken) <= 1
+
+
+def test_surer_drafts_are_news() -> None:
+    """Where unsure drafts fell, sure ones are tried at once."""
+    chosen = lengths()
+    for _ in range(200):
+        step(chosen, offers(1, (0.2,) * 5), stands=False)
+    assert chosen.to_verify(offers(1, SURE), 0)[0] >= 1
+
+
+def test_the_surer_drafts_are_taken_first() -> None:
+    """With the same history, a sequence with likelier drafts verifies more of them."""
+    chosen = lengths()
+    given = [Offer(0, "suffix", (0.25,) * 5), Offer(1, "suffix", (1.0,) * 5)]
+    low, high = chosen.to_verify(given, 0)
+    assert high > low
+
+
+def test_nothing_pays_where_each_token_costs_a_step() -> None:
+    """On hardware where a step's time goes with its tokens, even good drafts are left alone."""
+    chosen = lengths()
+    given = offers(4)
+    taken = []
+    for _ in range(300):
+        may = chosen.may_pay([0, 1, 2, 3])
+        counts = chosen.to_verify(given, 0) if may else [0] * 4
+        for offer, count in zip(given, counts, strict=True):
+            chosen.observe(offer, count, count * 4 // 5)
+        num_tokens = 4 + sum(counts)
+        chosen.observe_step(num_tokens, 0.02 * num_tokens, 0.0, 0, 0)
+        taken.append(sum(counts))
+    assert sum(taken[100:]) <= 200 * 4 // 10
+
+
+def test_without_gain_steps_are_left_to_be_scheduled_ahead() -> None:
+    """Barren drafts end in nobody being asked in most steps; a new sequence is asked about."""
+    chosen = lengths()
+    given = offers(2)
+    asked = []
+    for _ in range(500):
+        asked.append(chosen.may_pay([0, 1]))
+        step(chosen, given, stands=False)
+    assert asked[0]
+    assert 1 <= sum(asked[-100:]) <= 15
+    while chosen.may_pay([0, 1]):
+        step(chosen, given, stands=False)
+    assert chosen.may_pay([0, 1, 2])
+
+
+def test_while_drafts_pay_plain_steps_are_measured_from_time_to_time() -> None:
+    """Good drafts are always asked for, but for few steps."""
+    chosen = lengths()
+    given = offers(1)
+    asked = []
+    for _ in range(1000):
+        asked.append(chosen.may_pay([0]))
+        step(chosen, given, stands=True)
+    assert 900 < sum(asked) < 1000
+
+
+def test_nobody_decodes_nothing_pays() -> None:
+    """Without sequences there is nothing to verify and nothing to wait for."""
+    chosen = lengths()
+    assert not chosen.may_pay([])
+    assert chosen.to_verify([], 100) == []
+    assert chosen.to_draft([], "eagle", 100) == []
+
+
+@pytest.mark.parametrize(
+    ("num", "most"), [(1, 5), (2, 5), (3, 5), (4, 2), (5, 2), (6, 2), (7, 0), (9, 0), (100, 0)]
+)
+def test_a_schedule_by_batch_size_is_what_is_verified_and_drafted(num: int, most: int) -> None:
+    """Gaps and sizes beyond the last range keep what the range before them says."""
+    schedule = ((1, 2, 5), (4, 5, 2), (7, 8, 0))
+    chosen = lengths(most=5, num_speculative_tokens_per_batch_size=schedule)
+    assert chosen.to_verify(offers(num), 0) == [most] * num
+    assert chosen.to_draft(list(range(num)), "eagle", 0) == [most] * num
+    assert chosen.may_pay(list(range(num))) is (most > 0)
+
+
+def test_a_schedule_never_exceeds_the_configured_length() -> None:
+    """The smaller of the two counts, and before the first range the configured one."""
+    chosen = lengths(most=3, num_speculative_tokens_per_batch_size=((2, 9, 7),))
+    assert chosen.to_verify(offers(1), 0) == [3]
+    assert chosen.to_verify(offers(2), 0) == [3, 3]
+
+
+def test_without_adaptive_verification_all_drafts_are_verified() -> None:
+    """As many as there are, up to the limit, however badly it goes."""
+    chosen = lengths(most=4, enable_adaptive_verification=False)
+    given = [*offers(2), Offer(2, "ngram", (0.1, 0.1)), Offer(3, "ngram", ())]
+    for _ in range(50):
+        step(chosen, given, stands=False)
+    assert chosen.to_verify(given, 0) == [4, 4, 2, 0]
+    assert chosen.to_draft([0, 1], "eagle", 0) == [4, 4]
+    assert chosen.may_pay([0])
+
+
+def test_a_cheap_and_good_device_drafter_is_asked_for_all_it_may_make() -> None:
+    """The device drafts more and more, until it makes as many as may be verified."""
+    chosen = lengths(most=4)
+    made = 0
+    history = []
+    for _ in range(80):
+        verified, made = device_step(chosen, made, True, price=0.001)
+        history.append((verified, made))
+    assert max(history) == (4, 4)
+    assert sum(pair == (4, 4) for pair in history[30:]) >= 30
+
+
+@pytest.mark.parametrize(("stands", "price"), [(False, 0.003), (True, 0.2)])
+def test_a_bad_or_dear_device_drafter_is_given_up_but_for_probes(
+    stands: bool, price: float
+) -> None:
+    """Drafts that fall, and those that take longer than the step they would save, are not made."""
+    chosen = lengths(most=4)
+    made = 0
+    history = []
+    for _ in range(500):
+        _, made = device_step(chosen, made, stands, price)
+        history.append(made)
+    assert sum(history[100:]) * price <= 0.03 * 400 * STEP + price
+    assert sum(history[:100]) > 0
+
+
+def test_a_device_drafter_that_becomes_good_is_noticed() -> None:
+    """Probes find out that its drafts stand now."""
+    chosen = lengths(most=4)
+    made = 0
+    for _ in range(300):
+        _, made = device_step(chosen, made, False, price=0.001)
+    history = []
+    for _ in range(120):
+        _, made = device_step(chosen, made, True, price=0.001)
+        history.append(made)
+    assert max(history) >= 3
+
+
+def test_drafting_that_comes_to_nothing_is_paid_for() -> None:
+    """A drafter that takes its time and answers nothing is asked less and less."""
+    chosen = lengths(most=4)
+    asked = []
+    for _ in range(400):
+        made = 0
+        if chosen.may_pay([0]):
+            chosen.to_verify([Offer(0, "eagle", ())], 0)
+            made = chosen.to_draft([0], "eagle", 0)[0]
+        asked.append(made > 0)
+        wasted = 0.04 if made else 0.0
+        chosen.observe_step(1, STEP + wasted, wasted, 0, int(made > 0))
+    assert sum(asked) > 0
+    assert sum(asked) * 0.04 <= 0.03 * 400 * STEP + 2.0 * STEP
+
+
+def test_a_prompt_in_the_step_does_not_make_poor_drafts_look_good() -> None:
+    """A long prompt beside them makes the step long, not drafts cheap."""
+    chosen = lengths()
+    given = offers(1)
+    for _ in range(200):
+        step(chosen, given, stands=False)
+    for _ in range(5):
+        chosen.observe_step(513, 1.0, 0.0, 0, 0, 512)
+    taken = []
+    for _ in range(50):
+        counts = chosen.to_verify(given, 512)
+        chosen.observe(given[0], counts[0], 0)
+        chosen.observe_step(513 + counts[0], 1.0, 0.0, 0, 0, 512)
+        taken.append(counts[0])
+    assert sum(taken) <= 6
+
+
+def test_the_same_history_gives_the_same_answers() -> None:
+    """No clock and no randomness: two of them that are told the same answer the same."""
+    first, second = lengths(), lengths()
+    for number in range(120):
+        given = offers(1 + number % 5)
+        good = number % 7 < 4
+        assert step(first, given, good) == step(second, given, good)
+
+
+def test_forgotten_sequences_leave_nothing_behind() -> None:
+    """What is remembered does not grow with the number of sequences that have ended."""
+    chosen = lengths()
+    for number in range(200):
+        step(chosen, offers(2, first_id=2 * number), stands=number % 2 == 0)
+        chosen.forget(2 * number)
+        chosen.forget(2 * number + 1)
+        chosen.forget(10_000)
+    assert chosen.num_tracked == 0
+
+
+CONFIDENCES = st.lists(st.floats(0.001, 1.0), max_size=7).map(tuple)
+SECONDS = st.one_of(st.floats(0.0, 10.0), st.sampled_from([0.0, 1e-9, 1e6, float("inf")]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(CONFIDENCES, min_size=1, max_size=6),
+            st.integers(0, 300),
+            SECONDS,
+            st.floats(0.0, 1.0),
+            st.integers(0, 5),
+        ),
+        max_size=40,
+    )
+)
+def test_whatever_happens_lengths_stay_within_what_there_is(
+    history: list[tuple[list[tuple[float, ...]], int, float, float, int]],
+) -> None:
+    """Never more than offered, than configured, nor below 0, whatever times and verdicts come."""
+    chosen = lengths(most=4)
+    for batch, other, seconds, accepted, first_id in history:
+        given = [Offer(first_id + i, "suffix", c) for i, c in enumerate(batch)]
+        ids = [offer.seq_id for offer in given]
+        assert chosen.may_pay(ids) in (True, False)
+        counts = chosen.to_verify(given, other)
+        drafts = chosen.to_draft(ids, "eagle", other)
+        assert len(counts) == len(drafts) == len(given)
+        assert all(0 <= n <= min(4, len(o.confidences)) for n, o in zip(counts, given, strict=True))
+        assert all(0 <= n <= 4 for n in drafts)
+        for offer, count in zip(given, counts, strict=True):
+            chosen.observe(offer, count, int(count * accepted))
+        num_tokens = len(given) + sum(counts) + other
+        chosen.observe_step(num_tokens, seconds, seconds / 3, sum(drafts), len(given), other)
