@@ -49,7 +49,9 @@ def divide(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
     """
     usable = [s for s in samples if len(s.token_ids) > 2 and bool(s.is_target[2:].any())]
     if len(usable) < 2:
-        raise ConfigError(f"{len(usable)} texts are too few to train a draft head; raise --tokens")
+        raise ConfigError(
+            f"{len(usable)} texts are too few to train a draft head; raise --tokens (or --minutes)"
+        )
     marks = [_mark(sample) for sample in usable]
     held = [mark % HELD_OUT_EVERY == 0 for mark in marks]
     if not any(held) or all(held):

@@ -231,10 +231,13 @@ class TrainingRun:
         trainer.resume()
         self._progress.begin("training", trainer.step)
 
-        def told(state: Progress) -> bool:
+        began = self._spent()
+
+        def told(state: Progress) -> float:
             self._progress.tell(state.step, state.steps, f"loss {state.loss:.3f}")
-            limit = settings.minutes
-            return limit is None or self._clock() - self._began < limit * 60
+            if settings.minutes is None:
+                return 0.0
+            return (self._spent() - began) / max(1e-9, settings.minutes * 60 - began)
 
         trainer.run(learned, self._autocast, told)
         self._progress.end()

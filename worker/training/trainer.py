@@ -47,10 +47,13 @@ class Schedule:
     checkpoint_steps: int = 25
     seed: int = 0
 
-    def share(self, step: int) -> float:
-        """What a step, counted from 0, has of the highest learning rate."""
+    def share(self, step: int, time_used: float = 0.0) -> float:
+        """What a step, counted from 0, has of the highest learning rate. `time_used` is the part
+        of the time there is that has gone by: the rate falls as fast as the scarcer of the two.
+        """
         rising = min(1.0, (step + 1) / self.warmup_steps)
-        falling = 0.5 * (1 + math.cos(math.pi * step / self.steps))
+        done = min(1.0, max(step / self.steps, time_used))
+        falling = 0.5 * (1 + math.cos(math.pi * done))
         return rising * (_FINAL_SHARE + (1 - _FINAL_SHARE) * falling)
 
 
@@ -115,22 +118,22 @@ class Trainer:
         return self._optimizers[0 if parameter.dim() > 1 else 1]
 
     def run(
-        self, samples: Sequence[Sample], autocast: bool, told: Callable[[Progress], bool]
+        self, samples: Sequence[Sample], autocast: bool, told: Callable[[Progress], float]
     ) -> None:
         """Learn from `samples` until the schedule's end. `told` is called after each step; it says
-        whether to go on. The state is kept in any case.
+        what part of the time there is has been used: 1 ends the run. The state is kept in any case.
         """
-        schedule = self._schedule
+        schedule, time_used = self._schedule, 0.0
         for batch in self._batches(samples):
             if self.step >= schedule.steps:
                 break
-            loss = self._learn(batch, autocast)
+            loss = self._learn(batch, autocast, schedule.share(self.step, time_used))
             self.step += 1
-            goes_on = told(Progress(self.step, schedule.steps, loss))
-            if self.step % schedule.checkpoint_steps == 0 or not goes_on:
+            time_used = told(Progress(self.step, schedule.steps, loss))
+            if self.step % schedule.checkpoint_steps == 0:
                 self.save()
-            if not goes_on:
-                return
+            if time_used >= 1:
+                break
         self.save()
 
     def _batches(self, samples: Sequence[Sample]) -> Iterator[Batch]:
@@ -144,7 +147,7 @@ class Trainer:
                 number += 1
             epoch += 1
 
-    def _learn(self, batch: Batch, autocast: bool) -> float:
+    def _learn(self, batch: Batch, autocast: bool, share: float) -> float:
         device = self._twin.get_parameter("fuse").device
         batch = batch.to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
@@ -154,7 +157,7 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self._twin.parameters(), _LARGEST_GRADIENT)
         for optimizer, highest in zip(self._optimizers, self._rates, strict=True):
             for group in optimizer.param_groups:
-                group["lr"] = highest * self._schedule.share(self.step)
+                group["lr"] = highest * share
             optimizer.step()
         return loss.item()
 

@@ -52,7 +52,7 @@ def test_a_toy_target_is_learned_by_heart(
     schedule = Schedule(steps=50, batch_tokens=256, learning_rate=0.03)
     losses: list[float] = []
     trainer = Trainer(twin, objective(), schedule, tmp_path / "checkpoint.safetensors")
-    trainer.run(samples, False, lambda state: losses.append(state.loss) is None)
+    trainer.run(samples, False, lambda state: losses.append(state.loss) or 0.0)
     after = acceptance(twin, target, samples)
     assert losses[-1] < losses[0] / 3
     assert after.starts == before.starts > 30
@@ -72,7 +72,7 @@ def test_a_training_that_was_cut_ends_bit_for_bit_the_same(
         twin = new_twin(target)
         trainer = Trainer(twin, objective(passes=2), schedule, tmp_path / name)
         trainer.resume()
-        trainer.run(samples, False, lambda state: state.step != last_step)
+        trainer.run(samples, False, lambda state: float(state.step == last_step))
         return twin.weights()
 
     class KilledError(Exception):
@@ -82,10 +82,10 @@ def test_a_training_that_was_cut_ends_bit_for_bit_the_same(
         trainer = Trainer(new_twin(target), objective(passes=2), schedule, tmp_path / name)
         trainer.resume()
 
-        def told(state: object) -> bool:
+        def told(state: object) -> float:
             if trainer.step == last_step:
                 raise KilledError
-            return True
+            return 0.0
 
         with pytest.raises(KilledError):
             trainer.run(samples, False, told)
@@ -107,10 +107,22 @@ def test_a_checkpoint_of_another_head_is_refused(
     """Rather than read into the wrong one."""
     path, schedule = tmp_path / "checkpoint.safetensors", Schedule(steps=1, batch_tokens=64)
     Trainer(new_twin(target), objective(), schedule, path).run(
-        greedy_samples(2, 10), False, lambda state: True
+        greedy_samples(2, 10), False, lambda state: 0.0
     )
     with pytest.raises(ModelError, match="of another head; remove it"):
         Trainer(new_twin(target, inner=40), objective(), schedule, path).resume()
+
+
+def test_the_rate_falls_with_what_is_scarcer() -> None:
+    """Steps or time; it rises first."""
+    schedule = Schedule(steps=100, warmup_steps=10)
+    shares = [schedule.share(step) for step in range(101)]
+    assert shares[0] == pytest.approx(0.1)
+    assert shares.index(max(shares)) == 9
+    assert shares[9:] == sorted(shares[9:], reverse=True)
+    assert shares[100] == pytest.approx(0.05)
+    assert schedule.share(50, 0.2) == shares[50]
+    assert schedule.share(20, 0.5) == shares[50]
 
 
 def test_the_loss_is_the_cross_entropy_of_each_pass(
