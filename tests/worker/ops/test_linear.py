@@ -58,6 +58,7 @@ def test_a_row_is_the_same_in_any_batch(dtype: torch.dtype, inputs: int) -> None
             (31, 17),
             (100, 64),
             (2, 255),
+            *((n, n) for n in range(2, 40)),
         ]:
             part = slice(start, start + count)
             assert torch.equal(linear(x[part], residual[part]), together[part]), (start, count)
