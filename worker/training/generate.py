@@ -117,15 +117,15 @@ class Scribe:
     def write(
         self, directory: Path, num_tokens: int, seed: int, told: Callable[[int], bool]
     ) -> list[int]:
-        """Make shards until those before the first missing one hold `num_tokens` target tokens, or
-        conversations run out; returns their numbers.
+        """Make shards until the first ones hold `num_tokens` target tokens, or conversations run
+        out; returns the numbers of as many of the first as hold them.
 
         `told` is called after every step with the tokens there are; it says whether to go on.
         """
         sizes = {n: _num_targets(shard_path(directory, n)) for n in shard_indices(directory)}
         following = self._unmade(frozenset(sizes), seed)
         self._run_prefix()
-        while sum(sizes[n] for n in _leading(sizes)) < num_tokens:
+        while sum(sizes[n] for n in _leading(sizes, num_tokens)) < num_tokens:
             self._seat(following)
             if not any(self._rows):
                 sizes |= self._file(directory, whole=False)
@@ -136,7 +136,7 @@ class Scribe:
                 break
         self._rows = [None] * len(self._rows)
         self._ended.clear()
-        return _leading(sizes)
+        return _leading(sizes, num_tokens)
 
     # ---- below: private ---------------------------------------------------------------------
 
@@ -264,9 +264,17 @@ def _drawn(scores: Tensor, noise: torch.Generator) -> int:
     return int(ids[(best + gumbel).argmax()])
 
 
-def _leading(sizes: Mapping[int, int]) -> list[int]:
-    """The shards before the first missing one: not the luck of which conversation ended first."""
-    return list(takewhile(sizes.__contains__, count()))
+def _leading(sizes: Mapping[int, int], num_tokens: int) -> list[int]:
+    """The first shards, up to a missing one, as many as it takes to hold `num_tokens`: not the luck
+    of which conversation ended first.
+    """
+    chosen, held = [], 0
+    for shard in takewhile(sizes.__contains__, count()):
+        if held >= num_tokens:
+            break
+        chosen.append(shard)
+        held += sizes[shard]
+    return chosen
 
 
 def _num_targets(path: Path) -> int:
