@@ -24,7 +24,8 @@ Nothing of this is right from the start, so four rules keep it from doing harm (
 3. A sequence whose drafts do not pay has one of them verified from time to time, at distances that
    double up to a bound; at once when the drafter is surer than it was when it failed. Once a probe
    stands, the next drafts are probes too, and longer. In the same way a device drafter that does
-   not pay is asked for one sequence's drafts from time to time.
+   not pay is asked for one sequence's drafts from time to time. While drafts win nothing on the
+   average, nobody is asked for any in most steps.
 4. While drafts pay, steps without them are run from time to time, the more often the less is won,
    lest the time of plain steps, which all is weighed against, be forgotten or remembered wrongly.
    Nobody is asked for drafts in these, so that they are scheduled ahead, as they would be without
@@ -43,7 +44,7 @@ from itertools import chain
 from worker.config import SpeculativeConfig
 from worker.engine.drafters.plans import Costs, choose_drafted, choose_verified, heads
 from worker.engine.drafters.probing import Account, Interest
-from worker.engine.drafters.step_times import ASSUMED_AHEAD, StepTimes
+from worker.engine.drafters.step_times import StepTimes
 from worker.engine.drafters.track_records import SequenceRecord, TrackRecords
 
 _MAX_SURPRISE = 3.0  # times the expected seconds, beyond which a step's own are somebody else's
@@ -137,7 +138,7 @@ class DraftLengths:
         costs = self._costs(num, num_other_tokens, len(ranked), self._drafting_seconds)
         choice = choose_verified(ranked, costs)
         self._interest.note(choice.gain, self._times.clock)
-        prices = self._prices = _prices(costs, choice.total, self._times.decoding(num))
+        prices = self._prices = self._make_prices(costs, choice.total)
         if choice.total and self._is_control_due(num, choice.gain):
             self._control_left = _CONTROL_STEPS
         counts = heads(survivals, ranked, choice.total)
@@ -281,6 +282,19 @@ class DraftLengths:
             self._account.balance * plain,
         )
 
+    def _make_prices(self, costs: Costs, total: int) -> _Prices:
+        """If `total` drafts are verified, or one for a probe. What is only assumed of scheduling
+        ahead is not charged for.
+        """
+        num_priced = max(1, total)
+        asking = self._times.decoding(costs.num_sequences) / costs.plain - 1.0
+        return _Prices(
+            plain_seconds=costs.plain,
+            token=1.0 / costs.num_sequences,
+            draft=costs.extra[num_priced] / num_priced / costs.plain,
+            asking=asking if self._times.plain_age(costs.num_sequences)[1] else 0.0,
+        )
+
     def _charge(self, num_decoding: int, num_other_tokens: int, seconds: float) -> None:
         """A step was run: pay in, and charge for what the plan did not foresee."""
         if num_decoding <= 0:
@@ -347,16 +361,3 @@ class DraftLengths:
                 left -= 1
                 if not left:
                     return
-
-
-def _prices(costs: Costs, total: int, asked_seconds: float) -> _Prices:
-    """By which the account is kept, if `total` drafts are verified, or one for a probe. What is
-    only assumed of scheduling ahead is not charged for.
-    """
-    num_priced = max(1, total)
-    return _Prices(
-        plain_seconds=costs.plain,
-        token=1.0 / costs.num_sequences,
-        draft=costs.extra[num_priced] / num_priced / costs.plain,
-        asking=max(0.0, asked_seconds * ASSUMED_AHEAD / costs.plain - 1.0),
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 INCOME = 0.01  # of a plain step, for every step
-_START = 1.5
+_START = 1.0
 _MOST_EARNED = 3.0
 _MOST_WON = 8.0
 _FLOOR = -6.0
@@ -94,9 +94,8 @@ class Interest:
         return self._gain >= _MIN_GAIN or now >= self._look_at
 
     def wake(self, now: int) -> None:
-        """A probe stood: look at once what becomes of it."""
+        """A probe stood: look once, at once, what becomes of it."""
         self._look_at = now
-        self._distance = 1
 
     def note(self, gain: float, now: int) -> None:
         """Everybody was asked, which wins this part of plain decoding's rate."""

@@ -35,7 +35,7 @@ _NO_DRIFT = 0.03  # a smaller median is chance,
 _NO_DRIFT_SPREADS = 1.5  # and one of so many median deviations from it
 _MIN_SETTLED = 4  # times that a knot needs before it says something about the speed
 _PROMPT_TO_DRAFT = 1.33  # a draft has logits made and is verified; a token of a prompt has not
-ASSUMED_AHEAD = 0.985  # of the time of a step that is not scheduled ahead
+_ASSUMED_AHEAD = 0.985  # of the time of a step that is not scheduled ahead
 _MIN_PROMPT_TOKENS = 16  # below, a prompt's time is noise
 
 
@@ -258,7 +258,7 @@ class StepTimes:
         seconds = self._steps.at(num_sequences)
         if self._ahead.last_seen(num_sequences)[1]:
             return min(seconds, self._ahead.at(num_sequences))
-        return seconds * ASSUMED_AHEAD
+        return seconds * _ASSUMED_AHEAD
 
     def extra(self, num_sequences: int, num_other_tokens: int, most: int) -> list[float]:
         """What 0, 1, …, `most` drafts add to a step of so many sequences beside a prompt's tokens.
