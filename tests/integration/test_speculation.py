@@ -137,6 +137,7 @@ async def test_the_real_model_says_the_same_in_fewer_steps(model_path: Path) -> 
     code = "def add(a, b):\n    return a + b\n\n\ndef add(a, b):\n    return a + b\n\n\ndef add"
     bodies: list[dict[str, Any]] = [
         {"prompt": sentence * 6, "max_tokens": 40, "temperature": 0},
+        {"prompt": sentence * 6, "max_tokens": 40, "temperature": 0, "stop": ["fox jumps ov"]},
         {"prompt": code, "max_tokens": 24, "temperature": 0.7, "seed": 11, "logprobs": 1},
     ]
     async with both("--model", str(model_path), *small) as (plain, drafting):
@@ -144,6 +145,7 @@ async def test_the_real_model_says_the_same_in_fewer_steps(model_path: Path) -> 
             expected, _ = await answered(plain, body)
             told, figures = await answered(drafting, body)
             assert close_in_logprobs(told, expected)
+            assert (told["choices"][0]["finish_reason"] == "stop") == ("stop" in body)
             assert figures["num_accepted_draft_tokens"] > 0
         steps = [
             (await worker.counters())[_named("pointsman:engine_steps_total")]
