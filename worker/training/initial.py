@@ -21,7 +21,9 @@ def fit_linear(twin: HeadTwin, batches: Iterable[Batch]) -> None:
     target's next normalised hidden state as a linear map can (ridge regression).
     """
     hidden = twin.teacher.config.hidden_size
-    moments, products = torch.zeros(2 * hidden, 2 * hidden), torch.zeros(2 * hidden, hidden)
+    device = twin.get_parameter("fuse").device
+    moments = torch.zeros(2 * hidden, 2 * hidden, device=device)
+    products = torch.zeros(2 * hidden, hidden, device=device)
     for batch in batches:
         inputs = _inputs(twin, batch)
         goal = functional.rms_norm(
