@@ -191,9 +191,10 @@ def _with_found_model(argv: list[str]) -> list[str]:
 
 
 def with_default_model(argv: list[str]) -> list[str]:
-    """A worker's flags, completed: without a model the default one, fetched if need be; a name
-    instead of a path is resolved.
+    """A worker's flags, completed: without a model the default one, fetched if need be; names
+    instead of paths are resolved, of the model and of one that drafts for it.
     """
+    from fleet.draft_model import with_found_draft_model
     from fleet.models import resolve_model
 
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -207,6 +208,8 @@ def with_default_model(argv: list[str]) -> list[str]:
 
     with _progress() as progress:
         path = resolve_model(given.model or environ.get("POINTSMAN_MODEL"), progress)
+        if given.engine == "torch":
+            others = with_found_draft_model(others, lambda name: resolve_model(name, progress))
     return [*others, "--engine", given.engine, "--model", str(path)]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import ipaddress
 import json
 import os
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet import models, probe
+from fleet.draft_model import with_found_draft_model
 from fleet.envoy.binary import envoy_version, find_envoy, require_supported
 from fleet.envoy.bootstrap import build, to_yaml
 from fleet.envoy.settings import Address, Mechanism, SocketAddress
@@ -44,6 +46,11 @@ def up(options: Options, say: Say, progress: models.Progress | None = None) -> i
     if options.engine == "torch" or options.model is not None:
         named = options.model or os.environ.get("POINTSMAN_MODEL")
         model = models.resolve_model(named, progress)
+    if options.engine == "torch":
+        found = with_found_draft_model(
+            options.worker_args, lambda name: models.resolve_model(name, progress)
+        )
+        options = dataclasses.replace(options, worker_args=tuple(found))
     with _folder(say) as folder:
         try:
             asyncio.run(_Fleet(plan(options, _site(options, folder), model), options, say).run())

@@ -83,7 +83,7 @@ def resolve(
     chat_template: str | None = None,
 ) -> ServeConfig:
     """Flags, environment and the model's own facts → the frozen configuration. Raises
-    `ConfigError`; looks at no file but those of TLS.
+    `ConfigError`; reads no file but those of TLS.
     """
     if not 0 <= options.port < 1 << 16:
         raise ConfigError(f"--port must be in [0, 65535], got {options.port}")

@@ -22,6 +22,7 @@ from worker.config import (
 from worker.errors import ConfigError
 
 FLAG = "--speculative-config"
+SHORT_FLAG = "-sc"
 # Of a draft model or head, where the number is not given: what most people give.
 DEFAULT_MODEL_DRAFTS = 5
 DEFAULT_LOOKUP_TOKENS = 5
@@ -31,6 +32,10 @@ _MOST = 1 << 20  # for what has no bound of its own
 
 _USE_EAGLE = "use eagle, with a head that `pointsman train-draft` makes"
 _USE_LOOKUP = "use ngram or suffix"
+_GET_MODEL: Mapping[str, str] = {
+    "draft_model": "download it and give its path",
+    "eagle": "give the path of a head that `pointsman train-draft` made, or leave model out",
+}
 # Methods of vLLM that we do not have: why, or what to use instead.
 _OTHER_METHODS: Mapping[str, str] = {
     "ngram_gpu": "use ngram, which costs a GPU nothing",
@@ -63,7 +68,7 @@ def add_speculation_flags(group: argparse._ArgumentGroup) -> None:
     """The one flag of speculative decoding."""
     group.add_argument(
         FLAG,
-        "-sc",
+        SHORT_FLAG,
         metavar="JSON",
         help='draft tokens and verify them, such as {"method": "ngram",'
         ' "num_speculative_tokens": 8}; see docs/speculation.md',
@@ -71,8 +76,8 @@ def add_speculation_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def speculative_config(options: argparse.Namespace) -> SpeculativeConfig | None:
-    """What `--speculative-config` says, or None without it. Raises `ConfigError` that names the
-    field, what it may be, and what to do.
+    """What `--speculative-config` says, or None without it. Looks whether its model is there, but
+    not into it. Raises `ConfigError` that names the field, what it may be, and what to do.
     """
     text: str | None = options.speculative_config
     if text is None:
@@ -85,6 +90,11 @@ def speculative_config(options: argparse.Namespace) -> SpeculativeConfig | None:
     if options.engine == "sim" and config.method not in SIM_METHODS:
         raise ConfigError(
             f"{FLAG}: --engine sim has no model for method {config.method!r}; {_USE_LOOKUP}"
+        )
+    if config.model is not None and not os.path.exists(config.model):
+        raise ConfigError(
+            f"{FLAG}: model {given['model']!r} is not a file or directory here;"
+            f" {_GET_MODEL[config.method]}"
         )
     return config
 
@@ -113,6 +123,7 @@ def parse(given: Mapping[str, Any]) -> SpeculativeConfig:
     values.setdefault("num_speculative_tokens", _default_length(method, values))
     config = SpeculativeConfig(**values)
     _check_table(config)
+    _check_rejection(config)
     return config
 
 
@@ -315,6 +326,17 @@ def _default_length(method: str, values: Mapping[str, Any]) -> int:
         f"{FLAG}: num_speculative_tokens is missing: the most tokens to draft at once,"
         f" in [1, {MAX_SPECULATIVE_TOKENS}]"
     )
+
+
+def _check_rejection(config: SpeculativeConfig) -> None:
+    default = SpeculativeConfig.__dataclass_fields__["rejection_sample_method"].default
+    chosen = config.rejection_sample_method
+    if chosen != default and config.draft_sample_method != "probabilistic":
+        raise ConfigError(
+            f"{FLAG}: rejection_sample_method {chosen!r} is of draft_sample_method"
+            f" 'probabilistic', not of {config.draft_sample_method!r}, whose drafts are not"
+            " rejected by chance; leave it out"
+        )
 
 
 def _check_table(config: SpeculativeConfig) -> None:

@@ -61,7 +61,7 @@ def test_every_field_can_be_given() -> None:
             "method": "eagle",
             "num_speculative_tokens": 3,
             "model": "/heads/a.safetensors",
-            "draft_sample_method": "gumbel",
+            "draft_sample_method": "probabilistic",
             "rejection_sample_method": "block",
         },
     }
@@ -171,6 +171,18 @@ def test_what_cannot_be_is_refused_by_name(changes: dict[str, Any], message: str
         ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, r"a number in \[0, 1\]"),
         ({"method": "suffix", "suffix_decoding_max_spec_factor": -1}, "a number of 0 or more"),
         ({"method": "eagle", "model": ""}, "model must be the path"),
+        (
+            {"method": "eagle", "rejection_sample_method": "block"},
+            "'block' is of draft_sample_method 'probabilistic', not of 'greedy'.*leave it out",
+        ),
+        (
+            {
+                "model": "small.gguf",
+                "draft_sample_method": "gumbel",
+                "rejection_sample_method": "block",
+            },
+            "'block' is of draft_sample_method 'probabilistic', not of 'gumbel'",
+        ),
         ("[1]", "not a JSON object"),
         ("{", "not a JSON object"),
     ],
@@ -179,6 +191,36 @@ def test_other_methods_and_broken_json_are_refused_too(config: object, message: 
     """Whatever is wrong, it is one sentence."""
     with pytest.raises(ConfigError, match=message):
         resolved(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 5},
+            r"model 'Qwen/Qwen3-0\.6B' is not a file or directory here; download it and give its",
+        ),
+        ({"method": "eagle", "model": "someone/EAGLE"}, "'someone/EAGLE' is not .* train-draft"),
+    ],
+)
+def test_a_model_that_is_not_here_is_said_before_anything_is_loaded(
+    config: dict[str, Any], message: str
+) -> None:
+    """By the name that was given, with what to do; where nothing is loaded, something else is
+    wrong.
+    """
+    with pytest.raises(ConfigError, match=f"^--speculative-config: .*{message}"):
+        resolved(config)
+    with pytest.raises(ConfigError, match="--engine sim has no model"):
+        resolved(config, "--engine", "sim")
+
+
+def test_a_model_that_is_here_is_taken(tmp_path: Path) -> None:
+    """A file of any name, or a directory; what is in it is the loader's business."""
+    file = tmp_path / "small"
+    file.touch()
+    for path in (tmp_path, file):
+        assert resolved({"model": str(path)}).engine.speculative.model == str(path)
 
 
 @pytest.mark.parametrize("config", [{"method": "eagle"}, {"model": "small.gguf"}])

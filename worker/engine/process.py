@@ -41,7 +41,7 @@ from worker.engine.messages import (
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
 from worker.engine.speculation_log import SpeculationLog
-from worker.errors import ConfigError, WorkerError
+from worker.errors import ConfigError, ModelError, WorkerError
 from worker.executor import sim_runner
 from worker.executor.interface import Executor
 
@@ -233,11 +233,14 @@ def run(config: EngineConfig, channel: Channel, budget: StepBudget, pulse: Pulse
         elapsed = time.monotonic() - started
         channel.send(msgspec.structs.replace(ready, startup_seconds=elapsed))
         Server(core, channel, pulse, publisher, SpeculationLog()).serve()
+    except (ConfigError, ModelError) as error:  # the user's to mend: where it was found is no help
+        logger.error("the engine failed: %s", error)
+        _tell_failure(channel, str(error))
+        return 1
     except Exception as error:
         logger.exception("the engine failed")
         known = isinstance(error, WorkerError)
-        channel.send(EngineFailed(str(error) if known else f"{type(error).__name__}: {error}"))
-        channel.wait(LAST_WORDS_SECONDS)  # our parent answers with `Shutdown` once it has them
+        _tell_failure(channel, str(error) if known else f"{type(error).__name__}: {error}")
         return 1
     finally:
         if publisher is not None:
@@ -246,6 +249,11 @@ def run(config: EngineConfig, channel: Channel, budget: StepBudget, pulse: Pulse
             core.shutdown()
         channel.close()
     return 0
+
+
+def _tell_failure(channel: Channel, reason: str) -> None:
+    channel.send(EngineFailed(reason))
+    channel.wait(LAST_WORDS_SECONDS)  # our parent answers with `Shutdown` once it has them
 
 
 def main() -> int:

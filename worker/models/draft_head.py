@@ -236,7 +236,10 @@ def _metadata(path: Path) -> dict[str, str]:
         with safe_open(path, "pt") as file:
             metadata: dict[str, str] = file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path}: cannot be read as a draft head: {error}") from error
+        raise ModelError(
+            f"{path}: cannot be read as a draft head ({error}); `pointsman train-draft` makes one"
+            " for a model"
+        ) from error
     if metadata.get("format") != FORMAT:
         raise ModelError(
             f"{path}: not a draft head of ours; `pointsman train-draft` makes one for a model"

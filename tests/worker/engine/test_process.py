@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from worker.config import EngineConfig, SchedulerConfig, SimConfig, SpeculativeConfig
-from worker.engine.messages import AddRequest
-from worker.engine.process import build_core
+from worker.engine.heartbeat import Pulse, StepBudget
+from worker.engine.messages import AddRequest, EngineFailed
+from worker.engine.process import Channel, build_core, run
 from worker.errors import ConfigError
 from worker.executor.sim_runner import DEFAULT_SIM_BLOCKS
 from worker.types import SamplingParams
@@ -63,6 +64,36 @@ def test_an_engine_drafts_as_configured(method: str) -> None:
     assert (plain[1].num_drafts, drafted[1].num_drafts > 0) == (0, True)
     assert drafted[1].num_accepted_tokens > 0
     assert drafted[1].num_steps < plain[1].num_steps
+
+
+class Listener(Channel):
+    """Keeps what it is sent, and waits for nobody."""
+
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+
+    def send(self, message: object) -> None:
+        """Keep it."""
+        self.sent.append(message)
+
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Return at once."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_what_the_user_can_mend_is_told_without_a_stack_trace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A configuration that cannot work is one sentence, for the parent and in the log."""
+    channel = Listener()
+    budget = StepBudget(1.0, 1.0, 0.0)
+    assert run(EngineConfig("jax", None), channel, budget, Pulse(budget)) == 1
+    reason = "unknown engine 'jax'; known are 'torch' and 'sim'"
+    assert channel.sent == [EngineFailed(reason)]
+    (record,) = caplog.records
+    assert (record.message, record.exc_info) == (f"the engine failed: {reason}", None)
 
 
 async def test_the_engine_process_imports_no_tensor_library() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from worker.config import SpeculativeConfig
-from worker.errors import ConfigError
+from worker.errors import ConfigError, ModelError
 from worker.executor.drafting.draft_cache import bytes_per_token
 from worker.executor.drafting.interface import DraftNetwork
 from worker.executor.drafting.networks import HeadNetwork, ModelNetwork
@@ -22,7 +22,7 @@ def network_loader(config: SpeculativeConfig | None, max_positions: int) -> Load
     its device; None where drafts are not made on the device.
 
     It raises `ModelError` for what cannot be loaded, and `ConfigError` where there is nothing to
-    load or it does not fit the target.
+    load or it does not fit the target; both name the flag.
     """
     if config is None:
         return None
@@ -42,7 +42,10 @@ def drafter_bytes_per_token(network: DraftNetwork, target: LlamaModel) -> int:
 def _draft_model(path: str | None, target: LlamaModel, max_positions: int) -> ModelNetwork:
     if path is None:
         raise ConfigError("--speculative-config: method draft_model needs model, a path")
-    model = load_model(path, target.dtype, target.device, max_positions)
+    try:
+        model = load_model(path, target.dtype, target.device, max_positions)
+    except ModelError as error:
+        raise ModelError(f"--speculative-config: model {error}") from error
     if model.config.vocab_size != target.config.vocab_size:
         raise ConfigError(
             f"--speculative-config: model {path} has a vocabulary of {model.config.vocab_size}"
@@ -60,4 +63,9 @@ def _head(path: str | None, target: LlamaModel) -> HeadNetwork:
             " one in the cache; make one with `pointsman train-draft --model …`, or give model,"
             " its path"
         )
-    return HeadNetwork(load_draft_head(found / HEAD_FILE if found.is_dir() else found, target))
+    try:
+        head = load_draft_head(found / HEAD_FILE if found.is_dir() else found, target)
+    except ModelError as error:
+        field = "head" if path is None else "model"
+        raise ModelError(f"--speculative-config: {field} {error}") from error
+    return HeadNetwork(head)

@@ -69,7 +69,8 @@ def test_a_draft_model_of_another_vocabulary_is_refused(
         build_executor(config(tiny_checkpoint, other))
     with pytest.raises(ConfigError, match="needs model"):
         build_executor(config(tiny_checkpoint, replace(other, model=None)))
-    with pytest.raises(ModelError, match="nowhere"):
+    missing = "^--speculative-config: model nowhere: no such file or directory"
+    with pytest.raises(ModelError, match=missing):
         build_executor(config(tiny_checkpoint, replace(other, model="nowhere")))
 
 
@@ -78,8 +79,21 @@ def test_without_a_head_it_is_said_how_to_get_one(tiny_checkpoint: Path) -> None
     with pytest.raises(ConfigError, match="pointsman train-draft"):
         build_executor(config(tiny_checkpoint, SpeculativeConfig("eagle", 4)))
     missing = SpeculativeConfig("eagle", 4, model="nowhere.safetensors")
-    with pytest.raises(ModelError, match=r"nowhere\.safetensors"):
+    with pytest.raises(ModelError, match=r"^--speculative-config: model nowhere\.safetensors"):
         build_executor(config(tiny_checkpoint, missing))
+
+
+def test_what_is_no_head_is_said_with_the_field_and_the_fix(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """A model's file or directory is not a head, and a head is made by a command."""
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF" + bytes(64) + b"\xff" * 64)
+    for path in (file, tiny_checkpoint):
+        chosen = SpeculativeConfig("eagle", 4, model=str(path))
+        message = f"^--speculative-config: model {path}.*`pointsman train-draft` makes one"
+        with pytest.raises(ModelError, match=message):
+            build_executor(config(tiny_checkpoint, chosen))
 
 
 def test_blocks_have_room_for_what_the_drafter_keeps(tiny_checkpoint: Path) -> None:
