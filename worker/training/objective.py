@@ -20,23 +20,21 @@ _PASS_DECAY = 0.8
 @dataclass(frozen=True, slots=True)
 class Objective:
     """How passes are scored. `num_passes` drafts in a row are trained; `local_ids` as the function
-    gives it; `feature_weight` is what being like the target's hidden state weighs, beside saying
-    what the target says.
+    gives it.
     """
 
     num_passes: int
     local_ids: Tensor
-    feature_weight: float = 0.0
 
     def loss(self, twin: HeadTwin, batch: Batch) -> Tensor:
-        """Cross entropy with the target's own distribution over the draft vocabulary (scalar), plus
-        the distance of normalised hidden states (EAGLE's regression loss).
+        """Cross entropy with the target's own distribution over the draft vocabulary, a scalar.
 
-        Rows whose token the draft vocabulary does not have are left out: there the target's
-        distribution lies mostly where the head cannot follow.
+        Rows whose token the draft vocabulary does not have are left out (unless there is no other):
+        there the target's distribution lies mostly where the head cannot follow.
         """
         teacher = twin.teacher
         sayable = self.local_ids[batch.said_ids] < len(teacher.lm_rows)
+        sayable |= ~sayable.any()
         thoughts = teacher.thoughts(batch.expected[sayable])
         with torch.no_grad():
             shares = functional.linear(thoughts, teacher.lm_rows).float().softmax(dim=-1)
@@ -47,9 +45,6 @@ class Objective:
             own = twin.output_thoughts(states.flatten(0, 1)[rows])
             scores = functional.linear(own, teacher.lm_rows)
             total = total + weight * _cross_entropy(scores, shares)
-            if self.feature_weight:
-                distance = functional.smooth_l1_loss(own, thoughts)
-                total = total + weight * self.feature_weight * distance
             weight *= _PASS_DECAY
         return total / sum(_PASS_DECAY**n for n in range(self.num_passes))
 

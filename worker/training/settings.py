@@ -19,7 +19,7 @@ class Settings:
 
     model: Path
     texts: tuple[Path, ...] = ()
-    num_tokens: int = 400_000
+    num_tokens: int = 200_000
     steps: int | None = None
     out: Path | None = None
     seed: int = 0
@@ -29,7 +29,7 @@ class Settings:
     num_rows: int = 64
     batch_tokens: int = 2048
     learning_rate: float = 0.006
-    passes: int = 3
+    passes: int = 2
     draft_vocab_size: int = 4096
     intermediate_size: int = 1024
     dtype: str = "auto"

@@ -181,3 +181,13 @@ def test_conditional_acceptance_and_tokens_follow_from_the_counts() -> None:
     assert some.expected_tokens(1) == 1.5
     assert some.expected_tokens(4) == pytest.approx(1.8)
     assert Acceptance(0, (0,)).expected_tokens(1) == 1.0
+
+
+def test_a_batch_of_which_nothing_can_be_said_is_learned_all_the_same(
+    target: LlamaModel, greedy_samples: MakeSamples
+) -> None:
+    """Its loss is a number."""
+    batch = collate(greedy_samples(1, 8))
+    others = torch.tensor(sorted(set(range(61)) - set(batch.said_ids.tolist())))
+    loss = objective(others, 1).loss(new_twin(target, others), batch)
+    assert bool(loss.isfinite())
