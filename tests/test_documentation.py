@@ -84,6 +84,22 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+def test_every_page_is_listed_in_the_readme() -> None:
+    """Nobody has to look into the folder to know what there is to read."""
+    listed = {target.removesuffix("/") for target in LINK.findall((ROOT / "README.md").read_text())}
+    pages = {f"docs/{path.name}" for path in (ROOT / "docs").iterdir()}
+    assert pages - listed == set()
+
+
+def test_every_word_of_the_glossary_has_one_meaning() -> None:
+    """Each stands in one row, those of a row with several too."""
+    rows = (ROOT / "docs" / "glossary.md").read_text().split("|---|---|\n")[1].splitlines()
+    named = [word.strip() for row in rows for word in row.split("|")[1].split("/")]
+    words = [word.removesuffix(" token") for word in named]
+    assert len(words) > 40
+    assert sorted(words) == sorted(set(words))
+
+
 def test_the_first_code_stands_in_the_first_twenty_lines() -> None:
     """A newcomer sees what to type at once."""
     assert "```bash\nmake up\n```" in "\n".join((ROOT / "README.md").read_text().splitlines()[:20])

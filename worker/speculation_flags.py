@@ -70,8 +70,9 @@ def add_speculation_flags(group: argparse._ArgumentGroup) -> None:
         FLAG,
         SHORT_FLAG,
         metavar="JSON",
-        help='draft tokens and verify them, such as {"method": "ngram",'
-        ' "num_speculative_tokens": 8}; see docs/speculation.md',
+        help='draft tokens and verify them, such as {"method": "eagle"}, or {"method": "ngram",'
+        ' "num_speculative_tokens": 16, "prompt_lookup_min": 1, "prompt_lookup_max": 16};'
+        " see docs/speculation.md",
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from worker.config import SpeculativeConfig
@@ -239,6 +239,8 @@ JSON = st.recursive(
 NAMES = st.sampled_from([*(field.name for field in fields(SpeculativeConfig)), "quantization", "x"])
 
 
+# What is slow is hypothesis itself, when it lists all characters for the first time.
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(config=st.dictionaries(NAMES, JSON, max_size=5))
 def test_nothing_makes_it_fail_otherwise(config: dict[str, Any]) -> None:
     """Any JSON object is a valid configuration or a `ConfigError`."""
