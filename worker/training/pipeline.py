@@ -234,10 +234,12 @@ class TrainingRun:
         began = self._spent()
 
         def told(state: Progress) -> float:
-            self._progress.tell(state.step, state.steps, f"loss {state.loss:.3f}")
-            if settings.minutes is None:
-                return 0.0
-            return (self._spent() - began) / max(1e-9, settings.minutes * 60 - began)
+            used = 0.0
+            if settings.minutes is not None:
+                used = (self._spent() - began) / max(1e-9, settings.minutes * 60 - began)
+            note = f"step {state.step}, loss {state.loss:.3f}"
+            self._progress.tell(max(state.step, used * state.steps), state.steps, note)
+            return used
 
         trainer.run(learned, self._autocast, told)
         self._progress.end()
