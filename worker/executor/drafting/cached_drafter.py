@@ -144,31 +144,37 @@ class CachedDrafter:
             first = last
 
     def propose(self, requests: Sequence[DraftRequest]) -> dict[int, Drafts]:
-        """Catch up and draft. A failure is logged once until it works again."""
+        """Catch up and draft. A failure is logged once until it works again; what was drafted
+        before it counts, since it may have come of the very tokens that were drawn.
+        """
         self._ahead = {}
+        lines: list[Line] = []
         try:
-            drafts = self._propose(requests)
+            self._propose(requests, lines)
         except Exception:
             if not self._is_failing:
                 logger.exception("drafting failed; steps go on without drafts")
             self._is_failing = True
-            return {}
-        self._is_failing = False
-        return drafts
+        else:
+            self._is_failing = False
+        return {line.request.seq_id: _drafts(line) for line in lines if line.token_ids}
 
-    def _propose(self, requests: Sequence[DraftRequest]) -> dict[int, Drafts]:
+    def _propose(self, requests: Sequence[DraftRequest], lines: list[Line]) -> None:
+        """Adds to `lines` what was drafted, also when it raises."""
         network, cache = self._awake()
         fitting = [self._fit(request, network) for request in requests]
         fitting = [request for request in fitting if request.num_drafts > 0]
         spans = plan_catch_up(cache, fitting, self._first_position) if fitting else []
         if not spans:
-            return {}
+            return
         self._suspects.clean(cache.kv, [self._written(span) for span in spans])
         rounds = Rounds(network, cache, self._layout, self._method)
-        lines = rounds.run(spans, self._vocab_size)
-        for line in lines:
-            self._note(line, cache)
-        return {line.request.seq_id: _drafts(line) for line in lines if line.token_ids}
+        try:
+            rounds.run(spans, self._vocab_size)
+        finally:
+            for line in rounds.lines:
+                self._note(line, cache)
+                lines.append(line)
 
     def _fit(self, request: DraftRequest, network: DraftNetwork) -> DraftRequest:
         """No more drafts than there is room for: the last draft is never run, so its position may
@@ -188,18 +194,18 @@ class CachedDrafter:
     def _note(self, line: Line, cache: DraftCache) -> None:
         """Remember what the next step may make use of, or that the blocks are spoiled."""
         request, start = line.request, line.request.position - 1
+        # First of all: how drawn drafts are judged must not depend on what became of them.
+        if line.proposals:
+            self._proposals[request.seq_id] = _Proposal(_drafts(line), torch.stack(line.proposals))
         if not line.is_sound:
             rows = range(line.num_rows)
             spoiled = ScheduledSequence(request.seq_id, rows, start, request.block_table)
             self._suspects.add(spoiled, self._layout.block_size)
             return
-        count = 1 if self._reads_states else line.num_rows
+        count = min(1, line.num_rows) if self._reads_states else line.num_rows
         token_ids = [request.last_token, *line.token_ids][:count]
         slots = cache.slots(request.block_table, start, start + count)
         self._ahead[request.seq_id] = _Ahead(start, token_ids, slots)
-        if line.proposals and request.params.temperature > 0:
-            q = torch.stack(line.proposals)
-            self._proposals[request.seq_id] = _Proposal(_drafts(line), q)
 
     def sleep(self, level: int) -> None:
         """Drop the cache, at level 2 the network too."""

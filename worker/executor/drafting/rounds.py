@@ -18,7 +18,7 @@ from worker.executor.drafting.catch_up import Span
 from worker.executor.drafting.draft_cache import DraftCache
 from worker.executor.drafting.interface import DraftNetwork, DraftRequest
 from worker.executor.input_batch import InputBatch
-from worker.ops.draft import PROBABILISTIC, choose_drafts
+from worker.ops.draft import choose_drafts
 from worker.types import SampleSpec, ScheduledSequence
 
 
@@ -50,7 +50,12 @@ class Rounds:
         self._method = method
         self._lines: dict[int, Line] = {}
 
-    def run(self, spans: Sequence[Span], vocab_size: int) -> list[Line]:
+    @property
+    def lines(self) -> list[Line]:
+        """What has been drafted, also if `run` raised."""
+        return list(self._lines.values())
+
+    def run(self, spans: Sequence[Span], vocab_size: int) -> None:
         """Read `spans`, then draft for those that are complete, as ids below `vocab_size`. What was
         read counts as synced only once it was read to the end, and well.
         """
@@ -75,7 +80,6 @@ class Rounds:
             order = [places[sequence.seq_id] for sequence in batch.order]
             features = hidden[order] if self._network.reads_states else None
             hidden = self._round(batch, features, vocab_size)
-        return list(lines.values())
 
     def _sound(self, span: Span) -> bool:
         return self._lines[span.request.seq_id].is_sound
@@ -117,6 +121,7 @@ class Rounds:
             self._network.draft_vocab,
             vocab_size,
         )
+        drawn = _drawn(lines, choice.proposals)
         for place, line in enumerate(lines):
             line.num_rows += 1
             line.is_sound = finite[place]
@@ -124,8 +129,19 @@ class Rounds:
                 continue
             line.token_ids.append(choice.token_ids[place])
             line.confidences.append(choice.confidences[place])
-            if self._method == PROBABILISTIC and choice.proposals is not None:
-                line.proposals.append(choice.proposals[place])
+            if place in drawn:
+                line.proposals.append(drawn[place])
+
+
+def _drawn(lines: Sequence[Line], proposals: Tensor | None) -> dict[int, Tensor]:
+    """By place in `lines`, q [V] that a draft was drawn from. Greedy drafts are judged without, and
+    take no memory for it.
+    """
+    if proposals is None:
+        return {}
+    places = [i for i, line in enumerate(lines) if line.request.params.temperature > 0]
+    kept = proposals if len(places) == len(lines) else proposals[places]
+    return dict(zip(places, kept, strict=True))
 
 
 def _wants_more(line: Line) -> bool:
