@@ -220,7 +220,9 @@ class ModelOutput:
     not numbers) and why; they stand in none of the others.
 
     `drafts` are what the executor's own drafter guesses, for sequences with `num_to_draft`; one
-    may be missing or shorter than asked for. `drafting_seconds` of the step's time went into them.
+    may be missing or shorter than asked for. `drafting_seconds` of the step's time went into them,
+    and `catch_up_seconds` besides into what the drafter had to read first, more than it has to in
+    every round: a prompt, say. That pays off only later, or never.
     """
 
     sampled: dict[int, tuple[Draw, ...]]
@@ -228,3 +230,4 @@ class ModelOutput:
     failed: dict[int, str] = field(default_factory=dict)
     drafts: dict[int, Drafts] = field(default_factory=dict)
     drafting_seconds: float = 0.0
+    catch_up_seconds: float = 0.0

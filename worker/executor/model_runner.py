@@ -239,6 +239,12 @@ def _with_drafts(drafter: DeviceDrafter, step: SchedulerOutput, output: ModelOut
     if not requests:
         return output
     started = time.perf_counter()
-    drafts = drafter.propose(requests)
+    drafted = drafter.propose(requests, step.num_tokens)
     seconds = time.perf_counter() - started
-    return dataclasses.replace(output, drafts=drafts, drafting_seconds=seconds)
+    reading = min(drafted.catch_up_seconds, seconds)
+    return dataclasses.replace(
+        output,
+        drafts=drafted.drafts,
+        drafting_seconds=seconds - reading,
+        catch_up_seconds=reading,
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,9 +19,9 @@ import torch
 from torch import Tensor
 
 from worker.executor.attention_planning import CacheLayout, Ints
-from worker.executor.drafting.catch_up import Span, plan_catch_up
+from worker.executor.drafting.catch_up import CatchUp, Span, most_rows, plan_catch_up
 from worker.executor.drafting.draft_cache import DraftCache
-from worker.executor.drafting.interface import DraftNetwork, DraftRequest
+from worker.executor.drafting.interface import Drafted, DraftNetwork, DraftRequest
 from worker.executor.drafting.rounds import Line, Rounds
 from worker.executor.input_batch import InputBatch
 from worker.executor.kv_cache import SuspectBlocks
@@ -143,34 +144,58 @@ class CachedDrafter:
                 yield mine.slots[: _num_equal(pairs)]
             first = last
 
-    def propose(self, requests: Sequence[DraftRequest]) -> dict[int, Drafts]:
+    def propose(self, requests: Sequence[DraftRequest], num_step_tokens: int) -> Drafted:
         """Catch up and draft. A failure is logged once until it works again; what was drafted
         before it counts, since it may have come of the very tokens that were drawn.
         """
         self._ahead = {}
         lines: list[Line] = []
+        seconds = 0.0
         try:
-            self._propose(requests, lines)
+            rounds, plan = self._prepare(requests, most_rows(num_step_tokens))
+            seconds, ready = self._catch_up(rounds, plan)
+            self._propose(rounds, ready, lines)
         except Exception:
             if not self._is_failing:
                 logger.exception("drafting failed; steps go on without drafts")
             self._is_failing = True
         else:
             self._is_failing = False
-        return {line.request.seq_id: _drafts(line) for line in lines if line.token_ids}
+        drafts = {line.request.seq_id: _drafts(line) for line in lines if line.token_ids}
+        return Drafted(drafts, seconds)
 
-    def _propose(self, requests: Sequence[DraftRequest], lines: list[Line]) -> None:
-        """Adds to `lines` what was drafted, also when it raises."""
+    def _prepare(self, requests: Sequence[DraftRequest], max_rows: int) -> tuple[Rounds, CatchUp]:
+        """What is to be run, in blocks that can be read."""
         network, cache = self._awake()
         fitting = [self._fit(request, network) for request in requests]
         fitting = [request for request in fitting if request.num_drafts > 0]
-        spans = plan_catch_up(cache, fitting, self._first_position) if fitting else []
-        if not spans:
+        plan = plan_catch_up(cache, fitting, self._first_position, max_rows)
+        self._suspects.clean(
+            cache.kv, [self._written(span) for span in [*plan.behind, *plan.ready]]
+        )
+        return Rounds(network, cache, self._layout, self._method), plan
+
+    def _catch_up(self, rounds: Rounds, plan: CatchUp) -> tuple[float, list[Span]]:
+        """Read what is behind; how long that took, and who can draft. It is a pass of its own: so
+        its time is known, which says nothing of the time of a round.
+        """
+        if not plan.behind:
+            return 0.0, plan.ready
+        started = time.perf_counter()
+        failed = rounds.read(plan.behind)
+        for span in plan.behind:
+            if span.request.seq_id in failed:
+                self._suspects.add(self._written(span), self._layout.block_size)
+        ready = [span for span in plan.ready if span.request.seq_id not in failed]
+        return time.perf_counter() - started, ready
+
+    def _propose(self, rounds: Rounds, ready: Sequence[Span], lines: list[Line]) -> None:
+        """Adds to `lines` what was drafted, also when it raises."""
+        if not ready:
             return
-        self._suspects.clean(cache.kv, [self._written(span) for span in spans])
-        rounds = Rounds(network, cache, self._layout, self._method)
+        _, cache = self._awake()
         try:
-            rounds.run(spans, self._vocab_size)
+            rounds.run(ready, self._vocab_size)
         finally:
             for line in rounds.lines:
                 self._note(line, cache)

@@ -55,6 +55,16 @@ def draft_requests(
     return requests
 
 
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Drafts by sequence id, and how long the drafter read before it began with them, beyond what
+    it has to read in every round.
+    """
+
+    drafts: dict[int, Drafts]
+    catch_up_seconds: float = 0.0
+
+
 class DeviceDrafter(Protocol):
     """Guesses what comes next from what the target runs. Owns a cache beside the target's, in the
     same blocks.
@@ -85,9 +95,9 @@ class DeviceDrafter(Protocol):
         """
         ...
 
-    def propose(self, requests: Sequence[DraftRequest]) -> dict[int, Drafts]:
-        """Drafts by sequence id. One is missing when there are none: the drafter has too many
-        tokens of the sequence still to read, or no room, or failed (which it logs).
+    def propose(self, requests: Sequence[DraftRequest], num_step_tokens: int) -> Drafted:
+        """Drafts after a step of `num_step_tokens`. One is missing when there are none: the drafter
+        has too many tokens of the sequence still to read, or no room, or failed (which it logs).
         """
         ...
 

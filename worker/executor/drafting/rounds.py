@@ -1,4 +1,4 @@
-"""The rounds of drafting: catch up and draft one token of each sequence, then one more each round.
+"""The rounds of drafting: read, draft one token of each sequence, then one more each round.
 
 All sequences share a round's forward pass. One leaves when it has as many drafts as were asked for,
 or when its logits are not numbers.
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.executor.attention_planning import CacheLayout
+from worker.executor.attention_planning import CacheLayout, Ints
 from worker.executor.drafting.catch_up import Span
 from worker.executor.drafting.draft_cache import DraftCache
 from worker.executor.drafting.interface import DraftNetwork, DraftRequest
@@ -55,24 +55,29 @@ class Rounds:
         """What has been drafted, also if `run` raised."""
         return list(self._lines.values())
 
+    def read(self, spans: Sequence[Span]) -> set[int]:
+        """Read `spans`, of which none is complete; the device has done it when this returns. Gives
+        the sequences that came to what is no number, whose rows do not count as synced.
+        """
+        batch, known = self._begin(spans)
+        states = self._network.run(self._recorded(batch), batch.tensors, self._cache.kv)
+        # What is no number in any row is seen by all after it.
+        lasts = np.cumsum([len(sequence.token_ids) for sequence in batch.order]) - 1
+        rows = states[torch.from_numpy(lasts).to(states.device)]
+        sound = torch.isfinite(rows).all(dim=-1).tolist()
+        failed = {s.seq_id for s, good in zip(batch.order, sound, strict=True) if not good}
+        read = [s.known_slots for s in spans if s.request.seq_id not in failed]
+        self._cache.mark(np.concatenate([known[:0], *read]), True)
+        return failed
+
     def run(self, spans: Sequence[Span], vocab_size: int) -> None:
-        """Read `spans`, then draft for those that are complete, as ids below `vocab_size`. What was
+        """Run `spans`, all complete, and draft behind them, as ids below `vocab_size`. What was
         read counts as synced only once it was read to the end, and well.
         """
-        known = np.concatenate([span.known_slots for span in spans])
-        self._cache.mark(known, False)
-        token_ids = iter(self._cache.token_ids(known))
-        sequences = []
-        for span in spans:
-            tokens = [next(token_ids) for _ in span.known_slots]
-            if span.is_complete:
-                tokens.append(span.request.last_token)
-                self._lines[span.request.seq_id] = Line(span.request)
-            sequences.append(_rows(span.request, tokens, span.start, span.is_complete))
-        batch = self._batch(sequences)
+        lines = self._lines = {span.request.seq_id: Line(span.request) for span in spans}
+        batch, known = self._begin(spans)
         hidden = self._round(batch, self._recorded(batch), vocab_size)
-        lines = self._lines
-        read = [s.known_slots for s in spans if not s.is_complete or self._sound(s)]
+        read = [span.known_slots for span in spans if lines[span.request.seq_id].is_sound]
         self._cache.mark(np.concatenate([known[:0], *read]), True)
         while sequences := [_next_row(line) for line in lines.values() if _wants_more(line)]:
             places = {s.seq_id: place for place, s in enumerate(batch.sampled)}
@@ -81,8 +86,18 @@ class Rounds:
             features = hidden[order] if self._network.reads_states else None
             hidden = self._round(batch, features, vocab_size)
 
-    def _sound(self, span: Span) -> bool:
-        return self._lines[span.request.seq_id].is_sound
+    def _begin(self, spans: Sequence[Span]) -> tuple[InputBatch, Ints]:
+        """The rows of `spans`, and the slots of those that the target has run, not synced now."""
+        known = np.concatenate([span.known_slots for span in spans])
+        self._cache.mark(known, False)
+        token_ids = iter(self._cache.token_ids(known))
+        sequences = []
+        for span in spans:
+            tokens = [next(token_ids) for _ in span.known_slots]
+            if span.is_complete:
+                tokens.append(span.request.last_token)
+            sequences.append(_rows(span.request, tokens, span.start, span.is_complete))
+        return self._batch(sequences), known
 
     def _batch(self, sequences: Sequence[ScheduledSequence]) -> InputBatch:
         kv = self._cache.kv

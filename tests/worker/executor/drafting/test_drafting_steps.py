@@ -11,8 +11,7 @@ import torch
 from draft_bench import GREEDY, VOCABULARY, Bench, Walker, drafts_of_model, make_bench, share_of
 from tiny_llama import BLOCK_SIZE, NUM_BLOCKS, TINY, tiny_llama
 
-from worker.executor.drafting import catch_up
-from worker.executor.drafting.catch_up import plan_catch_up
+from worker.executor.drafting.catch_up import most_rows, plan_catch_up
 from worker.executor.drafting.draft_cache import DraftCache
 from worker.executor.drafting.interface import DraftNetwork, DraftRequest
 from worker.executor.drafting.networks import ModelNetwork
@@ -123,32 +122,60 @@ def test_catching_up_is_bounded_and_goes_on_where_it_stopped() -> None:
         DraftRequest(1, 7, 41, range(12), GREEDY, 2),
         DraftRequest(2, 7, 6, range(12, 16), GREEDY, 2),
     ]
-    ends = []
-    for _ in range(4):
-        spans = plan_catch_up(cache, requests, 0, max_rows=20)
-        ends.append([(s.request.seq_id, s.start, s.end, s.is_complete) for s in spans])
-        for span in spans:
+    read, run = [], []
+    for _ in range(3):
+        plan = plan_catch_up(cache, requests, 0, max_rows=18)
+        read.append([(s.request.seq_id, s.start, s.end) for s in plan.behind])
+        run.append([(s.request.seq_id, s.start, s.end) for s in plan.ready])
+        for span in [*plan.behind, *plan.ready]:
             cache.mark(span.known_slots, True)
-    assert ends == [
-        [(2, 0, 6, True), (1, 0, 14, False)],
-        [(2, 5, 6, True), (1, 14, 33, False)],
-        [(2, 5, 6, True), (1, 33, 41, True)],
-        [(1, 40, 41, True), (2, 5, 6, True)],
-    ]
+    # Four rows, of two drafts and two tokens drawn, belong to the round itself.
+    assert read == [[(2, 0, 2), (1, 0, 16)], [(1, 16, 34)], [(1, 34, 37)]]
+    assert run == [[(2, 2, 6)], [(2, 5, 6)], [(2, 5, 6), (1, 37, 41)]]
+    assert all(span.is_complete for span in plan.ready)
 
 
-def test_a_long_prompt_waits_for_its_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With room for few rows a step, drafts come a few steps late, and are right."""
-    monkeypatch.setattr(plan_catch_up, "__defaults__", (16,))
-    assert catch_up.MAX_ROWS == 2048
+@pytest.mark.parametrize(
+    ("num_step_tokens", "rows"), [(1, 64), (5, 64), (32, 64), (100, 200), (4096, 2048)]
+)
+def test_catching_up_is_bounded_by_the_step(num_step_tokens: int, rows: int) -> None:
+    """A step of few tokens is known to be short, and may not seem to hang for what is read."""
+    assert most_rows(num_step_tokens) == rows
+
+
+def test_a_long_prompt_waits_for_its_drafts() -> None:
+    """After a step of few tokens few rows are read: drafts come a few steps late, and are right.
+    The time of reading is told apart from that of drafting.
+    """
     bench = make_bench(TARGET, ModelNetwork(SMALL))
     rng = random.Random(1)
-    walker = Walker(1, [rng.randrange(VOCABULARY) for _ in range(40)])
-    lengths = []
+    walker = Walker(1, [rng.randrange(VOCABULARY) for _ in range(145)])
+    go(bench, walker, num_to_draft=0)
+    drafted, read = [], []
     for _ in range(4):
-        go(bench, walker, num_to_draft=3)
-        lengths.append(len(walker.kept.token_ids) if walker.kept else 0)
-    assert lengths == [0, 0, 3, 3]
+        drafts = walker.kept.token_ids if walker.kept is not None else ()
+        bench.take(walker, len(walker.tokens) + len(drafts) + 4)
+        share = share_of(walker, 1, drafts, 3)
+        output = bench.step([share])
+        bench.update(walker, share, output)
+        drafted.append(len(walker.kept.token_ids) if walker.kept else 0)
+        read.append(output.catch_up_seconds > 0)
+    assert (drafted, read) == ([0, 0, 3, 3], [True, True, True, False])
+    assert output.drafting_seconds > 0
+    assert walker.kept is not None
+    drafts = walker.kept.token_ids
+    assert list(drafts) == drafts_of_model(SMALL, walker.tokens, list(drafts))
+
+
+def test_what_was_read_and_is_no_number_is_read_again() -> None:
+    """Rows of catch-up that came to nothing do not count as read, and spoil no later drafts."""
+    network = Faulty(spoils=True)
+    bench = make_bench(TARGET, network)
+    walker = Walker(1, [*PROMPT, *PROMPT])
+    go(bench, walker, num_to_draft=3)
+    assert walker.kept is None
+    network.spoils = False
+    go(bench, walker, num_to_draft=3)
     assert walker.kept is not None
     drafts = list(walker.kept.token_ids)
     assert drafts == drafts_of_model(SMALL, walker.tokens, drafts)
@@ -230,7 +257,8 @@ def outputs(bench: Bench) -> list[ModelOutput]:
         bench.take(walker, 30)
         drafts = walker.kept.token_ids if walker.kept else ()
         share = share_of(walker, len(walker.tokens) - walker.computed, drafts, 3)
-        found.append(replace(bench.step([share]), drafting_seconds=0.0))
+        output = bench.step([share])
+        found.append(replace(output, drafting_seconds=0.0, catch_up_seconds=0.0))
         bench.update(walker, share, found[-1])
     bench.drop(walker)
     return found
