@@ -14,8 +14,9 @@ was seen before.
 On a shared machine speeds drift, so each measurement of a method has one of plain decoding right
 before and one right after it, and is compared with their mean. `speed-up` is the ratio of decoding
 times (after the first token) over the whole workload, each job's the median over rounds; `±` is
-the standard error of its mean over all pairs; `whole` counts the prompts in. The answers are
-compared token for token: `differ` counts requests whose answers are not the same, and should be 0.
+the standard error of its mean over all pairs; `cpu` is the same ratio in CPU seconds, which other
+programs on the machine change less; `whole` counts the prompts in. The answers are compared token
+for token: `differ` counts requests whose answers are not the same, and should be 0.
 
 Prints a table and writes benchmarks/results/speculation.json.
 """
@@ -83,22 +84,36 @@ class Workload:
             yield self.requests[first : first + self.batch]
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A measurement of a method, and the mean of its two plain neighbours."""
+
+    plain: float  # decoding seconds a token
+    drafted: float
+    plain_cpu: float  # the same in CPU seconds
+    drafted_cpu: float
+    whole_ratio: float  # of the whole times, prompts included
+
+
 @dataclass(slots=True)
 class Tally:
-    """One method on one workload: pairs of plain and speculative outcomes, by job."""
+    """One method on one workload: its measurements, by job."""
 
-    pairs: dict[int, list[tuple[float, float, float]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )  # decoding seconds a token plain, with; ratio of whole seconds
+    pairs: dict[int, list[Pair]] = field(default_factory=lambda: defaultdict(list))
     num_tokens: dict[int, int] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     num_differing: int = 0
 
     def add(self, job: int, before: Outcome, outcome: Outcome, after: Outcome) -> None:
         """Take in a measurement with its two neighbours."""
-        plain = (before.seconds_per_token + after.seconds_per_token) / 2
-        whole = (before.whole_seconds + after.whole_seconds) / 2
-        self.pairs[job].append((plain, outcome.seconds_per_token, whole / outcome.whole_seconds))
+        pair = Pair(
+            (before.seconds_per_token + after.seconds_per_token) / 2,
+            outcome.seconds_per_token,
+            (before.cpu_seconds_per_token + after.cpu_seconds_per_token) / 2,
+            outcome.cpu_seconds_per_token,
+            (before.whole_seconds + after.whole_seconds) / 2 / outcome.whole_seconds,
+        )
+        self.pairs[job].append(pair)
         self.num_tokens[job] = outcome.num_decoded
         self.outcomes.append(outcome)
         self.num_differing += sum(
@@ -107,42 +122,39 @@ class Tally:
 
     def row(self) -> dict[str, float]:
         """Everything the table has."""
-        plain = self._seconds(0)
-        with_drafts = self._seconds(1)
+        plain, drafted = self._seconds("plain"), self._seconds("drafted")
         tokens = sum(self.num_tokens.values())
-        ratios = [math.log(p / w) for pairs in self.pairs.values() for p, w, _ in pairs]
-        error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.nan
-        whole = statistics.median(w for pairs in self.pairs.values() for _, _, w in pairs)
-        runs, drafts, accepted, shares, decoded = (
-            sum(getattr(outcome, name) for outcome in self.outcomes)
-            for name in (
-                "num_runs",
-                "num_draft_tokens",
-                "num_accepted",
-                "num_shares",
-                "num_decoded",
-            )
-        )
+        every = [pair for pairs in self.pairs.values() for pair in pairs]
+        logs = [math.log(pair.plain / pair.drafted) for pair in every]
+        runs, drafts = self._total("num_runs"), self._total("num_draft_tokens")
+        accepted, shares = self._total("num_accepted"), max(self._total("num_shares"), 1)
         return {
             "plain_tokens_per_second": tokens / plain,
-            "tokens_per_second": tokens / with_drafts,
-            "speed_up": plain / with_drafts,
-            "speed_up_error": error,
-            "whole_speed_up": whole,
+            "tokens_per_second": tokens / drafted,
+            "speed_up": plain / drafted,
+            "speed_up_error": (
+                statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
+            ),
+            "cpu_speed_up": self._seconds("plain_cpu") / self._seconds("drafted_cpu"),
+            "whole_speed_up": statistics.median(pair.whole_ratio for pair in every),
             "acceptance_rate": accepted / drafts if drafts else math.nan,
             "mean_acceptance_length": 1 + accepted / runs if runs else math.nan,
-            "tokens_per_step": decoded / max(shares, 1),
-            "mean_k": drafts / max(shares, 1),
+            "tokens_per_step": self._total("num_decoded") / shares,
+            "mean_k": drafts / shares,
             "num_requests": sum(len(outcome.answers) for outcome in self.outcomes),
             "num_differing": self.num_differing,
         }
 
-    def _seconds(self, which: int) -> float:
+    def _seconds(self, which: str) -> float:
         """Decoding time of every job once: the median over its rounds."""
-        return sum(
-            statistics.median(pair[which] for pair in pairs) * self.num_tokens[job]
+        medians = {
+            job: float(statistics.median(getattr(pair, which) for pair in pairs))
             for job, pairs in self.pairs.items()
-        )
+        }
+        return sum(median * self.num_tokens[job] for job, median in medians.items())
+
+    def _total(self, which: str) -> int:
+        return sum(getattr(outcome, which) for outcome in self.outcomes)
 
 
 # ---- what is asked ------------------------------------------------------------------------------
@@ -272,6 +284,7 @@ COLUMNS = (
     ("with/s", "tokens_per_second", "8.1f"),
     ("speed-up", "speed_up", "9.2f"),
     ("±", "speed_up_error", "6.1%"),
+    ("cpu", "cpu_speed_up", "6.2f"),
     ("whole", "whole_speed_up", "7.2f"),
     ("accepted", "acceptance_rate", "9.1%"),
     ("length", "mean_acceptance_length", "7.2f"),

@@ -35,6 +35,7 @@ class Outcome:
     answers: list[tuple[int, ...]]
     whole_seconds: float = 0.0
     decode_seconds: float = 0.0
+    decode_cpu_seconds: float = 0.0  # of all threads
     num_decoded: int = 0  # tokens, in those seconds
     num_shares: int = 0  # sequences' shares of steps, in those seconds
     num_steps: int = 0
@@ -47,6 +48,11 @@ class Outcome:
     def seconds_per_token(self) -> float:
         """Decoding seconds for each token."""
         return self.decode_seconds / max(self.num_decoded, 1)
+
+    @property
+    def cpu_seconds_per_token(self) -> float:
+        """The same in the time that processors were at it."""
+        return self.decode_cpu_seconds / max(self.num_decoded, 1)
 
 
 class Lent:
@@ -111,7 +117,7 @@ class Subject:
         answers: list[list[int]] = [[] for _ in job]
         outcome = Outcome([])
         started = time.perf_counter()
-        decoding_since: float | None = None
+        decoding_since: tuple[float, float] | None = None
         while self._core.has_work:
             step = self._core.step()
             if step is None:
@@ -124,11 +130,13 @@ class Subject:
                     outcome.num_decoded += len(output.token_ids)
                     outcome.num_shares += 1
             if decoding_since is None and all(answers):
-                decoding_since = time.perf_counter()
-        ended = time.perf_counter()
+                decoding_since = time.perf_counter(), time.process_time()
+        ended, ended_cpu = time.perf_counter(), time.process_time()
         outcome.answers = [tuple(answer) for answer in answers]
         outcome.whole_seconds = ended - started
-        outcome.decode_seconds = ended - (decoding_since or ended)
+        since, since_cpu = decoding_since or (ended, ended_cpu)
+        outcome.decode_seconds = ended - since
+        outcome.decode_cpu_seconds = ended_cpu - since_cpu
         self._count_drafts(outcome, before)
         return outcome
 
