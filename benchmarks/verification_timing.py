@@ -195,8 +195,11 @@ class Forced:
         )
         return Drafts(len(context.token_ids), tokens, (1.0,) * len(tokens)) if tokens else None
 
-    def end(self, context: DraftContext) -> None:
+    def end(self, context: DraftContext, learns: bool) -> None:
         """Nothing to forget."""
+
+    def learn(self, num_tokens: int) -> None:
+        """Nothing to learn."""
 
 
 def force(executor: Executor, size: int, params: SamplingParams) -> list[dict[str, Any]]:

@@ -20,8 +20,11 @@ class Garbage:
         tokens = tuple(rng.randrange(LARGEST_TOKEN) for _ in range(num_tokens))
         return _drafts(context, tokens)
 
-    def end(self, context: DraftContext) -> None:
+    def end(self, context: DraftContext, learns: bool) -> None:
         """Nothing to forget."""
+
+    def learn(self, num_tokens: int) -> None:
+        """Nothing to learn."""
 
 
 class Raising:
@@ -31,9 +34,13 @@ class Raising:
         """Raises."""
         raise RuntimeError("this drafter does not work")
 
-    def end(self, context: DraftContext) -> None:
+    def end(self, context: DraftContext, learns: bool) -> None:
         """Raises, too."""
         raise RuntimeError("this drafter cannot even end")
+
+    def learn(self, num_tokens: int) -> None:
+        """Raises, too."""
+        raise RuntimeError("this drafter learns nothing")
 
 
 class Knowing:
@@ -61,8 +68,11 @@ class Knowing:
         ]
         return _drafts(context, tuple(tokens)) if tokens else None
 
-    def end(self, context: DraftContext) -> None:
+    def end(self, context: DraftContext, learns: bool) -> None:
         """Nothing to forget."""
+
+    def learn(self, num_tokens: int) -> None:
+        """Nothing to learn."""
 
 
 class Dealt:
@@ -78,9 +88,14 @@ class Dealt:
         """As that one does."""
         return self._of(context).propose(context, num_tokens)
 
-    def end(self, context: DraftContext) -> None:
+    def end(self, context: DraftContext, learns: bool) -> None:
         """As that one does."""
-        self._of(context).end(context)
+        self._of(context).end(context, learns)
+
+    def learn(self, num_tokens: int) -> None:
+        """They all do."""
+        for drafter in self._drafters.values():
+            drafter.learn(num_tokens)
 
     def _of(self, context: DraftContext) -> Drafter:
         return self._drafters[self._kinds[tuple(context.token_ids[: context.num_prompt])]]

@@ -20,6 +20,7 @@ class Says:
         self.shift = shift
         self.asked: list[tuple[int, int]] = []  # sequence, how many
         self.ended: list[DraftContext] = []
+        self.learning: list[int] = []  # sequences whose outputs are to be learnt from
 
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
         """The guess, as long as it is."""
@@ -28,9 +29,14 @@ class Says:
         confidences = (0.5,) * len(self.token_ids)
         return Drafts(position, self.token_ids, confidences)  # type: ignore[arg-type]
 
-    def end(self, context: DraftContext) -> None:
+    def end(self, context: DraftContext, learns: bool) -> None:
         """Remember whom."""
         self.ended.append(context)
+        if learns:
+            self.learning.append(context.seq_id)
+
+    def learn(self, num_tokens: int) -> None:
+        """Nothing to learn."""
 
 
 class Raises(Says):
@@ -47,9 +53,9 @@ class Raises(Says):
             raise RuntimeError("no idea")
         return drafts
 
-    def end(self, context: DraftContext) -> None:
+    def end(self, context: DraftContext, learns: bool) -> None:
         """Not for that one either."""
-        super().end(context)
+        super().end(context, learns)
         if context.seq_id == self.seq_id:
             raise RuntimeError("cannot let go")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,22 +32,31 @@ class Arrival:
 def arrival_of(
     exchange: Exchange, request_id: str | None, now: float, api_keys: Sequence[str] = ()
 ) -> Arrival:
-    """Read the headers. The tenant is whom the gateway names for its fairness; else the API key
-    that was used, where there are several. Raises `RequestError` (400).
+    """Read the headers. The tenant is the API key that was used, where there are several, and whom
+    the gateway names for its fairness: two keys are never one tenant, whatever a header says. With
+    neither it is "", which is everybody who says nothing. Raises `RequestError` (400).
     """
     return Arrival(request_id, now, _tenant(exchange, api_keys), _priority(exchange))
 
 
 def _tenant(exchange: Exchange, api_keys: Sequence[str]) -> str:
-    named = (exchange.header(FAIRNESS_ID) or "").strip()
-    if named and named.isprintable():
-        return named[:MAX_TENANT_CHARS]
+    named = _short((exchange.header(FAIRNESS_ID) or "").strip(" \t"))
     if len(api_keys) < 2:
-        return ""
+        return named
     _, _, token = (exchange.header(b"authorization") or "").partition(" ")
     given = token.encode("latin-1")
     matches = [hmac.compare_digest(given, key.encode()) for key in api_keys]
-    return f"key-{matches.index(True)}" if any(matches) else ""
+    key = f"key-{matches.index(True)}" if any(matches) else "no-key"
+    return f"{key}/{named}" if named else key
+
+
+def _short(name: str) -> str:
+    """A name of few printable characters as it is; of any other a digest, which no name is like:
+    what differs after the first so many characters is still somebody else.
+    """
+    if len(name) <= MAX_TENANT_CHARS and name.isprintable():
+        return name
+    return "\0" + hashlib.sha256(name.encode()).hexdigest()
 
 
 def _priority(exchange: Exchange) -> int | None:

@@ -93,6 +93,11 @@ class BlockManager:
         return len(self._free)
 
     @property
+    def num_empty(self) -> int:
+        """Those of them that cache nothing, and are taken first."""
+        return self._free.num_empty
+
+    @property
     def usage(self) -> float:
         """Fraction of the blocks that stand in a table, 0 to 1. Idle cached blocks are free."""
         return 1.0 - len(self._free) / self._num_blocks

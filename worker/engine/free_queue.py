@@ -70,6 +70,11 @@ class FreeQueue:
         """How many blocks are idle."""
         return self._num_idle
 
+    @property
+    def num_empty(self) -> int:
+        """How many of them cache nothing; these are taken first."""
+        return len(self._empty)
+
     def __iter__(self) -> Iterator[int]:
         """The idle blocks: the empty ones, then the cached ones by tenant, oldest first."""
         yield from reversed(self._empty)

@@ -18,7 +18,8 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     `branch_ids` names further sequences that continue the same prompt (n > 1): the prompt is run
     once, then `request_id` draws with the seed of `params` and branch i with that seed + 1 + i.
     Each has its own outputs and is aborted by its own id. `tenant` is whom the blocks it leaves in
-    the prefix cache are counted for.
+    the prefix cache are counted for; what it says shows in the drafts of that tenant's requests of
+    the same `cache_salt` alone. So two clients must not be able to pass for one tenant.
     """
 
     request_id: str
@@ -232,8 +233,9 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_by_position: tuple[int, ...] = ()
-    num_drafter_failures: int = 0  # a drafter raised; the sequence goes on without it
-    num_speculative_tokens: float = 0.0  # drafts per decoding sequence in the last step: a gauge
+    num_drafter_failures: int = 0  # a drafter raised, or proposed what is no token
+    # Drafts per decoding sequence in the last step, a gauge; 0 while nothing decodes.
+    num_speculative_tokens: float = 0.0
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):

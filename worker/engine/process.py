@@ -160,6 +160,7 @@ class Server:
             if not self._core.has_work:
                 self._pulse.idle()
                 self._channel.wait()
+                self._speculation_log.resume(time.monotonic())
             self._pulse.working(commanded=self._num_commands > 0)
             if not self._receive():
                 return

@@ -56,11 +56,13 @@ class Results:
         return outputs
 
     def end(self, sequence: Sequence, forget: bool = False) -> None:
-        """Free the blocks and forget the sequence, with its branches."""
+        """Free the blocks and forget the sequence, with its branches; with `forget` its KV and its
+        outputs are worth nothing either.
+        """
         self._kv.release(sequence, forget)
         self._live.remove(sequence)
         if self._speculation is not None:
-            self._speculation.end(sequence)
+            self._speculation.end(sequence, not forget)
 
     @staticmethod
     def _has_blocks(share: Share) -> bool:

@@ -58,9 +58,13 @@ class SequenceKv:
         return self.blocks.allocate(sequence.seq_id, sequence.num_computed, end)
 
     def reach(self, sequence: Sequence, reserve: int) -> int:
-        """How far a running sequence could get room while `reserve` blocks stay free, in tokens."""
+        """How far a running sequence may get room ahead of its tokens while `reserve` blocks stay
+        free, in tokens: in blocks that cache nothing, and in the one that it comes to next whatever
+        that one caches.
+        """
         num_spare = max(0, self.blocks.num_free - reserve)
-        return (len(self.blocks.table(sequence.seq_id)) + num_spare) * self.block_size
+        num_new = min(num_spare, max(1, self.blocks.num_empty))
+        return (len(self.blocks.table(sequence.seq_id)) + num_new) * self.block_size
 
     def shrink(self, sequence: Sequence) -> None:
         """Give back a running sequence's blocks that hold nothing computed."""

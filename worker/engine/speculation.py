@@ -9,7 +9,11 @@ again, and are of use only if it still stands where it stood.
 
 Nothing that a drafter does changes an answer: the executor verifies every draft against what it
 would have drawn anyway. So a drafter is not trusted either. One that raises is done with for that
-sequence; what it proposes is cut at the first thing that is no token.
+sequence; what it proposes is cut at the first thing that is no token. One that raises when it is to
+learn is not told to learn again.
+
+A drafter learns from outputs a few tokens a step, so that no step waits for all that ended with the
+one before it. The more sequences decode, the more comes, and the longer steps are: so it grows.
 
 Drafts that were themselves drawn from a distribution are verified against that distribution, which
 is exact only if whether a draft is verified does not depend on which token it is. How many are
@@ -21,7 +25,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -39,6 +43,10 @@ from worker.types import Drafts, ModelOutput
 logger = logging.getLogger(__name__)
 
 _NO_DRAFTS = Drafts(0, (), ())
+
+# Tokens that a drafter learns after a step: these, and as many for each sequence that decoded.
+_LEARNT_TOKENS = 128
+_LEARNT_TOKENS_PER_SEQUENCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,7 @@ class Speculation:
         self._kept: dict[int, Drafts] = {}  # from the device, not used yet
         self._given_up: set[int] = set()  # sequences for which the drafter raised
         self._faulted: set[int] = set()  # sequences of whose drafter something was logged
+        self._failed_tasks: set[str] = set()  # what the drafter raised at, sequences aside
         self._tally = DraftTally.up_to(self._most)
         self._num_failures = 0
         self._num_per_sequence = 0.0
@@ -140,8 +149,7 @@ class Speculation:
         `num_drafts` drafts.
         """
         num_decoding, num_other = known
-        if num_decoding:
-            self._num_per_sequence = num_drafts / num_decoding
+        self._num_per_sequence = num_drafts / num_decoding if num_decoding else 0.0
         self._lengths.observe_step(
             num_decoding + num_other + num_drafts,
             seconds,
@@ -150,18 +158,16 @@ class Speculation:
             len(result.drafts),
             num_other,
         )
+        self._learn(_LEARNT_TOKENS + num_decoding * _LEARNT_TOKENS_PER_SEQUENCE)
 
-    def end(self, sequence: Sequence) -> None:
-        """The sequence has ended, its last tokens appended. Once for each."""
+    def end(self, sequence: Sequence, is_sound: bool = True) -> None:
+        """The sequence has ended, its last tokens appended. Once for each. Of one that is not sound
+        (it failed) nothing is learnt.
+        """
         seq_id = sequence.seq_id
         self._lengths.forget(seq_id)
         self._kept.pop(seq_id, None)
-        if self._drafter is not None:
-            try:
-                self._drafter.end(_context(sequence))
-            except Exception:
-                self._num_failures += 1
-                logger.exception("the drafter failed at the end of sequence %d", seq_id)
+        self._tell("the end of a sequence", lambda d: d.end(_context(sequence), is_sound))
         self._given_up.discard(seq_id)
         self._faulted.discard(seq_id)
 
@@ -174,7 +180,7 @@ class Speculation:
             num_accepted_tokens=self._tally.num_accepted_tokens,
             num_accepted_by_position=self._tally.num_accepted_by_position,
             num_drafter_failures=self._num_failures,
-            num_speculative_tokens=self._num_per_sequence,
+            num_speculative_tokens=self._num_per_sequence if stats.num_running else 0.0,
         )
 
     def check_integrity(self, live: Iterable[int]) -> None:
@@ -219,6 +225,22 @@ class Speculation:
             self._given_up.add(sequence.seq_id)
             logger.exception("sequence %d goes on without its drafter", sequence.seq_id)
             return _NO_DRAFTS
+
+    def _learn(self, num_tokens: int) -> None:
+        if "learning" not in self._failed_tasks:
+            self._tell("learning", lambda drafter: drafter.learn(num_tokens))
+
+    def _tell(self, task: str, tell: Callable[[Drafter], None]) -> None:
+        """Tell the drafter something. Of failures the first of each task is logged, all count."""
+        if self._drafter is None:
+            return
+        try:
+            tell(self._drafter)
+        except Exception:
+            self._num_failures += 1
+            if task not in self._failed_tasks:
+                self._failed_tasks.add(task)
+                logger.exception("the drafter failed at %s; from now on that only counts", task)
 
     def _checked(self, sequence: Sequence, drafts: Drafts, limit: int) -> Drafts:
         """The drafts up to the first that is none, `limit` at most."""

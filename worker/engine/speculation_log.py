@@ -8,29 +8,36 @@ INTERVAL_SECONDS = 10.0
 
 
 class SpeculationLog:
-    """Owns what was last told, and when. One line for `interval_seconds` in which anything was
-    drafted; none otherwise. The words and numbers are those of vLLM's line.
+    """Owns what was last told, and how long the engine has worked since. One line for
+    `interval_seconds` of work in which anything was drafted; none otherwise. The words and numbers
+    are those of vLLM's line.
     """
 
     def __init__(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
         self._interval_seconds = interval_seconds
         self._told = EngineStats()
-        self._told_seconds: float | None = None
+        self._seen_seconds: float | None = None
+        self._worked_seconds = 0.0  # since then
+
+    def resume(self, now_seconds: float) -> None:
+        """There was nothing to do until now: the time since the last step counts for nothing."""
+        self._seen_seconds = now_seconds
 
     def line(self, stats: EngineStats, now_seconds: float) -> str | None:
         """What to log after a step, whose counters since the engine's start are given; mostly
-        None. Rates are over the time since the last line, without a pause before the first draft.
+        None. Rates are over the time worked since the last line, or since an interval of work in
+        which nothing was drafted.
         """
-        num_drafts = stats.num_drafts - self._told.num_drafts
-        since = self._told_seconds
-        elapsed = 0.0 if since is None else now_seconds - since
-        if since is None or (not num_drafts and elapsed >= self._interval_seconds):
-            self._told_seconds = now_seconds
+        if self._seen_seconds is not None:
+            self._worked_seconds += now_seconds - self._seen_seconds
+        self._seen_seconds = now_seconds
+        if self._worked_seconds < self._interval_seconds:
             return None
-        if elapsed < self._interval_seconds:
+        seconds, self._worked_seconds = self._worked_seconds, 0.0
+        if stats.num_drafts == self._told.num_drafts:
             return None
-        text = _line(self._told, stats, elapsed)
-        self._told, self._told_seconds = stats, now_seconds
+        text = _line(self._told, stats, seconds)
+        self._told = stats
         return text
 
 

@@ -10,10 +10,18 @@ from guesses import Raises, Says, by, scheduled, share_of, take_in
 from step_driver import advance, drawn, scheduler
 
 from worker.config import CacheConfig, SchedulerConfig, SpeculativeConfig
+from worker.engine.drafters.interface import DraftContext
 from worker.engine.messages import AddRequest, SpeculationFigures
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
-from worker.types import Drafts, FinishReason, ModelOutput, SchedulerOutput
+from worker.types import (
+    Drafts,
+    Draw,
+    FinishReason,
+    ModelOutput,
+    SamplingParams,
+    SchedulerOutput,
+)
 
 Make = Callable[..., AddRequest]
 
@@ -175,6 +183,94 @@ def test_a_drafter_that_raises_is_done_with_for_that_sequence(
     engine.check_integrity()
     assert engine.stats().num_drafter_failures == 2
     assert [context.seq_id for context in drafter.ended] == [0, 1]
+
+
+def test_a_drafter_that_cannot_end_is_logged_once(
+    make_request: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many sequences it fails for; each time counts. One that cannot learn is not told to
+    again.
+    """
+
+    class Clumsy(Says):
+        def end(self, context: DraftContext, learns: bool) -> None:
+            super().end(context, learns)
+            raise RuntimeError("cannot let go")
+
+        def learn(self, num_tokens: int) -> None:
+            assert num_tokens > 0
+            raise RuntimeError("cannot learn")
+
+    engine = scheduler(speculation=by(Clumsy(5)))
+    for name in "abcd":
+        engine.add(make_request(name, [1, 2, 3], max_tokens=2))
+    advance(engine)
+    advance(engine)
+    assert not engine.has_unfinished
+    assert engine.stats().num_drafter_failures == 4 + 1
+    assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2
+
+
+def test_outputs_are_learnt_from_unless_they_failed(make_request: Make) -> None:
+    """An answer that was cut is what the model said; one whose numbers are none is not."""
+    drafter = Says(5)
+    engine = scheduler(speculation=by(drafter))
+    for name in "abc":
+        engine.add(make_request(name, [1, 2, 3], max_tokens=9))
+    advance(engine)
+    engine.abort("a")
+    engine.update(scheduled(engine), ModelOutput({1: (Draw(0),)}, failed={2: "nan"}), 0.0)
+    assert [context.seq_id for context in drafter.ended] == [0, 1, 2]
+    assert drafter.learning == [0, 1]
+
+
+def test_the_length_of_drafts_is_none_while_nothing_decodes(make_request: Make) -> None:
+    """When everything has ended, and in a step of prompts alone."""
+    engine = scheduler(speculation=by(Says(5, 6)))
+    engine.add(make_request("a", [1, 2, 3], max_tokens=20))
+    advance(engine)
+    take_in(engine, scheduled(engine), {0: (5, 6, 4)})
+    assert engine.stats().num_speculative_tokens == 2.0
+    engine.abort("a")
+    assert engine.stats().num_speculative_tokens == 0.0
+    engine.add(make_request("b", [1, 2, 3], max_tokens=20))
+    advance(engine)
+    assert engine.stats().num_running == 1
+    assert engine.stats().num_speculative_tokens == 0.0
+
+
+def run_full(num_drafts: int, lengths: Sequence[int]) -> list[int]:
+    """Blocks that lost their contents after each token of the answers, in a pool full of contents;
+    no draft stands.
+    """
+    engine = scheduler(num_blocks=40, speculation=by(Says(*[9] * num_drafts), most=24))
+    for number in range(10):
+        engine.add(AddRequest(str(number), [number + 10] * 16, SamplingParams(max_tokens=1), 0.0))
+        advance(engine)
+    assert engine.blocks.num_empty == 0
+    for number, length in enumerate(lengths):
+        params = SamplingParams(max_tokens=length, ignore_eos=True)
+        engine.add(AddRequest(f"long-{number}", [number + 1] * 3, params, 0.0))
+    evicted = []
+    while engine.has_unfinished:
+        advance(engine)
+        evicted.append(engine.stats().num_evictions)
+    return evicted
+
+
+@pytest.mark.parametrize("lengths", [(40,), (3, 17, 30), (6, 6, 6, 6)])
+def test_drafts_take_at_most_the_block_that_comes_next_from_the_cache(
+    lengths: tuple[int, ...],
+) -> None:
+    """Runs of 24 need six blocks more: of a cache in which nothing is empty they get one for each
+    sequence, which is that one's next.
+    """
+    plain = run_full(0, lengths)
+    drafting = run_full(24, lengths)
+    assert len(plain) == len(drafting)
+    extra = [with_drafts - without for with_drafts, without in zip(drafting, plain, strict=True)]
+    assert 0 < max(extra) <= len(lengths)
+    assert min(extra) >= 0
 
 
 @pytest.mark.parametrize(

@@ -47,3 +47,16 @@ def test_nothing_is_said_while_nothing_is_drafted() -> None:
     line = log.line(stats(4, 16, 4, 4), 1010.0)
     assert line is not None
     assert "Accepted throughput: 0.40 tokens/s" in line
+
+
+def test_an_idle_hour_slows_nothing_down() -> None:
+    """Rates are over the time that the engine worked: 6 seconds, an hour of sleep, 4 more."""
+    log = SpeculationLog()
+    log.resume(100.0)
+    assert log.line(stats(5, 20, 10, 5), 106.0) is None
+    log.resume(3706.0)
+    line = log.line(stats(10, 40, 20, 10), 3710.0)
+    assert line is not None
+    assert "Accepted throughput: 3.00 tokens/s, Drafted throughput: 4.00 tokens/s" in line
+    log.resume(9000.0)
+    assert log.line(stats(11, 44, 21, 11), 9009.9) is None

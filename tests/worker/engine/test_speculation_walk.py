@@ -79,11 +79,16 @@ class ScriptedDrafter:
         guess = tuple(self.manner.guess(tokens, sample, num_tokens))
         return Drafts(position, guess, (0.5,) * len(guess)) if guess else None
 
-    def end(self, context: DraftContext) -> None:
+    def end(self, context: DraftContext, learns: bool) -> None:
         """Remember that, and with what."""
         self.ended.append((context.seq_id, tuple(context.token_ids[context.num_prompt :])))
         if self.manner.name == "raising" and context.seq_id % 2:
             raise RuntimeError("the drafter cannot let go")
+
+    def learn(self, num_tokens: int) -> None:
+        """Fails in that manner."""
+        if self.manner.name == "raising":
+            raise RuntimeError("the drafter learns nothing")
 
 
 @st.composite

@@ -3,27 +3,36 @@
 Theory of operation. A group has one text: its outputs, each with an `END` behind it. A place is a
 number that goes on counting when text is dropped from the front. Of each anchor length (see
 `suffix_paths`) `latest` names the last place behind each n-gram, and `before` leads from there to
-the one before it, and so on, as in an LZ77 hash chain. Outputs are dropped oldest first, so that
-what is dropped is always the far end of all its chains: a place that is not above `gone` ends a
-chain, and a name goes when its latest place does. The text itself is cut when half of it is gone.
+the one before it, and so on, as in an LZ77 hash chain. Of a group the oldest output is dropped
+first, so that what is dropped is always the far end of all its chains: a place that is not above
+`gone` ends a chain.
+
+Naming the n-grams of an output, and forgetting their names, takes a few microseconds a token: too
+long to be done at once for a long output, or for many that end together. So both trail behind.
+Places up to `indexed` have been named, of those up to `swept` the names have been forgotten:
+
+    start ≤ swept ≤ gone ≤ indexed ≤ the end of the text
+
+What has no name is not found, and a name that leads to a place not above `gone` leads nowhere; so
+nothing depends on how far either has come but how soon outputs are found and memory is free. The
+text is cut when all names of what is gone are forgotten and that is half of it.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from worker.engine.drafters.suffix_paths import ANCHORS, MAX_PLACES
 from worker.engine.drafters.texts import END, spell
+from worker.engine.drafters.weights import Weights
 from worker.errors import IntegrityError
 
-# Of a longer output only the end is kept, so that learning it takes a few milliseconds at most.
+# Of a longer output only the end is kept: nobody's one answer should take the room of many.
 MAX_OUTPUT_TOKENS = 4096
 
-
-def _ngrams(text: str, length: int) -> list[str]:
-    return [text[end - length : end] for end in range(length, len(text) + 1)]
+Group = tuple[str, str]  # tenant and cache salt
 
 
 class OutputText:
@@ -31,8 +40,11 @@ class OutputText:
 
     def __init__(self) -> None:
         self.text = ""
+        self._coming: deque[str] = deque()  # outputs that are to be joined to `text`
         self._start = 0  # the place of the first character of `text`
-        self._gone = 0  # places up to here have been dropped
+        self._swept = 0
+        self._gone = 0
+        self._indexed = 0
         # By length of the n-gram: apart, so that no table grows so large that its growing is felt.
         self._latest: dict[int, dict[str, int]] = {length: {} for length in ANCHORS}
         # By length, and by place - `_start` - 1; 0 where there is none before.
@@ -50,56 +62,117 @@ class OutputText:
         return found
 
     def append(self, output: str) -> None:
-        """Learn one more output."""
-        start = self._start + len(self.text)
-        self.text += output + END
+        """Keep one more output; it is found once it is indexed."""
+        self._coming.append(output)
+
+    def index(self, num_tokens: int) -> int:
+        """Make up to `num_tokens` more tokens known (ends count); how many. Fewer: that was all."""
+        num_done = 0
+        while num_done < num_tokens:
+            first = self._indexed - self._start
+            if first == len(self.text) and not self._join(num_tokens - num_done):
+                break
+            output = max(self.text.rfind(END, 0, first) + 1, self._gone - self._start)
+            end = self.text.index(END, first) + 1
+            stop = min(end, first + num_tokens - num_done)
+            self._name(output, first, stop, stop == end)
+            num_done += stop - first
+            self._indexed += stop - first
+        return num_done
+
+    def _join(self, num_tokens: int) -> bool:
+        """Add outputs of so many tokens, or all, to the text, at once, as that copies it; False if
+        there are none. The others can be dropped without a copy.
+        """
+        num_joined, texts = 0, [self.text]
+        while self._coming and num_joined < num_tokens:
+            texts += (self._coming.popleft(), END)
+            num_joined += len(texts[-2]) + 1
+        self.text = "".join(texts)
+        return num_joined > 0
+
+    def _name(self, output: int, first: int, stop: int, is_end: bool) -> None:
+        """Name the places behind characters [first, stop) of the output that begins at `output`;
+        the last is its end if `is_end`, which nothing is named by.
+        """
+        text, start = self.text, self._start
+        last = stop - is_end
         for length, before in self._before.items():
             latest = self._latest[length]
-            num_without = min(length - 1, len(output))  # tokens that no n-gram ends at yet
-            before.extend([0] * num_without)
-            place = start + num_without
-            for ngram in _ngrams(output, length):
-                place += 1
+            named = min(max(first, output + length - 1), last)  # none ends at those before
+            before.extend([0] * (named - first))
+            for behind in range(named + 1, last + 1):
+                ngram = text[behind - length : behind]
                 before.append(latest.get(ngram, 0))
-                latest[ngram] = place
-            before.append(0)  # behind the end
+                latest[ngram] = start + behind
+            before.extend([0] * is_end)
 
-    def drop_oldest(self, num_tokens: int) -> None:
-        """Forget the oldest output, which has `num_tokens`."""
+    def drop_oldest(self) -> int:
+        """Let the oldest output, which there is, be found no more; how many tokens it had."""
         first = self._gone - self._start
-        output = self.text[first : first + num_tokens]
+        if first == len(self.text):
+            return len(self._coming.popleft())
+        end = self.text.index(END, first)
+        indexed = self._indexed - self._start
+        if indexed <= end:  # the rest of it has no names: nobody will look for it
+            self.text = self.text[:indexed] + self.text[end:]
+            for before in self._before.values():
+                before.append(0)
+            self._indexed += 1
+            self._gone = self._indexed
+        else:
+            self._gone = self._start + end + 1
+        return end - first
+
+    def sweep(self, num_tokens: int) -> int:
+        """Forget up to `num_tokens` more tokens of what is gone; how many. Fewer: that was all."""
+        text, start = self.text, self._start
+        num_done = min(num_tokens, self._gone - self._swept)
+        first = self._swept - start
         for length, latest in self._latest.items():
-            place = self._gone + length - 1
-            for ngram in _ngrams(output, length):
-                place += 1
-                if latest.get(ngram) == place:
+            for behind in range(max(first + 1, length), first + num_done + 1):
+                ngram = text[behind - length : behind]
+                if latest.get(ngram) == start + behind:
                     del latest[ngram]
-        self._gone += num_tokens + 1
-        num_gone = self._gone - self._start
-        if 2 * num_gone >= len(self.text):
-            self.text = self.text[num_gone:]
+        self._swept += num_done
+        num_gone = self._gone - start
+        if self._swept == self._gone and num_gone and 2 * num_gone >= len(text):
+            self.text = text[num_gone:]
             for before in self._before.values():
                 del before[:num_gone]
             self._start = self._gone
+        return num_done
 
     @property
     def num_tokens_kept(self) -> int:
         """Characters in memory, those gone but not cut off yet and the ends included."""
-        return len(self.text)
+        return len(self.text) + sum(len(output) + 1 for output in self._coming)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every output is gone."""
+        return self._gone - self._start == len(self.text) and not self._coming
 
     @property
     def outputs(self) -> list[str]:
-        """Everything that can still be found, oldest first."""
-        return self.text[self._gone - self._start :].split(END)[:-1]
+        """Everything that is kept, oldest first."""
+        return [*self.text[self._gone - self._start :].split(END)[:-1], *self._coming]
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless the same is found as if only what is left had been learnt."""
+        end = self._start + len(self.text)
+        if not self._start <= self._swept <= self._gone <= self._indexed <= end:
+            raise IntegrityError("places are out of order")
         fresh = OutputText()
         for output in self.outputs:
             fresh.append(output)
+        fresh.index(self._indexed - self._gone)
         shift = self._gone - self._start
         for length, latest in fresh._latest.items():
-            if latest.keys() != self._latest[length].keys():
+            names = self._latest[length]
+            if any(place <= self._swept for place in names.values()):
+                raise IntegrityError("n-grams of what is gone are named after the sweep")
+            if latest.keys() != {ngram for ngram, place in names.items() if place > self._gone}:
                 raise IntegrityError("n-grams of other outputs than those kept can be found")
             for ngram in latest:
                 if [place + shift for place in fresh.places(ngram)] != self.places(ngram):
@@ -107,64 +180,113 @@ class OutputText:
 
 
 class FinishedOutputs:
-    """The last `max_outputs` outputs of all groups together, of `max_tokens` tokens in all at most.
-    The sole owner of what is learnt from sequences that have ended.
+    """Outputs of all groups, at most `max_outputs` and `max_tokens` tokens of them together. The
+    sole owner of what is learnt from sequences that have ended.
 
-    An indexed token takes up to some 300 bytes, most of that for n-grams seen nowhere else.
+    When there is too much, the tenant that has most gives way, of its groups the one that has most,
+    and of that the oldest output: nobody can empty another tenant's memory. An output weighs what
+    it takes of both limits.
+
+    An indexed token takes some 600 bytes (measured), most of that for n-grams seen nowhere else.
     """
 
     def __init__(self, max_outputs: int, max_tokens: int) -> None:
         self._max_outputs = max_outputs
         self._max_tokens = max_tokens
-        self._groups: dict[tuple[str, str], OutputText] = {}
-        self._ages: deque[tuple[tuple[str, str], int]] = deque()  # group and tokens, oldest first
+        self._groups: dict[Group, OutputText] = {}
+        self._tenants: Weights[str] = Weights()
+        self._groups_of: dict[str, Weights[Group]] = {}
+        # Groups with something to index, or to sweep; in turn.
+        self._to_index: dict[Group, None] = {}
+        self._to_sweep: dict[Group, None] = {}
+        self._num_outputs = 0
         self._num_tokens = 0
 
     @property
     def num_outputs(self) -> int:
         """Outputs kept."""
-        return len(self._ages)
+        return self._num_outputs
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the outputs kept."""
         return self._num_tokens
 
-    def of(self, group: tuple[str, str]) -> OutputText | None:
+    def of(self, group: Group) -> OutputText | None:
         """What one group's sequences put out; None when nothing of it is left."""
-        return self._groups.get(group)
+        text = self._groups.get(group)
+        return None if text is None or text.is_empty else text
 
-    def add(self, group: tuple[str, str], token_ids: Sequence[int]) -> None:
-        """Keep an output, the end of it if it is long, and forget the oldest ones for it."""
+    def add(self, group: Group, token_ids: Sequence[int]) -> None:
+        """Keep an output, the end of it if it is long, and drop others for it, or itself. `learn`
+        makes it known.
+        """
         most = min(MAX_OUTPUT_TOKENS, self._max_tokens)
         if not token_ids or not self._max_outputs or not most:
             return
         output = spell(token_ids[-most:])
-        self._num_tokens += len(output)
-        self._ages.append((group, len(output)))
-        while len(self._ages) > self._max_outputs or self._num_tokens > self._max_tokens:
-            self._drop_oldest()
         if group not in self._groups:
             self._groups[group] = OutputText()
         self._groups[group].append(output)
+        self._to_index[group] = None
+        self._count(group, 1, len(output))
+        while self._num_outputs > self._max_outputs or self._num_tokens > self._max_tokens:
+            self._drop()
 
-    def _drop_oldest(self) -> None:
-        group, num_tokens = self._ages.popleft()
-        self._num_tokens -= num_tokens
-        self._groups[group].drop_oldest(num_tokens)
-        if not self._groups[group].num_tokens_kept:
-            del self._groups[group]
+    def learn(self, num_tokens: int) -> None:
+        """Index up to `num_tokens` more tokens of what was added, and forget more of what was
+        dropped: so not many more than the limit are ever indexed.
+        """
+        self._work(self._to_sweep, OutputText.sweep, 2 * num_tokens)
+        self._work(self._to_index, OutputText.index, num_tokens)
+
+    def _work(
+        self, groups: dict[Group, None], work: Callable[[OutputText, int], int], num_tokens: int
+    ) -> None:
+        while groups and num_tokens > 0:
+            group = next(iter(groups))
+            del groups[group]
+            num_done = work(self._groups[group], num_tokens)
+            if num_done == num_tokens:
+                groups[group] = None  # there may be more, when the others have had their turn
+            elif self._groups[group].is_empty and group not in self._to_sweep:
+                del self._groups[group]
+                self._to_index.pop(group, None)
+            num_tokens -= num_done
+
+    def _drop(self) -> None:
+        group = self._groups_of[self._tenants.heaviest()].heaviest()
+        num_tokens = self._groups[group].drop_oldest()
+        self._to_sweep[group] = None
+        self._count(group, -1, -num_tokens)
+
+    def _count(self, group: Group, num_outputs: int, num_tokens: int) -> None:
+        self._num_outputs += num_outputs
+        self._num_tokens += num_tokens
+        weight = num_tokens * self._max_outputs + num_outputs * self._max_tokens
+        tenant = group[0]
+        if tenant not in self._groups_of:
+            self._groups_of[tenant] = Weights()
+        self._tenants.add(tenant, weight)
+        self._groups_of[tenant].add(group, weight)
+        if not self._groups_of[tenant]:
+            del self._groups_of[tenant]
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError unless counts, ages and what can be found agree."""
-        kept: dict[tuple[str, str], list[int]] = {}
-        for group, num_tokens in self._ages:
-            kept.setdefault(group, []).append(num_tokens)
-        if kept != {g: [len(o) for o in t.outputs] for g, t in self._groups.items()}:
-            raise IntegrityError("the outputs kept are not those whose ages are known")
-        if self._num_tokens != sum(num_tokens for _, num_tokens in self._ages):
+        """Raise IntegrityError unless counts, weights and what can be found agree."""
+        kept = {group: text.outputs for group, text in self._groups.items()}
+        if self._num_outputs != sum(map(len, kept.values())):
+            raise IntegrityError(f"{self._num_outputs} outputs are counted, others are kept")
+        if self._num_tokens != sum(len(o) for outputs in kept.values() for o in outputs):
             raise IntegrityError(f"{self._num_tokens} tokens are counted, others are kept")
-        if len(self._ages) > self._max_outputs or self._num_tokens > self._max_tokens:
+        if self._num_outputs > self._max_outputs or self._num_tokens > self._max_tokens:
             raise IntegrityError("more is kept than may be")
+        for group, outputs in kept.items():
+            weight = sum(len(o) * self._max_outputs + self._max_tokens for o in outputs)
+            weights = self._groups_of.get(group[0], Weights())
+            if weights.of(group) != weight:
+                raise IntegrityError(f"{group!r} weighs {weight}")
+            if not outputs and group not in self._to_sweep:
+                raise IntegrityError(f"nothing is left of {group!r} but its tables")
         for text in self._groups.values():
             text.check_integrity()

@@ -15,7 +15,8 @@ class DraftContext:
 
     `token_ids` is the prompt, `num_prompt` tokens, and the outputs so far: a live view that only
     ever grows by appending, so that a drafter may take up where it left off for this `seq_id`.
-    Nothing of one `group` (tenant and cache salt) may show in the drafts of another.
+    Nothing of one `group` (tenant, as the API tells it by key and header, and cache salt) may show
+    in the drafts of another.
     """
 
     seq_id: int
@@ -34,12 +35,19 @@ class Drafter(Protocol):
         """Up to `num_tokens` (at least 1) drafts for position `len(context.token_ids)` on, or None.
 
         The same tokens get the same drafts, whenever and how often it is asked, as long as no other
-        sequence ends in between.
+        sequence ends and nothing is learnt in between.
         """
         ...
 
-    def end(self, context: DraftContext) -> None:
-        """The sequence has ended: forget it, and learn from it. Also called for sequences that
-        were never asked about, and once for each.
+    def end(self, context: DraftContext, learns: bool) -> None:
+        """The sequence has ended: forget it, and then, if `learns`, remember its output to learn
+        from. Also called for sequences that were never asked about, and once for each. Forgetting
+        comes first: whatever fails after it, nothing is left of the sequence.
+        """
+        ...
+
+    def learn(self, num_tokens: int) -> None:
+        """Learn up to `num_tokens` more tokens of outputs that are to be learnt from. Once a step:
+        nobody waits for all that has ended with one.
         """
         ...

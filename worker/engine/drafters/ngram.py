@@ -124,9 +124,12 @@ class NgramDrafter:
         sure[0] *= _agreement(text, match)
         return Drafts(len(text), tokens_of(drafts), tuple(sure))
 
-    def end(self, context: DraftContext) -> None:
+    def end(self, context: DraftContext, learns: bool) -> None:
         """Forget the sequence."""
         self._texts.forget(context.seq_id)
+
+    def learn(self, num_tokens: int) -> None:
+        """Nothing: only the sequence itself is looked in."""
 
 
 def _agreement(text: str, match: Match) -> float:

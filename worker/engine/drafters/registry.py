@@ -9,7 +9,8 @@ from worker.engine.drafters.ngram import NgramDrafter
 from worker.engine.drafters.suffix import SuffixDrafter
 from worker.engine.drafters.suffix_paths import PathLimits
 
-# Of finished outputs, besides their number; bounds the memory that they take to some 40 MB.
+# Of finished outputs, besides their number; bounds the memory that they take to some 80 MB
+# (measured; answers of 500 tokens are some 260).
 MAX_CACHED_TOKENS = 1 << 17
 
 

@@ -52,7 +52,12 @@ class SuffixDrafter:
         )
         return Drafts(len(text), tokens_of(path.text), confidences)
 
-    def end(self, context: DraftContext) -> None:
-        """Forget the sequence; its output is looked in from now on, for its group."""
+    def end(self, context: DraftContext, learns: bool) -> None:
+        """Forget the sequence; its output will be looked in, for its group, if `learns`."""
         self._texts.forget(context.seq_id)
-        self._finished.add(context.group, context.token_ids[context.num_prompt :])
+        if learns:
+            self._finished.add(context.group, context.token_ids[context.num_prompt :])
+
+    def learn(self, num_tokens: int) -> None:
+        """Have so many more tokens of finished outputs looked in."""
+        self._finished.learn(num_tokens)

@@ -1,6 +1,10 @@
-"""Finished outputs: as many as may be, oldest out first, nothing of those gone left behind."""
+"""Finished outputs: as many as may be, of whom there is most the oldest out first, nothing of those
+gone left behind, and learnt a few tokens at a time.
+"""
 
 from __future__ import annotations
+
+from collections import defaultdict
 
 import pytest
 from hypothesis import given, settings
@@ -14,67 +18,158 @@ from worker.engine.drafters.finished_outputs import (
 from worker.engine.drafters.texts import spell
 from worker.errors import IntegrityError
 
-HERE, THERE = ("here", ""), ("there", "salt")
+HERE, SALTED, THERE = ("here", ""), ("here", "salt"), ("there", "salt")
+GROUPS = (HERE, SALTED, THERE)
+ALL = 1 << 20
 
 
-@settings(max_examples=120, deadline=None)
+class Model:
+    """What is to be kept, told plainly: outputs by group, and when what one has changed last."""
+
+    def __init__(self, max_outputs: int, max_tokens: int) -> None:
+        self.limits = (max_outputs, max_tokens)
+        self.outputs: dict[tuple[str, str], list[str]] = defaultdict(list)
+        self.changed: dict[str | tuple[str, str], int] = {}
+        self.num_changes = 0
+
+    def all(self, tenant: str | None = None) -> list[str]:
+        """Every output, of one tenant or of all."""
+        of = (g for g in self.outputs if tenant in (None, g[0]))
+        return [output for group in of for output in self.outputs[group]]
+
+    def weight(self, outputs: list[str]) -> int:
+        """What they take of both limits."""
+        max_outputs, max_tokens = self.limits
+        return sum(map(len, outputs)) * max_outputs + len(outputs) * max_tokens
+
+    def note(self, group: tuple[str, str]) -> None:
+        """Something of the group, and so of the tenant, has changed."""
+        self.num_changes += 1
+        self.changed[group] = self.changed[group[0]] = self.num_changes
+
+    def add(self, group: tuple[str, str], output: str) -> None:
+        """One more, and out with whatever is too much."""
+        self.outputs[group].append(output)
+        self.note(group)
+        max_outputs, max_tokens = self.limits
+        while len(self.all()) > max_outputs or sum(map(len, self.all())) > max_tokens:
+            tenants = {g[0] for g in self.outputs}
+            most = max(tenants, key=lambda t: (self.weight(self.all(t)), -self.changed.get(t, 0)))
+            groups = [g for g in self.outputs if g[0] == most and self.outputs[g]]
+            largest = max(
+                groups, key=lambda g: (self.weight(self.outputs[g]), -self.changed.get(g, 0))
+            )
+            del self.outputs[largest][0]
+            self.note(largest)
+
+
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([HERE, THERE, ("here", "salt")]),
+            st.sampled_from(GROUPS),
             st.lists(st.integers(0, 3), max_size=14),
+            st.sampled_from([0, 1, 3, 9, ALL]),
         ),
         max_size=40,
     ),
     st.integers(0, 6),
     st.integers(0, 40),
 )
-def test_the_latest_outputs_are_kept_and_nothing_else(
-    added: list[tuple[tuple[str, str], list[int]]], max_outputs: int, max_tokens: int
+def test_what_is_kept_has_room_and_nothing_else_is_found(
+    added: list[tuple[tuple[str, str], list[int], int]], max_outputs: int, max_tokens: int
 ) -> None:
-    """After every output both bounds hold, over all groups, and what can be found is what only the
-    outputs kept would give.
+    """After every output both bounds hold, over all groups; after some more learning, what can be
+    found is what only the outputs kept would give as far as they are learnt.
     """
     finished = FinishedOutputs(max_outputs, max_tokens)
-    model: list[tuple[tuple[str, str], str]] = []
-    for group, token_ids in added:
+    model = Model(max_outputs, max_tokens)
+    for group, token_ids, num_learnt in added:
         finished.add(group, token_ids)
         finished.check_integrity()
+        finished.learn(num_learnt)
+        finished.check_integrity()
         if token_ids and max_outputs and max_tokens:
-            model.append((group, spell(token_ids[-max_tokens:])))
-        while len(model) > max_outputs or sum(len(o) for _, o in model) > max_tokens:
-            del model[0]
-        assert finished.num_outputs == len(model)
-        assert finished.num_tokens == sum(len(o) for _, o in model)
-        for group_ in (HERE, THERE, ("here", "salt")):
-            text = finished.of(group_)
-            assert (text.outputs if text else []) == [o for g, o in model if g == group_]
-            # Text that is gone is cut off before there is more of it than of what is left.
-            if text:
-                assert text.num_tokens_kept <= 2 * sum(len(o) + 1 for o in text.outputs)
+            model.add(group, spell(token_ids[-max_tokens:]))
+        assert finished.num_outputs == len(model.all())
+        assert finished.num_tokens == sum(map(len, model.all()))
+        for one in GROUPS:
+            text = finished.of(one)
+            assert (text.outputs if text else []) == model.outputs[one]
+    finished.learn(ALL)
+    finished.check_integrity()
+    for one in GROUPS:
+        text = finished.of(one)
+        # Text that is gone is cut off before there is more of it than of what is left.
+        if text:
+            assert text.num_tokens_kept <= 2 * sum(len(o) + 1 for o in text.outputs)
+            assert all(text.places(output[:1]) for output in text.outputs)
 
 
 def test_an_output_that_is_gone_is_found_no_more() -> None:
-    """Its n-grams were seen in it alone, or in later ones too."""
+    """Its n-grams were seen in it alone, or in later ones too; before and after the sweep."""
     finished = FinishedOutputs(2, 100)
     finished.add(HERE, [1, 2, 3, 4])
     finished.add(HERE, [9, 2, 3, 5])
+    finished.learn(ALL)
     text = finished.of(HERE)
     assert text is not None
     assert [text.text[p] for p in text.places(spell([3]))] == [spell([5]), spell([4])]
     finished.add(HERE, [7])
-    assert [text.text[p] for p in text.places(spell([3]))] == [spell([5])]
-    assert text.places(spell([1])) == []
-    assert text.places(spell([1, 2, 3])) == []
-    finished.add(THERE, [8])
-    finished.add(THERE, [8])
-    assert finished.of(HERE) is None
+    for _ in range(2):
+        assert [text.text[p] for p in text.places(spell([3]))] == [spell([5])]
+        assert text.places(spell([1])) == []
+        assert text.places(spell([1, 2, 3])) == []
+        finished.learn(ALL)
+
+
+def test_nobody_empties_another_tenants_memory() -> None:
+    """Of a flood, in whatever many salts, its own outputs give way; within a tenant those of the
+    salt that has most.
+    """
+    finished = FinishedOutputs(100, 1000)
+    for _ in range(3):
+        finished.add(THERE, [1, 2, 3])
+    finished.add(SALTED, [4, 5, 6])
+    for number in range(1000):
+        finished.add(HERE if number % 2 else ("here", str(number)), [7] * 20)
+        finished.learn(10)
+    finished.check_integrity()
+    for group, num_kept in ((THERE, 3), (SALTED, 1)):
+        text = finished.of(group)
+        assert text is not None
+        assert len(text.outputs) == num_kept
+
+
+def test_no_more_is_indexed_than_is_kept_and_learnt_at_a_time() -> None:
+    """However much ends at once: names in memory are bounded while the sweep trails behind."""
+    finished = FinishedOutputs(100, 300)
+    for number in range(60):
+        for group in GROUPS:
+            finished.add(group, range(number * 100, number * 100 + 50))
+        finished.learn(20)
+        texts = finished._groups.values()
+        assert sum(len(text._latest[1]) for text in texts) <= 300 + 20
+
+
+def test_nothing_is_left_of_a_group_whose_outputs_are_gone() -> None:
+    """Once its names are forgotten; until then nothing of it is found."""
+    finished = FinishedOutputs(1, 100)
+    finished.add(HERE, [1, 2, 3])
+    finished.learn(ALL)
+    finished.add(HERE, [4])
+    finished.add(THERE, [5])
+    assert finished.of(HERE) is None or finished.of(THERE) is None
+    finished.learn(ALL)
+    finished.check_integrity()
+    assert len(finished._groups) == finished.num_outputs == 1
 
 
 def test_only_the_end_of_a_long_output_is_kept() -> None:
-    """Learning it takes no longer than that of any other."""
+    """It takes no more room than that."""
     finished = FinishedOutputs(10, 10 * MAX_OUTPUT_TOKENS)
     finished.add(HERE, list(range(MAX_OUTPUT_TOKENS + 5)))
+    finished.learn(ALL)
     text = finished.of(HERE)
     assert text is not None
     assert finished.num_tokens == MAX_OUTPUT_TOKENS
@@ -86,6 +181,7 @@ def test_integrity_is_lost_when_something_gone_can_be_found() -> None:
     """The check sees a name that outlived its output, and a chain that skips a place."""
     text = OutputText()
     text.append(spell([1, 2, 1, 3]))
+    text.index(5)
     text.check_integrity()
     text._latest[1][spell([6])] = 1
     with pytest.raises(IntegrityError, match="other outputs"):

@@ -30,7 +30,7 @@ def ask(drafter: NgramDrafter, token_ids: list[int], num_tokens: int = 3) -> Dra
     try:
         return drafter.propose(context, num_tokens)
     finally:
-        drafter.end(context)
+        drafter.end(context, learns=True)
 
 
 @settings(max_examples=250, deadline=None)
@@ -74,7 +74,7 @@ def test_growing_interleaved_sequences_get_what_fresh_ones_get(
         assert len(drafts.confidences) == len(drafts.token_ids) > 0
         assert all(0 < c <= 1 for c in drafts.confidences)
     for context in contexts:
-        drafter.end(context)
+        drafter.end(context, learns=True)
     assert drafter.num_sequences == 0
 
 

@@ -53,6 +53,7 @@ def test_the_limits_of_suffix_decoding_are_as_configured() -> None:
         drafter = drafter_of(
             SpeculativeConfig("suffix", 9, suffix_decoding_max_cached_requests=number)
         )
-        drafter.end(DraftContext(0, [8, 9], 0))
+        drafter.end(DraftContext(0, [8, 9], 0), learns=True)
+        drafter.learn(10)
         drafts = drafter.propose(DraftContext(1, [7, 8], 2), 9)
         assert (drafts and drafts.token_ids) == expected

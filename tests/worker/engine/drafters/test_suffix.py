@@ -24,8 +24,9 @@ def suffix_drafter(max_outputs: int = 100, max_tokens: int = 1000) -> SuffixDraf
 def finish(
     drafter: SuffixDrafter, output: list[int], group: tuple[str, str], prompt: list[int]
 ) -> None:
-    """A sequence of this prompt and output comes to its end, never asked about."""
-    drafter.end(DraftContext(99, [*prompt, *output], len(prompt), group))
+    """A sequence of this prompt and output comes to its end, never asked about, and is learnt."""
+    drafter.end(DraftContext(99, [*prompt, *output], len(prompt), group), learns=True)
+    drafter.learn(1000)
 
 
 def ask(drafter: SuffixDrafter, token_ids: list[int], group: tuple[str, str]) -> Drafts | None:
@@ -50,7 +51,7 @@ def test_finished_outputs_are_learnt_from_and_prompts_are_not() -> None:
     drafter = suffix_drafter()
     finish(drafter, [4, 5, 6], MINE, prompt=[1, 2, 3])
     assert ask(drafter, [9, 4], MINE) == Drafts(2, (5,), (1 / 2,))
-    drafter.end(DraftContext(1, [9, 4], 2, MINE))
+    drafter.end(DraftContext(1, [9, 4], 2, MINE), learns=True)
     assert ask(drafter, [9, 1], MINE) is None
 
 
@@ -133,12 +134,13 @@ def test_nothing_is_drafted_that_the_group_has_not_put_out_itself(turns: list[Tu
             assert len(drafts.confidences) == len(drafts.token_ids) in range(1, 7)
             assert all(0 < c <= 1 for c in drafts.confidences)
         if end == 0:
-            drafter.end(live[which])
+            drafter.end(live[which], learns=True)
+            drafter.learn(1000)
             finished.append((group, tokens[which][6:]))
             del live[which]
     assert drafter.num_sequences == len(live)
     for context in live.values():
-        drafter.end(context)
+        drafter.end(context, learns=True)
     assert drafter.num_sequences == 0
 
 
@@ -158,3 +160,29 @@ def test_no_more_is_drafted_than_asked_for(num_tokens: int) -> None:
     drafts = drafter.propose(DraftContext(1, token_ids, 20), num_tokens)
     assert drafts is not None
     assert drafts.token_ids == tuple(range(10, 10 + num_tokens))
+
+
+def test_an_output_is_learnt_a_few_tokens_at_a_time() -> None:
+    """What is not learnt yet leads nowhere; each call goes on where the last one stopped."""
+    drafter = suffix_drafter()
+    drafter.end(DraftContext(9, [1, 2, 3, 4, 5, 6, 7, 8], 0, MINE), learns=True)
+    assert ask(drafter, [1], MINE) is None
+    drafter.learn(3)
+    assert ask(drafter, [1, 3], MINE) == Drafts(2, (4,), (1 / 2,))
+    assert ask(drafter, [1, 3, 5], MINE) is None
+    drafter.learn(3)
+    assert ask(drafter, [1, 3, 5, 6], MINE) == Drafts(4, (7, 8), (2 / 3, 3 / 4))
+    assert ask(drafter, [1, 3, 5, 6, 7], MINE) is None
+    drafter.learn(3)
+    assert ask(drafter, [1, 3, 5, 6, 7], MINE) == Drafts(5, (8,), (3 / 4,))
+
+
+def test_what_is_not_to_be_learnt_from_is_forgotten() -> None:
+    """The output of a sequence that failed."""
+    drafter = suffix_drafter()
+    context = DraftContext(1, [1, 2, 3, 1], 1, MINE)
+    drafter.propose(context, 4)
+    drafter.end(context, learns=False)
+    drafter.learn(1000)
+    assert drafter.num_sequences == 0
+    assert ask(drafter, [9, 2], MINE) is None

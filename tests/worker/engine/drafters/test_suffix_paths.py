@@ -101,6 +101,7 @@ def test_outputs_are_looked_up_as_if_every_match_was_counted(
     corpus = OutputText()
     for output in outputs:
         corpus.append(output)
+    corpus.index(1000)
     path = best_path(corpus, context, limits, num_tokens)
     check(path, paths_by_counting(outputs, context, limits, num_tokens, own=False))
     assert END not in path.text
@@ -113,6 +114,7 @@ def test_only_the_latest_places_are_looked_at(length: int) -> None:
     text = (anchor + "x") * 99 + (anchor + "y") * MAX_PLACES + anchor
     output = OutputText()
     output.append(text)
+    output.index(2000)
     corpora: list[Corpus] = [SequenceCorpus(text), output]
     for corpus in corpora:
         places = corpus.places(anchor)
@@ -129,6 +131,7 @@ def test_what_was_seen_once_is_believed_by_half() -> None:
     assert path == Path(spell([4, 5, 1]), (1.0, 1.0, 1.0), 1.5, 3)
     output = OutputText()
     output.append(spell([1, 2, 3, 4, 5, 1]))
+    output.index(10)
     assert best_path(output, spell([1, 2, 3]), LIMITS, 9) == path
 
 
