@@ -229,7 +229,7 @@ OWN_SERIES = (
     ),
     _gauge(
         "pointsman:spec_decode_draft_length",
-        "Drafts verified per decoding sequence in the last step.",
+        "Drafts verified per decoding sequence in the last step; 0 while nothing decodes.",
         lambda n: n.num_speculative_tokens,
     ),
     _counter(
