@@ -1,0 +1,35 @@
+"""Weights by name, and the heaviest of them, whatever has changed in between."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.engine.drafters.weights import Weights
+from worker.errors import IntegrityError
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(-9, 9)), max_size=60))
+def test_the_heaviest_is_the_one_of_the_largest_weight(changes: list[tuple[str, int]]) -> None:
+    """Of equals the one changed least lately; no weight falls below nothing, and what was said
+    before does not pile up.
+    """
+    weights: Weights[str] = Weights()
+    model: dict[str, tuple[int, int]] = {}
+    for number, (name, change) in enumerate(changes):
+        weight = model.get(name, (0, 0))[0] + change
+        if weight < 0:
+            with pytest.raises(IntegrityError, match="weighs"):
+                weights.add(name, change)
+            continue
+        weights.add(name, change)
+        model[name] = (weight, -number)
+        if not weight:
+            del model[name]
+        assert len(weights) == len(model)
+        assert weights.of(name) == weight
+        if model:
+            assert weights.heaviest() == max(model, key=lambda n: model[n])
+        assert len(weights._heap) <= 2 * 5 + 1
