@@ -6,7 +6,8 @@ Drafts take nothing from anybody who runs or can be admitted. They come after ev
 of what is left of the token budget. They take a block only while one block stays free for each
 sequence that runs; else they are cut to what fits in the blocks that are there. Nobody is preempted
 for them. What room they took and did not need is given back when the step's results are there, so
-between steps nobody holds more than without drafts.
+between steps nobody holds more than without drafts. No drafts are made that the step after has no
+room to verify.
 
 From the prefix cache they take next to nothing. Beyond the block that a sequence comes to next they
 use only blocks that cache nothing. That one block they may take from the cache's far end, a few
@@ -37,17 +38,21 @@ from worker.types import ModelOutput
 class Lookahead:
     """Adds drafts to steps; keeps no state but when the last step ended."""
 
-    def __init__(self, speculation: Speculation, live: LiveSequences, kv: SequenceKv) -> None:
+    def __init__(
+        self, speculation: Speculation, live: LiveSequences, kv: SequenceKv, max_tokens: int
+    ) -> None:
         self._speculation = speculation
         self._live = live
         self._kv = kv
+        self._max_tokens = max_tokens  # of a step
         self._last_ended_seconds = -math.inf
 
     def must_wait(self, step: StepInFlight) -> bool:
         """Whether the results of the step in flight are needed to schedule the next one."""
         if step.looks_ahead:
             return True
-        return self._speculation.may_draft([s for s in self._live.running if _will_decode(s)])
+        decoding = [s for s in self._live.running if _will_decode(s)]
+        return len(decoding) < self._max_tokens and self._speculation.may_draft(decoding)
 
     def plan(self, plan: StepPlan) -> None:
         """Add drafts to what is planned already; no step is in flight."""
@@ -55,11 +60,12 @@ class Lookahead:
         drawing = [s for s, _ in ends if not s.branches]
         decoding = [s for s, n in ends if n == 1 and s.num_outputs]
         num_other = sum(n for _, n in plan.planned) - len(decoding)
-        guesses = self._speculation.choose(decoding, num_other)
+        room = self._room_ahead(plan)
+        guesses = self._speculation.choose(decoding, num_other, plan.budget, self._reach)
         for sequence in decoding:
             if sequence.seq_id in guesses:
                 self._verify(plan, sequence, guesses[sequence.seq_id])
-        wanted = self._speculation.to_draft(drawing, num_other)
+        wanted = self._speculation.to_draft(drawing, num_other, room)
         for sequence in drawing:
             if sequence.seq_id in wanted:
                 self._draft(plan, sequence, wanted[sequence.seq_id])
@@ -89,6 +95,19 @@ class Lookahead:
                 raise IntegrityError(f"sequence {sequence.seq_id} holds room for drafts")
 
     # ---- below: private ---------------------------------------------------------------------
+
+    def _room_ahead(self, plan: StepPlan) -> int:
+        """For how many drafts the step after `plan` has room: what it runs besides is known. Who
+        waits takes part in it if only this step's budget kept them waiting.
+        """
+        planned = {sequence.seq_id: num_tokens for sequence, num_tokens in plan.planned}
+        known = 0
+        for sequence in self._live.running:
+            left = sequence.num_unscheduled - planned.get(sequence.seq_id, 0)
+            known += left or sequence.num_answers
+        if plan.budget <= 0:
+            known += sum(sequence.num_unscheduled for sequence in self._live.waiting)
+        return max(0, self._max_tokens - known)
 
     def _verify(self, plan: StepPlan, sequence: Sequence, guess: Guess) -> None:
         known = len(sequence.token_ids)

@@ -89,7 +89,9 @@ class Scheduler:
         self._results = Results(self._live, self._kv, self._counters, speculation)
         self._speculation = speculation
         self._lookahead = (
-            None if speculation is None else Lookahead(speculation, self._live, self._kv)
+            None
+            if speculation is None
+            else Lookahead(speculation, self._live, self._kv, limits.max_num_batched_tokens)
         )
         self._in_flight: deque[StepInFlight] = deque()
         self.pause_state = PauseState.UNPAUSED

@@ -97,33 +97,42 @@ class Speculation:
             return False
         return self._lengths.may_pay([sequence.seq_id for sequence in decoding])
 
-    def choose(self, decoding: Seq[Sequence], num_other_tokens: int) -> dict[int, Guess]:
+    def choose(
+        self,
+        decoding: Seq[Sequence],
+        num_other_tokens: int,
+        room: int | None = None,
+        reach: Callable[[Sequence], float] = lambda _: math.inf,
+    ) -> dict[int, Guess]:
         """What to verify in a step that runs the last token of each of these sequences, and
-        `num_other_tokens` of prompts; by sequence id. No answer gets longer than it may.
+        `num_other_tokens` of prompts; by sequence id. No answer gets longer than it may. There is
+        `room` for so many drafts (None: for all), and for each sequence up to position `reach`.
         """
-        if not self.may_draft(decoding):
+        if room == 0 or not self.may_draft(decoding):
             return {}
-        found = [self._drafts_of(sequence) for sequence in decoding]
+        found = [self._drafts_of(s, reach(s)) for s in decoding]
         offers = [
             Offer(sequence.seq_id, self._name, drafts.confidences)
             for sequence, drafts in zip(decoding, found, strict=True)
         ]
         guesses: dict[int, Guess] = {}
-        lengths = self._lengths.to_verify(offers, num_other_tokens)
+        lengths = self._lengths.to_verify(offers, num_other_tokens, room)
         for drafts, offer, length in zip(found, offers, lengths, strict=True):
             guess = Guess(drafts.token_ids, offer).cut(min(length, len(drafts.token_ids)))
             if guess is not None:
                 guesses[offer.seq_id] = guess
         return guesses
 
-    def to_draft(self, drawing: Seq[Sequence], num_other_tokens: int) -> dict[int, int]:
+    def to_draft(
+        self, drawing: Seq[Sequence], num_other_tokens: int, room: int | None = None
+    ) -> dict[int, int]:
         """How many drafts the executor should make after a step that draws a token for each of
-        these sequences; by sequence id.
+        these sequences; by sequence id. The next step has `room` for so many (None: for all).
         """
-        if not self._has_device_drafter or not self.may_draft(drawing):
+        if room == 0 or not self._has_device_drafter or not self.may_draft(drawing):
             return {}
         ids = [sequence.seq_id for sequence in drawing]
-        lengths = self._lengths.to_draft(ids, self._name, num_other_tokens)
+        lengths = self._lengths.to_draft(ids, self._name, num_other_tokens, room)
         return {seq_id: min(n, self._most) for seq_id, n in zip(ids, lengths, strict=True)}
 
     # ---- results ----------------------------------------------------------------------------
@@ -150,9 +159,10 @@ class Speculation:
         """
         num_decoding, num_other = known
         self._num_per_sequence = num_drafts / num_decoding if num_decoding else 0.0
+        self._lengths.observe_catch_up(result.catch_up_seconds, result.drafts.keys())
         self._lengths.observe_step(
             num_decoding + num_other + num_drafts,
-            seconds,
+            seconds - result.catch_up_seconds,
             result.drafting_seconds,
             sum(len(drafts.token_ids) for drafts in result.drafts.values()),
             len(result.drafts),
@@ -199,8 +209,8 @@ class Speculation:
         """The most drafts that can stand: one more token always follows them."""
         return min(self._most, sequence.max_tokens_total - sequence.num_tokens - 1)
 
-    def _drafts_of(self, sequence: Sequence) -> Drafts:
-        limit = self._room(sequence)
+    def _drafts_of(self, sequence: Sequence, reach: float) -> Drafts:
+        limit = int(min(self._room(sequence), reach - len(sequence.token_ids)))
         if limit <= 0 or not self._has_drafter(sequence):
             return _NO_DRAFTS
         if self._drafter is not None:

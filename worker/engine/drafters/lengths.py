@@ -12,7 +12,8 @@ among its time: they are to be run anyway, and would make any draft look cheap; 
 them costs as much as one of them.
 
 A drafter on the device is asked before its drafts are known: the same choice, with the survivals
-that its drafts have on the average, and with the time of drafting.
+that its drafts have on the average, and with the time of drafting. What it has to read before it
+can draft is an investment, and counted apart: see `catch_ups`.
 
 Nothing of this is right from the start, so four rules keep it from doing harm (`probing`):
 
@@ -37,15 +38,24 @@ that is configured for the number of sequences is what is verified and drafted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from worker.config import SpeculativeConfig
-from worker.engine.drafters.plans import Costs, choose_drafted, choose_verified, heads
+from worker.engine.drafters.catch_ups import CatchUps
+from worker.engine.drafters.plans import (
+    Costs,
+    Prices,
+    choose_drafted,
+    choose_verified,
+    heads,
+    spread,
+)
 from worker.engine.drafters.probing import Account, Interest
 from worker.engine.drafters.step_times import StepTimes
-from worker.engine.drafters.track_records import SequenceRecord, TrackRecords
+from worker.engine.drafters.track_records import SequenceRecord, TrackRecords, device_probe
 
 _MAX_SURPRISE = 3.0  # times the expected seconds, beyond which a step's own are somebody else's
 _MAX_DOUBT = 0.1  # of the expected seconds of a size that is known
@@ -71,16 +81,6 @@ class Offer:
     confidences: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Prices:
-    """By which the account is kept, in plain steps of `plain_seconds` each."""
-
-    plain_seconds: float
-    token: float  # won by a draft that is accepted
-    draft: float  # of verifying one
-    asking: float  # of asking for drafts at all
-
-
 class DraftLengths:
     """Chooses draft lengths; owns what is known of acceptance and of step times. Pure: it knows of
     time what `observe_step` tells it, and counts steps by its calls.
@@ -93,9 +93,11 @@ class DraftLengths:
         self._times = StepTimes()
         self._records = TrackRecords()
         self._account = Account()
+        self._catch_ups = CatchUps(self._account)
         self._interest = Interest()
         self._device_drafters: set[str] = set()
-        self._prices: _Prices | None = None  # of the last step in which somebody was asked
+        self._trials: set[int] = set()  # of whom a probe may be verified in this step
+        self._prices: Prices | None = None  # of the last step in which somebody was asked
         self._drafting_seconds = 0.0  # planned for each step, as long as the device drafts
         self._was_asked = False  # for drafts, for the step that is observed next
         self._last_asked = 0
@@ -122,10 +124,13 @@ class DraftLengths:
         costs = self._costs(num, 0, 1)
         return costs.extra[1] <= costs.affordable and self._is_time_to_ask(seq_ids)
 
-    def to_verify(self, offers: Sequence[Offer], num_other_tokens: int) -> list[int]:
+    def to_verify(
+        self, offers: Sequence[Offer], num_other_tokens: int, room: int | None = None
+    ) -> list[int]:
         """How many of its drafts to verify, by offer; one offer for each sequence that decodes.
 
-        The step runs a known token of each, and `num_other_tokens` of prompts besides.
+        The step runs a known token of each, and `num_other_tokens` of prompts besides; it has
+        `room` for so many drafts (None: for all).
         """
         num = len(offers)
         limit = self._limit(num)
@@ -134,34 +139,40 @@ class DraftLengths:
         self._was_asked = True
         records = [self._record(offer.seq_id, offer.drafter) for offer in offers]
         survivals = self._survivals(offers, records, limit)
-        ranked = sorted(chain.from_iterable(survivals), reverse=True)
+        ranked = sorted(chain.from_iterable(survivals), reverse=True)[:room]
         costs = self._costs(num, num_other_tokens, len(ranked), self._drafting_seconds)
         choice = choose_verified(ranked, costs)
         self._interest.note(choice.gain, self._times.clock)
-        prices = self._prices = self._make_prices(costs, choice.total)
+        self._prices = self._make_prices(costs, choice.total)
         if choice.total and self._is_control_due(num, choice.gain):
             self._control_left = _CONTROL_STEPS
         counts = heads(survivals, ranked, choice.total)
+        self._trials.clear()
         if ranked and not choice.is_saving:
-            balance = self._account.balance - choice.total * prices.draft
-            self._add_probes(offers, records, counts, limit, balance)
+            self._add_probes(offers, records, counts, limit, room)
         self._last_asked = self._times.clock
         return counts
 
-    def to_draft(self, seq_ids: Sequence[int], drafter: str, num_other_tokens: int) -> list[int]:
+    def to_draft(
+        self, seq_ids: Sequence[int], drafter: str, num_other_tokens: int, room: int | None = None
+    ) -> list[int]:
         """How many drafts the device's `drafter` makes after this step, by sequence (all that will
-        decode in the next one).
+        decode in the next one, which has `room` for so many drafts; None: for all).
         """
         num = len(seq_ids)
         limit = self._limit(num)
         if not self._is_adaptive or not limit or not num:
-            return [limit] * num
+            return spread(limit, num, room)
         self._was_asked = True
         self._device_drafters.add(drafter)
         limit = min(limit, 2 * self._times.most_rounds + 1)
         records = [self._record(seq_id, drafter) for seq_id in seq_ids]
-        survivals = [record.run.survivals(limit) for record in records]
-        ranked = sorted(chain.from_iterable(survivals), reverse=True)
+        leaves = self._catch_ups.leaves(seq_ids, self._times.clock)
+        survivals = [
+            record.run.survivals(limit) if leave.to_ask else []
+            for record, leave in zip(records, leaves, strict=True)
+        ]
+        ranked = sorted(chain.from_iterable(survivals), reverse=True)[:room]
         costs = self._costs(num, num_other_tokens, len(ranked))
         choice = choose_drafted(survivals, ranked, costs, self._times.drafting)
         counts = heads(survivals, ranked, choice.total)
@@ -169,18 +180,16 @@ class DraftLengths:
         if choice.total and not self._drafting_seconds:
             clock.restart(self._times.clock)
         self._drafting_seconds = choice.drafting_seconds
-        if clock.is_due(self._times.clock) and not choice.is_saving:
-            seconds = self._times.drafting(1, 1.0)
-            idle = [index for index, count in enumerate(counts) if not count]
-            if idle and seconds + costs.extra[1] <= costs.affordable:
-                chosen = min(idle, key=lambda index: records[index].last_drafted)
-                counts[chosen] = min(limit, _DEVICE_PROBE_DRAFTS)
-                records[chosen].is_asked = True
-                clock.tried(self._times.clock)
+        most = min(limit, _DEVICE_PROBE_DRAFTS, limit if room is None else room - choice.total)
+        seconds = self._times.drafting(1, 1.0)
+        is_affordable = not choice.is_saving and seconds + costs.extra[1] <= costs.affordable
+        # What seems too dear was measured long ago once the account is full.
+        if most > 0 and (is_affordable or self._account.is_full):
+            chosen = device_probe(records, leaves, counts, clock, self._times.clock)
+            if chosen is not None:
+                counts[chosen] = most
                 self._drafting_seconds += seconds
-        for record, count in zip(records, counts, strict=True):
-            if count:
-                record.last_drafted = self._times.clock
+        self._note_asked(seq_ids, records, counts)
         return counts
 
     def observe_step(
@@ -202,20 +211,29 @@ class DraftLengths:
         self._charge_drafting(drafting_seconds, num_drafted, num_drafting)
         self._times.observe(num_tokens, num_other_tokens, seconds, not self._was_asked)
         self._times.observe_drafting(num_drafted, num_drafting, drafting_seconds)
+        if self._times.largest:
+            self._catch_ups.charge(self._times.plain(max(1, num_decoding)))
         if not self._was_asked:
             self._drafting_seconds = 0.0
             if num_decoding and self._control_left:
                 self._control_left -= 1
         self._was_asked = False
 
+    def observe_catch_up(self, seconds: float, drafted: Collection[int]) -> None:
+        """The step that `observe_step` tells of next took so long besides for what the device's
+        drafter had to read; these sequences have drafts.
+        """
+        self._catch_ups.observe(seconds, drafted, self._times.clock)
+
     def observe(self, offer: Offer, num_verified: int, num_accepted: int) -> None:
         """Of an offer's drafts the first `num_verified` were verified, `num_accepted` stood."""
         if not num_verified or not self._is_adaptive:
             return
         record = self._record(offer.seq_id, offer.drafter)
-        if record.is_trial and num_accepted:
-            self._interest.wake(self._times.clock)
-        record.observe(offer.confidences, num_verified, num_accepted, self._times.clock)
+        now, is_trial = self._times.clock, offer.seq_id in self._trials
+        if is_trial and num_accepted:
+            self._interest.wake(now)
+        record.observe(offer.confidences, num_verified, num_accepted, now, is_trial)
         if self._prices is not None:
             won = num_accepted * self._prices.token - num_verified * self._prices.draft
             self._account.settle(won)
@@ -223,6 +241,7 @@ class DraftLengths:
     def forget(self, seq_id: int) -> None:
         """The sequence has ended; unknown ones are ignored."""
         self._records.forget(seq_id)
+        self._catch_ups.forget(seq_id)
 
     # ---- below: private ---------------------------------------------------------------------
 
@@ -265,6 +284,14 @@ class DraftLengths:
                         self._records.drafter(offer.drafter, clock).typical.observe(chances)
         return survivals
 
+    def _note_asked(
+        self, seq_ids: Sequence[int], records: Sequence[SequenceRecord], counts: Sequence[int]
+    ) -> None:
+        for record, count in zip(records, counts, strict=True):
+            if count:
+                record.last_drafted = self._times.clock
+        self._catch_ups.asked(i for i, n in zip(seq_ids, counts, strict=True) if n)
+
     def _costs(
         self, num: int, num_other_tokens: int, most: int, drafting_seconds: float = 0.0
     ) -> Costs:
@@ -282,13 +309,13 @@ class DraftLengths:
             self._account.balance * plain,
         )
 
-    def _make_prices(self, costs: Costs, total: int) -> _Prices:
+    def _make_prices(self, costs: Costs, total: int) -> Prices:
         """If `total` drafts are verified, or one for a probe. What is only assumed of scheduling
         ahead is not charged for.
         """
         num_priced = max(1, total)
         asking = self._times.decoding(costs.num_sequences) / costs.plain - 1.0
-        return _Prices(
+        return Prices(
             plain_seconds=costs.plain,
             token=1.0 / costs.num_sequences,
             draft=costs.extra[num_priced] / num_priced / costs.plain,
@@ -339,25 +366,27 @@ class DraftLengths:
         records: Sequence[SequenceRecord],
         counts: list[int],
         limit: int,
-        balance: float,
+        room: int | None,
     ) -> None:
         """Have drafts verified that do not pay, for the sequences whose turn it is."""
         if self._prices is None:
             return
         now, price = self._times.clock, self._prices.draft
+        free = math.inf if room is None else room - sum(counts)
+        balance = self._account.balance - sum(counts) * price
         # As many for each step, whether or not anybody was asked in it.
         steps = min(now - self._last_asked, _MAX_STEPS_MADE_UP)
         left = max(1, len(offers) // _SEQUENCES_PER_PROBE) * max(1, steps)
         for index, (offer, record) in enumerate(zip(offers, records, strict=True)):
             wanted = min(record.wanted, limit, len(offer.confidences))
-            cost = (wanted - counts[index]) * price
-            if wanted <= counts[index] or cost > balance:
+            more = wanted - counts[index]
+            if more <= 0 or more > free or more * price > balance:
                 continue
             if record.is_probe_due(offer.confidences[0], now):
                 counts[index] = wanted
-                record.is_trial = True
-                record.clock.tried(now)
-                balance -= cost
+                self._trials.add(offer.seq_id)
+                free -= more
+                balance -= more * price
                 left -= 1
                 if not left:
                     return

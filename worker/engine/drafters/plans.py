@@ -29,6 +29,16 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
+class Prices:
+    """By which the account is kept, in plain steps of `plain_seconds` each."""
+
+    plain_seconds: float
+    token: float  # won by a draft that is accepted
+    draft: float  # of verifying one
+    asking: float  # of asking for drafts at all
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """The likeliest `total` drafts, how long making them takes, and what that wins. `is_saving`:
     more would be better, but is more than may be risked.
@@ -66,13 +76,13 @@ def choose_drafted(
     costs: Costs,
     drafting: Callable[[int, float], float],
 ) -> Choice:
-    """How many drafts to make and verify, if they will survive like this, by sequence (at least one
-    for each) and (`ranked`) all together in falling order. `drafting` tells the seconds of so many
-    sequences and rounds.
+    """How many drafts to make and verify, if they will survive like this, by sequence (none for
+    those that are not asked) and (`ranked`) all together in falling order. `drafting` tells the
+    seconds of so many sequences and rounds.
     """
-    firsts = sorted((one[0] for one in survivals), reverse=True)
+    firsts = sorted((one[0] for one in survivals if one), reverse=True)
     tokens = list(accumulate(ranked, initial=float(costs.num_sequences)))
-    most = len(costs.extra) - 1
+    most = min(len(costs.extra) - 1, len(ranked))
     stride = max(1, most // _MAX_CANDIDATES)
     best, best_rate, best_seconds = 0, (1.0 + MARGIN) * costs.num_sequences / costs.plain, 0.0
     is_saving = False
@@ -111,3 +121,11 @@ def heads(survivals: Sequence[Sequence[float]], ranked: Sequence[float], total: 
             counts[index] += 1
             left -= 1
     return counts
+
+
+def spread(limit: int, num: int, room: int | None) -> list[int]:
+    """As many drafts for each of `num` sequences: at most `limit`, and `room` of all together."""
+    if room is None or room >= limit * num:
+        return [limit] * num
+    share, more = divmod(max(0, room), num)
+    return [share + (index < more) for index in range(num)]

@@ -7,6 +7,7 @@ _START = 1.0
 _MOST_EARNED = 3.0
 _MOST_WON = 8.0
 _FLOOR = -6.0
+_MOST_DEBT = 32.0
 MAX_DISTANCE = 32  # steps between two probes of the same thing
 
 _GAIN_MEMORY = 64.0  # steps in which somebody was asked for drafts
@@ -21,10 +22,19 @@ class Account:
     Every step pays in a little, accepted drafts what they saved, and everything that drafts cost is
     taken out of it. So whatever else is wrong, all that can be lost in the long run is `INCOME` of
     the time, what the account held at the start, and what was won before.
+
+    `debt` is what was spent on something that pays off later, if at all (`catch_ups`); it is paid
+    off by whatever the account has beyond its start.
     """
 
     def __init__(self) -> None:
         self.balance = _START
+        self.debt = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as much was earned as is kept: what was tried last is long ago."""
+        return self.balance >= _MOST_EARNED
 
     def earn(self) -> None:
         """A step was run."""
@@ -34,6 +44,16 @@ class Account:
     def settle(self, change: float) -> None:
         """So many plain steps were won, or lost where negative."""
         self.balance = max(_FLOOR, min(_MOST_WON, self.balance + change))
+        repaid = min(self.debt, max(0.0, self.balance - _START))
+        self.debt -= repaid
+        self.balance -= repaid
+
+    def borrow(self, amount: float) -> None:
+        """So many plain steps were spent on what pays off later. However many: a debt is bounded,
+        and so is the time until it is paid off.
+        """
+        self.debt = min(_MOST_DEBT, self.debt + amount)
+        self.settle(0.0)
 
 
 class ProbeClock:

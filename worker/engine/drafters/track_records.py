@@ -11,6 +11,7 @@ from worker.engine.drafters.acceptance import (
     TypicalRun,
     confidence_class,
 )
+from worker.engine.drafters.catch_ups import Leave
 from worker.engine.drafters.probing import ProbeClock
 
 _MAX_PROBE_DRAFTS = 3
@@ -31,8 +32,7 @@ class SequenceRecord:
     """One drafter for one sequence; owns what is known of it.
 
     `wanted` is how many drafts a probe verifies. `is_asked`: the device was asked for drafts only
-    to see if they would stand; `is_trial`: some are being verified only for that. `last_drafted` is
-    when the device last made any.
+    to see if they would stand. `last_drafted` is when the device was last asked for any.
     """
 
     __slots__ = (
@@ -41,7 +41,6 @@ class SequenceRecord:
         "acceptance",
         "clock",
         "is_asked",
-        "is_trial",
         "last_drafted",
         "run",
         "wanted",
@@ -56,7 +55,6 @@ class SequenceRecord:
         self.clock = ProbeClock(now)
         self.wanted = 1
         self.is_asked = False
-        self.is_trial = False
         self.last_drafted = 0
 
     def is_probe_due(self, confidence: float, now: int) -> bool:
@@ -66,14 +64,23 @@ class SequenceRecord:
         return self._failed_class is not None and self._failed_class < confidence_class(confidence)
 
     def observe(
-        self, confidences: Sequence[float], num_verified: int, num_accepted: int, now: int
+        self,
+        confidences: Sequence[float],
+        num_verified: int,
+        num_accepted: int,
+        now: int,
+        is_trial: bool,
     ) -> None:
-        """Of drafts of these confidences the first `num_verified`, at least one, were verified."""
+        """Of drafts of these confidences the first `num_verified`, at least one, were verified;
+        some only to see if they would stand, if it `is_trial`.
+        """
+        if is_trial:
+            self.clock.tried(now)
         self.acceptance.observe(confidences, num_verified, num_accepted)
         if num_accepted:
             self._failed_class = None
             self.wanted = min(num_accepted + 1, _MAX_PROBE_DRAFTS)
-            if self.is_trial:
+            if is_trial:
                 self.clock.succeeded(now)
             else:
                 self.clock.restart(now)
@@ -87,7 +94,7 @@ class SequenceRecord:
             self.clock.failed()
             if self.is_asked:
                 self._drafter.clock.failed()
-        self.is_asked = self.is_trial = False
+        self.is_asked = False
 
 
 class TrackRecords:
@@ -123,3 +130,25 @@ class TrackRecords:
     def forget(self, seq_id: int) -> None:
         """The sequence has ended; unknown ones are ignored."""
         self._sequences.pop(seq_id, None)
+
+
+def device_probe(
+    records: Sequence[SequenceRecord],
+    leaves: Sequence[Leave],
+    counts: Sequence[int],
+    clock: ProbeClock,
+    now: int,
+) -> int | None:
+    """Which of the sequences without a count the device drafts for, only to see if that stands; by
+    the `clock` of its drafter. One that is still being read for that goes on, whatever the clock.
+    """
+    idle = [i for i, leave in enumerate(leaves) if leave.to_probe and not counts[i]]
+    for index in idle:
+        if leaves[index].is_unfinished and records[index].is_asked:
+            return index
+    if not idle or not clock.is_due(now):
+        return None
+    chosen = min(idle, key=lambda index: records[index].last_drafted)
+    records[chosen].is_asked = True
+    clock.tried(now)
+    return chosen
