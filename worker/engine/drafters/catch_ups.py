@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from worker.engine.drafters.probing import Account
 
-_MOST_AT_BEGIN = 8.0  # plain steps of debt, at which nobody else begins
+_MOST_AT_BEGIN = 3.0  # plain steps of debt, at which nobody else begins
 _MOST_WHILE_READING = 32.0
 _NEAR = 64  # steps since the last drafts, after which there is much to read again
 

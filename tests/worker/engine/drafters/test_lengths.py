@@ -306,6 +306,36 @@ def test_the_same_history_gives_the_same_answers() -> None:
         assert step(first, given, good) == step(second, given, good)
 
 
+def test_a_probe_that_was_not_verified_is_still_due() -> None:
+    """Where there was no room in the end, the clock of probes does not move on."""
+    chosen = lengths()
+    given = offers(1)
+    for _ in range(200):
+        step(chosen, given, stands=False)
+    waited = 0
+    while not (chosen.may_pay([0]) and chosen.to_verify(given, 0) == [1]):
+        chosen.observe_step(1, STEP + TOKEN, 0.0, 0, 0)
+        waited += 1
+        assert waited < 64
+    for _ in range(3):
+        chosen.observe_step(1, STEP + TOKEN, 0.0, 0, 0)
+        assert chosen.to_verify(given, 0, room=0) == [0]
+        assert chosen.to_verify(given, 0) == [1]
+
+
+@pytest.mark.parametrize("room", [0, 1, 3, 7, 100])
+def test_no_more_is_verified_or_drafted_than_there_is_room_for(room: int) -> None:
+    """Of all sequences together, with adaptive lengths and without."""
+    for chosen in (lengths(), lengths(enable_adaptive_verification=False)):
+        ids = list(range(4))
+        assert sum(chosen.to_draft(ids, "eagle", 0, room)) <= room
+        assert max(chosen.to_draft(ids, "eagle", 0, room)) <= 5
+    chosen = lengths()
+    for _ in range(40):
+        step(chosen, offers(4), stands=True)
+    assert sum(chosen.to_verify(offers(4), 0, room)) <= room
+
+
 def test_forgotten_sequences_leave_nothing_behind() -> None:
     """What is remembered does not grow with the number of sequences that have ended."""
     chosen = lengths()
