@@ -16,7 +16,7 @@ from torch import Tensor
 from worker.executor.input_batch import InputBatch
 from worker.executor.runs import DraftedRows, Run, verify_runs
 from worker.ops.logprobs import LogprobQuery, token_logprobs
-from worker.ops.rejection import STANDARD
+from worker.ops.rejection import STANDARD, Sums
 from worker.ops.sample import NOT_NUMBERS, Choice, RowSampler, Undrawable, draws
 from worker.types import Draw, ModelOutput, ScheduledSequence, TokenLogprobs
 
@@ -39,6 +39,7 @@ def answer(
     logits_of: Callable[[Tensor], Tensor],
     proposals: Mapping[int, Tensor] | None = None,
     method: str = STANDARD,
+    sums: Sums | None = None,
     tile_rows: int = TILE_ROWS,
 ) -> ModelOutput:
     """The output of a step from hidden [R, hidden_size], the rows of `batch`'s `sample_rows`.
@@ -48,7 +49,7 @@ def answer(
     drafts count only as far as plain decoding would have come, and there is a token before them.
 
     `proposals[seq_id]` is q [k, V] float32 that this step's drafts were drawn from; they are then
-    verified by `method` (see `rejection`). All others are verified by coupling.
+    verified by `method`, with `sums` (see `rejection`). All others are verified by coupling.
     """
     failed = _failed_silent(batch, hidden)
     sampled: dict[int, tuple[Draw, ...]] = {}
@@ -56,7 +57,7 @@ def answer(
     for members in _tiles(batch.sampled, tile_rows):
         last = first + sum(1 + sequence.num_drafts for sequence in members)
         tile = _Tile(logits_of(hidden[first:last]), members)
-        tile.draw(proposals or {}, method, sampled, failed)
+        tile.draw(proposals or {}, (method, sums), sampled, failed)
         first = last
     scored: dict[int, list[TokenLogprobs]] = {}
     targets = _targets(batch.scored)
@@ -130,13 +131,13 @@ class _Tile:
     def draw(
         self,
         proposals: Mapping[int, Tensor],
-        method: str,
+        method: tuple[str, Sums | None],
         sampled: dict[int, tuple[Draw, ...]],
         failed: dict[int, str],
     ) -> None:
         """All draws of each sequence into `sampled`, or why it has none into `failed`."""
         drafted = [member for member in self._members if member.sequence.num_drafts]
-        runs = iter(verify_runs(self._sampler, drafted, proposals, method))
+        runs = iter(verify_runs(self._sampler, drafted, proposals, *method))
         chosen: list[list[Choice]] = []
         for member in self._members:
             run = next(runs) if member.sequence.num_drafts else None

@@ -30,7 +30,9 @@ from worker.executor.weight_offload import OffloadedWeights
 from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
-from worker.ops.rejection import STANDARD
+from worker.ops.draft import PROBABILISTIC
+from worker.ops.rejection import STANDARD, Sums
+from worker.ops.verification_device import choose_sums
 from worker.types import ModelOutput, ScheduledSequence, SchedulerOutput
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -74,7 +76,9 @@ def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
     if chosen is None or load_network is None or network is None:
         return ModelRunner(model, load, allocate_cache), num_blocks
     drafter = CachedDrafter(load_network, network, model, blocks, chosen.draft_sample_method)
-    runner = ModelRunner(model, load, allocate_cache, drafter, chosen.rejection_sample_method)
+    draws = chosen.draft_sample_method == PROBABILISTIC
+    sums = choose_sums(device) if draws else None
+    runner = ModelRunner(model, load, allocate_cache, drafter, chosen.rejection_sample_method, sums)
     return runner, num_blocks
 
 
@@ -101,7 +105,7 @@ class ModelRunner:
     `load` gives the model again after it was dropped; `allocate_cache` a cache [layers,
     num_blocks + 1, 2, kv_heads, block_size, head_dim] of zeros, whose last block no sequence has.
     `drafter` guesses what comes next, where a step asks it to; drafts that it drew from a
-    distribution are verified by `rejection_method`.
+    distribution are verified by `rejection_method` with `sums` (None: those for the device).
     """
 
     def __init__(
@@ -111,6 +115,7 @@ class ModelRunner:
         allocate_cache: Callable[[], Tensor],
         drafter: DeviceDrafter | None = None,
         rejection_method: str = STANDARD,
+        sums: Sums | None = None,
     ) -> None:
         self._load = load
         self._allocate_cache = allocate_cache
@@ -119,6 +124,7 @@ class ModelRunner:
         self._suspects = SuspectBlocks()
         self._drafter = drafter
         self._rejection_method = rejection_method
+        self._sums = sums
         with torch.inference_mode():
             self._cache: Tensor | None = allocate_cache()
         num_blocks, block_size = self._cache.shape[1], self._cache.shape[4]
@@ -161,7 +167,8 @@ class ModelRunner:
             states = model.states(batch.tensors, cache)
             drafter.record(batch, states)
             hidden = states.index_select(0, batch.tensors.sample_rows)
-            output = answer(batch, hidden, model.logits, proposals, self._rejection_method)
+            method = self._rejection_method
+            output = answer(batch, hidden, model.logits, proposals, method, self._sums)
         self._suspect(batch, hidden, output)
         return output
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from worker.ops.drafted import DraftBatch
-from worker.ops.rejection import verify_batch, verify_coupled
+from worker.ops.rejection import Sums, verify_batch, verify_coupled
 from worker.ops.sample import RowSampler, Undrawable
 from worker.types import ScheduledSequence
 
@@ -41,9 +41,11 @@ def verify_runs(
     members: Sequence[DraftedRows],
     proposals: Mapping[int, Tensor],
     method: str,
+    sums: Sums | None = None,
 ) -> list[Run]:
     """The run of each of `members`: judged by `method` if `proposals` have the q [k, V] that its
-    drafts were drawn from and it samples, else coupled to plain sampling.
+    drafts were drawn from and it samples, else coupled to plain sampling. `sums` as `rejection`
+    takes them.
     """
     judged = [
         index
@@ -54,6 +56,7 @@ def verify_runs(
         sampler,
         [(members[i], proposals[members[i].sequence.seq_id]) for i in judged],
         method,
+        sums,
     )
     runs = dict(zip(judged, verdicts, strict=True))
     return [runs.get(i) or _couple(sampler, member) for i, member in enumerate(members)]
@@ -84,7 +87,10 @@ class _Usable:
 
 
 def _judge(
-    sampler: RowSampler, members: Sequence[tuple[DraftedRows, Tensor]], method: str
+    sampler: RowSampler,
+    members: Sequence[tuple[DraftedRows, Tensor]],
+    method: str,
+    sums: Sums | None,
 ) -> list[Run]:
     """Runs by rejection, all at once."""
     parts = [_usable(sampler, member, q) for member, q in members]
@@ -101,6 +107,7 @@ def _judge(
         [spec.params.seed for spec in specs],
         [spec.position for spec in specs],
         method,
+        sums,
     )
     tokens = iter(
         verdict.token_ids[:-1]

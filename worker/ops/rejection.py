@@ -131,14 +131,21 @@ def verify(
 
 
 def verify_batch(
-    batch: DraftBatch, seeds: Sequence[int], positions: Sequence[int], method: str
+    batch: DraftBatch,
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    method: str,
+    sums: Sums | None = None,
 ) -> list[Verdict]:
-    """As `verify`, for many sequences: bit for bit what each gets alone (on a CPU)."""
+    """As `verify`, for many sequences: bit for bit what each gets alone (on a CPU).
+
+    `sums`, here and below: by default those for the device that the batch is on.
+    """
     size = batch.drafts.shape[1]
     draws = np.stack(
         [uniforms(s, p, Purpose.ACCEPT, size) for s, p in zip(seeds, positions, strict=True)]
     )
-    acceptance = accept(batch, torch.from_numpy(draws), method)
+    acceptance = accept(batch, torch.from_numpy(draws), method, sums)
     accepted: list[int] = acceptance.num_accepted.tolist()
     vocab_size = batch.scores.shape[-1]
     noise = [
@@ -152,7 +159,8 @@ def verify_batch(
             seeds, positions, accepted, batch.num_drafts.tolist(), strict=True
         )
     ]
-    lasts = last_tokens(batch, acceptance, torch.stack(noise).to(batch.scores.device)).tolist()
+    stacked = torch.stack(noise).to(batch.scores.device)
+    lasts = last_tokens(batch, acceptance, stacked, sums).tolist()
     drafts = batch.drafts.tolist()
     return [
         Verdict((*own[:count], last))
@@ -167,10 +175,7 @@ def certain(drafts: Tensor, vocab_size: int) -> Tensor:
 
 
 def accept(batch: DraftBatch, draws: Tensor, method: str, sums: Sums | None = None) -> Acceptance:
-    """How many drafts of each sequence stand, by draws [B, K] float64, uniform in [0, 1).
-
-    `sums`, here and below: by default those for the device that the batch is on.
-    """
+    """How many drafts of each sequence stand, by draws [B, K] float64, uniform in [0, 1)."""
     limits = thresholds(batch, method, sums)
     counts = torch.arange(1, draws.shape[1] + 1, device=batch.drafts.device)
     passed = (draws.to(counts.device) < limits.values) & (counts <= batch.num_drafts[:, None])

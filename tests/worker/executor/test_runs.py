@@ -260,3 +260,17 @@ def test_sequences_whose_drafts_left_bad_keys_are_named() -> None:
     assert [sequence.seq_id for sequence in unsound(batch, hidden)] == [1, 4]
     plain: Any = Rows(sequences[1:2])
     assert unsound(plain, hidden[3:4]) == []
+
+
+def test_verification_uses_the_sums_it_is_given() -> None:
+    """Those that were found to work, not those that the device suggests."""
+
+    class Broken:
+        def log_normalizers(self, scores: torch.Tensor) -> torch.Tensor:
+            raise LookupError("these sums were asked")
+
+    sequence = drafted(1, [3, 4], temperature=1.0)
+    proposals = {1: torch.full((2, VOCAB), 1 / VOCAB)}
+    broken: Any = Broken()
+    with pytest.raises(LookupError):
+        run(logits(3), sequence, proposals=proposals, sums=broken)
