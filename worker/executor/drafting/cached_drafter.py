@@ -22,10 +22,12 @@ from worker.executor.attention_planning import CacheLayout, Ints
 from worker.executor.drafting.catch_up import CatchUp, Span, most_rows, plan_catch_up
 from worker.executor.drafting.draft_cache import DraftCache
 from worker.executor.drafting.interface import Drafted, DraftNetwork, DraftRequest
+from worker.executor.drafting.proposal_memory import bound_drawn
 from worker.executor.drafting.rounds import Line, Rounds
 from worker.executor.input_batch import InputBatch
 from worker.executor.kv_cache import SuspectBlocks
 from worker.models.llama import LlamaModel
+from worker.ops.draft import PROBABILISTIC
 from worker.types import Drafts, ScheduledSequence
 
 logger = logging.getLogger(__name__)
@@ -169,6 +171,8 @@ class CachedDrafter:
         network, cache = self._awake()
         fitting = [self._fit(request, network) for request in requests]
         fitting = [request for request in fitting if request.num_drafts > 0]
+        if self._method == PROBABILISTIC:
+            fitting = bound_drawn(fitting, self._vocab_size)
         plan = plan_catch_up(cache, fitting, self._first_position, max_rows)
         self._suspects.clean(
             cache.kv, [self._written(span) for span in [*plan.behind, *plan.ready]]

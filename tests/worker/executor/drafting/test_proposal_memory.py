@@ -1,0 +1,79 @@
+"""What drafts are drawn from takes bounded memory, by a rule that no drawn token can bend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from draft_bench import Walker, share_of
+from drawn_bench import PARAMS, TARGET
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_llama import BLOCK_SIZE
+from toy_speculation import VOCAB
+
+from worker.executor.drafting.cached_drafter import CachedDrafter
+from worker.executor.drafting.interface import DraftRequest
+from worker.executor.drafting.networks import ModelNetwork
+from worker.executor.drafting.proposal_memory import MAX_PROPOSAL_BYTES, bound_drawn
+from worker.executor.model_runner import ModelRunner
+from worker.types import SamplingParams, SchedulerOutput
+
+DRAWS = SamplingParams(max_tokens=1, temperature=0.5)
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+def requests(*drafts: int, params: SamplingParams = DRAWS) -> list[DraftRequest]:
+    """One for each number of drafts."""
+    return [DraftRequest(i, 1, 9, [0], params, count) for i, count in enumerate(drafts)]
+
+
+def lengths(bounded: list[DraftRequest]) -> dict[int, int]:
+    """Drafts by sequence id."""
+    return {request.seq_id: request.num_drafts for request in bounded}
+
+
+def test_a_common_batch_is_left_as_it_is() -> None:
+    """A hundred sequences with eight drafts each of the default model's vocabulary."""
+    asked = requests(*[8] * 100)
+    assert bound_drawn(asked, 49_152) == asked
+
+
+def test_the_longest_runs_are_cut_first() -> None:
+    """To one length, and one more for those who come first, as far as there is room."""
+    room = 10 * 4 * 1000
+    assert lengths(bound_drawn(requests(6, 1, 5, 2), 1000, room)) == {0: 4, 1: 1, 2: 3, 3: 2}
+    assert lengths(bound_drawn(requests(*[3] * 4), 1000, 2 * 4 * 1000)) == {0: 1, 1: 1}
+    assert bound_drawn(requests(2, 2), 1000, 0) == []
+
+
+def test_greedy_requests_keep_their_drafts() -> None:
+    """They take no memory."""
+    greedy = requests(50, 60, params=GREEDY)
+    assert bound_drawn([*greedy, *requests(4)], 1000, 3 * 4 * 1000) == [*greedy, *requests(3)]
+
+
+@given(st.lists(st.integers(1, 40), max_size=30), st.integers(0, 200))
+def test_the_bound_holds_and_all_of_it_is_used(drafts: list[int], room: int) -> None:
+    """Nobody gets more than asked for, nor two drafts more than one who would take another."""
+    found = lengths(bound_drawn(requests(*drafts), 7, room * 4 * 7 + 27))
+    assert sum(found.values()) == min(sum(drafts), room)
+    assert all(0 < count <= drafts[i] for i, count in found.items())
+    cut = [found.get(i, 0) for i, count in enumerate(drafts) if found.get(i, 0) < count]
+    assert not cut or max(found.values(), default=0) <= min(cut) + 1
+
+
+def test_a_drafter_asks_its_network_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for five rows, two sequences that want three drafts each get three and two."""
+    monkeypatch.setattr(bound_drawn, "__defaults__", (5 * 4 * VOCAB,))
+    assert MAX_PROPOSAL_BYTES == 256 << 20
+    network, blocks = ModelNetwork(TARGET), (8, BLOCK_SIZE)
+    drafter = CachedDrafter(lambda _: network, network, TARGET, blocks, "probabilistic")
+    config = TARGET.config
+    shape = (config.num_layers, 8, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+    runner = ModelRunner(TARGET, lambda: TARGET, lambda: torch.zeros(shape), drafter)
+    shares = [
+        share_of(Walker(i, [2, 4, 2], table=table), 3, (), 3, PARAMS)
+        for i, table in enumerate(([0, 1], [2, 3]))
+    ]
+    drafts = runner.execute(SchedulerOutput(0, tuple(shares))).drafts
+    assert [len(drafts[i].token_ids) for i in (0, 1)] == [3, 2]
