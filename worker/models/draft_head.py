@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -36,8 +37,8 @@ from worker.ops.rope import RopeTable
 
 FORMAT = "pointsman-draft-head"
 HEAD_FILE = "head.safetensors"
-# Rows of the embedding that a fingerprint is taken of, spread over the vocabulary.
-_FINGERPRINT_ROWS = 1024
+# Rows that a fingerprint is taken of: of the embedding, and of two matrices of every layer.
+_EMBEDDING_ROWS, _LAYER_ROWS = 1024, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +126,31 @@ class DraftHead:
 def fingerprint(target: LlamaModel) -> str:
     """A short name for a target's weights, the same in every dtype it may be loaded in.
 
-    The signs of some rows of its embedding do not depend on rounding, but change with training and
-    with quantisation.
+    The signs of some rows of its embedding and of every layer's first and last matrix do not depend
+    on rounding, but change with training, whatever part of a layer is trained, and with
+    quantisation.
     """
     config = target.config
     digest = hashlib.sha256()
     sizes = (config.hidden_size, config.num_layers, config.num_heads, config.num_kv_heads)
     digest.update(f"{config.architecture} {config.vocab_size} {sizes} {config.head_dim}".encode())
-    step = max(1, config.vocab_size // _FINGERPRINT_ROWS)
-    digest.update((target.embedding[::step] > 0).to(torch.uint8).cpu().numpy().tobytes())
+    digest.update(_signs(target.embedding[:: max(1, config.vocab_size // _EMBEDDING_ROWS)]))
+    num_qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    qkv, hidden = (_spread(size, target.device) for size in (num_qkv, config.hidden_size))
+    for layer in target.layers:
+        digest.update(_signs(layer.qkv.rows(qkv)))
+        digest.update(_signs(layer.down.rows(hidden)))
     return digest.hexdigest()[:32]
+
+
+def _signs(rows: Tensor) -> bytes:
+    """Which numbers are above 0, after float16 has made the smallest of them 0 in every dtype."""
+    return (rows.to(torch.float16) > 0).cpu().numpy().tobytes()
+
+
+def _spread(size: int, device: torch.device) -> Tensor:
+    """Numbers of some rows out of `size`, int64."""
+    return torch.arange(0, size, max(1, size // _LAYER_ROWS), device=device)
 
 
 def head_metadata(shape: HeadShape, target: LlamaModel) -> dict[str, str]:
@@ -213,9 +229,12 @@ def shipped_head(target: LlamaModel, heads: Path | None = None) -> Path | None:
     return None
 
 
-def heads_directory() -> Path:
-    """Where heads trained on this machine are kept, one directory for each fingerprint."""
-    return Path.home() / ".cache/pointsman/heads"
+def heads_directory(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where heads trained on this machine are kept, one directory for each fingerprint: below
+    $POINTSMAN_CACHE, else ~/.cache/pointsman.
+    """
+    chosen = environment.get("POINTSMAN_CACHE")
+    return (Path(chosen) if chosen else Path.home() / ".cache/pointsman") / "heads"
 
 
 def _packaged() -> Iterator[Path]:

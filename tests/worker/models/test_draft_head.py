@@ -19,10 +19,12 @@ from worker.models.draft_head import (
     assemble,
     fingerprint,
     head_metadata,
+    heads_directory,
     load_draft_head,
     shipped_head,
 )
 from worker.models.llama import LlamaModel
+from worker.ops.linear import Linear, make_linear
 from worker.training.twin import HeadTwin, teacher_of
 
 SHAPE = HeadShape(intermediate_size=40, draft_vocab_size=23)
@@ -115,13 +117,37 @@ def test_an_untied_target_lends_the_rows_of_its_own_head() -> None:
     torch.testing.assert_close(head.logits(hidden), whole[:, VOCAB], rtol=1e-4, atol=1e-4)
 
 
+def in_dtype(target: LlamaModel, dtype: torch.dtype) -> LlamaModel:
+    """What a loader makes of the same checkpoint when it is asked for `dtype`."""
+
+    def cast(linear: Linear, num_rows: int) -> Linear:
+        return make_linear(linear.rows(torch.arange(num_rows)).to(dtype))
+
+    layers = tuple(
+        dataclasses.replace(layer, qkv=cast(layer.qkv, 64), down=cast(layer.down, 32))
+        for layer in target.layers
+    )
+    return dataclasses.replace(target, embedding=target.embedding.to(dtype), layers=layers)
+
+
 def test_the_fingerprint_tells_models_apart_but_not_dtypes() -> None:
-    """Loading in half precision is the same model; other weights are another."""
+    """Loading in half precision is the same model, though it makes the smallest numbers 0; other
+    weights are another.
+    """
     target = tiny_llama()
+    target.embedding[0, :3] = torch.tensor([1e-9, -1e-9, 1e-30])
     for dtype in (torch.bfloat16, torch.float16):
-        half = dataclasses.replace(target, embedding=target.embedding.to(dtype))
-        assert fingerprint(half) == fingerprint(target)
+        assert fingerprint(in_dtype(target, dtype)) == fingerprint(target)
     assert fingerprint(tiny_llama(seed=1)) != fingerprint(target)
+
+
+@pytest.mark.parametrize("part", ["qkv", "down"])
+def test_a_tuned_model_has_a_fingerprint_of_its_own(part: str) -> None:
+    """Also where only the attention, or only the MLP, of its last layer was trained."""
+    target, other = tiny_llama(), tiny_llama(seed=1)
+    last = dataclasses.replace(target.layers[-1], **{part: getattr(other.layers[-1], part)})
+    tuned = dataclasses.replace(target, layers=(*target.layers[:-1], last))
+    assert fingerprint(tuned) != fingerprint(target)
 
 
 @pytest.mark.parametrize(
@@ -172,3 +198,9 @@ def test_a_head_trained_here_is_found_by_its_target_alone(tmp_path: Path) -> Non
     path = write(directory / HEAD_FILE, target)
     assert shipped_head(target, tmp_path) == path
     assert shipped_head(tiny_llama(seed=1), tmp_path) is None
+
+
+def test_heads_lie_in_the_cache_that_the_environment_names() -> None:
+    """As fetched models do."""
+    assert heads_directory({"POINTSMAN_CACHE": "/data"}) == Path("/data/heads")
+    assert heads_directory({}) == Path.home() / ".cache/pointsman/heads"
