@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,8 +22,8 @@ CARD_FILE = "card.json"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a head learned from: the model's own conversations, texts that were given, and tokens
-    worth learning in both. `held_out` conversations were measured with, not learned from.
+    """What a head learned from: the model's own conversations, texts that were given (by path), and
+    tokens worth learning in both. `held_out` conversations were measured with, not learned from.
     """
 
     conversations: int
@@ -92,6 +93,6 @@ def write_card(path: Path, model: str, shape: HeadShape, result: Result) -> None
         },
         "made_with": {"torch": torch.__version__, "python": platform.python_version()},
     }
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     partial.replace(path)

@@ -45,19 +45,23 @@ def divide(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
     """What to learn from, and what is held out to measure with. `ConfigError` for too few.
 
     Whether a sample is held out depends on its tokens alone, so that it stays so when there are
-    more samples, or when a head is trained on later.
+    more samples, or when a head is trained on later. Of samples with the same tokens, the first
+    stands for all.
     """
-    usable = [s for s in samples if len(s.token_ids) > 2 and bool(s.is_target[2:].any())]
+    usable: dict[int, Sample] = {}
+    for sample in samples:
+        if len(sample.token_ids) > 2 and bool(sample.is_target[2:].any()):
+            usable.setdefault(_mark(sample), sample)
     if len(usable) < 2:
         raise ConfigError(
-            f"{len(usable)} texts are too few to train a draft head; raise --tokens (or --minutes)"
+            f"{len(usable)} different texts are too few to train a draft head; let the model write"
+            " more (--tokens, --minutes), or give more to read (--text)"
         )
-    marks = [_mark(sample) for sample in usable]
-    held = [mark % HELD_OUT_EVERY == 0 for mark in marks]
-    if not any(held) or all(held):
-        held = [mark == min(marks) for mark in marks]
-    learned = [sample for sample, is_held in zip(usable, held, strict=True) if not is_held]
-    held_out = [sample for sample, is_held in zip(usable, held, strict=True) if is_held]
+    held = {mark for mark in usable if mark % HELD_OUT_EVERY == 0}
+    if not held or len(held) == len(usable):
+        held = {min(usable)}
+    learned = [sample for mark, sample in usable.items() if mark not in held]
+    held_out = [sample for mark, sample in usable.items() if mark in held]
     return learned, held_out[:MOST_HELD_OUT]
 
 

@@ -64,18 +64,32 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         " (default: ~/.cache/pointsman/heads/FINGERPRINT, where the worker looks)",
     )
     parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace a head that is there already, even by one that foresees less, or of another"
+        " model",
+    )
+    parser.add_argument(
         "--start-from",
         type=Path,
         metavar="HEAD",
         help="go on with this head's weights instead of new ones",
     )
-    parser.add_argument("--seed", type=int, default=_DEFAULTS.seed, metavar="N")
+    parser.add_argument("--seed", type=_seed, default=_DEFAULTS.seed, metavar="N")
     parser.add_argument(
         "--minutes",
         type=positive,
         metavar="M",
-        help="end after about so long: half of it at most for writing text, the rest to learn",
+        help="end after about so long: half of it at most for gathering text, the rest to learn",
     )
+
+
+def _seed(text: str) -> int:
+    """What random numbers are drawn from: 63 bits."""
+    value = int(text)
+    if not 0 <= value < 1 << 63:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 2^63 - 1, got {value}")
+    return value
 
 
 def _add_tuning(parser: argparse.ArgumentParser) -> None:
@@ -153,6 +167,7 @@ def resolve(argv: Sequence[str] | None) -> Settings:
         out=options.out,
         seed=options.seed,
         start_from=options.start_from,
+        overwrite=options.overwrite,
         minutes=options.minutes,
         num_threads=options.num_threads,
         num_rows=options.num_rows,

@@ -106,7 +106,7 @@ class Scribe:
         self._decoder = decoder
         self._conversation = conversation
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._prefix = list(prefix)
+        self._prefix = list(prefix)[: decoder.max_tokens - 1]
         hidden = model.config.hidden_size
         shape = (decoder.num_rows, decoder.max_tokens, hidden)
         self._features = torch.zeros(shape, dtype=model.dtype)
@@ -120,20 +120,22 @@ class Scribe:
         """Make shards until the first ones hold `num_tokens` target tokens, or conversations run
         out; returns the numbers of as many of the first as hold them.
 
-        `told` is called after every step with the tokens there are; it says whether to go on.
+        `told` is called with the tokens there are, before the first step and after every one; it
+        says whether to go on.
         """
         sizes = {n: _num_targets(shard_path(directory, n)) for n in shard_indices(directory)}
         following = self._unmade(frozenset(sizes), seed)
         self._run_prefix()
-        while sum(sizes[n] for n in _leading(sizes, num_tokens)) < num_tokens:
+        goes_on = _is_missing(sizes, num_tokens) and told(sum(sizes.values()))
+        while goes_on:
             self._seat(following)
             if not any(self._rows):
                 sizes |= self._file(directory, whole=False)
                 break
             self._step()
             sizes |= self._file(directory, whole=True)
-            if not told(sum(sizes.values()) + self._num_unfiled()):
-                break
+            goes_on = told(sum(sizes.values()) + self._num_unfiled())
+            goes_on = goes_on and _is_missing(sizes, num_tokens)
         self._rows = [None] * len(self._rows)
         self._ended.clear()
         return _leading(sizes, num_tokens)
@@ -275,6 +277,10 @@ def _leading(sizes: Mapping[int, int], num_tokens: int) -> list[int]:
         chosen.append(shard)
         held += sizes[shard]
     return chosen
+
+
+def _is_missing(sizes: Mapping[int, int], num_tokens: int) -> bool:
+    return sum(sizes[n] for n in _leading(sizes, num_tokens)) < num_tokens
 
 
 def _num_targets(path: Path) -> int:

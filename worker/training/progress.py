@@ -17,17 +17,19 @@ class ProgressLine:
         self._clock = clock
         self._stage = ""
         self._began = 0.0
-        self._first = 0.0
+        self._first: float | None = None
         self._last_told: float | None = None
 
-    def begin(self, stage: str, done: float = 0.0) -> None:
-        """A stage begins; `done` of it was there already."""
+    def begin(self, stage: str, done: float | None = None) -> None:
+        """A stage begins; `done` of it was there already (None: as much as is told first)."""
         self._stage, self._began, self._first = stage, self._clock(), done
         self._last_told = None
 
     def tell(self, done: float, total: float, note: str = "") -> None:
         """So much of the stage is done. Most calls write nothing."""
         now = self._clock()
+        if self._first is None:
+            self._first, self._began = done, now
         pause = _TERMINAL_SECONDS if self._stream.isatty() else _LOG_SECONDS
         if self._last_told is not None and now - self._last_told < pause and done < total:
             return
@@ -35,7 +37,8 @@ class ProgressLine:
         share = min(1.0, done / total) if total else 1.0
         filled = int(share * _BAR_CELLS)
         bar = "█" * filled + "·" * (_BAR_CELLS - filled)
-        self._write(f"{self._stage} {bar} {share:4.0%}  {note}{self._left(done, total, now)}")
+        left = self._left(done - self._first, total - done, now)
+        self._write(f"{self._stage} {bar} {share:4.0%}  {note}{left}")
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -49,11 +52,11 @@ class ProgressLine:
             self._stream.write("\n")
             self._stream.flush()
 
-    def _left(self, done: float, total: float, now: float) -> str:
-        gained, spent = done - self._first, now - self._began
-        if gained <= 0 or spent <= 0 or done >= total:
+    def _left(self, gained: float, missing: float, now: float) -> str:
+        spent = now - self._began
+        if gained <= 0 or spent <= 0 or missing <= 0:
             return ""
-        minutes, seconds = divmod(int((total - done) / gained * spent), 60)
+        minutes, seconds = divmod(int(missing / gained * spent), 60)
         return f"  {minutes}:{seconds:02d} left"
 
     def _write(self, text: str) -> None:

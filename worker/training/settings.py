@@ -14,7 +14,8 @@ class Settings:
     many as give `EPOCHS` rounds over the data. `minutes` None: however long it takes; else the
     run ends after about so many, with what it has learned by then. `out` None: the place where a
     worker looks for a head of this model. `start_from` is a head to go on with; its MLP keeps
-    its size, the draft vocabulary is chosen anew. `dtype` "auto": what writes text fastest.
+    its size, the draft vocabulary is chosen anew. `overwrite`: whatever head is in `out` already is
+    replaced, also a better one. `dtype` "auto": what writes text fastest.
     """
 
     model: Path
@@ -24,6 +25,7 @@ class Settings:
     out: Path | None = None
     seed: int = 0
     start_from: Path | None = None
+    overwrite: bool = False
     minutes: float | None = None
     num_threads: int | None = None
     num_rows: int = 64

@@ -37,8 +37,11 @@ def write_tensors(
     """Write a safetensors file so that it is there whole or not at all, whenever we are killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    save_file(dict(tensors), partial, None if metadata is None else dict(metadata))
-    partial.replace(path)
+    try:
+        save_file(dict(tensors), partial, None if metadata is None else dict(metadata))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

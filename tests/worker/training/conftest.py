@@ -1,12 +1,16 @@
-"""Material to train a toy head on."""
+"""Material to train a toy head on, and toy models in files."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny_llama import states_of, tiny_llama
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from worker.models.llama import LlamaModel
 from worker.training.store import Sample
@@ -34,3 +38,71 @@ def greedy_samples(target: LlamaModel) -> Callable[[int, int], list[Sample]]:
         return samples
 
     return make
+
+
+CONTEXT, VOCAB, HIDDEN = 48, 256, 32
+
+
+@pytest.fixture
+def make_model(tmp_path: Path) -> Callable[[int], Path]:
+    """Makes a directory with a llama of one layer that knows bytes and a context of 48 tokens. The
+    embedding is the same for every seed, as when a model is tuned.
+    """
+
+    def make(seed: int) -> Path:
+        path = tmp_path / f"model-{seed}"
+        path.mkdir()
+        config = {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": VOCAB,
+            "hidden_size": HIDDEN,
+            "intermediate_size": 40,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": CONTEXT,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+        }
+        (path / "config.json").write_text(json.dumps(config))
+        save_file(_weights(seed), path / "model.safetensors")
+        letters = {
+            letter: n for n, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+        }
+        tokenizer = Tokenizer(models.BPE(letters, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.save(str(path / "tokenizer.json"))
+        return path
+
+    return make
+
+
+def _weights(seed: int) -> dict[str, torch.Tensor]:
+    def drawn(shape: tuple[int, ...], number: int) -> torch.Tensor:
+        if len(shape) == 1:
+            return torch.ones(shape)
+        return torch.randn(shape, generator=torch.Generator().manual_seed(number)) * 0.5
+
+    shapes: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj": (HIDDEN, HIDDEN),
+        "self_attn.k_proj": (HIDDEN // 2, HIDDEN),
+        "self_attn.v_proj": (HIDDEN // 2, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, HIDDEN),
+        "mlp.gate_proj": (40, HIDDEN),
+        "mlp.up_proj": (40, HIDDEN),
+        "mlp.down_proj": (HIDDEN, 40),
+        "input_layernorm": (HIDDEN,),
+        "post_attention_layernorm": (HIDDEN,),
+    }
+    tensors = {
+        f"model.layers.0.{name}.weight": drawn(shape, 100 * seed + number)
+        for number, (name, shape) in enumerate(shapes.items())
+    }
+    embedding = drawn((VOCAB, HIDDEN), 7)
+    return tensors | {
+        "model.embed_tokens.weight": embedding,
+        "model.norm.weight": torch.ones(HIDDEN),
+    }

@@ -70,6 +70,14 @@ def test_too_little_to_learn_from_is_refused() -> None:
         divide([sample(5, 1)])
 
 
+def test_the_same_text_again_is_no_second_one() -> None:
+    """It would be held out and leave nothing to learn from, or be learned from twice."""
+    with pytest.raises(ConfigError, match=r"1 different texts .*--text"):
+        divide([sample(9, 1)] * 5)
+    learned, held_out = divide([sample(9, 1), sample(9, 2)] * 3)
+    assert (len(learned), len(held_out)) == (1, 1)
+
+
 def test_the_draft_vocabulary_is_what_is_said_most() -> None:
     """End tokens are always in it, then the most frequent, then the lowest ids."""
     said = torch.tensor([9, 9, 9, 7, 7, 8])

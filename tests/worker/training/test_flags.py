@@ -37,10 +37,10 @@ def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
         "--dtype": ("dtype", "float32"),
     }
     argv = [word for flag, (_, value) in given.items() for word in (flag, str(value))]
-    argv += ["--text", str(text), "--out", str(tmp_path), "--start-from", "h"]
+    argv += ["--text", str(text), "--out", str(tmp_path), "--start-from", "h", "--overwrite"]
     settings = resolve(["--model", "m", *argv])
     assert (settings.texts, settings.out) == ((text,), tmp_path)
-    assert settings.start_from == Path("h")
+    assert (settings.start_from, settings.overwrite) == (Path("h"), True)
     for name, value in given.values():
         assert getattr(settings, name) == value
 
@@ -66,7 +66,16 @@ def test_errors_are_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> No
     assert shown == "pointsman train-draft: /no/such/model.gguf: no such model file or directory\n"
 
 
-@pytest.mark.parametrize("argv", [["--tokens", "many"], ["--minutes", "0"], ["--nonsense"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--tokens", "many"],
+        ["--minutes", "0"],
+        ["--nonsense"],
+        ["--seed", "-1"],
+        ["--seed", str(1 << 63)],
+    ],
+)
 def test_wrong_flags_exit_with_status_2(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

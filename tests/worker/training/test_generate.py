@@ -80,6 +80,22 @@ def test_a_run_that_was_stopped_ends_with_the_same_shards(
             assert one.is_target.tolist() == other.is_target.tolist()
 
 
+def test_what_there_is_already_is_told_before_the_first_step(
+    target: LlamaModel, tmp_path: Path
+) -> None:
+    """And no step is made when there is no time for one."""
+    shards = scribe(target).write(tmp_path, 100, 0, lambda count: True)
+    there = sum(int(s.is_target.sum()) for s in everything(tmp_path))
+    told: list[int] = []
+
+    def stopped(count: int) -> bool:
+        told.append(count)
+        return False
+
+    assert scribe(target).write(tmp_path, 10 * there, 0, stopped) == shards
+    assert told == [there]
+
+
 def test_another_seed_draws_other_words(target: LlamaModel, tmp_path: Path) -> None:
     """Where the temperature lets it."""
     for seed in (0, 1):

@@ -36,7 +36,7 @@ def test_a_head_is_trained_and_a_second_run_has_nothing_left_to_do(
     written = read_tensors(tmp_path / HEAD_FILE)
     card = json.loads((tmp_path / "card.json").read_text())
     assert card["model"] == "SmolLM2-135M-Instruct"
-    assert set(card["data"]["texts"]) == {"0.txt", "1.txt"}
+    assert set(card["data"]["texts"]) == {str(tmp_path / "0.txt"), str(tmp_path / "1.txt")}
     assert (card["training"]["steps"], card["data"]["held_out"]) == (3, 1)
     assert len(card["acceptance"]["by_position"]) == 4
 
@@ -47,7 +47,7 @@ def test_a_head_is_trained_and_a_second_run_has_nothing_left_to_do(
     assert all(torch.equal(again[name], tensor) for name, tensor in written.items())
 
     further = ["--start-from", str(tmp_path / HEAD_FILE), "--draft-vocab-size", "7", "--steps", "1"]
-    assert main([*argv, *further]) == 0
+    assert main([*argv, *further, "--overwrite"]) == 0
     further_on = read_tensors(tmp_path / HEAD_FILE)
     assert torch.allclose(further_on["fuse"], written["fuse"], atol=0.02)
     assert not torch.equal(further_on["fuse"], written["fuse"])

@@ -38,6 +38,18 @@ def test_a_terminal_has_one_line_that_changes() -> None:
     assert "training ██████████████████······  75%  loss 1.5  1:00 left" in shown
 
 
+def test_what_is_told_first_was_there_already() -> None:
+    """The time left counts from there, not from nothing."""
+    clock, stream = Clock(), Terminal()
+    line = ProgressLine(stream, clock)
+    line.begin("writing")
+    clock.now += 9
+    line.tell(100, 200)
+    clock.now += 60
+    line.tell(150, 200)
+    assert stream.getvalue().endswith("75%    1:00 left")
+
+
 def test_a_log_gets_a_line_now_and_then() -> None:
     """And always the last."""
     clock, stream = Clock(), io.StringIO()

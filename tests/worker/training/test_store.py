@@ -12,6 +12,7 @@ from worker.training.store import (
     shard_indices,
     shard_path,
     write_samples,
+    write_tensors,
 )
 
 
@@ -52,3 +53,12 @@ def test_a_broken_shard_is_named_with_the_remedy(tmp_path: Path) -> None:
     shard_path(tmp_path, 1).write_bytes(b"not a shard")
     with pytest.raises(ModelError, match=r"000001\.safetensors: cannot be read .*; remove it"):
         read_samples(shard_path(tmp_path, 1))
+
+
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Least of all where the disk is full."""
+    in_the_way = tmp_path / "shard"
+    in_the_way.mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_tensors(in_the_way, {"x": torch.zeros(9)})
+    assert list(tmp_path.iterdir()) == [in_the_way]
