@@ -10,6 +10,7 @@ import torch
 from tiny_llama import BLOCK_SIZE, NUM_BLOCKS, TINY, empty_cache, states_of, step_of
 
 from worker.executor.drafting.cached_drafter import CachedDrafter
+from worker.executor.drafting.catch_up import most_rows
 from worker.executor.drafting.interface import DraftNetwork
 from worker.executor.model_runner import ModelRunner
 from worker.models.draft_head import DraftHead, HeadShape, assemble
@@ -249,7 +250,8 @@ class Walk:
             if share.samples:
                 expected = likeliest(self.bench.target, walker.tokens[:-1])[before - 1 :]
                 assert walker.tokens[before:] == expected
-            _check_drafts(walker, share, self.oracle)
+            if walker.kept is not None or not _may_wait([share for _, share, _ in plans]):
+                _check_drafts(walker, share, self.oracle)
             if is_own:
                 self.verified += share.num_drafts
                 self.accepted += stood
@@ -288,6 +290,12 @@ def _some_drafts(walker: Walker, target: LlamaModel, rng: random.Random) -> tupl
     if kind < 0.8:
         return [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 4))], False
     return [], False
+
+
+def _may_wait(shares: Sequence[ScheduledSequence]) -> bool:
+    """Whether those that want drafts may have more to read up than a step allows."""
+    num_rows = sum(share.start + share.num_tokens for share in shares if share.num_to_draft)
+    return num_rows > most_rows(sum(share.num_tokens for share in shares))
 
 
 def _check_drafts(walker: Walker, share: ScheduledSequence, oracle: Oracle) -> None:
