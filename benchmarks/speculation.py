@@ -38,8 +38,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-# Before torch is imported: waiting threads must not spin on a shared machine.
+# Before torch is imported, as a worker with speculation does it: waiting threads must not spin on a
+# shared machine, and steps with drafts have many numbers of rows.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("LRU_CACHE_CAPACITY", "256")
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 import torch
 from speculation_prompts import OPEN, REPEATING, Prompt

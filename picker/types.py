@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
+DEFAULT_FAIRNESS_ID = "default-flow"
+BYTES_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +18,9 @@ class Endpoint:
     """One serving address of the pool: who it is, never how it is doing.
 
     `key` is "namespace/name" and is the identity used by every map in the picker; it is made once,
-    because every decision asks for it many times.
+    because every decision asks for it many times. `rank_index` tells the endpoints of one pod apart
+    that serve its data-parallel ranks, one port each. `metrics_host_port` is where its metrics page
+    is when that is not its own address.
     """
 
     name: str
@@ -24,6 +28,8 @@ class Endpoint:
     port: int
     namespace: str = "default"
     labels: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    rank_index: int = 0
+    metrics_host_port: str | None = None
     key: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -40,6 +46,9 @@ class Endpoint:
 class EndpointMetrics:
     """What one scrape of an endpoint said. `updated_at_seconds` is on the monotonic clock of the
     caller.
+
+    `active_models` and `waiting_models` are the LoRA adapters that run and wait there, at most
+    `max_active_models` at a time (None: the endpoint does not say).
     """
 
     waiting_requests: int = 0
@@ -48,18 +57,26 @@ class EndpointMetrics:
     block_size_tokens: int | None = None
     num_kv_blocks: int | None = None
     process_start_time_seconds: float | None = None
+    active_models: frozenset[str] = frozenset()
+    waiting_models: frozenset[str] = frozenset()
+    max_active_models: int | None = None
     updated_at_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An endpoint as one scheduling decision sees it: identity, last metrics (None: never scraped),
-    own load.
+    """An endpoint as one scheduling decision sees it: identity, last metrics, own load.
+
+    `metrics` is None while the load is unknown: never scraped, or scrapes went stale; then
+    `last_metrics` is what was known last. `attributes` are findings of data-layer extractors about
+    this endpoint, by "Type/producer".
     """
 
     endpoint: Endpoint
     metrics: EndpointMetrics | None = None
     inflight_requests: int = 0
+    last_metrics: EndpointMetrics | None = None
+    attributes: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
 
     @property
     def key(self) -> str:
@@ -76,15 +93,34 @@ class Api(Enum):
     RESPONSES = "responses"
     CONVERSATIONS = "conversations"
     IMAGES = "images/generations"
+    MESSAGES = "messages"
+    GENERATE = "generate"
+    VLLM_GRPC = "vllm-grpc"
     RAW = "raw"
+
+
+@dataclass(frozen=True, slots=True)
+class MultiModalFeature:
+    """An image, video or audio item in a prompt: `length` tokens from `offset`.
+
+    `content_hash` names its content.
+    """
+
+    modality: str
+    content_hash: str
+    offset: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedBody:
     """A request body after its parser.
 
-    `payload` is the decoded JSON object, or None when the parser keeps the body raw (then no prefix
-    is known). `model` is "" when the body names none.
+    `payload` is the decoded JSON object, or None when the parser keeps the body raw. `model` is ""
+    when the body names none. `can_rewrite` says that the model stands in `payload["model"]` and may
+    be replaced there; only then is a request without a model refused. `prompts` holds real token
+    ids, packed as little-endian uint32, where the request carries them. `skip_response` asks for a
+    response that the picker does not look at.
     """
 
     api: Api
@@ -93,6 +129,10 @@ class ParsedBody:
     payload: Mapping[str, Any] | None = None
     max_output_tokens: int | None = None
     cache_salt: str = ""
+    can_rewrite: bool = True
+    prompts: tuple[bytes, ...] = ()
+    features: tuple[tuple[MultiModalFeature, ...], ...] = ()
+    skip_response: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +141,9 @@ class InferenceRequest:
 
     `incoming_model` is what the client asked for, `target_model` what the endpoint will be asked
     for. `prompts` holds, per prompt, its tokens packed as little-endian uint32 (see
-    `producers/token_producer`).
+    `producers/token_producer`), `features` its multi-modal items. `objective` is the name that the
+    client asked for, `priority` what it stands for (0 when nobody knows it; below 0 may be shed).
+    `received_at_seconds` is on the monotonic clock that all plugins are given times of.
     """
 
     request_id: str
@@ -111,6 +153,16 @@ class InferenceRequest:
     target_model: str
     size_bytes: int = 0
     prompts: tuple[bytes, ...] = ()
+    features: tuple[tuple[MultiModalFeature, ...], ...] = ()
+    objective: str = ""
+    priority: int = 0
+    fairness_id: str = DEFAULT_FAIRNESS_ID
+    received_at_seconds: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all prompts; 0 while they are unknown."""
+        return sum(map(len, self.prompts)) // BYTES_PER_TOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +187,15 @@ class ProfileResult:
 class SchedulingResult:
     """Outcome of a decision. `endpoints` is the primary profile's ordered fallback list, never
     empty.
+
+    `set_headers` are the profile handler's own headers for the request. An endpoint in `endpoints`
+    may differ from the picked candidate's in its port.
     """
 
     endpoints: tuple[Endpoint, ...]
     primary_profile: str
     profiles: Mapping[str, ProfileResult] = field(default_factory=lambda: _EMPTY)
+    set_headers: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +208,85 @@ class RawRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What a response says it cost, in tokens. `cached_tokens` None: it does not say.
+
+    A field is 0 while the response has not told it.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """The beginning of an endpoint's response; header names lower case, pseudo-headers included.
+
+    `served_by` is the `ip:port` that the proxy says has served; `has_destination_metadata` whether
+    the proxy sent metadata of the destination namespace at all.
+    """
+
+    status: int | None
+    headers: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    served_by: str | None = None
+    has_destination_metadata: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseProgress:
+    """How far a response has come with a piece of its body.
+
+    `num_bytes` and `usage` (None: nothing was said) count from the beginning; `is_first` is true of
+    the first piece with content, `is_last` of the end of the response.
+    """
+
+    now_seconds: float
+    num_bytes: int
+    usage: Usage | None = None
+    is_first: bool = False
+    is_last: bool = False
+
+
+# Dynamic metadata for the proxy: namespace → key → value (text, number, or a map of numbers).
+Metadata: TypeAlias = Mapping[str, Mapping[str, "str | float | Mapping[str, float]"]]
+
+
+class ResponseTap(Protocol):
+    """Watches and changes the response of one request. Called in the order of the protocol."""
+
+    def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
+        """The response begins; the headers to set on it."""
+        ...
+
+    def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
+        """A piece of the body has come; what goes on to the client instead, and metadata with it.
+
+        What is held back comes with a later piece, at the latest with the last one.
+        """
+        ...
+
+    def end(self) -> bytes:
+        """The response ended without a last piece (trailers); what was still held back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class RouteDecision:
     """What the director tells the stream: where to go and what to change on the way.
 
-    `destination` is the `ip:port[,ip:port…]` list; `body` replaces the client's body when not None.
+    `destination` is the `ip:port[,ip:port…]` list; `body` replaces the client's body when not None;
+    `metadata` goes to the proxy beside the destination. `response` watches the response (None:
+    nobody does); with `skip_response` the picker closes the stream instead of looking at it.
     """
 
     destination: str
     set_headers: tuple[tuple[str, str], ...] = ()
     body: bytes | None = None
+    metadata: Metadata = field(default_factory=lambda: _EMPTY)
+    response: ResponseTap | None = None
+    skip_response: bool = False
 
 
 class FinishCause(Enum):

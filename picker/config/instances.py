@@ -14,6 +14,7 @@ from picker.errors import ConfigError
 from picker.framework.attributes import DataKey
 from picker.framework.interfaces import ConsumesData, DataProducer, ProducesData
 from picker.framework.registry import Registry
+from picker.framework.services import NO_SERVICES, Services
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,12 @@ class Instance:
 class PluginInstances:
     """Owns the plugins while a configuration is put together; iterates in order of creation."""
 
-    def __init__(self, registry: Registry, source: Source) -> None:
+    def __init__(
+        self, registry: Registry, source: Source, services: Services = NO_SERVICES
+    ) -> None:
         self._registry = registry
         self._source = source
+        self._services = services
         self._by_name: dict[str, Instance] = {}
         self.warnings: list[str] = []
 
@@ -55,7 +59,7 @@ class PluginInstances:
         at = (*path, "parameters")
         parameters = self._source.decode(spec.parameters or {}, row.parameters, at)
         try:
-            plugin = row.create(name, parameters)
+            plugin = row.make(name, parameters, self._services)
         except ValueError as error:
             raise self._source.error(at, str(error)) from error
         self._by_name[name] = Instance(name, row.name, plugin, path)

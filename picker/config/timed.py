@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol, runtime_checkable
@@ -49,12 +49,16 @@ class TimedFilter:
     watch: Stopwatch
 
     def filter(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
     ) -> Sequence[Candidate]:
         """What the inner filter says."""
         started = self.watch.clock()
         try:
-            return self.inner.filter(request, candidates, attributes)
+            return self.inner.filter(request, candidates, attributes, rng)
         finally:
             self.watch.stop(started)
 
@@ -142,11 +146,11 @@ class TimedPreRequest:
 
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
-    ) -> None:
+    ) -> Mapping[str, str] | None:
         """What the inner hook does."""
         started = self.watch.clock()
         try:
-            self.inner.pre_request(request, result, attributes)
+            return self.inner.pre_request(request, result, attributes)
         finally:
             self.watch.stop(started)
 

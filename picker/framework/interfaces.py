@@ -9,17 +9,23 @@ one decision.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol, runtime_checkable
 
 from picker.framework.attributes import Attributes, DataKey
 from picker.types import (
     Candidate,
+    FinishCause,
     InferenceRequest,
+    Metadata,
     ParsedBody,
     ProfileResult,
+    ResponseHead,
+    ResponseProgress,
     SchedulingResult,
     ScoredEndpoint,
+    Usage,
 )
 
 
@@ -48,6 +54,119 @@ class DataProducer(Protocol):
 
 
 @runtime_checkable
+class AsyncDataProducer(Protocol):
+    """A data producer that has to ask another server. Runs in order with the others.
+
+    It asks through `Services`; whatever goes wrong or takes longer than `timeout_seconds` ends the
+    finding out, never the request.
+    """
+
+    timeout_seconds: float
+
+    async def look_up(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> InferenceRequest:
+        """As `DataProducer.produce`."""
+        ...
+
+
+@runtime_checkable
+class RequestProcessor(Protocol):
+    """Looks at a request's headers before anything is decided about it."""
+
+    def process(self, request: InferenceRequest) -> InferenceRequest:
+        """The request, possibly enriched. Raises `RefusedError`."""
+        ...
+
+
+@runtime_checkable
+class Screener(Protocol):
+    """Narrows the candidates of all profiles, before producers look at them."""
+
+    def screen(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], rng: Random
+    ) -> Sequence[Candidate]:
+        """Those that may serve. Every screener sees all; the results are intersected."""
+        ...
+
+
+@runtime_checkable
+class Admitter(Protocol):
+    """May refuse a request once producers have looked at it."""
+
+    def admit(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
+    ) -> None:
+        """Raises `RefusedError` to refuse."""
+        ...
+
+
+@runtime_checkable
+class SaturationDetector(Protocol):
+    """Says how full the pool is."""
+
+    def saturation(
+        self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
+    ) -> float:
+        """0 is idle, 1 and above is full; no candidates are full."""
+        ...
+
+
+@runtime_checkable
+class Decider(Protocol):
+    """Decides whether a stage of a disaggregated request is worth its profile."""
+
+    def should_run(
+        self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
+    ) -> bool:
+        """Whether to run it; `picked` is the endpoint of the stage before, if there was one."""
+        ...
+
+
+@runtime_checkable
+class UsesPlugins(Protocol):
+    """Needs other plugins of the configuration."""
+
+    @property
+    def references(self) -> Mapping[str, str]:
+        """Parameter name → the plugin that it names."""
+        ...
+
+    def connect(self, plugins: Mapping[str, object]) -> None:
+        """The named plugins, by name; called once, when all plugins exist. Raises `ValueError` for
+        one of the wrong kind.
+        """
+        ...
+
+
+@runtime_checkable
+class ResponseReader(Protocol):
+    """Reads what one response says about usage. One object a response, fed in order."""
+
+    @property
+    def usage(self) -> Usage | None:
+        """What was said so far; None: nothing."""
+        ...
+
+    def feed(self, data: bytes, is_last: bool) -> None:
+        """Take a piece of the body, cut anywhere. Never raises for what a server may send."""
+        ...
+
+
+@runtime_checkable
+class ReadsResponses(Protocol):
+    """A parser that understands the responses to its requests as well."""
+
+    def response_reader(self, body: ParsedBody, content_type: str) -> ResponseReader:
+        """A reader for the response to a request with this body."""
+        ...
+
+
+@runtime_checkable
 class ProducesData(Protocol):
     """Says what its `produce` writes. Names the findings that `ConsumesData` can ask for."""
 
@@ -68,13 +187,27 @@ class ConsumesData(Protocol):
 
 
 @runtime_checkable
+class MayConsumeData(Protocol):
+    """Makes use of findings where there are any; nothing is created to make them."""
+
+    @property
+    def may_consume(self) -> tuple[DataKey[Any], ...]:
+        """The keys it reads when they were produced."""
+        ...
+
+
+@runtime_checkable
 class Filter(Protocol):
     """Narrows the candidates of a profile."""
 
     def filter(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
     ) -> Sequence[Candidate]:
-        """Return the candidates that may serve; an empty result refuses the request."""
+        """Return the candidates that may serve, in the order given; none refuses the request."""
         ...
 
 
@@ -112,8 +245,11 @@ class ProfileHandler(Protocol):
         request: InferenceRequest,
         profiles: Sequence[str],
         results: Mapping[str, ProfileResult | None],
+        attributes: Attributes,
     ) -> Sequence[str]:
-        """Names of the profiles to run next; empty when done."""
+        """Names of the profiles to run next; empty when done. `results` has None for a profile that
+        found nothing.
+        """
         ...
 
     def process_results(
@@ -129,8 +265,49 @@ class PreRequest(Protocol):
 
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+    ) -> Mapping[str, str] | None:
+        """Record the decision (a prefix index learns here); headers to set on the request, if any.
+
+        Raises `RefusedError` to refuse it after all.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A request that has left for its endpoint, with the decision and what producers found."""
+
+    request: InferenceRequest
+    result: SchedulingResult
+    attributes: Attributes
+
+
+@runtime_checkable
+class ResponseHeadHook(Protocol):
+    """Told when the response to a routed request begins."""
+
+    def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str] | None:
+        """Headers to set on the response, if any."""
+        ...
+
+
+@runtime_checkable
+class ResponseProgressHook(Protocol):
+    """Told of the pieces of a response, where the proxy shows bodies."""
+
+    def response_progress(self, flight: Flight, progress: ResponseProgress) -> Metadata | None:
+        """Metadata for the proxy, if any; it is sent with the last piece only."""
+        ...
+
+
+@runtime_checkable
+class RequestEndHook(Protocol):
+    """Told of the end of each routed request, exactly once, whatever ended it."""
+
+    def request_ended(
+        self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
     ) -> None:
-        """Record the decision (a prefix index learns here)."""
+        """Release what the request held. `usage` is what its response said, if anything."""
         ...
 
 

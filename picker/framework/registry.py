@@ -10,12 +10,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from picker.errors import ConfigError
+from picker.framework.services import NO_SERVICES, Services
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -25,21 +27,34 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 P = TypeVar("P", bound=Parameters)
 
 
+class Stability(Enum):
+    """How settled a plugin type is; alpha ones need `--allow-experimental-plugins`."""
+
+    ALPHA = "alpha"
+    BETA = "beta"
+    DEPRECATED = "deprecated"
+
+
 @dataclass(frozen=True, slots=True)
 class PluginType(Generic[P]):
     """One row of the registry.
 
-    `name` is what the configuration calls the type (kebab case). `create(name, parameters)` makes
-    an instance that the configuration calls `name`; it may raise `ValueError` for
+    `name` is what the configuration calls the type (kebab case). `create(name, parameters,
+    services)` makes an instance that the configuration calls `name`; it may raise `ValueError` for
     values that are well-typed but make no sense. `default_for` lists the data types for which this
     producer is created by itself when a plugin needs them and nobody configured a producer.
     """
 
     name: str
     parameters: type[P]
-    create: Callable[[str, P], object]
+    create: Callable[[str, P, Services], object]
     default_for: tuple[str, ...] = ()
     deprecated_aliases: tuple[str, ...] = ()
+    stability: Stability = Stability.BETA
+
+    def make(self, name: str, parameters: P, services: Services = NO_SERVICES) -> object:
+        """An instance; without `services` one that asks nobody. Raises `ValueError`."""
+        return self.create(name, parameters, services)
 
 
 class Registry:

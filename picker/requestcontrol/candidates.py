@@ -26,7 +26,13 @@ def _with_load(candidate: Candidate, inflight: Mapping[str, int]) -> Candidate:
     requests = inflight.get(candidate.key)
     if requests is None:
         return candidate
-    return Candidate(candidate.endpoint, candidate.metrics, requests)
+    return Candidate(
+        candidate.endpoint,
+        candidate.metrics,
+        requests,
+        candidate.last_metrics,
+        candidate.attributes,
+    )
 
 
 def _within(pool: Sequence[Candidate], subset_hint: Iterable[str]) -> list[Candidate]:

@@ -18,7 +18,18 @@ from typing import Protocol
 from picker.datalayer.inflight import InflightLoad
 from picker.errors import Code, RefusedError, bad_request, no_endpoints
 from picker.framework.attributes import Attributes
-from picker.framework.interfaces import DataProducer, PreRequest
+from picker.framework.interfaces import (
+    Admitter,
+    AsyncDataProducer,
+    DataProducer,
+    PreRequest,
+    RequestEndHook,
+    RequestProcessor,
+    ResponseHeadHook,
+    ResponseProgressHook,
+    SaturationDetector,
+    Screener,
+)
 from picker.requestcontrol.candidates import candidates_for
 from picker.requestcontrol.headers import MODEL_REWRITE, REQUEST_ID, first_of
 from picker.requestcontrol.observer import Decision, NoObserver, Outcome, RequestObserver
@@ -74,8 +85,15 @@ class RequestPipeline:
 
     parsers: ParserTable
     scheduler: RequestScheduler
-    producers: tuple[DataProducer, ...] = ()
+    producers: tuple[DataProducer | AsyncDataProducer, ...] = ()
     hooks: tuple[PreRequest, ...] = ()
+    processors: tuple[RequestProcessor, ...] = ()
+    screeners: tuple[Screener, ...] = ()
+    admitters: tuple[Admitter, ...] = ()
+    saturation: SaturationDetector | None = None
+    response_heads: tuple[ResponseHeadHook, ...] = ()
+    response_progress: tuple[ResponseProgressHook, ...] = ()
+    request_ends: tuple[RequestEndHook, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +250,8 @@ class Exchange:
     ) -> InferenceRequest:
         """Run the producers; one that fails ends the finding out, never the request."""
         for producer in self._pipeline.producers:
+            if not isinstance(producer, DataProducer):
+                continue
             try:
                 request = producer.produce(request, candidates, attributes)
             except RefusedError:

@@ -43,7 +43,7 @@ class Profile:
         leave nothing.
         """
         for narrow in self.filters:
-            candidates = narrow.filter(request, candidates, attributes)
+            candidates = narrow.filter(request, candidates, attributes, rng)
             if not candidates:
                 break
         if not candidates:

@@ -44,7 +44,7 @@ class Scheduler:
             raise no_endpoints()
         results: dict[str, ProfileResult | None] = {}
         refusals: dict[str, RefusedError] = {}
-        while names := self._next(request, results):
+        while names := self._next(request, results, attributes):
             for name in names:
                 try:
                     results[name] = self._profiles[name].run(request, candidates, attributes, rng)
@@ -61,7 +61,10 @@ class Scheduler:
             raise
 
     def _next(
-        self, request: InferenceRequest, results: Mapping[str, ProfileResult | None]
+        self,
+        request: InferenceRequest,
+        results: Mapping[str, ProfileResult | None],
+        attributes: Attributes,
     ) -> list[str]:
-        asked = self._handler.pick_profiles(request, self._names, results)
+        asked = self._handler.pick_profiles(request, self._names, results, attributes)
         return [name for name in asked if name in self._profiles and name not in results]

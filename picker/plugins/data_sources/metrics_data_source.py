@@ -9,6 +9,7 @@ of `--refresh-metrics-interval`). For https: `insecureSkipVerify` true, `caCertP
 from __future__ import annotations
 
 from picker.framework.registry import Parameters, PluginType
+from picker.framework.services import Services
 
 
 class MetricsDataSource(Parameters, frozen=True):
@@ -24,7 +25,7 @@ class MetricsDataSource(Parameters, frozen=True):
     interval: str = ""
 
 
-def _create(_name: str, parameters: MetricsDataSource) -> MetricsDataSource:
+def _create(_name: str, parameters: MetricsDataSource, _services: Services) -> MetricsDataSource:
     if parameters.scheme not in ("http", "https"):
         raise ValueError(f"scheme must be http or https, got '{parameters.scheme}'")
     if not parameters.path.startswith("/"):

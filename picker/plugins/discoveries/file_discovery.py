@@ -15,4 +15,6 @@ class FileDiscoverySettings(Parameters, frozen=True):
     watch_file: bool = False
 
 
-PLUGIN = PluginType("file-discovery", FileDiscoverySettings, lambda _name, parameters: parameters)
+PLUGIN = PluginType(
+    "file-discovery", FileDiscoverySettings, lambda _name, parameters, _services: parameters
+)

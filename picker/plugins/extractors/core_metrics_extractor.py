@@ -11,6 +11,7 @@ from typing import Any
 
 from picker.datalayer.extract import DEFAULT_ENGINE, ENGINES
 from picker.framework.registry import Parameters, PluginType
+from picker.framework.services import Services
 
 
 class CoreMetricsExtractor(Parameters, frozen=True):
@@ -21,7 +22,9 @@ class CoreMetricsExtractor(Parameters, frozen=True):
     engine_configs: tuple[Any, ...] = ()
 
 
-def _create(_name: str, parameters: CoreMetricsExtractor) -> CoreMetricsExtractor:
+def _create(
+    _name: str, parameters: CoreMetricsExtractor, _services: Services
+) -> CoreMetricsExtractor:
     if parameters.engine_label_key is not None or parameters.engine_configs:
         raise ValueError("engineLabelKey and engineConfigs are not supported yet")
     if parameters.default_engine not in ENGINES:

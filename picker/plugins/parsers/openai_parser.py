@@ -13,6 +13,7 @@ import msgspec
 
 from picker.errors import RefusedError, bad_request
 from picker.framework.registry import Parameters, PluginType
+from picker.framework.services import Services
 from picker.types import Api, ParsedBody
 
 _MAX_TOKEN_ID = 2**32 - 1
@@ -162,7 +163,7 @@ _API_BY_SUFFIX = (
 )
 
 
-def _create(name: str, parameters: Parameters) -> OpenAIParser:
+def _create(name: str, parameters: Parameters, _services: Services) -> OpenAIParser:
     return OpenAIParser()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from picker.framework.registry import Parameters, PluginType
+from picker.framework.services import Services
 from picker.types import Api, ParsedBody
 
 
@@ -18,7 +19,7 @@ class PassthroughParser:
         return ParsedBody(Api.RAW)
 
 
-def _create(name: str, parameters: Parameters) -> PassthroughParser:
+def _create(name: str, parameters: Parameters, _services: Services) -> PassthroughParser:
     return PassthroughParser()
 
 

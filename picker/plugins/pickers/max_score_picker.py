@@ -39,5 +39,5 @@ class MaxScorePicker:
 PLUGIN = PluginType(
     "max-score-picker",
     PickerParameters,
-    lambda _name, parameters: MaxScorePicker(parameters.max_num_of_endpoints),
+    lambda _name, parameters, _services: MaxScorePicker(parameters.max_num_of_endpoints),
 )

@@ -27,5 +27,5 @@ class RandomPicker:
 PLUGIN = PluginType(
     "random-picker",
     PickerParameters,
-    lambda _name, parameters: RandomPicker(parameters.max_num_of_endpoints),
+    lambda _name, parameters, _services: RandomPicker(parameters.max_num_of_endpoints),
 )

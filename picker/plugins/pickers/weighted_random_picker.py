@@ -39,5 +39,5 @@ def _log_key(score: float, rng: Random) -> float:
 PLUGIN = PluginType(
     "weighted-random-picker",
     PickerParameters,
-    lambda _name, parameters: WeightedRandomPicker(parameters.max_num_of_endpoints),
+    lambda _name, parameters, _services: WeightedRandomPicker(parameters.max_num_of_endpoints),
 )

@@ -163,6 +163,6 @@ def _check(parameters: ApproxPrefixCacheParameters) -> None:
 PLUGIN = PluginType(
     "approx-prefix-cache-producer",
     ApproxPrefixCacheParameters,
-    ApproxPrefixCacheProducer,
+    lambda name, parameters, _services: ApproxPrefixCacheProducer(name, parameters),
     default_for=(MATCH_INFO,),
 )

@@ -162,7 +162,7 @@ def _padded(text: bytes) -> bytes:
 PLUGIN = PluginType(
     "token-producer",
     TokenProducerParameters,
-    lambda _name, _parameters: TokenProducer(),
+    lambda _name, _parameters, _services: TokenProducer(),
     default_for=(TOKENIZED_PROMPT.data_type,),
     deprecated_aliases=("tokenizer",),
 )

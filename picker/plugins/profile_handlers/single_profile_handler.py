@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from picker.errors import Code, RefusedError
+from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType
 from picker.types import InferenceRequest, ProfileResult, SchedulingResult
 
@@ -25,6 +26,7 @@ class SingleProfileHandler:
         request: InferenceRequest,
         profiles: Sequence[str],
         results: Mapping[str, ProfileResult | None],
+        attributes: Attributes,
     ) -> Sequence[str]:
         """The profile, unless it ran."""
         return () if results else profiles[:1]
@@ -46,5 +48,7 @@ def _found(results: Mapping[str, ProfileResult | None]) -> Mapping[str, ProfileR
 
 
 PLUGIN = PluginType(
-    "single-profile-handler", Parameters, lambda _name, _parameters: SingleProfileHandler()
+    "single-profile-handler",
+    Parameters,
+    lambda _name, _parameters, _services: SingleProfileHandler(),
 )

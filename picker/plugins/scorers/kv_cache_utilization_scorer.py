@@ -29,5 +29,7 @@ class KvCacheUtilizationScorer:
 
 
 PLUGIN = PluginType(
-    "kv-cache-utilization-scorer", Parameters, lambda _name, _parameters: KvCacheUtilizationScorer()
+    "kv-cache-utilization-scorer",
+    Parameters,
+    lambda _name, _parameters, _services: KvCacheUtilizationScorer(),
 )

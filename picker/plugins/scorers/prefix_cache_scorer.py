@@ -69,5 +69,5 @@ class PrefixCacheScorer:
 PLUGIN = PluginType(
     "prefix-cache-scorer",
     PrefixCacheParameters,
-    lambda _name, parameters: PrefixCacheScorer(parameters),
+    lambda _name, parameters, _services: PrefixCacheScorer(parameters),
 )

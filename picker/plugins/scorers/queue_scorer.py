@@ -48,4 +48,4 @@ def _queue(candidate: Candidate) -> int | None:
     return max(metrics.waiting_requests, candidate.inflight_requests - metrics.running_requests)
 
 
-PLUGIN = PluginType("queue-scorer", Parameters, lambda _name, _parameters: QueueScorer())
+PLUGIN = PluginType("queue-scorer", Parameters, lambda _name, _parameters, _services: QueueScorer())

@@ -35,7 +35,7 @@ def refusal(path: str, body: object) -> str:
 
 def test_it_is_a_plugin_of_its_config_type() -> None:
     """The registry row makes parsers."""
-    parser = PLUGIN.create("mine", PLUGIN.parameters())
+    parser = PLUGIN.make("mine", PLUGIN.parameters())
     assert PLUGIN.name == "openai-parser"
     assert isinstance(parser, Parser)
 

@@ -9,7 +9,7 @@ from picker.types import Api, ParsedBody
 
 def test_any_bytes_stay_raw() -> None:
     """No body is wrong, and nothing is known about one."""
-    parser = PLUGIN.create("mine", PLUGIN.parameters())
+    parser = PLUGIN.make("mine", PLUGIN.parameters())
     assert isinstance(parser, Parser)
     for body in (b"", b"\xff\x00", b'{"model":"m"}'):
         assert parser.parse("/x", {}, body) == ParsedBody(Api.RAW)
@@ -18,4 +18,4 @@ def test_any_bytes_stay_raw() -> None:
 def test_it_claims_no_path_and_so_takes_what_is_left() -> None:
     """A parser without claims is the fallback."""
     assert PLUGIN.name == "passthrough-parser"
-    assert PLUGIN.create("mine", PLUGIN.parameters()).claims == ()
+    assert PLUGIN.make("mine", PLUGIN.parameters()).claims == ()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from picker.errors import Code, RefusedError
+from picker.framework.attributes import Attributes
 from picker.plugins.profile_handlers.single_profile_handler import SingleProfileHandler
 from picker.types import Candidate, InferenceRequest, ProfileResult, ScoredEndpoint
 
@@ -17,10 +18,10 @@ def test_the_only_profile_runs_once_and_is_primary(
     """Its picked endpoints, in order, are the fallback list."""
     handler, request = SingleProfileHandler(), request_for()
     assert handler.max_profiles == 1
-    assert list(handler.pick_profiles(request, ["default"], {})) == ["default"]
+    assert list(handler.pick_profiles(request, ["default"], {}, Attributes())) == ["default"]
     picked = (ScoredEndpoint(candidate("a"), 2.0), ScoredEndpoint(candidate("b"), 1.0))
     results = {"default": ProfileResult(picked)}
-    assert not handler.pick_profiles(request, ["default"], results)
+    assert not handler.pick_profiles(request, ["default"], results, Attributes())
     result = handler.process_results(request, results)
     assert [endpoint.name for endpoint in result.endpoints] == ["a", "b"]
     assert result.primary_profile == "default"
