@@ -47,7 +47,11 @@ class Keep:
         self.names, self.calls = names, 0
 
     def filter(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
     ) -> Sequence[Candidate]:
         self.calls += 1
         return [candidate for candidate in candidates if candidate.endpoint.name in self.names]
@@ -114,6 +118,7 @@ class Ask:
         request: InferenceRequest,
         profiles: Sequence[str],
         results: Mapping[str, ProfileResult | None],
+        attributes: Attributes,
     ) -> Sequence[str]:
         return self.rounds.pop(0) if self.rounds else ()
 
