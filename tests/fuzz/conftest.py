@@ -1,0 +1,71 @@
+"""A shared time budget: every fuzz test runs for so many seconds, a second by default.
+
+`POINTSMAN_FUZZ_SECONDS` sets the budget of each test, `POINTSMAN_FUZZ_SEED` where the sequence of
+random examples begins; the same seed begins the same sequence.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.strategies import SearchStrategy
+
+T = TypeVar("T")
+EXAMPLES_A_ROUND = 25
+SEEDS_A_START = 1_000_000
+
+
+class ForSeconds(Protocol):
+    """Calls `check` with examples of `strategy`, over and over, until the budget is spent."""
+
+    def __call__(
+        self, strategy: SearchStrategy[T], check: Callable[[T], Any], seconds: float | None = None
+    ) -> None:
+        """Run; `seconds` None is `fuzz_seconds`. A failing example is shrunk and raised."""
+        ...
+
+
+@pytest.fixture
+def fuzz_seconds() -> float:
+    """How long one fuzz test should run."""
+    return float(os.environ.get("POINTSMAN_FUZZ_SECONDS", "1"))
+
+
+@pytest.fixture
+def for_seconds(fuzz_seconds: float) -> ForSeconds:
+    """Runs a check on random examples within the budget, at least one round of them."""
+
+    def run(
+        strategy: SearchStrategy[T], check: Callable[[T], Any], seconds: float | None = None
+    ) -> None:
+        deadline = time.monotonic() + (fuzz_seconds if seconds is None else seconds)
+        number = int(os.environ.get("POINTSMAN_FUZZ_SEED", "0")) * SEEDS_A_START
+        one_round(strategy, check, number)
+        while time.monotonic() < deadline:
+            number += 1
+            one_round(strategy, check, number)
+
+    return run
+
+
+def one_round(strategy: SearchStrategy[T], check: Callable[[T], Any], number: int) -> None:
+    """A few examples, those that `number` stands for."""
+
+    @seed(number)
+    @settings(
+        max_examples=EXAMPLES_A_ROUND,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def examine(example: T) -> None:
+        check(example)
+
+    examine()
