@@ -1,5 +1,7 @@
 """Every way a request can be refused, and the one table that gives each its HTTP status.
 
+What the statuses mean here is told, row by row, in `docs/protocol.md`.
+
 Source: Gateway API Inference Extension, Endpoint Picker Protocol, and the error codes of the
 reference picker.
 """
@@ -22,6 +24,7 @@ class Code(Enum):
     PRECONDITION_FAILED = "PreconditionFailed"
     PAYLOAD_TOO_LARGE = "PayloadTooLarge"
     RESOURCE_EXHAUSTED = "ResourceExhausted"
+    HEADERS_TOO_LARGE = "HeadersTooLarge"
     INTERNAL = "Internal"
     SERVICE_UNAVAILABLE = "ServiceUnavailable"
 
@@ -34,19 +37,27 @@ HTTP_STATUS: dict[Code, int] = {
     Code.PRECONDITION_FAILED: 412,
     Code.PAYLOAD_TOO_LARGE: 413,
     Code.RESOURCE_EXHAUSTED: 429,
+    Code.HEADERS_TOO_LARGE: 431,
     Code.INTERNAL: 500,
     Code.SERVICE_UNAVAILABLE: 503,
 }
 
 
 class DropReason(Enum):
-    """Value of the `x-llm-d-request-dropped-reason` response header."""
+    """Value of the `x-llm-d-request-dropped-reason` response header.
+
+    The reasons that begin with `rejected` are of requests that never left, those that begin with
+    `evicted` of requests that were under way.
+    """
 
     SATURATED = "rejected-saturated"
     NO_ENDPOINTS = "rejected-no-endpoints"
     TTL_EXPIRED = "rejected-ttl-expired"
     CONTEXT_CANCELLED = "rejected-context-cancelled"
     SHUTTING_DOWN = "rejected-shutting-down"
+    EVICTED = "evicted"
+    EVICTED_QUEUE_PRESSURE = "evicted-queue-pressure"
+    EVICTED_PRIORITY = "evicted-priority"
 
 
 class PickerError(Exception):
@@ -100,3 +111,7 @@ def no_endpoints(
 def bad_request(message: str) -> RefusedError:
     """400: the client's request cannot be understood."""
     return RefusedError(Code.BAD_REQUEST, message)
+
+
+EVICTED_STATUS = HTTP_STATUS[Code.RESOURCE_EXHAUSTED]
+EVICTED_BODY = "request evicted by flow control"

@@ -279,6 +279,7 @@ class RouteDecision:
     `destination` is the `ip:port[,ip:port…]` list; `body` replaces the client's body when not None;
     `metadata` goes to the proxy beside the destination. `response` watches the response (None:
     nobody does); with `skip_response` the picker closes the stream instead of looking at it.
+    With `needs_response_body` a proxy that would not show the body of the response is asked to.
     """
 
     destination: str
@@ -287,13 +288,20 @@ class RouteDecision:
     metadata: Metadata = field(default_factory=lambda: _EMPTY)
     response: ResponseTap | None = None
     skip_response: bool = False
+    needs_response_body: bool = False
 
 
 class FinishCause(Enum):
-    """Why a stream ended; each stream reports exactly one."""
+    """Why a stream ended; each stream reports exactly one.
+
+    SKIPPED: the request went to its endpoint and nobody looked at the response, as was asked for.
+    EVICTED: the request was under way and was stopped in favour of others.
+    """
 
     COMPLETED = "completed"
     REFUSED = "refused"
+    SKIPPED = "skipped"
+    EVICTED = "evicted"
     CLIENT_GONE = "client-gone"
     RESET = "reset"
     SHUTDOWN = "shutdown"
