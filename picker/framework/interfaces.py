@@ -312,6 +312,24 @@ class RequestEndHook(Protocol):
 
 
 @runtime_checkable
+class BackgroundFlush(Protocol):
+    """Gathers things that another server is told in batches, beside the requests.
+
+    The picker awaits `flush` every `flush_interval_seconds`, one call at a time, and once more
+    before it ends.
+    """
+
+    flush_interval_seconds: float
+
+    async def flush(self, now_seconds: float, unix_seconds: float) -> None:
+        """Hand over what was gathered. `now_seconds` is on the clock of the hooks, `unix_seconds`
+        the time of day at the same moment. Whatever goes wrong with the other server is dealt
+        with here.
+        """
+        ...
+
+
+@runtime_checkable
 class EndpointObserver(Protocol):
     """Told when endpoints leave the pool or restart, so that state about them can be dropped."""
 

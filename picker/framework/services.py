@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from picker.errors import PickerError
 
+_NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
+
 
 class HttpError(PickerError):
-    """A server could not be asked, or answered with something other than 200."""
+    """A server could not be asked, or answered with a status outside 200..299."""
 
 
 class HttpClient(Protocol):
@@ -24,7 +27,10 @@ class HttpClient(Protocol):
         timeout_seconds: float,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """The decoded JSON of the answer, of 16 MiB at most. Raises `HttpError`."""
+        """The decoded JSON of the answer, of 16 MiB at most; None for an answer without a body.
+
+        Raises `HttpError`.
+        """
         ...
 
 
@@ -45,9 +51,14 @@ class NoHttp:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Everything a plugin is given when it is made."""
+    """Everything a plugin is given when it is made.
+
+    `environment` holds the process's environment variables, for settings that have always been
+    there.
+    """
 
     http: HttpClient
+    environment: Mapping[str, str] = field(default_factory=lambda: _NO_ENVIRONMENT)
 
 
 NO_SERVICES = Services(NoHttp())

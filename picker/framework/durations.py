@@ -1,0 +1,22 @@
+"""Durations as Go writes them: `50ms`, `1m30s`."""
+
+from __future__ import annotations
+
+import re
+
+_MICRO = dict.fromkeys(("us", "\u00b5s", "\u03bcs"), 1e-6)  # Go takes both micro signs
+_SECONDS = {"ns": 1e-9, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0} | _MICRO
+_DURATION = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h)", re.ASCII)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of a Go duration, e.g. `50ms`, `1m30s`, `0`. Raises `ValueError`.
+
+    Negative durations are refused: nothing here has a use for one.
+    """
+    if text == "0":
+        return 0.0
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"'{text}' is no duration; write for example 50ms, 2s or 1m30s")
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)

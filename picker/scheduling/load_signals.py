@@ -1,0 +1,55 @@
+"""What is known of candidates' load, and how loads become scores.
+
+A load signal is what the last scrape reported, but at least what this picker itself has under way
+there beyond what that scrape saw. So a burst that arrives between two scrapes spreads although no
+scrape has seen it yet. None stands for "unknown": never scraped, or scrapes went stale. Unknown is
+not idle; but while no candidate's load is known, own in-flight counts are all there is, and decide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from picker.types import Candidate
+
+
+def waiting_requests(candidate: Candidate) -> int | None:
+    """Requests waiting there: `max(waiting, inflight − running)`."""
+    metrics = candidate.metrics
+    if metrics is None:
+        return None
+    return max(metrics.waiting_requests, candidate.inflight_requests - metrics.running_requests)
+
+
+def running_requests(candidate: Candidate) -> int | None:
+    """Requests running there: `max(running, inflight − waiting)`."""
+    metrics = candidate.metrics
+    if metrics is None:
+        return None
+    return max(metrics.running_requests, candidate.inflight_requests - metrics.waiting_requests)
+
+
+def loads(
+    candidates: Sequence[Candidate], signal: Callable[[Candidate], int | None]
+) -> list[int | None]:
+    """The `signal` of each candidate; own in-flight counts when it is unknown for all of them."""
+    values = [signal(candidate) for candidate in candidates]
+    if any(value is not None for value in values):
+        return values
+    return [candidate.inflight_requests for candidate in candidates]
+
+
+def least_first(values: Sequence[float | None]) -> list[float]:
+    """A score per value, relative to the others: the least 1.0, the greatest 0.0, all equal 1.0.
+
+    None scores 0.0, like the worst, and does not take part in the comparison.
+    """
+    known = [value for value in values if value is not None]
+    greatest, least = max(known, default=0.0), min(known, default=0.0)
+    span = greatest - least
+    if math.isinf(span):
+        return least_first([None if value is None else value / 2 for value in values])
+    if span == 0:
+        return [0.0 if value is None else 1.0 for value in values]
+    return [0.0 if value is None else (greatest - value) / span for value in values]

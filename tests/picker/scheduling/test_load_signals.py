@@ -1,0 +1,62 @@
+"""Load signals: own counts are a lower bound, and unknown is not idle."""
+
+from __future__ import annotations
+
+import pytest
+
+from picker.scheduling.load_signals import (
+    least_first,
+    loads,
+    running_requests,
+    waiting_requests,
+)
+from picker.types import Candidate, Endpoint, EndpointMetrics
+
+
+def _candidate(waiting: int | None, running: int = 0, inflight: int = 0) -> Candidate:
+    metrics = None if waiting is None else EndpointMetrics(waiting, running)
+    return Candidate(Endpoint("w", "10.0.0.1", 8000), metrics, inflight)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "waiting", "running"),
+    [
+        (_candidate(3, 2), 3, 2),
+        (_candidate(0, 0, inflight=4), 4, 4),
+        (_candidate(1, 3, inflight=4), 1, 3),
+        (_candidate(1, 2, inflight=9), 7, 8),
+        (_candidate(None, inflight=4), None, None),
+    ],
+)
+def test_a_signal_is_at_least_what_no_scrape_has_seen(
+    candidate: Candidate, waiting: int | None, running: int | None
+) -> None:
+    """Own requests beyond those that the other series shows; unknown stays unknown."""
+    assert waiting_requests(candidate) == waiting
+    assert running_requests(candidate) == running
+
+
+def test_own_counts_stand_in_only_when_nothing_is_known() -> None:
+    """One known endpoint is enough for unknown to stay unknown."""
+    unknown = [_candidate(None, inflight=count) for count in (4, 0)]
+    assert loads(unknown, waiting_requests) == [4, 0]
+    assert loads([*unknown, _candidate(2)], waiting_requests) == [None, None, 2]
+    assert loads([], waiting_requests) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "scores"),
+    [
+        ([10, 5, 0], [0.0, 0.5, 1.0]),
+        ([3, 3], [1.0, 1.0]),
+        ([3, None, 1], [0.0, 0.0, 1.0]),
+        ([3, None], [1.0, 0.0]),
+        ([None], [0.0]),
+        ([], []),
+        ([-1e308, 1e308, 0.0], [1.0, 0.0, 0.5]),
+        ([5e-324, 0.0], [0.0, 1.0]),
+    ],
+)
+def test_the_least_scores_one(values: list[float | None], scores: list[float]) -> None:
+    """Relative to the known values, at the ends of the number range as well."""
+    assert least_first(values) == scores
