@@ -20,7 +20,7 @@ class Endpoint:
     `key` is "namespace/name" and is the identity used by every map in the picker; it is made once,
     because every decision asks for it many times. `rank_index` tells the endpoints of one pod apart
     that serve its data-parallel ranks, one port each. `metrics_host_port` is where its metrics page
-    is when that is not its own address.
+    is when that is not its own address, `node_address` that of the machine it runs on, where known.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Endpoint:
     labels: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     rank_index: int = 0
     metrics_host_port: str | None = None
+    node_address: str | None = None
     key: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -48,7 +49,9 @@ class EndpointMetrics:
     caller.
 
     `active_models` and `waiting_models` are the LoRA adapters that run and wait there, at most
-    `max_active_models` at a time (None: the endpoint does not say).
+    `max_active_models` at a time (None: the endpoint does not say). The next scrape was meant to
+    follow after `interval_seconds`: an idle pool is asked less often, so a scrape is late when it
+    is older than that and what one tolerates.
     """
 
     waiting_requests: int = 0
@@ -61,6 +64,7 @@ class EndpointMetrics:
     waiting_models: frozenset[str] = frozenset()
     max_active_models: int | None = None
     updated_at_seconds: float = 0.0
+    interval_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
