@@ -9,6 +9,9 @@ from types import MappingProxyType
 from picker.types import Candidate, EndpointMetrics
 
 CORE_METRICS = "core-metrics-extractor"
+MULTICLUSTER_METRICS = "multicluster-metrics-extractor"
+MULTICLUSTER_QUEUE_SIZE = "llm-d.ai/multicluster-queue-size"
+MULTICLUSTER_KV_CACHE_UTILIZATION = "llm-d.ai/multicluster-kv-cache-utilization"
 
 _CORE: Mapping[str, Callable[[EndpointMetrics], float | None]] = MappingProxyType(
     {

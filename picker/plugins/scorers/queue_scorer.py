@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType
+from picker.scheduling.load_signals import least_first, loads, waiting_requests
 from picker.types import Candidate, InferenceRequest
 
 
@@ -29,23 +30,7 @@ class QueueScorer:
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
         """One score per candidate; see the module's formula."""
-        queues = [_queue(candidate) for candidate in candidates]
-        known = [queue for queue in queues if queue is not None]
-        if not known:
-            queues = [candidate.inflight_requests for candidate in candidates]
-            known = [candidate.inflight_requests for candidate in candidates]
-        longest, shortest = max(known, default=0), min(known, default=0)
-        if longest == shortest:
-            return [0.0 if queue is None else 1.0 for queue in queues]
-        span = longest - shortest
-        return [0.0 if queue is None else (longest - queue) / span for queue in queues]
-
-
-def _queue(candidate: Candidate) -> int | None:
-    metrics = candidate.metrics
-    if metrics is None:
-        return None
-    return max(metrics.waiting_requests, candidate.inflight_requests - metrics.running_requests)
+        return least_first(loads(candidates, waiting_requests))
 
 
 PLUGIN = PluginType("queue-scorer", Parameters, lambda _name, _parameters, _services: QueueScorer())

@@ -1,0 +1,51 @@
+"""load-aware-scorer: prefer endpoints without a queue, up to a threshold.
+
+    score = 0.5                              when nobody waits
+            0.5 · (1 − min(q, T) / T)        else, with T = `threshold` (128; ≤ 0 means 128)
+
+`q` is the number of waiting requests as in queue-scorer, own requests that no scrape has seen
+included. Unknown load scores 0.0, like a full queue; when no candidate's load is known, q =
+inflight for every one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from picker.framework.attributes import Attributes
+from picker.framework.registry import Parameters, PluginType
+from picker.scheduling.load_signals import loads, waiting_requests
+from picker.types import Candidate, InferenceRequest
+
+DEFAULT_THRESHOLD = 128
+BEST = 0.5
+
+
+class LoadAwareParameters(Parameters, frozen=True):
+    """`parameters` of a load-aware-scorer."""
+
+    threshold: int = DEFAULT_THRESHOLD
+
+
+class LoadAwareScorer:
+    """Scores by queue length against a fixed threshold. Stateless."""
+
+    def __init__(self, parameters: LoadAwareParameters) -> None:
+        self._threshold = parameters.threshold if parameters.threshold > 0 else DEFAULT_THRESHOLD
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> Sequence[float]:
+        """One score per candidate; see the module's formula."""
+        limit = self._threshold
+        return [
+            0.0 if queue is None else BEST * (1.0 - min(queue, limit) / limit)
+            for queue in loads(candidates, waiting_requests)
+        ]
+
+
+PLUGIN = PluginType(
+    "load-aware-scorer",
+    LoadAwareParameters,
+    lambda _name, parameters, _services: LoadAwareScorer(parameters),
+)

@@ -1,0 +1,50 @@
+"""lora-affinity-scorer: prefer endpoints that have the request's LoRA adapter loaded.
+
+    score = 1.0    the target model is an active adapter there
+            0.8    else, when there is room for one more: active + waiting < max
+            0.6    else, when the target model waits there to be loaded
+            0.0    else, and when the endpoint's adapters are unknown
+
+The target model is taken for an adapter also when it is the base model, so requests for the base
+model score 0.8 or 0.0. An endpoint that does not say how many adapters it can hold has no room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from picker.framework.attributes import Attributes
+from picker.framework.registry import Parameters, PluginType
+from picker.types import Candidate, EndpointMetrics, InferenceRequest
+
+ACTIVE = 1.0
+ROOM = 0.8
+WAITING = 0.6
+
+
+class LoraAffinityScorer:
+    """Scores by what it takes to serve the adapter. Stateless."""
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> Sequence[float]:
+        """One score per candidate; see the module's table."""
+        return [_score(request.target_model, candidate.metrics) for candidate in candidates]
+
+
+def _score(model: str, metrics: EndpointMetrics | None) -> float:
+    if metrics is None:
+        return 0.0
+    if model in metrics.active_models:
+        return ACTIVE
+    loaded = len(metrics.active_models) + len(metrics.waiting_models)
+    if loaded < (metrics.max_active_models or 0):
+        return ROOM
+    return WAITING if model in metrics.waiting_models else 0.0
+
+
+PLUGIN = PluginType(
+    "lora-affinity-scorer",
+    Parameters,
+    lambda _name, _parameters, _services: LoraAffinityScorer(),
+)

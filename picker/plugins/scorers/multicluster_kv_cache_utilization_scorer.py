@@ -1,0 +1,44 @@
+"""multicluster-kv-cache-utilization-scorer: prefer pools of other clusters with free KV cache.
+
+    score = 1 − u        clamped to 0..1
+
+An endpoint stands for a whole pool here; `u` is its attribute
+`llm-d.ai/multicluster-kv-cache-utilization`, the average that the picker of that pool reports. One
+without the attribute scores 0.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from picker.framework.attributes import Attributes
+from picker.framework.registry import Parameters, PluginType, Stability
+from picker.scheduling.endpoint_attributes import (
+    MULTICLUSTER_KV_CACHE_UTILIZATION,
+    MULTICLUSTER_METRICS,
+    attribute_number,
+)
+from picker.types import Candidate, InferenceRequest
+
+
+class MulticlusterKvCacheUtilizationScorer:
+    """Scores pools by free KV cache. Stateless."""
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> Sequence[float]:
+        """One score per candidate; see the module's formula."""
+        return [_score(candidate) for candidate in candidates]
+
+
+def _score(candidate: Candidate) -> float:
+    usage = attribute_number(candidate, MULTICLUSTER_KV_CACHE_UTILIZATION, MULTICLUSTER_METRICS)
+    return 0.0 if usage is None else 1.0 - min(max(usage, 0.0), 1.0)
+
+
+PLUGIN = PluginType(
+    "multicluster-kv-cache-utilization-scorer",
+    Parameters,
+    lambda _name, _parameters, _services: MulticlusterKvCacheUtilizationScorer(),
+    stability=Stability.ALPHA,
+)

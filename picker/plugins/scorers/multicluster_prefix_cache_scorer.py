@@ -1,0 +1,26 @@
+"""multicluster-prefix-cache-scorer: prefer pools of other clusters that saw the prompt before.
+
+The formula and the parameters are those of prefix-cache-scorer. The matches are by default those of
+a multicluster-approx-prefix-cache-producer, for which an endpoint is a whole pool.
+"""
+
+from __future__ import annotations
+
+from picker.framework.registry import PluginType, Stability
+from picker.plugins.scorers.prefix_cache_scorer import PrefixCacheParameters, PrefixCacheScorer
+
+DEFAULT_PRODUCER = "multicluster-approx-prefix-cache-producer"
+
+
+class MulticlusterPrefixCacheParameters(PrefixCacheParameters, frozen=True):
+    """`parameters` of a multicluster-prefix-cache-scorer."""
+
+    prefix_match_info_producer_name: str = DEFAULT_PRODUCER
+
+
+PLUGIN = PluginType(
+    "multicluster-prefix-cache-scorer",
+    MulticlusterPrefixCacheParameters,
+    lambda _name, parameters, _services: PrefixCacheScorer(parameters),
+    stability=Stability.ALPHA,
+)

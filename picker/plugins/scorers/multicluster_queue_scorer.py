@@ -1,0 +1,45 @@
+"""multicluster-queue-scorer: prefer pools of other clusters with short queues.
+
+    score = (max − q) / (max − min)        over the candidates; 1.0 when all are equal
+
+An endpoint stands for a whole pool here; `q` is its attribute `llm-d.ai/multicluster-queue-size`,
+the average queue that the picker of that pool reports. One without the attribute scores 0.0 and
+does not take part in min and max.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from picker.framework.attributes import Attributes
+from picker.framework.registry import Parameters, PluginType, Stability
+from picker.scheduling.endpoint_attributes import (
+    MULTICLUSTER_METRICS,
+    MULTICLUSTER_QUEUE_SIZE,
+    attribute_number,
+)
+from picker.scheduling.load_signals import least_first
+from picker.types import Candidate, InferenceRequest
+
+
+class MulticlusterQueueScorer:
+    """Scores pools by relative queue length. Stateless."""
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> Sequence[float]:
+        """One score per candidate; see the module's formula."""
+        return least_first(
+            [
+                attribute_number(candidate, MULTICLUSTER_QUEUE_SIZE, MULTICLUSTER_METRICS)
+                for candidate in candidates
+            ]
+        )
+
+
+PLUGIN = PluginType(
+    "multicluster-queue-scorer",
+    Parameters,
+    lambda _name, _parameters, _services: MulticlusterQueueScorer(),
+    stability=Stability.ALPHA,
+)

@@ -1,0 +1,34 @@
+"""running-requests-size-scorer: prefer endpoints that run few requests.
+
+    score = (max − r) / (max − min)        over the candidates; 1.0 when all are equal
+
+`r` is what the last scrape saw running, but at least what this picker itself has under way there
+beyond what the scrape saw waiting, `max(running, inflight − waiting)`. Unknown load scores 0.0 and
+does not take part in min and max; when no candidate's load is known, r = inflight for every one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from picker.framework.attributes import Attributes
+from picker.framework.registry import Parameters, PluginType
+from picker.scheduling.load_signals import least_first, loads, running_requests
+from picker.types import Candidate, InferenceRequest
+
+
+class RunningRequestsSizeScorer:
+    """Scores by the relative number of running requests. Stateless."""
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> Sequence[float]:
+        """One score per candidate; see the module's formula."""
+        return least_first(loads(candidates, running_requests))
+
+
+PLUGIN = PluginType(
+    "running-requests-size-scorer",
+    Parameters,
+    lambda _name, _parameters, _services: RunningRequestsSizeScorer(),
+)
