@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
+from picker.framework.registry import PluginType
 from picker.types import (
     Api,
     Candidate,
@@ -42,5 +44,39 @@ def request_for() -> MakeRequest:
     ) -> InferenceRequest:
         body = ParsedBody(api, "m", payload=payload, cache_salt=fields.pop("salt", ""))
         return InferenceRequest("r", {}, body, "m", fields.pop("model", "m"), **fields)
+
+    return make
+
+
+@pytest.fixture
+def configured() -> Callable[..., Any]:
+    """`configured(PLUGIN, {...}, name=…)`: an instance from its parameters as YAML has them.
+
+    Raises what the configuration reports as an error: `ValueError` or `msgspec.ValidationError`.
+    """
+
+    def make(
+        plugin: PluginType[Any], parameters: dict[str, Any] | None = None, name: str = ""
+    ) -> Any:
+        decoded = msgspec.convert(parameters or {}, plugin.parameters)
+        return plugin.make(name or plugin.name, decoded)
+
+    return make
+
+
+@pytest.fixture
+def placed() -> Callable[..., Candidate]:
+    """`placed(name, labels, address=…, port=…, **fields)`: a candidate that stands somewhere."""
+
+    def make(
+        name: str = "w",
+        labels: dict[str, str] | None = None,
+        *,
+        address: str = "10.0.0.1",
+        port: int = 8000,
+        **fields: Any,
+    ) -> Candidate:
+        fields.setdefault("metrics", EndpointMetrics())
+        return Candidate(Endpoint(name, address, port, labels=labels or {}), **fields)
 
     return make
