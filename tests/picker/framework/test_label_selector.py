@@ -1,0 +1,151 @@
+"""Label selectors: Kubernetes' operators, its text form, and its syntax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from picker.framework.label_selector import LabelSelector, LabelSelectorParameters
+
+LABELS = {"app": "llm", "tier": "gold", "example.com/zone": "a", "empty": ""}
+
+
+def selector(**parameters: Any) -> LabelSelector:
+    """A selector from its JSON form."""
+    return LabelSelector(msgspec.convert(parameters, LabelSelectorParameters))
+
+
+def expression(key: str, operator: str, *values: str) -> LabelSelector:
+    """A selector of one expression."""
+    entry = {"key": key, "operator": operator, "values": values}
+    return selector(matchExpressions=[entry])
+
+
+@pytest.mark.parametrize(
+    ("key", "operator", "values", "expected"),
+    [
+        ("app", "In", ("llm", "x"), True),
+        ("app", "In", ("x",), False),
+        ("gone", "In", ("llm",), False),
+        ("empty", "In", ("",), True),
+        ("gone", "In", ("",), False),
+        ("app", "NotIn", ("x",), True),
+        ("app", "NotIn", ("llm", "x"), False),
+        ("gone", "NotIn", ("llm",), True),
+        ("app", "Exists", (), True),
+        ("empty", "Exists", (), True),
+        ("gone", "Exists", (), False),
+        ("app", "DoesNotExist", (), False),
+        ("gone", "DoesNotExist", (), True),
+        ("example.com/zone", "In", ("a",), True),
+    ],
+)
+def test_each_operator_means_what_it_means_in_kubernetes(
+    key: str, operator: str, values: tuple[str, ...], expected: bool
+) -> None:
+    """NotIn holds without the label; the empty value is a value."""
+    assert expression(key, operator, *values).matches(LABELS) is expected
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({}, True),
+        ({"matchLabels": {"app": "llm", "tier": "gold"}}, True),
+        ({"matchLabels": {"app": "llm", "tier": "iron"}}, False),
+        ({"matchLabels": {"gone": ""}}, False),
+        (
+            {
+                "matchLabels": {"app": "llm"},
+                "matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["gold"]}],
+            },
+            False,
+        ),
+    ],
+)
+def test_everything_has_to_hold_and_nothing_selects_all(
+    parameters: dict[str, Any], expected: bool
+) -> None:
+    """Labels and expressions are one conjunction."""
+    assert selector(**parameters).matches(LABELS) is expected
+
+
+def test_an_empty_selector_selects_what_has_no_labels() -> None:
+    """There is nothing to fail."""
+    assert selector().matches({})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ({"matchLabels": {"": "x"}}, "matchLabels"),
+        ({"matchLabels": {"-app": "x"}}, "matchLabels"),
+        ({"matchLabels": {"a/b/c": "x"}}, "matchLabels"),
+        ({"matchLabels": {"/b": "x"}}, "matchLabels"),
+        ({"matchLabels": {"Upper.case/b": "x"}}, "matchLabels"),
+        ({"matchLabels": {"a" * 64: "x"}}, "matchLabels"),
+        ({"matchLabels": {"a": "x" * 64}}, r"matchLabels\['a'\]"),
+        ({"matchLabels": {"a": "no spaces"}}, r"matchLabels\['a'\]"),
+        ({"matchExpressions": [{"key": "a", "operator": "In"}]}, r"matchExpressions\[0\].values"),
+        (
+            {"matchExpressions": [{"key": "a", "operator": "NotIn", "values": []}]},
+            r"matchExpressions\[0\].values",
+        ),
+        (
+            {
+                "matchExpressions": [
+                    {"key": "a", "operator": "Exists"},
+                    {"key": "a", "operator": "Exists", "values": ["x"]},
+                ]
+            },
+            r"matchExpressions\[1\].values",
+        ),
+        (
+            {"matchExpressions": [{"key": "a", "operator": "In", "values": ["ä"]}]},
+            r"matchExpressions\[0\].values",
+        ),
+    ],
+)
+def test_what_is_no_selector_is_refused_by_name(parameters: dict[str, Any], named: str) -> None:
+    """The message says which entry is at fault."""
+    with pytest.raises(ValueError, match=f"^{named}"):
+        selector(**parameters)
+
+
+@pytest.mark.parametrize("operator", ["in", "Equals", ""])
+def test_an_operator_kubernetes_does_not_know_is_refused(operator: str) -> None:
+    """Its names are case-sensitive."""
+    with pytest.raises(msgspec.ValidationError, match="operator"):
+        expression("a", operator, "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", True),
+        ("app=llm", True),
+        ("app==llm", True),
+        (" app = llm , tier in (gold, iron) ", True),
+        ("tier notin (gold,iron)", False),
+        ("tier!=gold", False),
+        ("gone!=gold", True),
+        ("app", True),
+        ("gone", False),
+        ("!gone,app", True),
+        ("!app", False),
+        ("empty=", True),
+        ("example.com/zone in (a),app=llm", True),
+    ],
+)
+def test_the_text_form_says_the_same(text: str, expected: bool) -> None:
+    """Commas within parentheses separate values, others requirements."""
+    assert LabelSelector.parse(text).matches(LABELS) is expected
+
+
+@pytest.mark.parametrize("text", ["a=b=c", "a in", "a in b", "a in (b", "=x", "a,,b", "a b", "!"])
+def test_text_that_is_no_selector_is_refused(text: str) -> None:
+    """Nothing is guessed."""
+    with pytest.raises(ValueError, match="matchExpressions"):
+        LabelSelector.parse(text)

@@ -1,0 +1,141 @@
+"""Filters by label: label-selector-filter, by-label-selector, by-label and the roles' filters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from picker.framework.registry import PluginType, Stability
+from picker.plugins.filters import (
+    by_label,
+    by_label_selector,
+    decode_filter,
+    encode_filter,
+    label_selector_filter,
+    prefill_filter,
+)
+from picker.types import Candidate
+
+Make = Callable[..., Any]
+ROLES = (
+    "encode",
+    "prefill",
+    "decode",
+    "encode-prefill",
+    "prefill-decode",
+    "encode-prefill-decode",
+    "both",
+    "encode-decode",
+    "Decode",
+    "",
+)
+
+
+@pytest.mark.parametrize("plugin", [label_selector_filter.PLUGIN, by_label_selector.PLUGIN])
+def test_a_selector_filter_keeps_what_its_parameters_select(
+    configured: Make, kept: Make, placed: Callable[..., Candidate], plugin: PluginType[Any]
+) -> None:
+    """The parameters are the selector; without any all are kept, in the order given."""
+    candidates = [
+        placed("h100-new", {"gpu": "h100", "age": "new"}),
+        placed("bare"),
+        placed("a100", {"gpu": "a100"}),
+        placed("h100", {"gpu": "h100"}),
+    ]
+    by_gpu = configured(plugin, {"matchLabels": {"gpu": "h100"}})
+    assert kept(by_gpu, candidates) == ["h100-new", "h100"]
+    young = {"matchExpressions": [{"key": "age", "operator": "DoesNotExist"}]}
+    assert kept(configured(plugin, young), candidates) == ["bare", "a100", "h100"]
+    assert len(kept(configured(plugin), candidates)) == 4
+    assert kept(configured(plugin, {"matchLabels": {"gpu": "b200"}}), candidates) == []
+    assert kept(by_gpu, []) == []
+
+
+def test_a_selector_that_is_none_is_refused(configured: Make) -> None:
+    """When the configuration is read, with the entry's name."""
+    with pytest.raises(ValueError, match="matchLabels"):
+        configured(label_selector_filter.PLUGIN, {"matchLabels": {"not ok": "x"}})
+    with pytest.raises(msgspec.ValidationError, match="matchLabel"):
+        configured(label_selector_filter.PLUGIN, {"matchLabel": {}})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({"validValues": ["a"]}, ["a"]),
+        ({"validValues": ["a", "b"]}, ["a", "b"]),
+        ({"validValues": ["a"], "allowsNoLabel": True}, ["a", "bare"]),
+        ({"allowsNoLabel": True}, ["bare"]),
+        ({"validValues": [""]}, ["blank"]),
+        ({"validValues": ["z"]}, []),
+    ],
+)
+def test_by_label_keeps_the_listed_values(
+    configured: Make,
+    kept: Make,
+    placed: Callable[..., Candidate],
+    parameters: dict[str, Any],
+    expected: list[str],
+) -> None:
+    """An empty value is a value; only the absence of the label is "no label"."""
+    candidates = [
+        placed("a", {"k": "a"}),
+        placed("b", {"k": "b"}),
+        placed("bare", {"other": "a"}),
+        placed("blank", {"k": ""}),
+    ]
+    assert kept(configured(by_label.PLUGIN, {"label": "k", **parameters}), candidates) == expected
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ({"label": "", "validValues": ["a"]}, "label"),
+        ({"label": "k"}, "validValues"),
+        ({"validValues": ["a"]}, "label"),
+        ({"label": "k", "validValues": "a"}, "validValues"),
+    ],
+)
+def test_by_label_refuses_what_could_keep_nothing(
+    configured: Make, parameters: dict[str, Any], named: str
+) -> None:
+    """The message names the parameter."""
+    with pytest.raises((ValueError, msgspec.ValidationError), match=named):
+        configured(by_label.PLUGIN, parameters)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "expected"),
+    [
+        (
+            decode_filter.PLUGIN,
+            {"decode", "prefill-decode", "both", "encode-prefill-decode", "bare"},
+        ),
+        (
+            prefill_filter.PLUGIN,
+            {"prefill", "encode-prefill", "prefill-decode", "both", "encode-prefill-decode"},
+        ),
+        (encode_filter.PLUGIN, {"encode", "encode-prefill", "encode-prefill-decode"}),
+    ],
+)
+def test_a_role_filter_keeps_the_endpoints_that_can_run_its_stage(
+    configured: Make,
+    kept: Make,
+    placed: Callable[..., Candidate],
+    plugin: PluginType[Any],
+    expected: set[str],
+) -> None:
+    """Only decode-filter keeps an endpoint that names no role; names are exact."""
+    candidates = [placed(role or "blank", {"llm-d.ai/role": role}) for role in ROLES]
+    candidates.append(placed("bare", {"app": "llm"}))
+    assert set(kept(configured(plugin), candidates)) == expected
+
+
+def test_the_former_names_are_marked() -> None:
+    """So that the configuration can warn."""
+    assert by_label.PLUGIN.stability is Stability.DEPRECATED
+    assert by_label_selector.PLUGIN.stability is Stability.DEPRECATED
+    assert label_selector_filter.PLUGIN.stability is Stability.BETA
