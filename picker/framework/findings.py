@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from picker.framework.attributes import DataKey
+from picker.types import Candidate
 
 INFLIGHT_LOAD = "InFlightLoadDataKey"
 LATENCY_PREDICTIONS = "LatencyPredictionInfoDataKey"
 ENCODER_MATCHES = "EncoderCacheMatchInfoDataKey"
 SESSION_ID = "SessionID"
+AGENT_IDENTITY = "agent-identity"
 PEER_ENDPOINT = "PeerEndpoint"
 TOPOLOGY = "Topology"
 
@@ -24,6 +27,16 @@ class EndpointLoad:
 
     requests: int = 0
     tokens: int = 0
+
+
+@runtime_checkable
+class LiveLoad(Protocol):
+    """A plugin that knows at any moment what is under way, also outside of decisions."""
+
+    @property
+    def loads(self) -> Mapping[str, EndpointLoad]:
+        """A live view of the load by endpoint key; an endpoint that is absent has none."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +50,20 @@ class InFlightLoad:
     by_endpoint: Mapping[str, EndpointLoad]
     uncached_tokens: Mapping[str, int]
     default_uncached_tokens: int = 0
+
+    def requests(self, key: str) -> int:
+        """Requests under way at endpoint `key`."""
+        load = self.by_endpoint.get(key)
+        return 0 if load is None else load.requests
+
+    def tokens(self, key: str) -> int:
+        """Tokens under way at endpoint `key`."""
+        load = self.by_endpoint.get(key)
+        return 0 if load is None else load.tokens
+
+    def uncached(self, key: str) -> int:
+        """Tokens that this request would add to endpoint `key`."""
+        return self.uncached_tokens.get(key, self.default_uncached_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,5 +122,11 @@ def session_id_key(producer: str = "session-id-producer") -> DataKey[str]:
     return DataKey(SESSION_ID, producer)
 
 
-# The endpoint (its key) that an earlier stage of a disaggregated request was given.
-PEER_ENDPOINT_KEY: DataKey[str] = DataKey(PEER_ENDPOINT, "disagg-profile-handler")
+def agent_identity_key(producer: str = "agent-identity") -> DataKey[str]:
+    """The key of the agent session that a request says it is a turn of."""
+    return DataKey(AGENT_IDENTITY, producer)
+
+
+# What an earlier stage of a disaggregated request was given; itself, and not its key alone, because
+# it need not be among the candidates of the later stage.
+PEER_ENDPOINT_KEY: DataKey[Candidate] = DataKey(PEER_ENDPOINT, "disagg-profile-handler")

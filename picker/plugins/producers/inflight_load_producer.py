@@ -1,0 +1,285 @@
+"""inflight-load-producer: count the requests and tokens that this picker has under way.
+
+Theory of operation. When a request leaves (`pre_request`), the first endpoint of each profile that
+picked one gets
+
+    requests + 1
+    tokens   + uncached + output
+
+    uncached = input − match · B, at least 0: the prompt's tokens less those in blocks cached there
+    output   = min(round(input · outputRatio), the client's limit, maxEstimatedOutputTokens)
+               with `addEstimatedOutputTokens`, else 0
+
+The response comes from the primary profile's endpoint. With its first piece, the other profiles'
+endpoints (prefill, encode) have done their part and get everything back; the primary one has read
+the prompt, and without `addEstimatedOutputTokens` gets its tokens back. The rest is given back when
+the request ends. Where the proxy shows no response bodies there is no first piece, and all is held
+to the end.
+
+What a request holds travels in its `Attributes`, not under its id: ids repeat. Each part is given
+back once, in whatever order the hooks are called. A request that vanishes without an end gives
+everything back as soon as nobody refers to it. When an endpoint leaves or restarts, its account is
+closed: what comes back later goes to the closed account and changes nothing.
+
+`syncCrossReplicaState` is accepted and has no effect while there is nothing to synchronise with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.findings import (
+    INFLIGHT_LOAD,
+    EndpointLoad,
+    InFlightLoad,
+    inflight_load_key,
+)
+from picker.framework.interfaces import Flight
+from picker.framework.registry import Parameters, PluginType
+from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
+from picker.prefix.match import match_info_key
+from picker.types import (
+    Candidate,
+    FinishCause,
+    InferenceRequest,
+    ResponseProgress,
+    SchedulingResult,
+    Usage,
+)
+
+DEFAULT_PREFIX_PRODUCER = "approx-prefix-cache-producer"
+
+
+class InflightLoadParameters(Parameters, frozen=True):
+    """`parameters` of an inflight-load-producer."""
+
+    add_estimated_output_tokens: bool = False
+    output_ratio: float = 1.5
+    max_estimated_output_tokens: int | None = None
+    prefix_match_info_producer_name: str = DEFAULT_PREFIX_PRODUCER
+    sync_cross_replica_state: bool = True
+
+
+class _Account:
+    """What is under way at one endpoint, from when it is first used until it leaves."""
+
+    __slots__ = ("key", "requests", "tokens")
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.requests = 0
+        self.tokens = 0
+
+
+class Ledger:
+    """Sole owner of the accounts. `loads` has no entry for an endpoint with nothing under way."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+        self._loads: dict[str, EndpointLoad] = {}
+        self._abandoned: list[_Part] = []
+        self.loads: Mapping[str, EndpointLoad] = MappingProxyType(self._loads)
+
+    def take(self, key: str, tokens: int) -> _Part:
+        """One more request with `tokens` at endpoint `key`."""
+        account = self._accounts.get(key)
+        if account is None:
+            account = self._accounts[key] = _Account(key)
+        part = _Part(account, tokens)
+        self._add(account, 1, tokens)
+        return part
+
+    def give_back_tokens(self, part: _Part) -> None:
+        """The tokens of `part` are worked off; the request goes on. Nothing the second time."""
+        tokens, part.tokens = part.tokens, 0
+        self._add(part.account, 0, -tokens)
+
+    def give_back(self, part: _Part) -> None:
+        """The request of `part` is over. Nothing the second time."""
+        requests, part.requests = part.requests, 0
+        tokens, part.tokens = part.tokens, 0
+        self._add(part.account, -requests, -tokens)
+
+    def close(self, key: str) -> None:
+        """Endpoint `key` is gone; whatever is still given back to it changes nothing."""
+        self._accounts.pop(key, None)
+        self._loads.pop(key, None)
+
+    def abandon(self, parts: Iterable[_Part]) -> None:
+        """Give `parts` back at the next `sweep`. Safe to call at any moment."""
+        self._abandoned.extend(parts)
+
+    def sweep(self) -> None:
+        """Give back what was abandoned."""
+        while self._abandoned:
+            self.give_back(self._abandoned.pop())
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` when the books do not agree."""
+        expected = {
+            key: EndpointLoad(account.requests, account.tokens)
+            for key, account in self._accounts.items()
+        }
+        if expected != self._loads:
+            raise AssertionError(f"accounts {expected} are shown as {self._loads}")
+        for key, load in self._loads.items():
+            if load.requests < 0 or load.tokens < 0 or load == EndpointLoad():
+                raise AssertionError(f"{key} has {load}")
+
+    def _add(self, account: _Account, requests: int, tokens: int) -> None:
+        if not requests and not tokens:
+            return
+        account.requests += requests
+        account.tokens += tokens
+        if self._accounts.get(account.key) is not account:
+            return
+        if account.requests or account.tokens:
+            self._loads[account.key] = EndpointLoad(account.requests, account.tokens)
+        else:
+            self.close(account.key)
+
+
+class _Part:
+    """What one request still holds at one endpoint."""
+
+    __slots__ = ("account", "requests", "tokens")
+
+    def __init__(self, account: _Account, tokens: int) -> None:
+        self.account = account
+        self.requests = 1
+        self.tokens = tokens
+
+
+class _Hold:
+    """All that one request holds. Gives it back when it is forgotten, at the latest."""
+
+    __slots__ = ("_ledger", "others", "primary")
+
+    def __init__(self, ledger: Ledger, primary: Sequence[_Part], others: Sequence[_Part]) -> None:
+        self._ledger = ledger
+        self.primary = tuple(primary)
+        self.others = tuple(others)
+
+    def __del__(self) -> None:
+        self._ledger.abandon(part for part in self.primary + self.others if part.requests)
+
+
+class InflightLoadProducer:
+    """Owns a `Ledger`; hears of decisions, of responses, of ends, and of endpoints that left."""
+
+    def __init__(self, name: str, parameters: InflightLoadParameters) -> None:
+        """Raises `ValueError` for an output estimate that cannot be meant."""
+        limit = parameters.max_estimated_output_tokens
+        if not (math.isfinite(parameters.output_ratio) and parameters.output_ratio >= 0):
+            raise ValueError(f"outputRatio must not be negative, got {parameters.output_ratio}")
+        if limit is not None and limit < 0:
+            raise ValueError(f"maxEstimatedOutputTokens must not be negative, got {limit}")
+        self._parameters = parameters
+        self._ledger = Ledger()
+        self._key = inflight_load_key(name)
+        self._match_key = match_info_key(parameters.prefix_match_info_producer_name)
+        self._hold_key: DataKey[_Hold] = DataKey("InFlightHold", name)
+
+    @property
+    def produces(self) -> tuple[DataKey[Any], ...]:
+        """The load under this instance's name."""
+        return (self._key,)
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The tokenized prompt."""
+        return (TOKENIZED_PROMPT,)
+
+    @property
+    def may_consume(self) -> tuple[DataKey[Any], ...]:
+        """What is cached where; without it every prompt token counts."""
+        return (self._match_key,)
+
+    @property
+    def loads(self) -> Mapping[str, EndpointLoad]:
+        """A live view of what is under way."""
+        self._ledger.sweep()
+        return self._ledger.loads
+
+    def produce(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> InferenceRequest:
+        """Write the live load, and what this request would add to each endpoint."""
+        tokens = request.num_tokens
+        uncached: Mapping[str, int] = {}
+        match = attributes.get(self._match_key)
+        if match is not None:
+            size = match.block_size_tokens
+            uncached = {
+                key: max(0, tokens - blocks * size) for key, blocks in match.match_blocks.items()
+            }
+        attributes.put(self._key, InFlightLoad(self.loads, uncached, tokens))
+        return request
+
+    def pre_request(
+        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+    ) -> None:
+        """Count the request at the first endpoint of every profile."""
+        self._give_back(attributes)
+        load = attributes.get(self._key)
+        output = self._output_tokens(request)
+        primary: list[_Part] = []
+        others: list[_Part] = []
+        for name, profile in result.profiles.items():
+            if not profile.picked:
+                continue
+            key = profile.picked[0].candidate.key
+            tokens = request.num_tokens if load is None else load.uncached(key)
+            part = self._ledger.take(key, tokens + output)
+            (primary if name == result.primary_profile else others).append(part)
+        attributes.put(self._hold_key, _Hold(self._ledger, primary, others))
+
+    def response_progress(self, flight: Flight, progress: ResponseProgress) -> None:
+        """With the first piece, give back what is worked off by then."""
+        hold = flight.attributes.get(self._hold_key)
+        if hold is None or not progress.is_first:
+            return
+        for part in hold.others:
+            self._ledger.give_back(part)
+        if not self._parameters.add_estimated_output_tokens:
+            for part in hold.primary:
+                self._ledger.give_back_tokens(part)
+
+    def request_ended(
+        self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
+    ) -> None:
+        """Give back the rest."""
+        self._give_back(flight.attributes)
+
+    def endpoint_removed(self, key: str) -> None:
+        """Nothing is under way at an endpoint that left or restarted."""
+        self._ledger.close(key)
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` when the books do not agree."""
+        self._ledger.check_integrity()
+
+    def _give_back(self, attributes: Attributes) -> None:
+        hold = attributes.get(self._hold_key)
+        if hold is not None:
+            for part in hold.primary + hold.others:
+                self._ledger.give_back(part)
+
+    def _output_tokens(self, request: InferenceRequest) -> int:
+        if not self._parameters.add_estimated_output_tokens:
+            return 0
+        estimate = math.floor(request.num_tokens * self._parameters.output_ratio + 0.5)
+        limits = (request.body.max_output_tokens, self._parameters.max_estimated_output_tokens)
+        return max(0, min([estimate, *(limit for limit in limits if limit is not None)]))
+
+
+PLUGIN = PluginType(
+    "inflight-load-producer",
+    InflightLoadParameters,
+    lambda name, parameters, _services: InflightLoadProducer(name, parameters),
+    default_for=(INFLIGHT_LOAD,),
+)

@@ -1,0 +1,238 @@
+"""inflight-load-producer: what leaves is counted, and comes back exactly once."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from struct import pack
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.framework.attributes import Attributes
+from picker.framework.findings import EndpointLoad, LiveLoad, inflight_load_key
+from picker.framework.interfaces import (
+    BackgroundFlush,
+    DataProducer,
+    EndpointObserver,
+    Flight,
+    PreRequest,
+    RequestEndHook,
+    ResponseProgressHook,
+)
+from picker.plugins.producers.inflight_load_producer import (
+    PLUGIN,
+    InflightLoadParameters,
+    InflightLoadProducer,
+)
+from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.types import (
+    Api,
+    Candidate,
+    Endpoint,
+    FinishCause,
+    InferenceRequest,
+    ParsedBody,
+    ProfileResult,
+    ResponseProgress,
+    SchedulingResult,
+    ScoredEndpoint,
+)
+
+NAME = "inflight-load-producer"
+FIRST = ResponseProgress(1.0, 10, is_first=True)
+LATER = ResponseProgress(2.0, 20)
+
+
+def _producer(**parameters: Any) -> InflightLoadProducer:
+    return InflightLoadProducer(NAME, InflightLoadParameters(**parameters))
+
+
+def _request(tokens: int, limit: int | None = None) -> InferenceRequest:
+    body = ParsedBody(Api.COMPLETIONS, "m", max_output_tokens=limit)
+    prompts = (pack(f"<{tokens}I", *range(tokens)),)
+    return InferenceRequest("same-id", {}, body, "m", "m", prompts=prompts)
+
+
+def _result(**profiles: str) -> SchedulingResult:
+    """Each profile's first endpoint; the first profile is the primary one."""
+    made = {
+        name: ProfileResult((ScoredEndpoint(Candidate(Endpoint(key, "10.0.0.1", 1)), 1.0),))
+        for name, key in profiles.items()
+    }
+    primary = next(iter(made))
+    return SchedulingResult((made[primary].picked[0].candidate.endpoint,), primary, made)
+
+
+def _leave(
+    producer: InflightLoadProducer,
+    request: InferenceRequest,
+    result: SchedulingResult,
+    match: Mapping[str, int] | None = None,
+) -> Flight:
+    attributes = Attributes()
+    if match is not None:
+        info = PrefixCacheMatchInfo(4, 64, match)
+        attributes.put(match_info_key("approx-prefix-cache-producer"), info)
+    producer.produce(request, [], attributes)
+    producer.pre_request(request, result, attributes)
+    return Flight(request, result, attributes)
+
+
+def _end(producer: InflightLoadProducer, flight: Flight) -> None:
+    producer.request_ended(flight, FinishCause.COMPLETED, None, 9.0)
+
+
+def test_it_fulfils_the_contracts_it_needs() -> None:
+    """It counts, releases, forgets, and can be asked at any moment."""
+    plugin = PLUGIN.make(NAME, InflightLoadParameters())
+    contracts = (
+        DataProducer,
+        PreRequest,
+        ResponseProgressHook,
+        RequestEndHook,
+        EndpointObserver,
+        LiveLoad,
+    )
+    for contract in contracts:
+        assert isinstance(plugin, contract)
+    assert not isinstance(plugin, BackgroundFlush)
+
+
+def test_the_finding_says_what_a_request_would_add() -> None:
+    """Its tokens less those in matched blocks; a matched tail block is no debt."""
+    producer = _producer()
+    flight = _leave(producer, _request(200), _result(decode="a"), {"default/b": 2, "default/c": 4})
+    load = flight.attributes.get(inflight_load_key())
+    assert load is not None
+    assert [load.uncached(f"default/{key}") for key in "abc"] == [200, 72, 0]
+    assert load.requests("default/a") == 1
+    assert load.tokens("default/a") == 200
+    assert load.requests("default/b") == 0
+
+
+def test_a_single_endpoint_gets_its_tokens_back_first() -> None:
+    """With the first piece the prompt is read; the request is under way to its end."""
+    producer = _producer()
+    flight = _leave(producer, _request(200), _result(default="a"), {"default/a": 1})
+    assert producer.loads == {"default/a": EndpointLoad(1, 136)}
+    producer.response_progress(flight, LATER)
+    assert producer.loads == {"default/a": EndpointLoad(1, 136)}
+    producer.response_progress(flight, FIRST)
+    assert producer.loads == {"default/a": EndpointLoad(1, 0)}
+    _end(producer, flight)
+    assert producer.loads == {}
+
+
+def test_a_prefill_endpoint_is_done_with_the_first_piece() -> None:
+    """Request and tokens, with and without an output estimate."""
+    for parameters, decode in (({}, 0), ({"add_estimated_output_tokens": True}, 25)):
+        producer = _producer(**parameters)
+        flight = _leave(producer, _request(10), _result(decode="a", prefill="b"))
+        assert producer.loads["default/b"].requests == 1
+        producer.response_progress(flight, FIRST)
+        assert producer.loads == {"default/a": EndpointLoad(1, decode)}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "limit", "tokens"),
+    [
+        ({}, None, 11 + 17),
+        ({}, 4, 11 + 4),
+        ({"max_estimated_output_tokens": 3}, 4, 11 + 3),
+        ({"max_estimated_output_tokens": 0}, None, 11),
+        ({"output_ratio": 0.0}, None, 11),
+        ({"output_ratio": 2.0}, None, 33),
+    ],
+)
+def test_the_output_is_estimated_from_the_input(
+    parameters: dict[str, Any], limit: int | None, tokens: int
+) -> None:
+    """round(input · ratio), half upwards, within the client's and the configured limit."""
+    producer = _producer(add_estimated_output_tokens=True, **parameters)
+    _flight = _leave(producer, _request(11, limit), _result(default="a"))
+    assert producer.loads == {"default/a": EndpointLoad(1, tokens)}
+
+
+def test_an_endpoint_that_comes_back_starts_from_nothing() -> None:
+    """What its former life's requests give back is not taken from the new ones."""
+    producer = _producer()
+    old = _leave(producer, _request(10), _result(default="a"))
+    producer.endpoint_removed("default/a")
+    assert producer.loads == {}
+    new = _leave(producer, _request(7), _result(default="a"))
+    _end(producer, old)
+    assert producer.loads == {"default/a": EndpointLoad(1, 7)}
+    _end(producer, new)
+    assert producer.loads == {}
+
+
+def test_a_request_that_vanishes_gives_everything_back() -> None:
+    """One that no end is told of, say, because another hook refused it."""
+    producer = _producer()
+    flight = _leave(producer, _request(10), _result(default="a"))
+    assert producer.loads
+    del flight
+    gc.collect()
+    assert producer.loads == {}
+    producer.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"output_ratio": -1.0},
+        {"output_ratio": float("nan")},
+        {"max_estimated_output_tokens": -1},
+    ],
+)
+def test_estimates_that_cannot_be_meant_are_refused(parameters: dict[str, Any]) -> None:
+    """When the picker starts."""
+    with pytest.raises(ValueError, match="must not be negative"):
+        _producer(**parameters)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["leave", "again", "first", "later", "end", "forget", "remove"]),
+        st.integers(0, 7),
+        st.sampled_from("abc"),
+        st.sampled_from("abc"),
+        st.integers(0, 300),
+    ),
+    max_size=60,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(steps=STEPS, estimate=st.booleans())
+def test_any_walk_ends_with_nothing_under_way(
+    steps: list[tuple[str, int, str, str, int]], estimate: bool
+) -> None:
+    """Hooks in any order, twice or never; the books agree at every step."""
+    producer = _producer(add_estimated_output_tokens=estimate)
+    flights: list[Flight] = []
+    actions: dict[str, Callable[[Flight], object]] = {
+        "again": lambda f: producer.pre_request(f.request, f.result, f.attributes),
+        "first": lambda f: producer.response_progress(f, FIRST),
+        "later": lambda f: producer.response_progress(f, LATER),
+        "end": lambda f: _end(producer, f),
+        "forget": lambda f: flights.remove(f),
+    }
+    for step, which, one, other, tokens in steps:
+        if step == "remove":
+            producer.endpoint_removed(f"default/{one}")
+        elif step == "leave":
+            match = {f"default/{other}": which} if which else None
+            result = _result(decode=one, prefill=other) if tokens % 2 else _result(decode=one)
+            flights.append(_leave(producer, _request(tokens), result, match))
+        elif flights:
+            actions[step](flights[which % len(flights)])
+        producer.check_integrity()
+    while len(flights) > len(steps) // 20:
+        _end(producer, flights.pop())
+    flights.clear()
+    assert producer.loads == {}
+    producer.check_integrity()
