@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from picker.metrics import PickerMetrics
 from picker.requestcontrol.observer import Decision, Outcome
+from picker.types import InferenceRequest
 
 MODEL_SERVER_ERROR = "ModelServerError"
 
@@ -33,6 +34,9 @@ class RequestMetrics:
         metrics.request_size_bytes.labels(*labels).observe(decision.size_bytes)
         metrics.request_running.labels(*labels).inc()
         metrics.request_processing_duration_seconds.observe(decision.seconds)
+
+    def streamed(self, request: InferenceRequest, gap_seconds: float) -> None:
+        """Not counted yet."""
 
     def finished(self, outcome: Outcome) -> None:
         """Count how a request ended."""

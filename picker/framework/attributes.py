@@ -34,3 +34,7 @@ class Attributes:
     def get(self, key: DataKey[T]) -> T | None:
         """The finding, or None when no producer made it."""
         return cast("T | None", self._values.get(key))
+
+    def of_type(self, data_type: str) -> tuple[Any, ...]:
+        """The findings of one type, of whichever producers, in the order they were made."""
+        return tuple(value for key, value in self._values.items() if key.data_type == data_type)

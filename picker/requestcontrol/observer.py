@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from picker.errors import Code
-from picker.types import Candidate, FinishCause, InferenceRequest, SchedulingResult
+from picker.requestcontrol.rewrite import Rewritten
+from picker.types import Candidate, FinishCause, InferenceRequest, SchedulingResult, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,9 @@ class Decision:
     """One successful decision, with everything needed to explain it.
 
     `candidates` are what the scheduler saw. For a request without a body `result` is None: any
-    endpoint will do.
+    endpoint will do. `seconds` is what the picker took, `queue_seconds` the part of it that the
+    request waited for admission. `rewritten` is what a rule made of the model (None: no rule did),
+    `set_headers` what was added to the request.
     """
 
     request_id: str
@@ -27,6 +30,24 @@ class Decision:
     candidates: Sequence[Candidate]
     request: InferenceRequest | None = None
     result: SchedulingResult | None = None
+    queue_seconds: float = 0.0
+    rewritten: Rewritten | None = None
+    set_headers: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTimes:
+    """How a response went, as far as it passed through the picker.
+
+    `ttft_seconds` is from the arrival of the request to the first piece of the body that is not
+    empty (None: there was none); `num_bytes` counts the body as the endpoint sent it.
+    `processing_seconds` is what the picker added to it.
+    """
+
+    is_streaming: bool
+    num_bytes: int = 0
+    ttft_seconds: float | None = None
+    processing_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +57,7 @@ class Outcome:
     `endpoint_key` is None when no endpoint was chosen. `response_status` is what the client was
     sent, None when no response was seen. `refusal` is the code of a refusal by the director; a body
     over the size limit is refused before that, and shows in `cause` and `response_status` alone.
+    `response` and `usage` are None where the picker did not see a body, or it said nothing.
     """
 
     request_id: str
@@ -47,6 +69,10 @@ class Outcome:
     response_status: int | None = None
     served_by: str | None = None
     refusal: Code | None = None
+    fairness_id: str = ""
+    priority: int = 0
+    usage: Usage | None = None
+    response: ResponseTimes | None = None
 
 
 class RequestObserver(Protocol):
@@ -56,12 +82,16 @@ class RequestObserver(Protocol):
         """An endpoint was chosen; the request is about to leave."""
         ...
 
+    def streamed(self, request: InferenceRequest, gap_seconds: float) -> None:
+        """A piece of a streaming response has come, so long after the one before."""
+        ...
+
     def finished(self, outcome: Outcome) -> None:
         """The request is over, whatever ended it."""
         ...
 
     def plugin_failed(self, plugin: str) -> None:
-        """A data producer or hook raised something other than a refusal; its type's name."""
+        """A plugin raised something other than a refusal, or took too long; its type's name."""
         ...
 
 
@@ -69,6 +99,9 @@ class NoObserver:
     """Watches nothing."""
 
     def decided(self, decision: Decision) -> None:
+        """Ignore."""
+
+    def streamed(self, request: InferenceRequest, gap_seconds: float) -> None:
         """Ignore."""
 
     def finished(self, outcome: Outcome) -> None:

@@ -71,6 +71,7 @@ class Recorder:
 
     decisions: list[Decision] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     prepared: list[tuple[InferenceRequest, SchedulingResult, str | None]] = field(
         default_factory=list
@@ -83,6 +84,10 @@ class Recorder:
     def finished(self, outcome: Outcome) -> None:
         """Keep the outcome."""
         self.outcomes.append(outcome)
+
+    def streamed(self, request: InferenceRequest, gap_seconds: float) -> None:
+        """Keep the gap."""
+        self.gaps.append(gap_seconds)
 
     def plugin_failed(self, plugin: str) -> None:
         """Keep the name."""

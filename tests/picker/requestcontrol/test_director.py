@@ -29,7 +29,8 @@ def raw(body: bytes | None = BODY, **changes: object) -> RawRequest:
 async def test_a_request_is_parsed_enriched_scheduled_prepared_and_counted(house: Any) -> None:
     """Every collaborator sees its part of one request, in order."""
     exchange, decision = await house.route(raw())
-    assert decision == RouteDecision("10.0.0.1:8000")
+    assert decision == RouteDecision("10.0.0.1:8000", response=decision.response)
+    assert decision.response is not None
     (request, candidates, attributes), *others = house.scheduler.calls
     assert others == []
     assert (request.request_id, request.incoming_model, request.target_model) == ("id-1", "m", "m")
@@ -66,6 +67,7 @@ async def test_the_end_is_recorded_once_however_often_it_is_told(house: Any) -> 
         seconds=outcome.seconds,
         endpoint_key="default/pod-1",
         response_status=200,
+        fairness_id="default-flow",
     )
     assert outcome.seconds > 0
     assert house.inflight.total == 0
@@ -197,30 +199,33 @@ async def test_what_the_scheduler_refuses_is_refused(house: Any) -> None:
     assert house.recorder.prepared == []
 
 
-async def test_a_bug_in_the_scheduler_is_not_disguised(house: Any) -> None:
-    """The shell turns it into a 500; the exchange still ends once and holds nothing."""
-    house.scheduler.error = ZeroDivisionError()
-    exchange = house.director.begin()
-    with pytest.raises(ZeroDivisionError):
-        await exchange.route(raw())
-    exchange.finish(FinishCause.REFUSED, 500)
-    assert house.inflight.total == 0
+async def test_a_scheduler_that_breaks_is_a_429(house: Any) -> None:
+    """What went wrong is told and reported; nothing is held."""
+    house.scheduler.error = ZeroDivisionError("by zero")
+    refusal = await house.refusal(raw())
+    assert (refusal.status, refusal.message) == (429, "failed to find target endpoint: by zero")
+    assert refusal.drop_reason is None
+    assert house.recorder.failed == ["TakeLeastLoaded"]
 
 
-async def test_a_producer_that_breaks_does_not_fail_the_request(house: Any) -> None:
+async def test_a_refusal_within_a_group_of_errors_is_the_answer(house: Any) -> None:
+    """Its code and its drop reason are kept."""
+    typed = RefusedError(Code.RESOURCE_EXHAUSTED, "full", DropReason.SATURATED)
+    inner = ExceptionGroup("inner", [ZeroDivisionError(), typed])
+    house.scheduler.error = ExceptionGroup("all profiles failed", [ValueError(), inner])
+    assert await house.refusal(raw()) is typed
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), RefusedError(Code.FORBIDDEN, "no")])
+async def test_a_producer_that_breaks_does_not_fail_the_request(
+    house: Any, error: Exception
+) -> None:
     """What it would have found is missing, later producers are skipped, and it is reported."""
-    house.fail_in("producers", ZeroDivisionError())
+    house.fail_in("producers", error)
     _, decision = await house.route(raw())
     assert decision.destination == "10.0.0.1:8000"
     assert house.scheduler.calls[0][2].get(SEEN) is None
     assert house.recorder.failed == ["Failing"]
-
-
-async def test_a_producer_may_refuse(house: Any) -> None:
-    """A typed refusal is an answer, not a failure."""
-    error = RefusedError(Code.FORBIDDEN, "no")
-    house.fail_in("producers", error)
-    assert await house.refusal(raw()) is error
 
 
 @pytest.mark.parametrize(

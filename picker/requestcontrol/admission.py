@@ -1,0 +1,125 @@
+"""Whether a request is let in: who it is from, how full the pool is, what the plugins say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from random import Random
+
+from picker.errors import Code, RefusedError, no_endpoints
+from picker.framework.attributes import Attributes
+from picker.framework.interfaces import Admitter, RequestProcessor, SaturationDetector, Screener
+from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo
+from picker.requestcontrol.headers import FAIRNESS_ID, first_of
+from picker.requestcontrol.plugin_log import PluginLog
+from picker.types import Candidate, InferenceRequest, SchedulingResult
+
+PREFER = "prefer"
+IF_AVAILABLE = "if-available"
+FULL = 1.0
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
+def identify(request: InferenceRequest, processors: Sequence[RequestProcessor]) -> InferenceRequest:
+    """`request` as the processors make it, with the fairness id of its header where it has one."""
+    for processor in processors:
+        request = processor.process(request)
+    named = first_of(request.headers, FAIRNESS_ID)
+    if named and named != request.fairness_id:
+        return replace(request, fairness_id=named)
+    return request
+
+
+def refuse_if_sheddable(
+    request: InferenceRequest,
+    candidates: Sequence[Candidate],
+    saturation: SaturationDetector | None,
+    now_seconds: float,
+) -> None:
+    """Shed a request of negative priority while the pool is full: 429, without a drop reason."""
+    if request.priority >= 0 or saturation is None:
+        return
+    if saturation.saturation(candidates, Attributes(), now_seconds) >= FULL:
+        raise RefusedError(Code.RESOURCE_EXHAUSTED, "system saturated, sheddable request dropped")
+
+
+def screen(
+    request: InferenceRequest,
+    candidates: Sequence[Candidate],
+    screeners: Sequence[Screener],
+    rng: Random,
+) -> Sequence[Candidate]:
+    """The candidates that every screener keeps, in the order given; 503 when there are none."""
+    if not screeners:
+        return candidates
+    kept = {candidate.key for candidate in candidates}
+    for screener in screeners:
+        kept &= {candidate.key for candidate in screener.screen(request, candidates, rng)}
+    if not kept:
+        raise no_endpoints("no endpoint is left after screening")
+    return [candidate for candidate in candidates if candidate.key in kept]
+
+
+def admit(
+    request: InferenceRequest,
+    candidates: Sequence[Candidate],
+    attributes: Attributes,
+    admitters: Sequence[Admitter],
+    rng: Random,
+    log: PluginLog,
+) -> None:
+    """Ask the admitters in order. A refusal keeps its code; one that fails refuses with 500."""
+    for admitter in admitters:
+        try:
+            admitter.admit(request, candidates, attributes, rng)
+        except RefusedError:
+            raise
+        except Exception as error:
+            log.exception(admitter, error, "the request is refused")
+            raise RefusedError(Code.INTERNAL, f"request cannot be admitted: {error}") from error
+
+
+def refuse_if_not_cached(
+    request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+) -> None:
+    """412 when the client wants to be served from a cache only and the endpoint has nothing.
+
+    An endpoint has something when any finding about prefix caches says so; where nobody looks,
+    nothing is cached as far as anyone knows.
+    """
+    if not prefers_if_available(request.headers):
+        return
+    key = result.endpoints[0].key
+    for info in attributes.of_type(MATCH_INFO):
+        if isinstance(info, PrefixCacheMatchInfo) and info.match_blocks.get(key):
+            return
+    raise RefusedError(Code.PRECONDITION_FAILED, "no decode worker has the requested KV cache")
+
+
+def prefers_if_available(headers: Mapping[str, str]) -> bool:
+    """Whether the `Prefer` header (RFC 7240) lists `if-available`; parameters are ignored."""
+    value = headers.get(PREFER)
+    if not value:
+        return False
+    return any(
+        preference.partition(";")[0].strip().lower() == IF_AVAILABLE
+        for preference in _QUOTED.sub('""', value).split(",")
+    )
+
+
+def scheduling_failed(error: Exception) -> RefusedError:
+    """What a scheduler that failed answers: the first refusal in a group of errors, else 429."""
+    refusal = _first_refusal(error)
+    if refusal is not None:
+        return refusal
+    reason = str(error) or type(error).__name__
+    return RefusedError(Code.RESOURCE_EXHAUSTED, f"failed to find target endpoint: {reason}")
+
+
+def _first_refusal(error: BaseException) -> RefusedError | None:
+    if isinstance(error, RefusedError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(_first_refusal, error.exceptions)), None)
+    return None

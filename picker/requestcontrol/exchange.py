@@ -1,0 +1,333 @@
+"""One request from its first byte to its one recorded outcome.
+
+The steps before a request leaves, in order: parse → rewrite → objective and priority → processors →
+fairness id → admission → candidates → screeners → producers → admitters → schedule → conditional
+decode → hooks → leave. Only producers are awaited.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from picker.errors import Code, RefusedError, bad_request, no_endpoints
+from picker.framework.attributes import Attributes
+from picker.framework.interfaces import Flight, Parser
+from picker.requestcontrol import admission
+from picker.requestcontrol.candidates import candidates_for
+from picker.requestcontrol.headers import MODEL_REWRITE, OBJECTIVE, REQUEST_ID, first_of
+from picker.requestcontrol.observer import Decision, Outcome
+from picker.requestcontrol.parsing import request_path
+from picker.requestcontrol.pipeline import RequestPipeline, Surroundings
+from picker.requestcontrol.plugin_log import PluginLog
+from picker.requestcontrol.preparing import endpoint_scores, outgoing_body, tell_hooks
+from picker.requestcontrol.producing import produce
+from picker.requestcontrol.responses import NO_METADATA, Response, ResponseWatch
+from picker.requestcontrol.rewrite import Rewritten
+from picker.requestcontrol.tracing import NO_SPAN, Span
+from picker.types import (
+    Candidate,
+    FinishCause,
+    InferenceRequest,
+    ParsedBody,
+    RawRequest,
+    RouteDecision,
+    SchedulingResult,
+)
+
+ORCHESTRATION_SPAN = "gateway.request_orchestration"
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """A request as it came, and what its parser made of it."""
+
+    raw: RawRequest
+    body: bytes
+    parser: Parser
+    parsed: ParsedBody
+
+
+class Exchange:
+    """One request as its stream sees it. Owns what the request holds.
+
+    `route` is awaited at most once, `finish` called exactly once; what the request holds is
+    released there and nowhere else.
+    """
+
+    __slots__ = (
+        "_around",
+        "_endpoint_key",
+        "_finished",
+        "_flight",
+        "_incoming_model",
+        "_log",
+        "_pipeline",
+        "_refusal",
+        "_request",
+        "_request_id",
+        "_response",
+        "_rewritten",
+        "_span",
+        "_started",
+        "_target_model",
+    )
+
+    def __init__(self, pipeline: RequestPipeline, around: Surroundings, log: PluginLog) -> None:
+        self._pipeline = pipeline
+        self._around = around
+        self._log = log
+        self._started = around.clock()
+        self._request_id = ""
+        self._incoming_model = ""
+        self._target_model = ""
+        self._request: InferenceRequest | None = None
+        self._rewritten: Rewritten | None = None
+        self._flight: Flight | None = None  # set once hooks are told
+        self._endpoint_key: str | None = None  # set while it counts as under way there
+        self._response: Response | None = None
+        self._refusal: Code | None = None
+        self._span: Span = NO_SPAN
+        self._finished = False
+
+    async def route(self, raw: RawRequest) -> RouteDecision:
+        """Decide where `raw` goes and count it as under way there.
+
+        Awaited at most once. May be cancelled at any await; `finish` is called all the same.
+        Raises `RefusedError` when the picker answers the request itself.
+        """
+        tracer, begun = self._around.policies.tracer, self._around.clock()
+        self._span = tracer.begin_request(raw.headers, begun - self._started)
+        span = tracer.begin(ORCHESTRATION_SPAN, self._span)
+        try:
+            return await self._decide(raw, begun)
+        except RefusedError as refusal:
+            self._refuse(refusal, span)
+            raise
+        except Exception as error:
+            self._log.exception(self, error, "the request is refused")
+            failure = RefusedError(Code.INTERNAL, "the endpoint picker failed; see its log")
+            self._refuse(failure, span)
+            raise failure from error
+        finally:
+            self._describe(span)
+            span.end()
+
+    def finish(
+        self,
+        cause: FinishCause,
+        response_status: int | None = None,
+        served_by: str | None = None,
+    ) -> None:
+        """The request is over. Releases what it holds; a second call does nothing."""
+        if self._finished:
+            return
+        self._finished = True
+        if self._endpoint_key is not None:
+            self._around.inflight.release(self._endpoint_key)
+        now, request, response = self._around.clock(), self._request, self._response
+        outcome = Outcome(
+            request_id=self._request_id,
+            incoming_model=self._incoming_model,
+            target_model=self._target_model,
+            cause=cause,
+            seconds=now - self._started,
+            endpoint_key=self._endpoint_key,
+            response_status=response_status,
+            served_by=served_by,
+            refusal=self._refusal,
+            fairness_id=request.fairness_id if request else "",
+            priority=request.priority if request else 0,
+            usage=response.usage if response else None,
+            response=response.times if response else None,
+        )
+        self._tell_end(outcome, now)
+        self._around.observer.finished(outcome)
+        self._span.end()
+
+    def _tell_end(self, outcome: Outcome, now: float) -> None:
+        if self._flight is None:
+            return
+        log = self._log
+        for hook in self._pipeline.request_ends:
+            try:
+                hook.request_ended(self._flight, outcome.cause, outcome.usage, now)
+            except Exception as error:
+                log.exception(hook, error, "what it holds of the request may stay held")
+
+    async def _decide(self, raw: RawRequest, begun: float) -> RouteDecision:
+        self._request_id = raw.headers.get(REQUEST_ID) or self._new_request_id()
+        if raw.body is None:
+            return self._decide_without_body(raw, begun)
+        arrival = self._parse(raw, raw.body)
+        request = self._identify(arrival)
+        candidates = self._admitted(request, raw)
+        attributes = Attributes()
+        request = await produce(
+            self._pipeline.producers, request, candidates, attributes, self._log
+        )
+        self._request = request
+        result = self._schedule(request, candidates, attributes)
+        self._flight = Flight(request, result, attributes)
+        headers = tell_hooks(self._pipeline.hooks, self._flight, self._log)
+        decision = self._leave(arrival, self._flight, headers)
+        self._observe(decision, begun, candidates)
+        return decision
+
+    def _decide_without_body(self, raw: RawRequest, begun: float) -> RouteDecision:
+        """Nothing is known about such a request (a model list, say): any endpoint will do."""
+        candidates = self._candidates(raw)
+        if not candidates:
+            raise no_endpoints()
+        endpoint = self._around.rng.choice(candidates).endpoint
+        self._hold(endpoint.key)
+        headers = tuple(self._own_headers(raw).items())
+        decision = RouteDecision(endpoint.host_port, headers)
+        self._observe(decision, begun, candidates)
+        return decision
+
+    def _parse(self, raw: RawRequest, body: bytes) -> _Arrival:
+        path = request_path(raw.headers)
+        parser = self._pipeline.parsers.select(path)
+        parsed = parser.parse(path, raw.headers, body)
+        self._incoming_model = parsed.model
+        self._target_model = first_of(raw.headers, MODEL_REWRITE) or parsed.model
+        if parsed.can_rewrite and parsed.payload is not None:
+            around = self._around
+            self._rewritten = around.policies.rewrites.rules().apply(parsed.model, around.rng)
+            if self._rewritten is not None:
+                self._target_model = self._rewritten.model
+            if not self._target_model:
+                raise bad_request("model not found in request body")
+        return _Arrival(raw, body, parser, parsed)
+
+    def _identify(self, arrival: _Arrival) -> InferenceRequest:
+        """The request with its objective, its priority and whom it is from."""
+        headers = arrival.raw.headers
+        objective = first_of(headers, OBJECTIVE)
+        priority = self._around.policies.objectives.priority(objective) if objective else None
+        self._request = InferenceRequest(
+            request_id=self._request_id,
+            headers=headers,
+            body=arrival.parsed,
+            incoming_model=arrival.parsed.model,
+            target_model=self._target_model,
+            size_bytes=len(arrival.body),
+            objective=objective,
+            priority=priority or 0,
+            received_at_seconds=self._started,
+        )
+        self._request = admission.identify(self._request, self._pipeline.processors)
+        return self._request
+
+    def _admitted(self, request: InferenceRequest, raw: RawRequest) -> Sequence[Candidate]:
+        """The candidates of a request that is let in."""
+        pipeline, around = self._pipeline, self._around
+        candidates = self._candidates(raw)
+        admission.refuse_if_sheddable(request, candidates, pipeline.saturation, around.clock())
+        if not candidates:
+            raise no_endpoints()
+        return admission.screen(request, candidates, pipeline.screeners, around.rng)
+
+    def _candidates(self, raw: RawRequest) -> Sequence[Candidate]:
+        around = self._around
+        hint = None if around.policies.ignore_subset_hint else raw.subset_hint
+        pool = around.datastore.snapshot().candidates
+        return candidates_for(pool, hint, around.inflight.counts)
+
+    def _schedule(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> SchedulingResult:
+        pipeline, rng = self._pipeline, self._around.rng
+        admission.admit(request, candidates, attributes, pipeline.admitters, rng, self._log)
+        try:
+            result = pipeline.scheduler.schedule(request, candidates, attributes, rng)
+        except RefusedError:
+            raise
+        except Exception as error:
+            self._log.exception(pipeline.scheduler, error, "the request is refused")
+            raise admission.scheduling_failed(error) from error
+        if not result.endpoints:
+            raise RefusedError(Code.INTERNAL, "the scheduler named no endpoint")
+        admission.refuse_if_not_cached(request, result, attributes)
+        return result
+
+    def _leave(
+        self, arrival: _Arrival, flight: Flight, hook_headers: Mapping[str, str]
+    ) -> RouteDecision:
+        request, result, parsed = flight.request, flight.result, arrival.parsed
+        body = outgoing_body(arrival.body, parsed, request)
+        renamed = bool(parsed.model) and body is not None and request.target_model != parsed.model
+        self._hold(result.endpoints[0].key)
+        self._response = Response(self._watch(arrival.parser, flight, renamed))
+        headers = {
+            **self._own_headers(arrival.raw),
+            **result.set_headers,
+            **hook_headers,
+            **self._span.propagation(),
+        }
+        policies = self._around.policies
+        return RouteDecision(
+            destination=",".join([endpoint.host_port for endpoint in result.endpoints]),
+            set_headers=tuple(headers.items()),
+            body=body,
+            metadata=endpoint_scores(result) if policies.emit_endpoint_scores else NO_METADATA,
+            response=self._response,
+            skip_response=parsed.skip_response,
+            needs_response_body=renamed and not parsed.skip_response,
+        )
+
+    def _watch(self, parser: Parser, flight: Flight, renamed: bool) -> ResponseWatch:
+        return ResponseWatch(
+            flight=flight,
+            parser=parser,
+            heads=self._pipeline.response_heads,
+            progress=self._pipeline.response_progress,
+            observer=self._around.observer,
+            log=self._log,
+            clock=self._around.clock,
+            started_seconds=self._started,
+            renamed_from=flight.request.target_model if renamed else None,
+        )
+
+    def _hold(self, endpoint_key: str) -> None:
+        self._around.inflight.acquire(endpoint_key)
+        self._endpoint_key = endpoint_key
+
+    def _own_headers(self, raw: RawRequest) -> dict[str, str]:
+        return {} if raw.headers.get(REQUEST_ID) else {REQUEST_ID: self._request_id}
+
+    def _observe(
+        self, decision: RouteDecision, begun: float, candidates: Sequence[Candidate]
+    ) -> None:
+        flight = self._flight
+        self._around.observer.decided(
+            Decision(
+                request_id=self._request_id,
+                incoming_model=self._incoming_model,
+                target_model=self._target_model,
+                destination=decision.destination,
+                size_bytes=flight.request.size_bytes if flight else 0,
+                seconds=self._around.clock() - begun,
+                candidates=candidates,
+                request=flight.request if flight else None,
+                result=flight.result if flight else None,
+                rewritten=self._rewritten,
+                set_headers=decision.set_headers,
+            )
+        )
+
+    def _refuse(self, refusal: RefusedError, span: Span) -> None:
+        self._refusal = refusal.code
+        span.fail(refusal.message)
+        self._span.fail(refusal.message)
+
+    def _describe(self, span: Span) -> None:
+        span.set("gen_ai.request.model", self._incoming_model)
+        span.set("gen_ai.request.id", self._request_id)
+        span.set("target_model", self._target_model)
+        span.set("request_prio", self._request.priority if self._request else 0)
+
+    def _new_request_id(self) -> str:
+        return str(uuid.UUID(int=self._around.rng.getrandbits(128), version=4))
