@@ -1,11 +1,12 @@
-"""One HTTP/2 connection of gRPC calls: asyncio's bytes to `h2` events to calls, and back.
+"""One HTTP/2 connection of gRPC calls: asyncio's bytes to HTTP/2 events to calls, and back.
 
 Theory of operation
 -------------------
-`data_received` gives the bytes to `h2` and each event to its call. A call is a task that runs its
-method; tasks write into the buffers of their `CallStream` and ask for a flush. A flush happens once
-per turn of the event loop: it moves what the peer's windows allow from the calls to `h2`, and then
-gives the transport everything at once, so that replies of one turn leave in one system call.
+`data_received` gives the bytes to an HTTP/2 engine, which tells what the peer did. A call is a task
+that runs its method; tasks write into the buffers of their `CallStream` and ask for a flush. A
+flush happens once per turn of the event loop: it moves what the peer's windows allow from the calls
+to the engine, and then gives the transport everything at once, so that replies of one turn leave in
+one system call.
 
 What a call sends waits for the event loop's next turn, for the peer's window, and for the socket
 (while the transport is paused). All the time the call's own buffer holds it, and the method's
@@ -24,16 +25,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, cast
-
-from h2 import events
-from h2.errors import ErrorCodes
-from h2.exceptions import ProtocolError
+from typing import cast
 
 from picker.extproc.framing import timeout_seconds
-from picker.extproc.h2_protocol import GrpcHttp2, graceful_goaway
 from picker.extproc.h2_sending import SendQueue, trailers
 from picker.extproc.h2_stream import CallStream
+from picker.extproc.http2 import Http2Engine, Http2Error, Http2Listener
+from picker.extproc.http2_frames import FrameEngine
+from picker.extproc.http2_wire import graceful_goaway
 from picker.extproc.rpc import Method, RpcError, Status
 
 log = logging.getLogger(__name__)
@@ -62,6 +61,7 @@ class GrpcConnection(asyncio.Protocol):
         max_message_bytes: int,
         on_made: Callable[[GrpcConnection], None],
         on_gone: Callable[[GrpcConnection], None],
+        engine: Callable[[Http2Listener], Http2Engine] = FrameEngine,
     ) -> None:
         self._methods = {path.encode(): method for path, method in methods.items()}
         self._max_message_bytes = max_message_bytes
@@ -69,7 +69,7 @@ class GrpcConnection(asyncio.Protocol):
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._http2 = GrpcHttp2()
+        self._http2 = engine(self)
         self._streams: dict[int, CallStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = SendQueue(self._http2, self._write_out, self._sent_to_the_end)
@@ -80,16 +80,6 @@ class GrpcConnection(asyncio.Protocol):
         self._draining = False
         self._no_more_calls = False  # the peer knows that it should open none
         self._cancelled = False
-        self._receive: Mapping[type[events.Event], Callable[[Any], None]] = {
-            events.RequestReceived: self._request,
-            events.DataReceived: self._data,
-            events.StreamEnded: self._input_ended,
-            events.StreamReset: self._reset,
-            events.PingAckReceived: self._ping_answered,
-            events.WindowUpdated: self._window_updated,
-            events.RemoteSettingsChanged: self._settings_changed,
-            events.ConnectionTerminated: self._goodbye,
-        }
 
     # asyncio's side
 
@@ -97,7 +87,7 @@ class GrpcConnection(asyncio.Protocol):
         """Send the settings."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
-        self._http2.initiate_connection()
+        self._http2.start()
         self._set_timer(HANDSHAKE_SECONDS, self._check_idle)
         self._on_made(self)
         self._flush()
@@ -108,11 +98,8 @@ class GrpcConnection(asyncio.Protocol):
             return
         self._last_heard = self._loop.time()
         try:
-            for event in self._http2.receive_data(data):
-                receive = self._receive.get(type(event))
-                if receive is not None:
-                    receive(event)
-        except ProtocolError as error:
+            self._http2.receive(data)
+        except Http2Error as error:
             log.info("a peer broke HTTP/2: %s", error)
             self._break_off()
             return
@@ -184,7 +171,7 @@ class GrpcConnection(asyncio.Protocol):
     def acknowledge(self, stream_id: int, count: int) -> None:
         """`count` flow-controlled bytes have been dealt with."""
         if self._transport is not None:
-            self._http2.acknowledge_received_data(count, stream_id)
+            self._http2.acknowledge(stream_id, count)
             self._schedule_flush()
 
     def schedule(self, stream: CallStream) -> None:
@@ -192,11 +179,10 @@ class GrpcConnection(asyncio.Protocol):
         if self._sending.add(stream):
             self._schedule_flush()
 
-    # What the peer did
+    # What the peer did: implements `Http2Listener`
 
-    def _request(self, event: events.RequestReceived) -> None:
-        stream_id = event.stream_id
-        headers = dict(event.headers)
+    def on_request(self, stream_id: int, headers: Mapping[bytes, bytes]) -> None:
+        """A call, or something that is none."""
         stream = CallStream(stream_id, self, self._max_message_bytes)
         self._streams[stream_id] = stream
         if headers.get(b":method") != b"POST":
@@ -207,6 +193,47 @@ class GrpcConnection(asyncio.Protocol):
             stream.end(trailers(Status.UNAVAILABLE, "shutting down"))
         else:
             self._call(stream, headers)
+
+    def on_data(self, stream_id: int, data: bytes, flow_controlled_bytes: int) -> None:
+        """Content of a call; of one that is over it counts as dealt with."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            self._http2.acknowledge(stream_id, flow_controlled_bytes)
+        else:
+            stream.feed(data, flow_controlled_bytes)
+
+    def on_end(self, stream_id: int) -> None:
+        """The caller has closed its side."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            stream.end_input()
+
+    def on_reset(self, stream_id: int) -> None:
+        """The caller has given up."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._forget(stream)
+            self._abandon(stream)
+
+    def on_window(self, stream_id: int) -> None:
+        """More can be sent."""
+        self._sending.unblock(stream_id)
+
+    def on_ping_answered(self, data: bytes) -> None:
+        """Our GOAWAY was read."""
+        if data == _DRAIN_PING:
+            self._drained()
+
+    def on_goodbye(self, error_code: int) -> None:
+        """The peer opens no more calls."""
+        if not error_code:
+            self.drain()
+            self._drained()
+        else:
+            log.info("a peer gave up an HTTP/2 connection: error %d", error_code)
+            self._close()
+
+    # The course of a call
 
     def _call(self, stream: CallStream, headers: Mapping[bytes, bytes]) -> None:
         path = headers.get(b":path", b"")
@@ -222,45 +249,6 @@ class GrpcConnection(asyncio.Protocol):
         seconds = timeout_seconds(headers.get(b"grpc-timeout", b""))
         if seconds is not None:
             stream.timer = self._loop.call_later(seconds, self._expire, stream)
-
-    def _data(self, event: events.DataReceived) -> None:
-        stream = self._streams.get(event.stream_id)
-        length = event.flow_controlled_length
-        if stream is None:
-            self._http2.acknowledge_received_data(length, event.stream_id)
-        else:
-            stream.feed(event.data, length)
-
-    def _input_ended(self, event: events.StreamEnded) -> None:
-        stream = self._streams.get(event.stream_id)
-        if stream is not None:
-            stream.end_input()
-
-    def _reset(self, event: events.StreamReset) -> None:
-        stream = self._streams.get(event.stream_id)
-        if stream is not None:
-            self._forget(stream)
-            self._abandon(stream)
-
-    def _window_updated(self, event: events.WindowUpdated) -> None:
-        self._sending.unblock(event.stream_id or 0)
-
-    def _settings_changed(self, _: events.RemoteSettingsChanged) -> None:
-        self._sending.unblock(0)  # the initial window, which open streams have too, may have grown
-
-    def _ping_answered(self, event: events.PingAckReceived) -> None:
-        if event.ping_data == _DRAIN_PING:
-            self._drained()
-
-    def _goodbye(self, event: events.ConnectionTerminated) -> None:
-        if event.error_code == ErrorCodes.NO_ERROR:
-            self.drain()
-            self._drained()
-        else:
-            log.info("a peer gave up an HTTP/2 connection: %s", event.error_code)
-            self._close()
-
-    # The course of a call
 
     def _finished(self, stream: CallStream, task: asyncio.Task[None]) -> None:
         """A method has returned, failed or been cancelled; runs exactly once per call."""
@@ -322,7 +310,7 @@ class GrpcConnection(asyncio.Protocol):
         try:
             if not self._paused:
                 self._sending.send()
-        except ProtocolError:
+        except Exception:
             log.exception("cannot send on an HTTP/2 connection")
             self._break_off()
             return
@@ -334,10 +322,10 @@ class GrpcConnection(asyncio.Protocol):
         self._forget(stream)
         left = stream.drop()
         if left:
-            self._http2.acknowledge_received_data(left, stream.stream_id)
+            self._http2.acknowledge(stream.stream_id, left)
 
     def _write_out(self) -> bool:
-        """Give the transport what `h2` has; whether it takes more."""
+        """Give the transport what the engine has; whether it takes more."""
         if self._transport is None:
             return False
         data = self._http2.data_to_send()
@@ -371,7 +359,7 @@ class GrpcConnection(asyncio.Protocol):
         self._timer = self._loop.call_later(seconds, callback)
 
     def _break_off(self) -> None:
-        """Say what was wrong, as far as `h2` has prepared it, and close."""
+        """Say what was wrong, as far as the engine has prepared it, and close."""
         self._abandon_all()
         if self._transport is not None and not self._transport.is_closing():
             self._write_out()
@@ -381,7 +369,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def _close(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._http2.close_connection()
+            self._http2.close()
             self._break_off()
 
     def _tell_when_gone(self) -> None:

@@ -1,15 +1,13 @@
-"""Moves what calls have to send to `h2`, in turns and within the peer's windows."""
+"""Moves what calls have to send to the HTTP/2 engine, in turns and within the peer's windows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
 
-from h2.errors import ErrorCodes
-
 from picker.extproc.framing import status_text
-from picker.extproc.h2_protocol import GrpcHttp2
 from picker.extproc.h2_stream import CallStream, Headers
+from picker.extproc.http2 import Http2Engine
 from picker.extproc.rpc import Status
 
 TURN_BYTES = 128 * 1024  # of one call, before it is another's turn
@@ -21,13 +19,13 @@ _HEAD: Final[Headers] = ((b":status", b"200"), (b"content-type", b"application/g
 class SendQueue:
     """Owns the order in which calls send.
 
-    `write_out` gives the transport what `h2` has; it returns whether the transport takes more.
-    `on_ended` is told of a call whose last frame has been given to `h2`.
+    `write_out` gives the transport what the engine has; returns whether the transport takes more.
+    `on_ended` is told of a call whose last frame has been given to the engine.
     """
 
     def __init__(
         self,
-        http2: GrpcHttp2,
+        http2: Http2Engine,
         write_out: Callable[[], bool],
         on_ended: Callable[[CallStream], None],
     ) -> None:
@@ -71,16 +69,16 @@ class SendQueue:
                         return
 
     def _send_turn(self, stream: CallStream) -> int:
-        """Move one call's share to `h2`; returns its bytes."""
+        """Move one call's share to the engine; returns its bytes."""
         moved = 0
         http2, stream_id = self._http2, stream.stream_id
         if stream.unsent_bytes:
             if not stream.head_sent:
                 stream.head_sent = True
                 http2.send_headers(stream_id, _HEAD)
-            allowed = min(http2.local_flow_control_window(stream_id), TURN_BYTES)
+            allowed = min(http2.window(stream_id), TURN_BYTES)
             while allowed > 0 and stream.unsent_bytes:
-                data = stream.take(min(allowed, http2.max_outbound_frame_size))
+                data = stream.take(min(allowed, http2.max_frame_bytes))
                 http2.send_data(stream_id, data)
                 allowed -= len(data)
                 moved += len(data)
@@ -88,7 +86,7 @@ class SendQueue:
             self.remove(stream_id)
             if stream.ending is not None:
                 self._send_ending(stream, stream.ending)
-        elif http2.local_flow_control_window(stream_id) <= 0:
+        elif http2.window(stream_id) <= 0:
             del self._ready[stream_id]
             self._blocked[stream_id] = stream
         return moved
@@ -100,7 +98,7 @@ class SendQueue:
         self._http2.send_headers(stream.stream_id, ending, end_stream=True)
         if not stream.input_ended:
             # The peer need not send the rest: nobody reads it.
-            self._http2.reset_stream(stream.stream_id, ErrorCodes.NO_ERROR)
+            self._http2.reset(stream.stream_id)
         self._on_ended(stream)
 
 

@@ -1,4 +1,4 @@
-"""The gRPC shell on asyncio and the `h2` library: binds a port, keeps its connections."""
+"""The gRPC shell on asyncio: binds a port, keeps its connections."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import os
 import socket
 import ssl
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from picker.extproc.h2_connection import GrpcConnection
 from picker.extproc.health import HealthService
-from picker.extproc.options import ServerOptions, TlsMaterial
+from picker.extproc.http2 import Http2Engine, Http2Listener
+from picker.extproc.http2_frames import FrameEngine
+from picker.extproc.options import ServerOptions, TlsMaterial, Transport
 from picker.extproc.pump import ExchangeSource
 from picker.extproc.services import methods
 
@@ -38,6 +40,7 @@ class H2Server:
         exchanges: ExchangeSource | None,
     ) -> None:
         self._options = options
+        self._engine = _engine(options.transport)
         self._listener: asyncio.Server | None = None
         self._connections: set[GrpcConnection] = set()
         self._all_gone = asyncio.Event()
@@ -89,7 +92,11 @@ class H2Server:
 
     def _accept(self) -> GrpcConnection:
         return GrpcConnection(
-            self._methods, self._options.max_message_bytes, self._connected, self._disconnected
+            self._methods,
+            self._options.max_message_bytes,
+            self._connected,
+            self._disconnected,
+            self._engine,
         )
 
     def _connected(self, connection: GrpcConnection) -> None:
@@ -112,6 +119,15 @@ class H2Server:
         except TimeoutError:
             return False
         return True
+
+
+def _engine(transport: Transport) -> Callable[[Http2Listener], Http2Engine]:
+    if transport is Transport.NATIVE:
+        return FrameEngine
+    # Loaded on demand: it costs start-up time and memory that the other engine does not need.
+    from picker.extproc.http2_library import LibraryEngine  # noqa: PLC0415
+
+    return LibraryEngine
 
 
 def _listen(options: ServerOptions) -> socket.socket:

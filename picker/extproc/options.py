@@ -16,7 +16,8 @@ DEFAULT_MAX_MESSAGE_BYTES = DEFAULT_MAX_BODY_BYTES + 1024 * 1024
 class Transport(Enum):
     """Which HTTP/2 implementation carries gRPC."""
 
-    H2 = "h2"  # an asyncio protocol on the `h2` library
+    NATIVE = "native"  # an asyncio protocol on HTTP/2 frames of our own
+    H2 = "h2"  # the same on the `h2` library
     GRPCIO = "grpcio"  # grpc.aio, with threads of its own
 
     def __str__(self) -> str:
@@ -45,7 +46,7 @@ class ServerOptions:
     tls: TlsMaterial | None = None
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
-    transport: Transport = Transport.H2
+    transport: Transport = Transport.NATIVE
 
     @property
     def address(self) -> str:

@@ -45,7 +45,7 @@ def build_health_server(health: HealthService, *, options: ServerOptions) -> Grp
 def _build(
     options: ServerOptions, health: HealthService | None, exchanges: ExchangeSource | None
 ) -> GrpcServer:
-    if options.transport is Transport.H2:
+    if options.transport is not Transport.GRPCIO:
         return H2Server(options, health, exchanges)
     # Loaded on demand: it costs start-up time and memory that the other transport does not need.
     from picker.extproc.grpcio_server import GrpcioServer  # noqa: PLC0415

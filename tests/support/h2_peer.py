@@ -14,6 +14,8 @@ from hyperframe.frame import GoAwayFrame
 
 from picker.extproc.framing import prefix
 from picker.extproc.h2_connection import GrpcConnection
+from picker.extproc.http2_frames import FrameEngine
+from picker.extproc.http2_library import LibraryEngine
 from picker.extproc.pump import Read, Write
 from picker.extproc.rpc import Method
 
@@ -69,12 +71,17 @@ class BufferTransport(asyncio.Transport):
 
 
 class Peer:
-    """An HTTP/2 client made of the library's other half, joined to a connection under test."""
+    """An HTTP/2 client made of the library's other half, joined to a connection under test.
+
+    `engine` is what all connections are made with, until a test says otherwise.
+    """
+
+    engine: type[FrameEngine] | type[LibraryEngine] = FrameEngine
 
     def __init__(self, methods: Mapping[str, Method], max_message_bytes: int = 2**20) -> None:
         self.gone: list[GrpcConnection] = []
         self.connection = GrpcConnection(
-            methods, max_message_bytes, lambda connection: None, self.gone.append
+            methods, max_message_bytes, lambda connection: None, self.gone.append, self.engine
         )
         self.transport = BufferTransport(self.connection)
         self.http2 = GracefulHttp2(H2Configuration(client_side=True, header_encoding="utf-8"))

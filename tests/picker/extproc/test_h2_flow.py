@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 from h2 import events
@@ -12,7 +13,17 @@ from hyperframe.frame import PingFrame
 
 from picker.extproc import h2_connection, h2_stream
 from picker.extproc.framing import prefix
+from picker.extproc.http2_frames import FrameEngine
+from picker.extproc.http2_library import LibraryEngine
 from picker.extproc.pump import Read, Write
+
+
+@pytest.fixture(autouse=True, scope="module", params=[FrameEngine, LibraryEngine])
+def engine(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both HTTP/2 engines in turn; they promise the same."""
+    Peer.engine, before = request.param, Peer.engine
+    yield
+    Peer.engine = before
 
 
 @pytest.fixture

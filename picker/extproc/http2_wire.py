@@ -1,0 +1,79 @@
+"""The numbers of HTTP/2, and frames as they are sent. Source: RFC 9113."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DEFAULT_WINDOW_BYTES = 65_535
+MAX_FRAME_BYTES = 16_384  # until somebody says otherwise
+MAX_WINDOW_BYTES = 2**31 - 1  # and the largest number of a stream
+
+FRAME_HEADER = Struct(">BHBBI")  # 24 bits of length, type, flags, stream
+NUMBER = Struct(">I")
+TWO_NUMBERS = Struct(">II")
+
+# Flags; the first has two names, by the type of the frame.
+END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
+
+
+class Kind(IntEnum):
+    """Frame types."""
+
+    DATA = 0
+    HEADERS = 1
+    PRIORITY = 2
+    RST_STREAM = 3
+    SETTINGS = 4
+    PUSH_PROMISE = 5
+    PING = 6
+    GOAWAY = 7
+    WINDOW_UPDATE = 8
+    CONTINUATION = 9
+
+
+class ErrorCode(IntEnum):
+    """Why a stream or a connection ends."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    FLOW_CONTROL_ERROR = 3
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    COMPRESSION_ERROR = 9
+    ENHANCE_YOUR_CALM = 11
+
+
+class Setting(IntEnum):
+    """Settings that are said or heeded."""
+
+    MAX_CONCURRENT_STREAMS = 3
+    INITIAL_WINDOW_SIZE = 4
+    MAX_FRAME_SIZE = 5
+    MAX_HEADER_LIST_SIZE = 6
+
+
+def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
+    """One frame as it is sent."""
+    length = len(payload)
+    return FRAME_HEADER.pack(length >> 16, length & 0xFFFF, kind, flags, stream_id) + payload
+
+
+def graceful_goaway() -> bytes:
+    """Asks the peer to open no more streams here, and gives up none that is under way."""
+    return frame(Kind.GOAWAY, 0, 0, TWO_NUMBERS.pack(MAX_WINDOW_BYTES, ErrorCode.NO_ERROR))
+
+
+def header_frames(stream_id: int, block: bytes, end_stream: bool) -> bytes:
+    """A header block in as many frames as it needs, none longer than every peer takes."""
+    flags = END_STREAM if end_stream else 0
+    if len(block) <= MAX_FRAME_BYTES:
+        return frame(Kind.HEADERS, flags | END_HEADERS, stream_id, block)
+    pieces = [block[at : at + MAX_FRAME_BYTES] for at in range(0, len(block), MAX_FRAME_BYTES)]
+    frames = [frame(Kind.HEADERS, flags, stream_id, pieces[0])]
+    frames += [frame(Kind.CONTINUATION, 0, stream_id, piece) for piece in pieces[1:-1]]
+    frames.append(frame(Kind.CONTINUATION, END_HEADERS, stream_id, pieces[-1]))
+    return b"".join(frames)
