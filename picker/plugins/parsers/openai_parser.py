@@ -1,23 +1,27 @@
 """Understands the request bodies of the OpenAI APIs, as far as a routing decision needs them.
 
 Unknown members are the endpoint's business and pass. What is checked is what producers read: the
-prompt or its counterpart, the cache salt, the model, the output cap.
+prompt or its counterpart, the cache salt, the model, the output cap. Lists of token ids are prompts
+that need no tokenizer; a list of such lists is taken too, as the engines take it.
+
+A response tells its usage in its `usage`, or in that of an event.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
-
-import msgspec
 
 from picker.errors import RefusedError, bad_request
+from picker.framework.interfaces import ResponseReader
 from picker.framework.registry import Parameters, PluginType
+from picker.framework.request_bodies import json_object, model_of, text_member, whole_number
 from picker.framework.services import Services
+from picker.framework.token_ids import pack_token_ids
+from picker.framework.usage import openai_usage, usage_reader
 from picker.types import Api, ParsedBody
 
-_MAX_TOKEN_ID = 2**32 - 1
-_decode = msgspec.json.Decoder().decode
+# A check returns the prompts that are token ids already, None for what is not acceptable.
+_Check = Callable[[object], "tuple[bytes, ...] | None"]
 
 
 class OpenAIParser:
@@ -36,22 +40,25 @@ class OpenAIParser:
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
         """Decode and check `body`. Raises `RefusedError` (400) naming what is wrong."""
-        payload = _json_object(body)
+        payload = json_object(body)
         api = api_of(path)
-        required, is_valid, caps = _RULES[api]
-        if not is_valid(payload.get(required)):
+        required, check, caps = _RULES[api]
+        prompts = check(payload.get(required))
+        if prompts is None:
             raise _missing(api, required)
-        model, salt = payload.get("model"), payload.get("cache_salt")
-        if salt is not None and not isinstance(salt, str):
-            raise bad_request(f"invalid {_NAMES[api]} request: cache_salt must be a string")
         return ParsedBody(
             api=api,
-            model=model if isinstance(model, str) else "",
+            model=model_of(payload),
             stream=payload.get("stream") is True,
             payload=payload,
-            max_output_tokens=_output_cap(payload, caps),
-            cache_salt=salt or "",
+            max_output_tokens=whole_number(payload, caps),
+            cache_salt=text_member(payload, "cache_salt", _NAMES[api]),
+            prompts=prompts,
         )
+
+    def response_reader(self, body: ParsedBody, content_type: str) -> ResponseReader:
+        """A reader of JSON, or of events where the response says that it is a stream of them."""
+        return usage_reader(content_type, openai_usage)
 
 
 def api_of(path: str) -> Api:
@@ -63,87 +70,68 @@ def api_of(path: str) -> Api:
     return Api.COMPLETIONS
 
 
-def _json_object(body: bytes) -> dict[str, Any]:
-    try:
-        payload = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_request(f"error unmarshaling request bodyMap: {error}") from error
-    if not isinstance(payload, dict):
-        kind = type(payload).__name__
-        raise bad_request(f"error unmarshaling request bodyMap: expected an object, got {kind}")
-    return payload
-
-
 def _missing(api: Api, member: str) -> RefusedError:
     valid = "valid " if api is Api.CHAT_COMPLETIONS else ""
     return bad_request(f"invalid {_NAMES[api]} request: must have {valid}{member} field")
 
 
-def _output_cap(payload: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    """The first of `names` that is a whole number of at least zero; 1e3 and 5.0 are whole."""
-    for name in names:
-        value = payload.get(name)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
-    return None
+def _conversation(messages: object) -> tuple[bytes, ...] | None:
+    """Messages, each with a text, with blocks or without content."""
+    if not isinstance(messages, list) or not messages:
+        return None
+    for message in messages:
+        if not isinstance(message, dict):
+            return None
+        content = message.get("content")
+        if not (content is None or isinstance(content, str) or _are_blocks(content)):
+            return None
+    return ()
 
 
-def _is_conversation(messages: object) -> bool:
-    return isinstance(messages, list) and bool(messages) and all(map(_is_message, messages))
-
-
-def _is_message(message: object) -> bool:
-    if not isinstance(message, dict):
-        return False
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        return True
+def _are_blocks(content: object) -> bool:
     return isinstance(content, list) and all(isinstance(block, dict) for block in content)
 
 
-def _is_prompt(prompt: object) -> bool:
+def _prompt(prompt: object) -> tuple[bytes, ...] | None:
     """Text, a list of texts, a list of token ids, or a list of such lists; not empty."""
     if isinstance(prompt, str):
-        return bool(prompt)
+        return () if prompt else None
     if not isinstance(prompt, list) or not prompt:
-        return False
+        return None
     kinds = set(map(type, prompt))
-    if kinds == {list}:
-        return all(map(_are_token_ids, prompt))
-    return kinds == {str} or _are_token_ids(prompt)
+    if kinds == {str}:
+        return ()
+    if kinds != {list}:
+        packed = pack_token_ids(prompt)
+        return None if packed is None else (packed,)
+    batch = [packed for ids in prompt if (packed := pack_token_ids(ids)) is not None]
+    return tuple(batch) if len(batch) == len(prompt) else None
 
 
-def _are_token_ids(value: list[Any]) -> bool:
-    # By type, as a bool is an int to isinstance; without a loop, as token lists are long.
-    return set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= _MAX_TOKEN_ID
+def _text(value: object) -> tuple[bytes, ...] | None:
+    return () if isinstance(value, str) and value else None
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
+def _items(value: object) -> tuple[bytes, ...] | None:
+    return () if isinstance(value, list) and value else None
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, list) and bool(value)
-
-
-def _is_present(value: object) -> bool:
-    return value is not None
+def _anything(value: object) -> tuple[bytes, ...] | None:
+    return None if value is None else ()
 
 
 # Per API: the member it cannot do without, its check, and where the output cap may stand.
-_RULES: Mapping[Api, tuple[str, Callable[[object], bool], tuple[str, ...]]] = {
+_RULES: Mapping[Api, tuple[str, _Check, tuple[str, ...]]] = {
     Api.CHAT_COMPLETIONS: (
         "messages",
-        _is_conversation,
+        _conversation,
         ("max_completion_tokens", "max_tokens"),
     ),
-    Api.COMPLETIONS: ("prompt", _is_prompt, ("max_tokens",)),
-    Api.RESPONSES: ("input", _is_present, ("max_output_tokens",)),
-    Api.CONVERSATIONS: ("items", _is_list, ()),
-    Api.EMBEDDINGS: ("input", _is_prompt, ()),
-    Api.IMAGES: ("prompt", _is_text, ()),
+    Api.COMPLETIONS: ("prompt", _prompt, ("max_tokens",)),
+    Api.RESPONSES: ("input", _anything, ("max_output_tokens",)),
+    Api.CONVERSATIONS: ("items", _items, ()),
+    Api.EMBEDDINGS: ("input", _prompt, ()),
+    Api.IMAGES: ("prompt", _text, ()),
 }
 _NAMES: Mapping[Api, str] = {
     Api.CHAT_COMPLETIONS: "chat completions",

@@ -16,7 +16,7 @@ class PassthroughParser:
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
         """Accept anything."""
-        return ParsedBody(Api.RAW)
+        return ParsedBody(Api.RAW, can_rewrite=False)
 
 
 def _create(name: str, parameters: Parameters, _services: Services) -> PassthroughParser:

@@ -25,6 +25,7 @@ class Claiming:
 CHAT = Claiming("chat/completions", "/completions/")
 GENERATE = Claiming("inference/v1/generate")
 SHORT = Claiming("generate")
+VERTEX = Claiming("PredictionService/ChatCompletions")
 FALLBACK = Claiming()
 
 
@@ -51,22 +52,47 @@ def test_the_path_comes_from_the_first_header_that_has_one(
         ("/v1/chat/completions", CHAT),
         ("/v1/chat/completions/", CHAT),
         ("/tenant/v1/completions", CHAT),
+        ("completions", CHAT),
         ("/inference/v1/generate", GENERATE),
         ("/generate", SHORT),
+        ("/v1/projects/p/PredictionService/ChatCompletions", VERTEX),
+        ("/google.cloud.aiplatform.v1beta1.PredictionService/ChatCompletions", VERTEX),
         ("/v1/models", FALLBACK),
+        ("/foocompletions", FALLBACK),
+        ("/regenerate", FALLBACK),
+        ("/v1/completions/more", FALLBACK),
+        ("/", FALLBACK),
+        ("", FALLBACK),
     ],
 )
 def test_the_longest_matching_claim_wins_whatever_the_order(path: str, parser: Claiming) -> None:
-    """A short claim never hides a longer one, and the fallback takes only what is left."""
-    assert ParserTable([FALLBACK, SHORT, CHAT, GENERATE]).select(path) is parser
+    """A short claim never hides a longer one, none matches within a word, and the rest is left."""
+    assert ParserTable([SHORT, CHAT, GENERATE, VERTEX, FALLBACK]).select(path) is parser
 
 
 def test_equal_claims_go_to_the_parser_configured_first() -> None:
-    """The order of the configuration decides ties, also between two fallbacks."""
-    twin, second = Claiming("generate"), Claiming()
-    table = ParserTable([SHORT, twin, FALLBACK, second])
+    """The order of the configuration decides ties."""
+    twin = Claiming("generate")
+    assert ParserTable([SHORT, twin, FALLBACK]).select("/generate") is SHORT
+    assert ParserTable([twin, SHORT, FALLBACK]).select("/generate") is twin
+
+
+def test_parsers_after_a_fallback_are_unused_and_that_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What takes every path leaves nothing for those after it."""
+    table = ParserTable([SHORT, FALLBACK, CHAT, Claiming()])
     assert table.select("/generate") is SHORT
+    assert table.select("/v1/chat/completions") is FALLBACK
     assert table.select("/other") is FALLBACK
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert "Claiming is unused" in caplog.text
+
+
+def test_without_a_fallback_nothing_is_unused(caplog: pytest.LogCaptureFixture) -> None:
+    """No warning is given for parsers that all claim paths."""
+    ParserTable([SHORT, CHAT])
+    assert not caplog.records
 
 
 def test_a_path_nobody_takes_is_a_400_that_names_it() -> None:

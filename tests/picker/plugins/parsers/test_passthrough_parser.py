@@ -12,7 +12,7 @@ def test_any_bytes_stay_raw() -> None:
     parser = PLUGIN.make("mine", PLUGIN.parameters())
     assert isinstance(parser, Parser)
     for body in (b"", b"\xff\x00", b'{"model":"m"}'):
-        assert parser.parse("/x", {}, body) == ParsedBody(Api.RAW)
+        assert parser.parse("/x", {}, body) == ParsedBody(Api.RAW, can_rewrite=False)
 
 
 def test_it_claims_no_path_and_so_takes_what_is_left() -> None:

@@ -1,0 +1,54 @@
+"""Multi-modal items as vLLM's token-level API describes them beside the tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from picker.types import MultiModalFeature
+
+
+def read_features(value: object) -> tuple[MultiModalFeature, ...]:
+    """The items that `value` names, in the order of their offsets; none for None.
+
+    `value` is `{mm_hashes: {modality: [hash]}, mm_placeholders: {modality: [{offset, length}]}}`.
+    What has no hash or no place is left out. Raises `ValueError` for any other shape.
+    """
+    if value is None:
+        return ()
+    hashes, places = _member(value, "mm_hashes"), _member(value, "mm_placeholders")
+    features = [
+        _feature(modality, content_hash, place)
+        for modality, of_modality in hashes.items()
+        for content_hash, place in zip(
+            _list(of_modality), _list(places.get(modality)), strict=False
+        )
+    ]
+    return tuple(sorted(features, key=lambda feature: feature.offset))
+
+
+def _member(value: object, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("features must be an object")
+    member = value.get(name)
+    if member is None:
+        return {}
+    if not isinstance(member, dict):
+        raise ValueError(f"features.{name} must be an object")
+    return member
+
+
+def _list(value: object) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ValueError("the hashes and places of a modality must be lists")
+    return value
+
+
+def _feature(modality: str, content_hash: object, place: object) -> MultiModalFeature:
+    if not isinstance(content_hash, str) or not isinstance(place, dict):
+        raise ValueError("a hash must be a string and a place an object")
+    offset, length = place.get("offset", 0), place.get("length", 0)
+    if type(offset) is not int or type(length) is not int or offset < 0 or length < 0:
+        raise ValueError("offset and length must be whole numbers of at least zero")
+    return MultiModalFeature(modality, content_hash, offset, length)

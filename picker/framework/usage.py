@@ -1,0 +1,270 @@
+"""What responses say about usage: the shapes of the APIs, and readers of JSON, SSE and gRPC bodies.
+
+A shape is a function from one JSON document (or one event's data) to the usage it tells, None if it
+tells none. Only the members that count are decoded. Numbers may be written as strings, and
+fractions are cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from picker.framework.request_bodies import UNREADABLE
+from picker.framework.sse import SseEvents
+from picker.types import Usage
+
+USAGE = b"usage"
+META_INFO = b"meta_info"
+DEFAULT_LIMIT_BYTES = 4 * 2**20
+_MAX_DIGITS = 20
+_MAX_COUNT = 2**63 - 1
+_FINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+Shape = Callable[[bytes], Usage | None]
+
+
+def merge(known: Usage | None, said: Usage) -> Usage:
+    """`known` with what a further piece said; numbers that it did not say stay.
+
+    Its total counts only beside a prompt and a completion; else the total is their sum.
+    """
+    prompt = said.prompt_tokens or (known.prompt_tokens if known else 0)
+    completion = said.completion_tokens or (known.completion_tokens if known else 0)
+    told = said.prompt_tokens and said.completion_tokens and said.total_tokens
+    cached = said.cached_tokens
+    if not cached and known is not None and known.cached_tokens is not None:
+        cached = known.cached_tokens
+    return Usage(prompt, completion, told or prompt + completion, cached)
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: Any = None
+
+
+class _Counts(msgspec.Struct):
+    """The `usage` of the OpenAI and the Anthropic APIs."""
+
+    prompt_tokens: Any = None
+    input_tokens: Any = None
+    completion_tokens: Any = None
+    output_tokens: Any = None
+    total_tokens: Any = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
+    cache_read_input_tokens: Any = None
+
+
+class _Document(msgspec.Struct):
+    """A document with a `usage`, or an event with one inside its `response` or `message`."""
+
+    usage: _Counts | None = None
+    type: Any = None
+    response: msgspec.Raw = msgspec.Raw()
+    message: msgspec.Raw = msgspec.Raw()
+
+
+class _MetaInfo(msgspec.Struct):
+    prompt_tokens: Any = None
+    completion_tokens: Any = None
+    cached_tokens: Any = None
+    finish_reason: Any = None
+
+
+class _Generated(msgspec.Struct):
+    meta_info: _MetaInfo | None = None
+
+
+_decode_document = msgspec.json.Decoder(_Document).decode
+_decode_generated = msgspec.json.Decoder(_Generated | list[_Generated]).decode
+
+
+def openai_usage(document: bytes) -> Usage | None:
+    """`usage` of the OpenAI APIs; of the Responses API's events, that of the final ones.
+
+    Raises what `UNREADABLE` lists.
+    """
+    decoded = _decode_document(document)
+    if decoded.response and isinstance(decoded.type, str) and decoded.type in _FINAL_EVENTS:
+        decoded = _decode_document(decoded.response)
+    counts = decoded.usage
+    if counts is None:
+        return None
+    details = counts.prompt_tokens_details or counts.input_tokens_details
+    said = Usage(
+        prompt_tokens=_first_count(counts.prompt_tokens, counts.input_tokens),
+        completion_tokens=_first_count(counts.completion_tokens, counts.output_tokens),
+        total_tokens=_count(counts.total_tokens) or 0,
+        cached_tokens=_count(details.cached_tokens) if details else None,
+    )
+    return None if said == Usage() else said
+
+
+def anthropic_usage(document: bytes) -> Usage | None:
+    """`usage` of a message, of a `message_start` and of a `message_delta`.
+
+    The tokens that a start says were generated are the first few only and do not count. Raises what
+    `UNREADABLE` lists.
+    """
+    decoded = _decode_document(document)
+    is_start = decoded.type == "message_start"
+    if is_start and decoded.message:
+        decoded = _decode_document(decoded.message)
+    counts = decoded.usage
+    if counts is None:
+        return None
+    said = Usage(
+        prompt_tokens=_count(counts.input_tokens) or 0,
+        completion_tokens=0 if is_start else _count(counts.output_tokens) or 0,
+        cached_tokens=_count(counts.cache_read_input_tokens),
+    )
+    return None if said == Usage() else said
+
+
+def sglang_usage(document: bytes) -> Usage | None:
+    """`meta_info` of SGLang's generate; several answers to one prompt are added up.
+
+    Raises what `UNREADABLE` lists.
+    """
+    decoded = _decode_generated(document)
+    answers = decoded if isinstance(decoded, list) else [decoded]
+    usage: Usage | None = None
+    for info in (answer.meta_info for answer in answers):
+        said = _of_meta_info(info)
+        if said is not None:
+            generated = usage.completion_tokens if usage else 0
+            added = replace(said, completion_tokens=said.completion_tokens + generated)
+            usage = merge(usage, added)
+    return usage
+
+
+def sglang_event_usage(document: bytes) -> Usage | None:
+    """`meta_info` of an event of SGLang's generate; only the one with a finish reason counts.
+
+    Raises what `UNREADABLE` lists.
+    """
+    decoded = _decode_generated(document)
+    if isinstance(decoded, list):
+        return None
+    info = decoded.meta_info
+    return _of_meta_info(info) if info is not None and info.finish_reason is not None else None
+
+
+def _of_meta_info(info: _MetaInfo | None) -> Usage | None:
+    if info is None:
+        return None
+    said = Usage(
+        prompt_tokens=_count(info.prompt_tokens) or 0,
+        completion_tokens=_count(info.completion_tokens) or 0,
+        cached_tokens=_count(info.cached_tokens),
+    )
+    return None if said == Usage() else said
+
+
+def _first_count(*values: object) -> int:
+    return next((count for value in values if (count := _count(value))), 0)
+
+
+def _count(value: object) -> int | None:
+    """A number of tokens, written as a number or as text; None for anything else."""
+    if isinstance(value, str) and len(value) <= _MAX_DIGITS:
+        try:
+            value = float(value) if "." in value else int(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if 0 <= value <= _MAX_COUNT else None
+
+
+class JsonUsage:
+    """Reads a response that is one JSON document.
+
+    It is held until its end, as far as the limit goes; a longer one tells nothing.
+    """
+
+    def __init__(self, shape: Shape, marker: bytes, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+        self._shape = shape
+        self._marker = marker
+        self._limit = limit_bytes
+        self._pieces: list[bytes] = []
+        self._num_bytes = 0
+        self._usage: Usage | None = None
+
+    @property
+    def usage(self) -> Usage | None:
+        """None until the document is complete."""
+        return self._usage
+
+    def feed(self, data: bytes, is_last: bool) -> None:
+        """Take a piece."""
+        self._num_bytes += len(data)
+        if self._num_bytes > self._limit:
+            self._pieces.clear()
+            return
+        self._pieces.append(data)
+        if is_last:
+            document = b"".join(self._pieces)
+            self._pieces.clear()
+            if self._marker in document:
+                self._usage = _read(self._shape, document)
+
+
+class SseUsage:
+    """Reads a response that is a stream of events."""
+
+    def __init__(self, shape: Shape, marker: bytes) -> None:
+        self._shape = shape
+        self._marker = marker
+        self._events = SseEvents(marker)
+        self._usage: Usage | None = None
+
+    @property
+    def usage(self) -> Usage | None:
+        """The sum of what the events said so far."""
+        return self._usage
+
+    def feed(self, data: bytes, is_last: bool) -> None:
+        """Take a piece."""
+        for lines in self._events.feed(data, is_last):
+            if not self._read_lines(lines) and len(lines) > 1:
+                self._take(_read(self._shape, b"\n".join(lines)))
+
+    def _read_lines(self, lines: list[bytes]) -> bool:
+        """Whether a line alone said something: some servers end events by a single newline."""
+        told = False
+        for line in lines:
+            if self._marker in line:
+                told = self._take(_read(self._shape, line)) or told
+        return told
+
+    def _take(self, said: Usage | None) -> bool:
+        if said is None:
+            return False
+        self._usage = merge(self._usage, said)
+        return True
+
+
+def _read(shape: Shape, document: bytes) -> Usage | None:
+    try:
+        said = shape(document)
+    except UNREADABLE:
+        return None
+    return said if said is None else merge(None, said)
+
+
+def is_event_stream(content_type: str) -> bool:
+    """Whether a response of this content type is a stream of server-sent events."""
+    return "text/event-stream" in content_type.lower()
+
+
+def usage_reader(
+    content_type: str, shape: Shape, marker: bytes = USAGE, event_shape: Shape | None = None
+) -> JsonUsage | SseUsage:
+    """The reader of a response of `content_type`; `event_shape` where events differ from it."""
+    if is_event_stream(content_type):
+        return SseUsage(event_shape or shape, marker)
+    return JsonUsage(shape, marker)

@@ -1,0 +1,70 @@
+"""vllmhttp-parser: understands the bodies of vLLM's token-level API, `/inference/v1/generate`.
+
+`token_ids` must be a list, not empty, of whole numbers in [0, 2**32); it is the prompt.
+`features` may place multi-modal items in it, `sampling_params.max_tokens` caps the output.
+
+A response tells its usage as those of the OpenAI APIs do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from picker.errors import bad_request
+from picker.framework.interfaces import ResponseReader
+from picker.framework.multimodal import read_features
+from picker.framework.registry import Parameters, PluginType
+from picker.framework.request_bodies import json_object, model_of, text_member, whole_number
+from picker.framework.services import Services
+from picker.framework.token_ids import pack_token_ids
+from picker.framework.usage import openai_usage, usage_reader
+from picker.types import Api, ParsedBody
+
+_NAME = "generate"
+
+
+class VllmHttpParser:
+    """Takes the paths that end in `inference/v1/generate`."""
+
+    claims: tuple[str, ...] = ("inference/v1/generate",)
+
+    def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
+        """Decode and check `body`. Raises `RefusedError` (400) naming what is wrong."""
+        payload = json_object(body)
+        token_ids = payload.get("token_ids")
+        prompt = pack_token_ids(token_ids) or pack_token_ids(_whole(token_ids))
+        if prompt is None:
+            text = "must have token_ids field, a list of integers of 32 bits"
+            raise bad_request(f"invalid {_NAME} request: {text}")
+        try:
+            features = read_features(payload.get("features"))
+        except ValueError as error:
+            raise bad_request(f"invalid {_NAME} request: {error}") from error
+        return ParsedBody(
+            api=Api.GENERATE,
+            model=model_of(payload),
+            stream=payload.get("stream") is True,
+            payload=payload,
+            max_output_tokens=whole_number(payload.get("sampling_params"), ("max_tokens",)),
+            cache_salt=text_member(payload, "cache_salt", _NAME),
+            prompts=(prompt,),
+            features=(features,),
+        )
+
+    def response_reader(self, body: ParsedBody, content_type: str) -> ResponseReader:
+        """A reader of JSON, or of events where the response says that it is a stream of them."""
+        return usage_reader(content_type, openai_usage)
+
+
+def _whole(value: object) -> object:
+    """`value` with 5.0 written as 5, where it is a list of numbers."""
+    if not isinstance(value, list) or not set(map(type, value)) <= {int, float}:
+        return None
+    return [int(one) if isinstance(one, float) and one.is_integer() else one for one in value]
+
+
+def _create(name: str, parameters: Parameters, _services: Services) -> VllmHttpParser:
+    return VllmHttpParser()
+
+
+PLUGIN = PluginType("vllmhttp-parser", Parameters, _create)
