@@ -9,8 +9,9 @@ not idle; but while no candidate's load is known, own in-flight counts are all t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from picker.framework.findings import EndpointLoad
 from picker.types import Candidate
 
 
@@ -28,6 +29,20 @@ def running_requests(candidate: Candidate) -> int | None:
     if metrics is None:
         return None
     return max(metrics.running_requests, candidate.inflight_requests - metrics.waiting_requests)
+
+
+def own_requests(candidate: Candidate, own: Mapping[str, EndpointLoad] | None) -> int:
+    """Requests that this picker has under way there: the greater of its two counts.
+
+    `own` also counts the stages that are not primary; the candidate's own count also knows of
+    requests that left under an earlier configuration, or without a body.
+    """
+    load = None if own is None else own.get(candidate.key)
+    return (
+        candidate.inflight_requests
+        if load is None
+        else max(candidate.inflight_requests, load.requests)
+    )
 
 
 def loads(

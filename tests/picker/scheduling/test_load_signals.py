@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from picker.framework.findings import EndpointLoad
 from picker.scheduling.load_signals import (
     least_first,
     loads,
+    own_requests,
     running_requests,
     waiting_requests,
 )
@@ -60,3 +62,12 @@ def test_own_counts_stand_in_only_when_nothing_is_known() -> None:
 def test_the_least_scores_one(values: list[float | None], scores: list[float]) -> None:
     """Relative to the known values, at the ends of the number range as well."""
     assert least_first(values) == scores
+
+
+def test_own_requests_are_the_greater_of_both_counts() -> None:
+    """Neither count knows of everything."""
+    counted = {"default/w": EndpointLoad(3, 10)}
+    assert own_requests(_candidate(0, inflight=1), counted) == 3
+    assert own_requests(_candidate(0, inflight=5), counted) == 5
+    assert own_requests(_candidate(0, inflight=5), {}) == 5
+    assert own_requests(_candidate(0, inflight=5), None) == 5

@@ -1,0 +1,129 @@
+"""concurrency-detector: how full the pool is by what this picker itself has under way there.
+
+    requests    Σ requests / Σ maxConcurrency
+    tokens      Σ tokens / Σ maxTokenConcurrency
+    hybrid      mean over endpoints of max(requests / maxConcurrency, tokens / maxTokenConcurrency)
+                1.0 without endpoints
+
+As a filter it keeps the endpoints with less than int(limit · (1 + headroom)) under way, of
+requests, of tokens, or (hybrid) of both. When there is none, none is kept and the request is
+refused.
+
+Counts come from an inflight-load-producer, whose live view is asked for also outside of decisions;
+requests are at least what the candidate itself says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any, Literal
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.findings import EndpointLoad, LiveLoad, inflight_load_key
+from picker.framework.registry import Parameters, PluginType
+from picker.scheduling.load_signals import own_requests
+from picker.types import Candidate, InferenceRequest
+
+FULL = 1.0
+DEFAULT_PRODUCER = "inflight-load-producer"
+
+
+class ConcurrencyDetectorParameters(Parameters, frozen=True):
+    """`parameters` of a concurrency-detector."""
+
+    max_concurrency: int = 100
+    headroom: float = 0.0
+    concurrency_mode: Literal["requests", "tokens", "hybrid"] = "requests"
+    max_token_concurrency: int = 1_000_000
+    in_flight_load_producer_name: str = DEFAULT_PRODUCER
+
+
+class ConcurrencyDetector:
+    """Judges by own counts. Keeps a reference to the plugin that counts, and no state."""
+
+    def __init__(self, parameters: ConcurrencyDetectorParameters) -> None:
+        """Raises `ValueError` for limits out of range."""
+        self._max_requests = parameters.max_concurrency
+        self._max_tokens = parameters.max_token_concurrency
+        if self._max_requests < 1:
+            raise ValueError(f"maxConcurrency must be positive, got {self._max_requests}")
+        if self._max_tokens < 1:
+            raise ValueError(f"maxTokenConcurrency must be positive, got {self._max_tokens}")
+        if not (math.isfinite(parameters.headroom) and parameters.headroom >= 0):
+            raise ValueError(f"headroom must not be negative, got {parameters.headroom}")
+        self._mode = parameters.concurrency_mode
+        self._burst = 1.0 + parameters.headroom
+        self._producer = parameters.in_flight_load_producer_name
+        self._key = inflight_load_key(self._producer)
+        self._live: LiveLoad | None = None
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The load of the configured producer."""
+        return (self._key,)
+
+    @property
+    def references(self) -> Mapping[str, str]:
+        """The producer, to be asked outside of decisions too."""
+        return {"inFlightLoadProducerName": self._producer}
+
+    def connect(self, plugins: Mapping[str, object]) -> None:
+        """Remember the producer. Raises `ValueError` when it does not count."""
+        producer = plugins[self._producer]
+        if not isinstance(producer, LiveLoad):
+            raise ValueError(f"'{self._producer}' does not count what is under way")
+        self._live = producer
+
+    def saturation(
+        self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
+    ) -> float:
+        """See the module's formulas."""
+        if not candidates:
+            return FULL
+        loads = [self._load(candidate, attributes) for candidate in candidates]
+        if self._mode == "requests":
+            total = sum(requests for requests, _ in loads) / self._max_requests
+        elif self._mode == "tokens":
+            total = sum(tokens for _, tokens in loads) / self._max_tokens
+        else:
+            total = sum(
+                max(requests / self._max_requests, tokens / self._max_tokens)
+                for requests, tokens in loads
+            )
+        return total / len(candidates)
+
+    def filter(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
+    ) -> Sequence[Candidate]:
+        """The candidates with room, which may be none."""
+        return [candidate for candidate in candidates if self._has_room(candidate, attributes)]
+
+    def _has_room(self, candidate: Candidate, attributes: Attributes) -> bool:
+        requests, tokens = self._load(candidate, attributes)
+        if self._mode != "tokens" and requests >= int(self._max_requests * self._burst):
+            return False
+        return self._mode == "requests" or tokens < int(self._max_tokens * self._burst)
+
+    def _load(self, candidate: Candidate, attributes: Attributes) -> tuple[int, int]:
+        """Requests and tokens under way."""
+        own: Mapping[str, EndpointLoad] | None
+        if self._live is not None:
+            own = self._live.loads
+        else:
+            found = attributes.get(self._key)
+            own = None if found is None else found.by_endpoint
+        load = None if own is None else own.get(candidate.key)
+        return own_requests(candidate, own), 0 if load is None else load.tokens
+
+
+PLUGIN = PluginType(
+    "concurrency-detector",
+    ConcurrencyDetectorParameters,
+    lambda _name, parameters, _services: ConcurrencyDetector(parameters),
+)

@@ -1,0 +1,125 @@
+"""concurrency-detector: own counts against limits, inside and outside of decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+import pytest
+
+from picker.framework.attributes import Attributes
+from picker.framework.findings import EndpointLoad, InFlightLoad, inflight_load_key
+from picker.framework.interfaces import ConsumesData, Filter, SaturationDetector, UsesPlugins
+from picker.plugins.detectors.concurrency_detector import (
+    PLUGIN,
+    ConcurrencyDetector,
+    ConcurrencyDetectorParameters,
+)
+from picker.types import Candidate, InferenceRequest
+
+NAME = "inflight-load-producer"
+
+
+class _Counter:
+    """Counts what a test says."""
+
+    def __init__(self, loads: Mapping[str, EndpointLoad]) -> None:
+        self.loads = loads
+
+
+def _detector(loads: Mapping[str, tuple[int, int]], **parameters: Any) -> ConcurrencyDetector:
+    detector = ConcurrencyDetector(ConcurrencyDetectorParameters(**parameters))
+    counted = {f"default/{key}": EndpointLoad(*load) for key, load in loads.items()}
+    detector.connect({NAME: _Counter(counted)})
+    return detector
+
+
+LIMITS: dict[str, Any] = {"max_concurrency": 10, "max_token_concurrency": 1000}
+
+
+@pytest.mark.parametrize(
+    ("mode", "loads", "expected"),
+    [
+        ("requests", {"a": (5, 0), "b": (10, 0)}, 0.75),
+        ("requests", {"a": (30, 0)}, 1.5),
+        ("requests", {}, 0.0),
+        ("tokens", {"a": (99, 500), "b": (0, 100)}, 0.3),
+        ("hybrid", {"a": (5, 900), "b": (8, 100)}, 0.85),
+    ],
+)
+def test_saturation_is_the_share_of_the_limits_in_use(
+    candidate: Callable[..., Candidate],
+    mode: str,
+    loads: dict[str, tuple[int, int]],
+    expected: float,
+) -> None:
+    """Of requests, of tokens, or the worse of both per endpoint; also before anything is found."""
+    detector = _detector(loads, concurrency_mode=mode, **LIMITS)
+    candidates = [candidate("a"), candidate("b")]
+    assert detector.saturation(candidates, Attributes(), 0.0) == pytest.approx(expected)
+    assert detector.saturation([], Attributes(), 0.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("mode", "kept"), [("requests", "abd"), ("tokens", "abc"), ("hybrid", "ab")]
+)
+def test_the_filter_keeps_endpoints_below_their_limit(
+    candidate: Callable[..., Candidate],
+    request_for: Callable[..., InferenceRequest],
+    mode: str,
+    kept: str,
+) -> None:
+    """int(limit · 1.25) is itself too many."""
+    loads = {"b": (11, 1249), "c": (12, 0), "d": (0, 1250)}
+    detector = _detector(loads, concurrency_mode=mode, headroom=0.25, **LIMITS)
+    candidates = [candidate(name) for name in "abcd"]
+    passed = detector.filter(request_for(), candidates, Attributes(), Random(0))
+    assert "".join(one.endpoint.name for one in passed) == kept
+
+
+def test_a_full_pool_lets_nothing_through(
+    candidate: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
+) -> None:
+    """Unlike the utilization-detector; the candidate's own count is a lower bound."""
+    detector = _detector({"a": (10, 0)}, **LIMITS)
+    candidates = [candidate("a"), candidate("b", inflight=10)]
+    assert list(detector.filter(request_for(), candidates, Attributes(), Random(0))) == []
+    assert detector.saturation(candidates, Attributes(), 0.0) == 1.0
+
+
+def test_unconnected_it_takes_what_was_found(candidate: Callable[..., Candidate]) -> None:
+    """The finding of the producer that it names."""
+    parameters = ConcurrencyDetectorParameters(in_flight_load_producer_name="mine", **LIMITS)
+    detector = ConcurrencyDetector(parameters)
+    attributes = Attributes()
+    attributes.put(inflight_load_key("mine"), InFlightLoad({"default/a": EndpointLoad(5, 0)}, {}))
+    assert detector.saturation([candidate("a")], attributes, 0.0) == 0.5
+    assert detector.saturation([candidate("a")], Attributes(), 0.0) == 0.0
+
+
+def test_it_names_the_plugin_that_counts() -> None:
+    """So that it is made when nobody configured it, and connected."""
+    plugin = PLUGIN.make("d", ConcurrencyDetectorParameters())
+    assert isinstance(plugin, SaturationDetector)
+    assert isinstance(plugin, Filter)
+    assert isinstance(plugin, ConsumesData)
+    assert isinstance(plugin, UsesPlugins)
+    assert plugin.consumes == (inflight_load_key(NAME),)
+    assert plugin.references == {"inFlightLoadProducerName": NAME}
+    with pytest.raises(ValueError, match="does not count"):
+        plugin.connect({NAME: object()})
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"max_concurrency": 0},
+        {"max_token_concurrency": 0},
+        {"headroom": -0.5},
+    ],
+)
+def test_limits_out_of_range_are_refused(parameters: dict[str, Any]) -> None:
+    """When the picker starts."""
+    with pytest.raises(ValueError, match=r"must"):
+        ConcurrencyDetector(ConcurrencyDetectorParameters(**parameters))
