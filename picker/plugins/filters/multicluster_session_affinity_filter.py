@@ -1,0 +1,17 @@
+"""multicluster-session-affinity-filter: session-affinity-filter where the endpoints are clusters.
+
+The same formula and the same parameters: a session stays with the cluster that it was sent to.
+"""
+
+from __future__ import annotations
+
+from picker.framework.registry import PluginType, Stability
+from picker.framework.sessions import SessionAffinityParameters
+from picker.plugins.filters.session_affinity_filter import SessionAffinityFilter
+
+PLUGIN = PluginType(
+    "multicluster-session-affinity-filter",
+    SessionAffinityParameters,
+    lambda name, parameters, _services: SessionAffinityFilter(name, parameters),
+    stability=Stability.ALPHA,
+)

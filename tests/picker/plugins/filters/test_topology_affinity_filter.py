@@ -1,0 +1,100 @@
+"""topology-affinity-filter: near the peer, or all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from picker.framework.attributes import Attributes
+from picker.framework.findings import PEER_ENDPOINT_KEY, Topology
+from picker.plugins.filters.topology_affinity_filter import PLUGIN
+from picker.types import Candidate
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def candidates(placed: Callable[..., Candidate]) -> list[Candidate]:
+    """One at each distance from `PEER`, and one of which nothing is known."""
+    places = {
+        "region": Topology("h4", "r3", "z2", "g1"),
+        "host": Topology("h1", "r1", "z1", "g1"),
+        "zone": Topology("h3", "r2", "z1", "g1"),
+        "rack": Topology("h2", "r1", "z1", "g1"),
+        "far": Topology("h5", "r4", "z3", "g2"),
+    }
+    known = [
+        placed(name, attributes={"Topology/topology-extractor": place})
+        for name, place in places.items()
+    ]
+    return [*known, placed("unknown")]
+
+
+def beside(place: Topology | None, placed: Callable[..., Candidate]) -> Attributes:
+    """The findings after a stage that was given an endpoint at `place`."""
+    attributes = Attributes()
+    known = {} if place is None else {"Topology/topology-extractor": place}
+    attributes.put(PEER_ENDPOINT_KEY, placed("peer", attributes=known))
+    return attributes
+
+
+@pytest.mark.parametrize(
+    ("floor", "expected"),
+    [
+        (None, ["host"]),
+        ("host", ["host"]),
+        ("rack", ["host", "rack"]),
+        ("zone", ["host", "zone", "rack"]),
+        ("region", ["region", "host", "zone", "rack"]),
+    ],
+)
+def test_it_keeps_that_tier_and_nearer_ones(
+    configured: Make,
+    kept: Make,
+    placed: Callable[..., Candidate],
+    candidates: list[Candidate],
+    floor: str | None,
+    expected: list[str],
+) -> None:
+    """Host is the default; the peer itself need not be a candidate."""
+    plugin = configured(PLUGIN, {"minAffinity": floor} if floor else {})
+    attributes = beside(Topology("h1", "r1", "z1", "g1"), placed)
+    assert kept(plugin, candidates, attributes) == expected
+
+
+def test_nothing_is_dropped_where_nearness_says_nothing(
+    configured: Make, kept: Make, placed: Callable[..., Candidate], candidates: list[Candidate]
+) -> None:
+    """No peer, a peer nobody knows the place of, nobody near, nobody known."""
+    plugin = configured(PLUGIN)
+    everybody = [candidate.endpoint.name for candidate in candidates]
+    assert kept(plugin, candidates) == everybody
+    assert kept(plugin, candidates, beside(None, placed)) == everybody
+    assert kept(plugin, candidates, beside(Topology(), placed)) == everybody
+    assert kept(plugin, candidates, beside(Topology("h9", "r1"), placed)) == everybody
+    near = beside(Topology("h1"), placed)
+    assert kept(plugin, [placed("a"), placed("b")], near) == ["a", "b"]
+    assert kept(plugin, [], near) == []
+
+
+def test_another_extractor_can_be_named(
+    configured: Make, kept: Make, placed: Callable[..., Candidate]
+) -> None:
+    """Of the peer and of the candidates alike."""
+    plugin = configured(PLUGIN, {"topologyProducerName": "mine"})
+    mine = {"Topology/mine": Topology("h1"), "Topology/topology-extractor": Topology("h2")}
+    theirs = {"Topology/mine": Topology("h2"), "Topology/topology-extractor": Topology("h1")}
+    attributes = Attributes()
+    attributes.put(PEER_ENDPOINT_KEY, placed("peer", attributes={"Topology/mine": Topology("h1")}))
+    candidates = [placed("theirs", attributes=theirs), placed("mine", attributes=mine)]
+    assert kept(plugin, candidates, attributes) == ["mine"]
+
+
+@pytest.mark.parametrize("parameters", [{"minAffinity": "Host"}, {"minAffinity": ""}])
+def test_an_unknown_tier_is_refused(configured: Make, parameters: dict[str, Any]) -> None:
+    """By the parameter's name."""
+    with pytest.raises(msgspec.ValidationError, match="minAffinity"):
+        configured(PLUGIN, parameters)
