@@ -1,0 +1,445 @@
+"""What an endpoint picker costs: latency and CPU beside an Envoy that has none.
+
+    python benchmarks/picker_ext_proc.py                       # rates and sizes, about ten minutes
+    python benchmarks/picker_ext_proc.py --quick               # does it work?
+    python benchmarks/picker_ext_proc.py --saturate            # the most requests a second
+    python benchmarks/picker_ext_proc.py --backend sim         # simulated workers, low rates only
+
+One real Envoy with the picker, one without that balances round robin, both in front of the same ten
+backends. Requests arrive at Poisson times and do not wait for each other; the same requests go
+through both, in turns. `added` is the difference between the quantiles of the two. CPU is user and
+system time of each process over its requests, scraping included; `beyond idle` has what the picker
+takes without requests subtracted.
+
+By default the backends are listeners of one more Envoy, which answers everything itself: at 2,000
+requests a second ten simulated workers would need several cores for themselves. Fixed seed. Writes
+benchmarks/results/picker_ext_proc.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from ext_proc_load import Shot, drive, saturate
+
+from fleet.envoy.binary import find_envoy
+from fleet.envoy.bootstrap import build, to_json
+from fleet.envoy.settings import BootstrapConfig, SocketAddress
+from fleet.ports import free_ports
+from fleet.probe import until
+
+HOST = "127.0.0.1"
+SEED = 20261121
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+RATES = (10.0, 100.0, 500.0, 1000.0, 2000.0)
+BODY_BYTES = (1_000, 40_000, 400_000)
+MAX_BYTES_PER_SECOND = 60e6  # of bodies: beyond it the load generator is what is measured
+RESULTS = Path(__file__).parent / "results" / "picker_ext_proc.json"
+ANSWER = json.dumps({"model": "sim", "choices": [{"text": "word " * 60}], "usage": {}})
+METRICS = "".join(
+    f"# TYPE {name} {kind}\n{name}{labels} {value}\n"
+    for name, kind, labels, value in (
+        ("vllm:num_requests_waiting", "gauge", '{engine="0"}', 0),
+        ("vllm:num_requests_running", "gauge", '{engine="0"}', 3),
+        ("vllm:kv_cache_usage_perc", "gauge", '{engine="0"}', 0.25),
+        ("vllm:cache_config_info", "gauge", '{block_size="16",num_gpu_blocks="8192"}', 1),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rate, one size: both ways. Milliseconds; CPU in milliseconds a request."""
+
+    rate: float
+    body_bytes: int
+    response_bodies: bool
+    sent: int
+    failed: dict[str, int]
+    answered_per_second: float
+    latency_ms: dict[str, float]
+    plain_latency_ms: dict[str, float]
+    added_ms: dict[str, float]
+    picker_cpu_ms: float
+    picker_cpu_beyond_idle_ms: float
+    envoy_cpu_ms: float
+    plain_envoy_cpu_ms: float
+
+
+def requests(rate: float, seconds: float, size: int, seed: int) -> list[Shot]:
+    """Chat requests of about `size` bytes at Poisson times; they share twenty beginnings."""
+    rng = random.Random(seed)
+    prefixes = ["".join(rng.choices("abcdefgh ", k=size * 4 // 5)) for _ in range(20)]
+    shots, at = [], rng.expovariate(rate)
+    while at < seconds:
+        own = "".join(rng.choices("abcdefgh ", k=max(0, size // 5 - 90)))
+        content = rng.choice(prefixes) + own
+        message = {"model": "sim", "messages": [{"role": "user", "content": content}]}
+        body = json.dumps(message).encode()
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: {HOST}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        shots.append(Shot(at, head.encode() + body))
+        at += rng.expovariate(rate)
+    return shots
+
+
+# ---- processes ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Site:
+    """Everything that runs; pids by name."""
+
+    folder: Path
+    backends: list[int]
+    pids: dict[str, int] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+
+    def cpu_seconds(self, name: str) -> float:
+        """User and system time so far."""
+        stat = Path(f"/proc/{self.pids[name]}/stat").read_text().rpartition(")")[2].split()
+        return (int(stat[11]) + int(stat[12])) / TICKS_PER_SECOND
+
+
+def answering_envoy(ports: Sequence[int], admin: int) -> dict[str, Any]:
+    """A bootstrap with a listener for each port that answers everything itself."""
+
+    def direct(path: str, text: str, kind: str) -> dict[str, Any]:
+        match = {"prefix": path} if path == "/" else {"path": path}
+        header = {"header": {"key": "content-type", "value": kind}}
+        answer = {"status": 200, "body": {"inline_string": text}}
+        return {"match": match, "direct_response": answer, "response_headers_to_add": [header]}
+
+    routes = [
+        direct("/metrics", METRICS, "text/plain"),
+        direct("/health", "ok", "text/plain"),
+        direct("/", ANSWER, "application/json"),
+    ]
+    name = "type.googleapis.com/envoy.extensions.filters"
+    manager = {
+        "@type": f"{name}.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "backend",
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": routes}]},
+        "http_filters": [
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": {"@type": f"{name}.http.router.v3.Router"},
+            }
+        ],
+    }
+    listeners = [
+        {
+            "name": f"backend-{port}",
+            "address": {"socket_address": {"address": HOST, "port_value": port}},
+            "filter_chains": [
+                {
+                    "filters": [
+                        {
+                            "name": "envoy.filters.network.http_connection_manager",
+                            "typed_config": manager,
+                        }
+                    ]
+                }
+            ],
+        }
+        for port in ports
+    ]
+    return {
+        "admin": {"address": {"socket_address": {"address": HOST, "port_value": admin}}},
+        "static_resources": {"listeners": listeners},
+    }
+
+
+def front_envoy(site: Site, options: argparse.Namespace, bodies: bool, port: int) -> dict[str, Any]:
+    """The bootstrap that `pointsman up` would use."""
+    (admin,) = free_ports(HOST, 1, port + 1)
+    config = BootstrapConfig(
+        listen=SocketAddress(HOST, port),
+        admin=SocketAddress(HOST, admin),
+        picker=SocketAddress(HOST, site.ports["picker"]),
+        picker_health=SocketAddress(HOST, site.ports["health"]),
+        endpoints=tuple(SocketAddress(HOST, backend) for backend in site.backends),
+        buffer_request_body=options.request_body == "buffered",
+        stream_response_body=bodies,
+    )
+    document: dict[str, Any] = json.loads(to_json(build(config)))
+    return document
+
+
+def without_picker(document: dict[str, Any]) -> dict[str, Any]:
+    """The rival: the same Envoy, round robin."""
+    chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
+    del chain["filters"][0]["typed_config"]["http_filters"][0]
+    pool = document["static_resources"]["clusters"][0]
+    del pool["load_balancing_policy"]
+    pool["lb_policy"] = "ROUND_ROBIN"
+    return document
+
+
+@contextlib.asynccontextmanager
+async def running(name: str, site: Site, *command: str) -> AsyncIterator[None]:
+    """A process around a block; its log is in the folder."""
+    with (site.folder / f"{name}.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+    site.pids[name] = process.pid
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(5):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def envoy(name: str, site: Site, document: dict[str, Any], port: int) -> AsyncIterator[None]:
+    """An Envoy with one thread, serving on `port`."""
+    path = site.folder / f"{name}.json"
+    path.write_text(json.dumps(document))
+    flags = ("-c", str(path), "--disable-hot-restart", "--concurrency", "1", "--log-level", "off")
+    async with running(name, site, str(find_envoy()), *flags):
+        await until(SocketAddress(HOST, port), "/health")
+        site.ports[name] = port
+        yield
+
+
+@contextlib.asynccontextmanager
+async def backends(site: Site, kind: str) -> AsyncIterator[None]:
+    """The pool."""
+    async with contextlib.AsyncExitStack() as stack:
+        if kind == "envoy":
+            (admin,) = free_ports(HOST, 1, site.backends[-1] + 1)
+            document = answering_envoy(site.backends, admin)
+            await stack.enter_async_context(envoy("backends", site, document, site.backends[0]))
+        else:
+            for port in site.backends:
+                flags = ("--engine", "sim", "--host", HOST, "--port", str(port))
+                command = (sys.executable, "-m", "worker", *flags)
+                await stack.enter_async_context(running(f"worker-{port}", site, *command))
+            for port in site.backends:
+                await until(SocketAddress(HOST, port), "/health")
+        yield
+
+
+@contextlib.asynccontextmanager
+async def picker(site: Site, options: argparse.Namespace) -> AsyncIterator[None]:
+    """The picker over the pool."""
+    endpoints = site.folder / "endpoints.yaml"
+    endpoints.write_text(
+        "endpoints:\n"
+        + "".join(f'- {{name: w{p}, address: {HOST}, port: "{p}"}}\n' for p in site.backends)
+    )
+    names = ("picker", "health", "metrics")
+    site.ports |= dict(zip(names, free_ports(HOST, 3, site.backends[-1] + 10), strict=True))
+    flags = ["--endpoints-file", str(endpoints), "--bind-address", HOST]
+    flags += ["--grpc-port", str(site.ports["picker"])]
+    flags += ["--grpc-health-port", str(site.ports["health"])]
+    flags += ["--metrics-port", str(site.ports["metrics"]), *options.picker_args.split()]
+    async with running("picker", site, sys.executable, "-m", "picker", *flags):
+        await until(SocketAddress(HOST, site.ports["metrics"]), "/readyz")
+        yield
+
+
+# ---- measuring ------------------------------------------------------------------------------
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """p50, p95 and p99 in milliseconds."""
+    ordered = sorted(values) or [0.0]
+    return {
+        f"p{percent}": round(1e3 * ordered[min(len(ordered) - 1, len(ordered) * percent // 100)], 2)
+        for percent in (50, 95, 99)
+    }
+
+
+async def idle_cpu(site: Site, seconds: float) -> float:
+    """Cores that the picker takes without requests."""
+    before, begun = site.cpu_seconds("picker"), time.perf_counter()
+    await asyncio.sleep(seconds)
+    return (site.cpu_seconds("picker") - before) / (time.perf_counter() - begun)
+
+
+async def measure(
+    site: Site, options: argparse.Namespace, rate: float, size: int, bodies: bool
+) -> Row:
+    """One row: the same requests in turns through the picker and past it."""
+    share = options.seconds / options.turns
+    idle = await idle_cpu(site, min(2.0, share))
+    latencies: dict[str, list[float]] = {"front": [], "plain": []}
+    cpu: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    lasted = 0.0
+    for turn in range(options.turns):
+        shots = requests(rate, share, size, SEED + turn)
+        for way in ("front", "plain"):
+            before = {name: site.cpu_seconds(name) for name in ("picker", way)}
+            begun = time.perf_counter()
+            outcomes = await drive(shots, HOST, site.ports[way])
+            if way == "front":
+                lasted += time.perf_counter() - begun
+                cpu["picker"] += site.cpu_seconds("picker") - before["picker"]
+            cpu[way] += site.cpu_seconds(way) - before[way]
+            counts[way] += len(shots)
+            latencies[way] += [o.seconds for o in outcomes if o.status == 200]
+            if way == "front":
+                failed.update(o.error or str(o.status) for o in outcomes if o.status != 200)
+    front, plain = quantiles(latencies["front"]), quantiles(latencies["plain"])
+    number = counts["front"]
+    return Row(
+        rate=rate,
+        body_bytes=size,
+        response_bodies=bodies,
+        sent=number,
+        failed=dict(failed),
+        answered_per_second=round(len(latencies["front"]) / lasted, 1),
+        latency_ms=front,
+        plain_latency_ms=plain,
+        added_ms={key: round(front[key] - plain[key], 2) for key in front},
+        picker_cpu_ms=round(1e3 * cpu["picker"] / number, 3),
+        picker_cpu_beyond_idle_ms=round(1e3 * (cpu["picker"] - idle * lasted) / number, 3),
+        envoy_cpu_ms=round(1e3 * cpu["front"] / number, 3),
+        plain_envoy_cpu_ms=round(1e3 * cpu["plain"] / counts["plain"], 3),
+    )
+
+
+HEADING = (
+    f"{'rate':>6}{'body':>8}{'answers':>9}{'failed':>7}{'got/s':>8}{'p50':>8}{'p95':>8}{'p99':>8}"
+    f"{'added p50':>10}{'p95':>8}{'p99':>8}{'picker ms':>10}{'-idle':>7}{'envoy ms':>9}{'plain':>7}"
+)
+
+
+def show(row: Row) -> None:
+    """One line of the table."""
+    quantity = "".join(f"{row.latency_ms[key]:8.2f}" for key in ("p50", "p95", "p99"))
+    added = "".join(f"{row.added_ms[key]:8.2f}" for key in ("p95", "p99"))
+    print(
+        f"{row.rate:6.0f}{row.body_bytes:8}{'seen' if row.response_bodies else 'unseen':>9}"
+        f"{sum(row.failed.values()):7}{row.answered_per_second:8.0f}{quantity}"
+        f"{row.added_ms['p50']:10.2f}{added}{row.picker_cpu_ms:10.3f}"
+        f"{row.picker_cpu_beyond_idle_ms:7.3f}{row.envoy_cpu_ms:9.3f}{row.plain_envoy_cpu_ms:7.3f}",
+        flush=True,
+    )
+
+
+async def most(site: Site, options: argparse.Namespace) -> dict[str, Any]:
+    """As many requests as `--connections` clients get that ask again at once, both ways."""
+    shots = requests(1000.0, 1.0, 1_000, SEED)
+    found: dict[str, Any] = {}
+    for way in ("front", "plain"):
+        await saturate(shots, HOST, site.ports[way], options.connections, 1.0)
+        before = {name: site.cpu_seconds(name) for name in ("picker", way, "backends")}
+        own = time.process_time()
+        answered, latencies = await saturate(
+            shots, HOST, site.ports[way], options.connections, options.seconds
+        )
+        used = {name: site.cpu_seconds(name) - value for name, value in before.items()}
+        used["load generator"] = time.process_time() - own
+        found[way] = {
+            "per_second": round(answered / options.seconds, 1),
+            "latency_ms": quantiles(latencies),
+            "cpu_ms_per_request": {k: round(1e3 * v / answered, 3) for k, v in used.items()},
+        }
+        print(f"{way}: {found[way]}", flush=True)
+    return found
+
+
+async def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Start everything, measure, stop everything."""
+    rows: list[Row] = []
+    extremes: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        site = Site(Path(folder), free_ports(HOST, options.endpoints, 24_000))
+        async with backends(site, options.backend), picker(site, options):
+            for bodies in options.response_bodies:
+                front, plain = free_ports(HOST, 1, 26_000)[0], free_ports(HOST, 1, 26_500)[0]
+                document = front_envoy(site, options, bodies, front)
+                rival = without_picker(front_envoy(site, options, bodies, plain))
+                async with (
+                    envoy("front", site, document, front),
+                    envoy("plain", site, rival, plain),
+                ):
+                    await drive(requests(50.0, 1.0, 1_000, 0), HOST, front)
+                    if options.saturate:
+                        extremes["seen" if bodies else "unseen"] = await most(site, options)
+                        continue
+                    if not rows:
+                        print(HEADING)
+                    for size in options.sizes:
+                        for rate in options.rates:
+                            if rate * size <= MAX_BYTES_PER_SECOND:
+                                rows.append(await measure(site, options, rate, size, bodies))
+                                show(rows[-1])
+    return {
+        "arguments": {key: str(value) for key, value in vars(options).items()},
+        "cores": len(os.sched_getaffinity(0)),
+        "rows": [asdict(row) for row in rows],
+        "saturation": extremes,
+    }
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+
+    def numbers(kind: type) -> Any:
+        return lambda text: [kind(part) for part in text.split(",")]
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rates", type=numbers(float), default=list(RATES))
+    parser.add_argument("--sizes", type=numbers(int), default=list(BODY_BYTES))
+    parser.add_argument("--seconds", type=float, default=12.0, help="of each row")
+    parser.add_argument("--turns", type=int, default=3, help="picker and rival change places")
+    parser.add_argument("--endpoints", type=int, default=10)
+    parser.add_argument("--backend", choices=("envoy", "sim"), default="envoy")
+    parser.add_argument("--request-body", choices=("buffered", "full-duplex"), default="buffered")
+    parser.add_argument(
+        "--response-bodies",
+        type=lambda text: {"off": [False], "on": [True], "both": [False, True]}[text],
+        default=[False, True],
+        help="off, on or both: whether the picker sees answers",
+    )
+    parser.add_argument("--picker-args", default="", help="more flags for the picker")
+    parser.add_argument("--saturate", action="store_true")
+    parser.add_argument("--connections", type=int, default=64, help="with --saturate")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if options.quick:
+        options.rates, options.sizes, options.seconds = [50.0], [1_000], 2.0
+        options.turns = 1
+    return options
+
+
+def main() -> None:
+    """Measure, print the table and write the JSON."""
+    options = parse_arguments()
+    document = uvloop.run(run(options))
+    options.json.parent.mkdir(exist_ok=True)
+    options.json.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
