@@ -1,58 +1,61 @@
-"""token-producer: the tokens of each prompt of a request, estimated without a tokenizer.
+"""token-producer: the tokens of each prompt of a request, packed as little-endian uint32.
 
-Estimate mode takes the prompt's UTF-8 bytes as they are and calls each four of them one
-pseudo-token (little endian, zero-padded tail). Two prompts with a common beginning have common
-first tokens, which is all that a prefix cache needs.
+Where a body carries token ids (`ParsedBody.prompts`), those are taken. Else, by its parameters:
 
-What the byte stream of a prompt is:
+- `estimate` (the default): pseudo-tokens made of the prompt's bytes, `tokenization.estimate`;
+  `estimate.image` and `estimate.video` say how many tokens media take, `tokenization.media`.
+- `vllm: {url, timeout, mmTimeout}` with `modelName` (which alone is enough): real tokens, asked of
+  the render routes of a server of that model, `tokenization.render`. Where a message's content is
+  a list, `mmTimeout` is how long that may take. When it fails there are no tokens.
 
-- chat: the JSON of `tools` (keys sorted) if there are any, then for each message its role and its
-  content, a string or blocks, without separators;
-- completions: the prompt; one stream for each string of a list;
-- embeddings: the input, likewise;
-- responses: the JSON of instructions, tools and input; conversations: the JSON of the items;
-- integer arrays: real token ids, passed through.
-
-A media block contributes a number of copies of a token made from XXH64 of its content: an image
-225 (640 × 360 pixels at 1024 a token), a video 4500 (10 s, 2 frames a second), audio a quarter of
-its characters.
+Each of several prompts (a list of strings, or of token lists) is one of `InferenceRequest.prompts`,
+with its items in `features`. `udsTokenizerConfig` is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from struct import Struct, pack
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-import xxhash
-
 from picker.framework.attributes import Attributes, DataKey
+from picker.framework.durations import parse_duration
 from picker.framework.registry import Parameters, PluginType
-from picker.types import Api, Candidate, InferenceRequest
+from picker.framework.services import HttpClient, HttpError, Services
+from picker.tokenization.estimate import PromptEstimator
+from picker.tokenization.media import EstimateParameters, MediaTokens
+from picker.tokenization.prompt_stream import Prompt
+from picker.tokenization.render import prompts_of, question_of
+from picker.types import Candidate, InferenceRequest
 
 TOKENIZED_PROMPT: DataKey[None] = DataKey("TokenizedPrompt", "token-producer")
-BYTES_PER_TOKEN = 4
-IMAGE_TOKENS = 225
-VIDEO_TOKENS = 4500
-_UINT32 = Struct("<I")
-_MAX_TOKEN = 2**32 - 1
-_RESPONSE_PARTS = ("instructions", "tools", "input")
 
 
-class EstimateParameters(Parameters, frozen=True):
-    """`estimate: {}`; its fine tuning is not supported yet."""
+class VllmParameters(Parameters, frozen=True):
+    """`vllm`: where and how long to ask."""
+
+    url: str = "http://localhost:8000"
+    timeout: str = "5s"
+    mm_timeout: str = "30s"
 
 
 class TokenProducerParameters(Parameters, frozen=True):
     """`parameters` of a token-producer."""
 
     estimate: EstimateParameters | None = None
+    vllm: VllmParameters | None = None
+    model_name: str = ""
+    uds_tokenizer_config: dict[str, Any] | None = None
 
 
 class TokenProducer:
-    """Fills `InferenceRequest.prompts`. Stateless."""
+    """Estimates. Stateless."""
+
+    def __init__(self, parameters: EstimateParameters | None = None) -> None:
+        """Raises `ValueError` for parameters that make no sense."""
+        parameters = parameters or EstimateParameters()
+        parameters.check()
+        self._estimator = PromptEstimator(MediaTokens(parameters))
 
     @property
     def produces(self) -> tuple[DataKey[Any], ...]:
@@ -63,106 +66,102 @@ class TokenProducer:
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> InferenceRequest:
         """The request with its prompts; as it is when it has some already, or no readable body."""
-        payload = request.body.payload
-        if request.prompts or payload is None:
+        body = request.body
+        if request.prompts:
             return request
-        prompts = tuple(prompt for prompt in _prompts(request.body.api, payload) if prompt)
-        return replace(request, prompts=prompts) if prompts else request
+        if body.prompts:
+            return _with_tokens_of_body(request)
+        if body.payload is None:
+            return request
+        return _with(request, self._estimator.prompts(body.api, body.payload, request.headers))
 
 
-def _prompts(api: Api, payload: Mapping[str, Any]) -> Iterator[bytes]:
-    if api is Api.CHAT_COMPLETIONS:
-        yield _padded(_chat(payload))
-    elif api is Api.COMPLETIONS:
-        yield from _texts(payload.get("prompt"))
-    elif api is Api.EMBEDDINGS:
-        yield from _texts(payload.get("input"))
-    elif api is Api.RESPONSES:
-        parts = [{key: payload[key]} for key in _RESPONSE_PARTS if payload.get(key)]
-        yield _padded(_json(parts))
-    elif api is Api.CONVERSATIONS:
-        yield _padded(_json(payload.get("items")))
+@dataclass(frozen=True, slots=True)
+class RenderedTokenProducer:
+    """Asks the server at `url` for the tokens that `model_name` makes of a prompt."""
+
+    http: HttpClient
+    url: str
+    model_name: str
+    text_timeout_seconds: float
+    timeout_seconds: float
+
+    @property
+    def produces(self) -> tuple[DataKey[Any], ...]:
+        """As `TokenProducer.produces`."""
+        return (TOKENIZED_PROMPT,)
+
+    async def look_up(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> InferenceRequest:
+        """As `TokenProducer.produce`; unchanged for an API that is not rendered.
+
+        Raises `HttpError` when the server does not answer with tokens.
+        """
+        if request.prompts:
+            return request
+        if request.body.prompts:
+            return _with_tokens_of_body(request)
+        question = question_of(request.body, self.model_name)
+        if question is None:
+            return request
+        answer = await self.http.post_json(
+            self.url + question.path,
+            question.body,
+            timeout_seconds=(
+                self.timeout_seconds if question.has_blocks else self.text_timeout_seconds
+            ),
+        )
+        try:
+            return _with(request, prompts_of(answer))
+        except ValueError as error:
+            raise HttpError(f"{self.url}{question.path}: {error}") from error
 
 
-def _texts(value: object) -> Iterator[bytes]:
-    """One prompt for a string or a list of token ids; one for each element of a list of those."""
-    if isinstance(value, str):
-        yield _padded(value.encode(errors="surrogatepass"))
-    elif isinstance(value, list) and value:
-        if _are_token_ids(value):
-            yield pack(f"<{len(value)}I", *value)
-        else:
-            for element in value:
-                if isinstance(element, str) or _are_token_ids(element):
-                    yield from _texts(element)
+def _with_tokens_of_body(request: InferenceRequest) -> InferenceRequest:
+    prompts = request.body.prompts
+    return replace(request, prompts=prompts, features=request.body.features or ((),) * len(prompts))
 
 
-def _are_token_ids(value: object) -> bool:
-    return isinstance(value, list) and all(
-        type(token) is int and 0 <= token <= _MAX_TOKEN for token in value
+def _with(request: InferenceRequest, prompts: Sequence[Prompt]) -> InferenceRequest:
+    if not prompts:
+        return request
+    return replace(
+        request,
+        prompts=tuple([prompt.tokens for prompt in prompts]),
+        features=tuple([prompt.features for prompt in prompts]),
     )
 
 
-def _chat(payload: Mapping[str, Any]) -> bytes:
-    stream = bytearray()
-    if tools := payload.get("tools"):
-        stream += _json(tools)
-    messages = payload.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        if isinstance(message, Mapping):
-            stream += _utf8(message.get("role"))
-            _add_content(stream, message.get("content"))
-    return bytes(stream)
-
-
-def _add_content(stream: bytearray, content: object) -> None:
-    if isinstance(content, str):
-        stream += _utf8(content)
-        return
-    for block in content if isinstance(content, list) else ():
-        if not isinstance(block, Mapping):
-            continue
-        if block.get("type") == "text":
-            stream += _utf8(block.get("text"))
-        else:
-            _add_media(stream, block)
-
-
-def _add_media(stream: bytearray, block: Mapping[str, Any]) -> None:
-    kind = block.get("type")
-    asset = block.get(kind) if isinstance(kind, str) else None
-    if isinstance(asset, Mapping):
-        content = _utf8(asset.get("url") or asset.get("data")) + _utf8(asset.get("format"))
-    else:
-        content = _utf8(asset)
-    if kind == "image_url":
-        count = IMAGE_TOKENS
-    elif kind == "video_url":
-        count = VIDEO_TOKENS
-    elif kind in ("input_audio", "audio_url"):
-        count = -(-len(content) // BYTES_PER_TOKEN)
-    else:
-        return
-    stream += bytes(-len(stream) % BYTES_PER_TOKEN)
-    stream += _UINT32.pack(xxhash.xxh64_intdigest(content) & _MAX_TOKEN) * count
-
-
-def _json(value: object) -> bytes:
-    return msgspec.json.encode(value, order="sorted")
-
-
-def _utf8(value: object) -> bytes:
-    return value.encode(errors="surrogatepass") if isinstance(value, str) else b""
-
-
-def _padded(text: bytes) -> bytes:
-    return text + bytes(-len(text) % BYTES_PER_TOKEN)
+def _create(
+    _name: str, parameters: TokenProducerParameters, services: Services
+) -> TokenProducer | RenderedTokenProducer:
+    if parameters.uds_tokenizer_config is not None:
+        raise ValueError(
+            "udsTokenizerConfig is not supported: it is deprecated where it comes from; "
+            "use vllm.url, the address of a server with render routes"
+        )
+    if parameters.vllm is None and not parameters.model_name:
+        return TokenProducer(parameters.estimate)
+    if parameters.estimate is not None:
+        raise ValueError("estimate excludes vllm and modelName")
+    if not parameters.model_name:
+        raise ValueError("vllm needs modelName, the model whose tokens are asked for")
+    vllm = parameters.vllm or VllmParameters()
+    if not vllm.url.startswith(("http://", "https://")):
+        raise ValueError(f"vllm.url must begin with http:// or https://, got '{vllm.url}'")
+    timeouts = parse_duration(vllm.timeout), parse_duration(vllm.mm_timeout)
+    if min(timeouts) <= 0:
+        raise ValueError("vllm.timeout and vllm.mmTimeout must be positive")
+    return RenderedTokenProducer(
+        services.http, vllm.url.rstrip("/"), parameters.model_name, *timeouts
+    )
 
 
 PLUGIN = PluginType(
     "token-producer",
     TokenProducerParameters,
-    lambda _name, _parameters, _services: TokenProducer(),
+    _create,
     default_for=(TOKENIZED_PROMPT.data_type,),
     deprecated_aliases=("tokenizer",),
 )

@@ -1,0 +1,114 @@
+"""Adds the content blocks of messages to a prompt; blocks of unknown types have nothing to add."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from picker.tokenization.json_text import json_text, string
+from picker.tokenization.media import MediaTokens
+from picker.tokenization.prompt_stream import PromptStream
+
+BILLING_HEADER = "x-anthropic-billing-header"
+
+
+class BlockAdder(Protocol):
+    """Knows the blocks of one API."""
+
+    def add(self, block: dict[str, Any]) -> None:
+        """Add one block."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIBlocks:
+    """`text`, `image_url`, `video_url`, `audio_url` and `input_audio`."""
+
+    stream: PromptStream
+    media: MediaTokens
+    headers: Mapping[str, str]
+
+    def add(self, block: dict[str, Any]) -> None:
+        """Add one block."""
+        kind = block.get("type")
+        if kind == "text":
+            self.stream.texts.append(string(block.get("text")))
+            return
+        asset = block.get(kind) if isinstance(kind, str) else None
+        members = asset if isinstance(asset, dict) else {"url": asset}
+        content = string(members.get("url")) or string(members.get("data"))
+        if kind == "image_url":
+            self.stream.add_media("image", content, self.media.of_image_url(content))
+        elif kind == "video_url":
+            self.stream.add_media("video", content, self.media.of_video(self.headers))
+        elif kind in ("input_audio", "audio_url"):
+            content += string(members.get("format"))
+            self.stream.add_media("audio", content, self.media.of_sound(len(content)))
+
+
+@dataclass(frozen=True, slots=True)
+class AnthropicBlocks:
+    """`text`, `thinking`, `image`, `tool_use` and `tool_result`."""
+
+    stream: PromptStream
+    media: MediaTokens
+
+    def add(self, block: dict[str, Any]) -> None:
+        """Add one block."""
+        texts = self.stream.texts
+        kind = block.get("type")
+        if kind in ("text", "thinking"):
+            texts.append(string(block.get(kind)))
+        elif kind == "image":
+            self._image(block)
+        elif kind == "tool_use":
+            texts += (string(block.get("id")), string(block.get("name")))
+            if (value := block.get("input")) is not None:
+                texts.append(json_text(value))
+        elif kind == "tool_result":
+            texts.append(tool_result_text(block))
+            for image in tool_result_images(block):
+                self._image(image)
+
+    def _image(self, block: dict[str, Any]) -> None:
+        source = block.get("source")
+        if not isinstance(source, dict):
+            return
+        if data := string(source.get("data")):
+            self.stream.add_media("image", data, self.media.of_image_base64(data))
+        elif url := string(source.get("url")):
+            self.stream.add_media("image", url, self.media.of_image_url(url))
+
+
+def system_text(system: object) -> str:
+    """The text of Anthropic's `system`, a text or blocks.
+
+    Without billing headers, which differ from request to request.
+    """
+    if isinstance(system, str):
+        return system
+    texts = (string(block.get("text")) for block in _objects(system) if _is(block, "text"))
+    return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
+
+
+def tool_result_text(block: dict[str, Any]) -> str:
+    """The text of a `tool_result`, a line for each of its texts."""
+    content = block.get("content")
+    if isinstance(content, str):
+        return content
+    return "\n".join(string(one.get("text")) for one in _objects(content) if _is(one, "text"))
+
+
+def tool_result_images(block: dict[str, Any]) -> list[dict[str, Any]]:
+    """The image blocks of a `tool_result`."""
+    return [one for one in _objects(block.get("content")) if _is(one, "image")]
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    elements = value if isinstance(value, list) else []
+    return [one for one in elements if isinstance(one, dict)]
+
+
+def _is(block: dict[str, Any], kind: str) -> bool:
+    return block.get("type") == kind

@@ -1,0 +1,96 @@
+"""The pseudo-tokens of a prompt without a tokenizer: its bytes, four to a token.
+
+Two prompts with a common beginning have common first tokens, which is all that a prefix cache
+needs. What the bytes of a prompt are:
+
+- chat: the JSON of `tools` (keys sorted) if there are any, then for each message its role and its
+  content, a string or blocks, without separators;
+- messages (Anthropic): the JSON of `tools`, the texts of `system` but for billing headers, then for
+  each message its role and its content; of a tool's use its id, name and input, of its result the
+  texts, a line each, and the images;
+- completions: the prompt; one prompt for each string of a list; vLLM's gRPC text likewise;
+- embeddings: the input, likewise;
+- responses: the JSON of instructions, tools and input; conversations: the JSON of the items;
+- lists of integers: real token ids, passed through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from picker.framework.token_ids import pack_token_ids
+from picker.tokenization.contents import AnthropicBlocks, BlockAdder, OpenAIBlocks, system_text
+from picker.tokenization.json_text import json_text
+from picker.tokenization.media import MediaTokens
+from picker.tokenization.prompt_stream import Prompt, PromptStream, packed_text
+from picker.types import Api
+
+_RESPONSE_PARTS = ("instructions", "tools", "input")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEstimator:
+    """Makes pseudo-tokens of decoded bodies. A value."""
+
+    media: MediaTokens
+
+    def prompts(
+        self, api: Api, payload: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> tuple[Prompt, ...]:
+        """The prompts of a request, none of them empty; none if it has no readable prompt."""
+        if api is Api.CHAT_COMPLETIONS or api is Api.MESSAGES:
+            prompts: Iterable[Prompt] = (self._conversation(api, payload, headers),)
+        elif api is Api.COMPLETIONS or api is Api.VLLM_GRPC:
+            prompts = _texts(payload.get("prompt"))
+        elif api is Api.EMBEDDINGS:
+            prompts = _texts(payload.get("input"))
+        elif api is Api.RESPONSES:
+            parts = [{key: payload[key]} for key in _RESPONSE_PARTS if payload.get(key)]
+            prompts = (Prompt(packed_text((json_text(parts),))),)
+        elif api is Api.CONVERSATIONS:
+            prompts = (Prompt(packed_text((json_text(payload.get("items")),))),)
+        else:
+            prompts = ()
+        return tuple(prompt for prompt in prompts if prompt.tokens)
+
+    def _conversation(
+        self, api: Api, payload: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> Prompt:
+        stream = PromptStream()
+        texts = stream.texts
+        if tools := payload.get("tools"):
+            texts.append(json_text(tools))
+        blocks: BlockAdder = OpenAIBlocks(stream, self.media, headers)
+        if api is Api.MESSAGES:
+            texts.append(system_text(payload.get("system")))
+            blocks = AnthropicBlocks(stream, self.media)
+        messages = payload.get("messages")
+        for message in messages if isinstance(messages, list) else ():
+            if not isinstance(message, dict):
+                continue
+            role, content = message.get("role"), message.get("content")
+            if isinstance(role, str):
+                texts.append(role)
+            if isinstance(content, str):
+                texts.append(content)
+            elif isinstance(content, list):
+                for block in content:
+                    if isinstance(block, dict):
+                        blocks.add(block)
+        return stream.finish()
+
+
+def _texts(value: object) -> Iterable[Prompt]:
+    """One prompt for a string or a list of token ids; one for each element of a list of those."""
+    if isinstance(value, str):
+        yield Prompt(packed_text((value,)))
+    elif (packed := pack_token_ids(value)) is not None:
+        yield Prompt(packed)
+    elif isinstance(value, list):
+        for element in value:
+            if isinstance(element, str):
+                yield Prompt(packed_text((element,)))
+            elif (packed := pack_token_ids(element)) is not None:
+                yield Prompt(packed)
