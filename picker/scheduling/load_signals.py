@@ -55,6 +55,12 @@ def loads(
     return [candidate.inflight_requests for candidate in candidates]
 
 
+def unknown_among_known(candidates: Sequence[Candidate]) -> list[bool]:
+    """Which candidates' load is unknown while another's is known: those must not look idle."""
+    unknown = [candidate.metrics is None for candidate in candidates]
+    return [False] * len(unknown) if all(unknown) else unknown
+
+
 def least_first(values: Sequence[float | None]) -> list[float]:
     """A score per value, relative to the others: the least 1.0, the greatest 0.0, all equal 1.0.
 

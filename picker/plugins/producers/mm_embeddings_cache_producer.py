@@ -1,0 +1,107 @@
+"""mm-embeddings-cache-producer: guess which endpoint has encoded which images, videos and sounds.
+
+It remembers, per endpoint, the content hashes of the multi-modal items it sent there
+(`pre_request`, for all endpoints that the primary profile picked) and looks the items of each new
+request up. An item counts 1 however often it occurs in the request. Nothing is asked of the
+engines.
+
+Memory per endpoint: the last `cacheSizeInMBPerServer` (4096) / 2 items, as one embedding takes
+about 2 MiB; endpoints that leave or restart are forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.findings import ENCODER_MATCHES, EncoderMatch, encoder_matches_key
+from picker.framework.registry import Parameters, PluginType
+from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
+from picker.types import Candidate, InferenceRequest, SchedulingResult
+
+ITEM_MEBIBYTES = 2
+
+
+class MmEmbeddingsCacheParameters(Parameters, frozen=True):
+    """`parameters` of an mm-embeddings-cache-producer."""
+
+    cache_size_in_mb_per_server: int = msgspec.field(default=4096, name="cacheSizeInMBPerServer")
+
+
+class MmEmbeddingsCacheProducer:
+    """Sole owner of the memory of what each endpoint has encoded."""
+
+    def __init__(self, name: str, parameters: MmEmbeddingsCacheParameters) -> None:
+        """Raises `ValueError` for a cache that cannot hold one item."""
+        self._capacity = parameters.cache_size_in_mb_per_server // ITEM_MEBIBYTES
+        if self._capacity < 1:
+            size = parameters.cache_size_in_mb_per_server
+            raise ValueError(f"cacheSizeInMBPerServer must be at least 2, got {size}")
+        self._key = encoder_matches_key(name)
+        self._encoded: dict[str, OrderedDict[str, None]] = {}
+
+    @property
+    def produces(self) -> tuple[DataKey[Any], ...]:
+        """The matches under this instance's name."""
+        return (self._key,)
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The tokenized prompt, which comes with the items in it."""
+        return (TOKENIZED_PROMPT,)
+
+    def produce(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> InferenceRequest:
+        """Write how many of the items each candidate has; nothing for a request without items."""
+        items = _items(request)
+        if not items:
+            return request
+        matched: dict[str, float] = {}
+        for candidate in candidates:
+            encoded = self._encoded.get(candidate.key)
+            if encoded is not None:
+                count = sum(item in encoded for item in items)
+                if count:
+                    matched[candidate.key] = float(count)
+        attributes.put(self._key, EncoderMatch(float(len(items)), matched))
+        return request
+
+    def pre_request(
+        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+    ) -> None:
+        """Remember the items for every endpoint that the primary profile picked."""
+        items = _items(request)
+        profile = result.profiles.get(result.primary_profile)
+        if not items or profile is None:
+            return
+        for scored in profile.picked:
+            encoded = self._encoded.setdefault(scored.candidate.key, OrderedDict())
+            for item in items:
+                encoded[item] = None
+                encoded.move_to_end(item)
+            while len(encoded) > self._capacity:
+                encoded.popitem(last=False)
+
+    def endpoint_removed(self, key: str) -> None:
+        """Forget what the endpoint was sent."""
+        self._encoded.pop(key, None)
+
+
+def _items(request: InferenceRequest) -> tuple[str, ...]:
+    """The distinct content hashes, in the order of the prompts."""
+    return tuple(
+        dict.fromkeys(feature.content_hash for features in request.features for feature in features)
+    )
+
+
+PLUGIN = PluginType(
+    "mm-embeddings-cache-producer",
+    MmEmbeddingsCacheParameters,
+    lambda name, parameters, _services: MmEmbeddingsCacheProducer(name, parameters),
+    default_for=(ENCODER_MATCHES,),
+)

@@ -1,0 +1,76 @@
+"""active-request-scorer: prefer endpoints where this picker has few requests under way.
+
+    score = 1.0                                   when count ≤ idleThreshold (0)
+            (max − count) / max · maxBusyScore    else, with max over the candidates (1.0)
+
+The count is the greater of what an inflight-load-producer says and the candidate's own. An endpoint
+whose load is unknown (never scraped, or scrapes went stale) scores 0.0 beside others whose load is
+known: one that fails every request has nothing under way either. When no candidate's load is known,
+the counts decide. `requestTimeout` is accepted and ignored, as in the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.findings import inflight_load_key
+from picker.framework.registry import Parameters, PluginType
+from picker.scheduling.load_signals import own_requests, unknown_among_known
+from picker.types import Candidate, InferenceRequest
+
+DEFAULT_PRODUCER = "inflight-load-producer"
+
+
+class ActiveRequestParameters(Parameters, frozen=True):
+    """`parameters` of an active-request-scorer."""
+
+    idle_threshold: int = 0
+    max_busy_score: float = 1.0
+    request_timeout: str = ""
+    in_flight_load_producer_name: str = DEFAULT_PRODUCER
+
+
+class ActiveRequestScorer:
+    """Scores by own requests under way. Stateless."""
+
+    def __init__(self, parameters: ActiveRequestParameters) -> None:
+        """Raises `ValueError` for values out of range."""
+        self._idle = parameters.idle_threshold
+        self._busy = parameters.max_busy_score
+        if self._idle < 0:
+            raise ValueError(f"idleThreshold must not be negative, got {self._idle}")
+        if not 0.0 <= self._busy <= 1.0:
+            raise ValueError(f"maxBusyScore must be within 0..1, got {self._busy}")
+        self._key = inflight_load_key(parameters.in_flight_load_producer_name)
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The load of the configured producer."""
+        return (self._key,)
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> Sequence[float]:
+        """One score per candidate; see the module's formula."""
+        load = attributes.get(self._key)
+        own = None if load is None else load.by_endpoint
+        counts = [own_requests(candidate, own) for candidate in candidates]
+        most = max(counts, default=0)
+        return [
+            0.0 if unknown else self._rate(count, most)
+            for count, unknown in zip(counts, unknown_among_known(candidates), strict=True)
+        ]
+
+    def _rate(self, count: int, most: int) -> float:
+        if count <= self._idle:
+            return 1.0
+        return (most - count) / most * self._busy
+
+
+PLUGIN = PluginType(
+    "active-request-scorer",
+    ActiveRequestParameters,
+    lambda _name, parameters, _services: ActiveRequestScorer(parameters),
+)

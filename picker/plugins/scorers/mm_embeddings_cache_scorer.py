@@ -1,0 +1,55 @@
+"""mm-embeddings-cache-scorer: prefer endpoints that have encoded the request's images and sounds.
+
+    score = Σ sizes of the items encoded there / Σ sizes of all items
+
+An item is counted once however often it occurs. Without items, or without a finding, 0.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.findings import encoder_matches_key
+from picker.framework.registry import Parameters, PluginType
+from picker.types import Candidate, InferenceRequest
+
+DEFAULT_PRODUCER = "mm-embeddings-cache-producer"
+
+
+class MmEmbeddingsCacheScorerParameters(Parameters, frozen=True):
+    """`parameters` of an mm-embeddings-cache-scorer."""
+
+    producer_name: str = DEFAULT_PRODUCER
+
+
+class MmEmbeddingsCacheScorer:
+    """Scores by the share of encoded items. Stateless."""
+
+    def __init__(self, parameters: MmEmbeddingsCacheScorerParameters) -> None:
+        self._key = encoder_matches_key(parameters.producer_name)
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The matches of the configured producer."""
+        return (self._key,)
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> Sequence[float]:
+        """One score per candidate; see the module's formula."""
+        match = attributes.get(self._key)
+        if match is None or match.requested <= 0:
+            return [0.0] * len(candidates)
+        return [
+            min(match.matched.get(candidate.key, 0.0) / match.requested, 1.0)
+            for candidate in candidates
+        ]
+
+
+PLUGIN = PluginType(
+    "mm-embeddings-cache-scorer",
+    MmEmbeddingsCacheScorerParameters,
+    lambda _name, parameters, _services: MmEmbeddingsCacheScorer(parameters),
+)

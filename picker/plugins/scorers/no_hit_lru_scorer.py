@@ -1,0 +1,111 @@
+"""no-hit-lru-scorer: spread prompts that nobody has cached, least recently used endpoint first.
+
+A decision is cold when no candidate has a block of the prompt. Of n candidates,
+
+    score = 0.5                      each, when the decision is not cold
+            1 − rank / (n − 1)       when it is; 1.0 for n = 1
+
+where the endpoints that no cold request was sent to yet come first, in the order of the candidates,
+then the others, the one longest ago first. Before a cold request leaves, the endpoints that the
+primary profile and the profile `prefill` picked become the most recently used.
+
+The order of at most `lruSize` (1024) endpoints is remembered; those that leave or restart are
+forgotten. (In the reference a used endpoint's rank counts also used endpoints that are no
+candidates; here it does not.) `prefixPluginType` and `prefixPluginName` are accepted and ignored.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.registry import Parameters, PluginType
+from picker.prefix.match import match_info_key
+from picker.types import Candidate, InferenceRequest, SchedulingResult
+
+DEFAULT_PRODUCER = "approx-prefix-cache-producer"
+PREFILL_PROFILE = "prefill"
+WARM = 0.5
+
+
+class NoHitLruParameters(Parameters, frozen=True):
+    """`parameters` of a no-hit-lru-scorer."""
+
+    lru_size: int = 1024
+    prefix_match_info_producer_name: str = DEFAULT_PRODUCER
+    prefix_plugin_type: str = ""
+    prefix_plugin_name: str = ""
+
+
+class NoHitLruScorer:
+    """Sole owner of the order in which endpoints were sent cold requests."""
+
+    def __init__(self, parameters: NoHitLruParameters) -> None:
+        """Raises `ValueError` for a size below one."""
+        self._size = parameters.lru_size
+        if self._size < 1:
+            raise ValueError(f"lruSize must be positive, got {self._size}")
+        self._key = match_info_key(parameters.prefix_match_info_producer_name)
+        self._used: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The match info of the configured producer."""
+        return (self._key,)
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The keys of the endpoints that were sent cold requests, longest ago first."""
+        return tuple(self._used)
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> Sequence[float]:
+        """One score per candidate; see the module's formula."""
+        if not self._is_cold(candidates, attributes):
+            return [WARM] * len(candidates)
+        if len(candidates) == 1:
+            return [1.0]
+        present = {candidate.key for candidate in candidates}
+        never = [candidate.key for candidate in candidates if candidate.key not in self._used]
+        order = [*never, *(key for key in self._used if key in present)]
+        last = len(candidates) - 1
+        score = {key: 1.0 - rank / last for rank, key in enumerate(order)}
+        return [score[candidate.key] for candidate in candidates]
+
+    def pre_request(
+        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+    ) -> None:
+        """Remember where a cold request goes; cold among those that its profile scored."""
+        for name in dict.fromkeys((result.primary_profile, PREFILL_PROFILE)):
+            profile = result.profiles.get(name)
+            if profile is None or not profile.picked:
+                continue
+            seen = (scored.candidate for scored in (*profile.scored, *profile.picked))
+            if self._is_cold(seen, attributes):
+                self._use(profile.picked[0].candidate.key)
+
+    def endpoint_removed(self, key: str) -> None:
+        """Forget that the endpoint was used."""
+        self._used.pop(key, None)
+
+    def _is_cold(self, candidates: Iterable[Candidate], attributes: Attributes) -> bool:
+        info = attributes.get(self._key)
+        if info is None or not info.match_blocks:
+            return True
+        return not any(info.match_blocks.get(candidate.key, 0) > 0 for candidate in candidates)
+
+    def _use(self, key: str) -> None:
+        self._used[key] = None
+        self._used.move_to_end(key)
+        if len(self._used) > self._size:
+            self._used.popitem(last=False)
+
+
+PLUGIN = PluginType(
+    "no-hit-lru-scorer",
+    NoHitLruParameters,
+    lambda _name, parameters, _services: NoHitLruScorer(parameters),
+)

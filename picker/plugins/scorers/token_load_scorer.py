@@ -1,0 +1,69 @@
+"""token-load-scorer: prefer endpoints where this picker has few tokens under way.
+
+    t     = tokens under way there + tokens of this request that are not cached there
+    score = 1 − min(t, T) / T        with T = `queueThresholdTokens` (4194304)
+
+Tokens are those of an inflight-load-producer; without its finding nobody scores anything. An
+endpoint whose load is unknown (never scraped, or scrapes went stale) scores 0.0 beside others whose
+load is known: one that fails every request has nothing under way either. When no candidate's load
+is known, the tokens decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.findings import InFlightLoad, inflight_load_key
+from picker.framework.registry import Parameters, PluginType
+from picker.scheduling.load_signals import unknown_among_known
+from picker.types import Candidate, InferenceRequest
+
+DEFAULT_PRODUCER = "inflight-load-producer"
+
+
+class TokenLoadParameters(Parameters, frozen=True):
+    """`parameters` of a token-load-scorer."""
+
+    queue_threshold_tokens: int = 4_194_304
+    in_flight_load_producer_name: str = DEFAULT_PRODUCER
+
+
+class TokenLoadScorer:
+    """Scores by own tokens under way against a fixed threshold. Stateless."""
+
+    def __init__(self, parameters: TokenLoadParameters) -> None:
+        """Raises `ValueError` for a threshold below one."""
+        self._threshold = parameters.queue_threshold_tokens
+        if self._threshold < 1:
+            raise ValueError(f"queueThresholdTokens must be positive, got {self._threshold}")
+        self._key = inflight_load_key(parameters.in_flight_load_producer_name)
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The load of the configured producer."""
+        return (self._key,)
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> Sequence[float]:
+        """One score per candidate; see the module's formula."""
+        load = attributes.get(self._key)
+        if load is None:
+            return [0.0] * len(candidates)
+        return [
+            0.0 if unknown else self._rate(candidate.key, load)
+            for candidate, unknown in zip(candidates, unknown_among_known(candidates), strict=True)
+        ]
+
+    def _rate(self, key: str, load: InFlightLoad) -> float:
+        tokens = load.tokens(key) + load.uncached(key)
+        return 1.0 - min(max(tokens, 0), self._threshold) / self._threshold
+
+
+PLUGIN = PluginType(
+    "token-load-scorer",
+    TokenLoadParameters,
+    lambda _name, parameters, _services: TokenLoadScorer(parameters),
+)

@@ -1,0 +1,120 @@
+"""mm-embeddings-cache-producer: what was sent where is encoded there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from picker.framework.attributes import Attributes
+from picker.framework.findings import EncoderMatch, encoder_matches_key
+from picker.framework.registry import PluginType
+from picker.plugins.producers.mm_embeddings_cache_producer import (
+    PLUGIN,
+    MmEmbeddingsCacheParameters,
+    MmEmbeddingsCacheProducer,
+)
+from picker.types import (
+    Candidate,
+    InferenceRequest,
+    MultiModalFeature,
+    ProfileResult,
+    SchedulingResult,
+    ScoredEndpoint,
+)
+
+NAME = "mm-embeddings-cache-producer"
+
+
+@pytest.fixture
+def request_with(
+    request_for: Callable[..., InferenceRequest],
+) -> Callable[[str], InferenceRequest]:
+    """A request with one item for each letter."""
+
+    def make(items: str) -> InferenceRequest:
+        features = tuple(MultiModalFeature("image", item, 0, 225) for item in items)
+        return request_for(features=(features,))
+
+    return make
+
+
+@pytest.fixture
+def pool(candidate: Callable[..., Candidate]) -> list[Candidate]:
+    return [candidate(name) for name in "abc"]
+
+
+def _found(
+    producer: MmEmbeddingsCacheProducer, request: InferenceRequest, pool: list[Candidate]
+) -> EncoderMatch | None:
+    attributes = Attributes()
+    assert producer.produce(request, pool, attributes) is request
+    return attributes.get(encoder_matches_key(NAME))
+
+
+def _send(
+    producer: MmEmbeddingsCacheProducer, request: InferenceRequest, *picked: Candidate
+) -> None:
+    profile = ProfileResult(tuple(ScoredEndpoint(candidate, 1.0) for candidate in picked))
+    result = SchedulingResult((picked[0].endpoint,), "default", {"default": profile})
+    producer.pre_request(request, result, Attributes())
+
+
+def _producer(megabytes: int = 4096) -> MmEmbeddingsCacheProducer:
+    parameters = MmEmbeddingsCacheParameters(cache_size_in_mb_per_server=megabytes)
+    return MmEmbeddingsCacheProducer(NAME, parameters)
+
+
+def test_items_are_found_where_they_were_sent(
+    request_with: Callable[[str], InferenceRequest], pool: list[Candidate]
+) -> None:
+    """On every endpoint of the fallback list; an item counts once however often it occurs."""
+    producer = _producer()
+    assert _found(producer, request_with("xyxz"), pool) == EncoderMatch(3.0, {})
+    _send(producer, request_with("xy"), pool[0], pool[1])
+    _send(producer, request_with("z"), pool[1])
+    expected = EncoderMatch(3.0, {"default/a": 2.0, "default/b": 3.0})
+    assert _found(producer, request_with("xyxz"), pool) == expected
+    assert _found(producer, request_with("w"), pool) == EncoderMatch(1.0, {})
+
+
+def test_a_request_without_items_finds_and_leaves_nothing(
+    request_with: Callable[[str], InferenceRequest], pool: list[Candidate]
+) -> None:
+    """Text alone needs no encoder."""
+    producer = _producer()
+    assert _found(producer, request_with(""), pool) is None
+    _send(producer, request_with(""), pool[0])
+    assert _found(producer, request_with("x"), pool) == EncoderMatch(1.0, {})
+
+
+def test_the_memory_of_an_endpoint_is_bounded(
+    request_with: Callable[[str], InferenceRequest], pool: list[Candidate]
+) -> None:
+    """2 MiB an item; what was not sent for longest is forgotten."""
+    producer = _producer(5)
+    for items in ("x", "y", "x", "z"):
+        _send(producer, request_with(items), pool[0])
+    assert _found(producer, request_with("xyz"), pool) == EncoderMatch(3.0, {"default/a": 2.0})
+    assert _found(producer, request_with("y"), pool) == EncoderMatch(1.0, {})
+
+
+def test_endpoints_that_left_are_forgotten(
+    request_with: Callable[[str], InferenceRequest], pool: list[Candidate]
+) -> None:
+    """Or restarted."""
+    producer = _producer()
+    _send(producer, request_with("x"), pool[0])
+    producer.endpoint_removed("default/a")
+    producer.endpoint_removed("default/never")
+    assert _found(producer, request_with("x"), pool) == EncoderMatch(1.0, {})
+
+
+def test_the_size_is_named_as_in_the_reference() -> None:
+    """`cacheSizeInMBPerServer`, at least one item."""
+    kind: PluginType[MmEmbeddingsCacheParameters] = PLUGIN
+    parameters = msgspec.convert({"cacheSizeInMBPerServer": 2}, kind.parameters)
+    assert parameters.cache_size_in_mb_per_server == 2
+    with pytest.raises(ValueError, match="cacheSizeInMBPerServer"):
+        _producer(1)
