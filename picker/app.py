@@ -37,12 +37,14 @@ from picker.extproc.server import (
     GrpcServer,
     ServerOptions,
     TlsMaterial,
+    TlsOptions,
     Transport,
     build_health_server,
     build_server,
 )
 from picker.metrics import PickerMetrics
 from picker.plugins.data_sources.metrics_data_source import MetricsDataSource
+from picker.plugins.discoveries.file_discovery import FileDiscoverySettings
 from picker.requestcontrol.director import Director, RequestPipeline
 from picker.requestcontrol.parsing import ParserTable
 
@@ -187,20 +189,22 @@ class Picker:
 
     def _file_discovery(self) -> tuple[FileDiscovery, bool]:
         """The discovery, and whether it follows changes of its file."""
-        path, configured = self._options.endpoints_file, self._assembly.discovery
+        path, configured = self._options.endpoints_file, self._assembly.data_layer.discovery
         if path is not None and configured is not None:
             raise ConfigError(
                 "endpoints come from --endpoints-file or from dataLayer.discovery, not both"
             )
         if path is not None:
             return FileDiscovery(path, self._datastore, self._metrics), True
-        if configured is not None:
-            path = Path(configured.path)
-            return FileDiscovery(path, self._datastore, self._metrics), configured.watch_file
+        if configured is not None and isinstance(configured.plugin, FileDiscoverySettings):
+            path = Path(configured.plugin.path)
+            return FileDiscovery(path, self._datastore, self._metrics), configured.plugin.watch_file
         raise ConfigError("no endpoints: give --endpoints-file FILE")
 
     def _data_layer(self) -> tuple[HttpPages, Scraper]:
-        source, options = self._assembly.metrics_source, self._options
+        source, options = self._assembly.data_layer.sources[0].source.plugin, self._options
+        if not isinstance(source, MetricsDataSource):
+            raise ConfigError("the first data source must be a metrics-data-source")
         pages = HttpPages(
             scheme=source.scheme,
             path=source.path,
@@ -212,7 +216,6 @@ class Picker:
         settings = ScrapeSettings(
             interval_seconds=interval,
             staleness_seconds=options.metrics_staleness_threshold_seconds,
-            default_engine=self._assembly.extractor.default_engine,
         )
         return pages, Scraper(self._datastore, pages, self._metrics, settings, Random())
 
@@ -279,14 +282,16 @@ def _read(path: Path, flag: str) -> bytes:
         raise ConfigError(f"{flag}: cannot read {path}: {error.strerror or error}") from error
 
 
-def _tls(options: Options) -> TlsMaterial | None:
+def _tls(options: Options) -> TlsOptions | None:
     if not options.secure_serving:
         return None
     if options.cert_path is None:
         raise ConfigError("--secure-serving needs --cert-path, a folder with tls.crt and tls.key")
-    return TlsMaterial(
-        private_key=_read(options.cert_path / "tls.key", "--cert-path"),
-        certificate_chain=_read(options.cert_path / "tls.crt", "--cert-path"),
+    return TlsOptions(
+        TlsMaterial(
+            private_key=_read(options.cert_path / "tls.key", "--cert-path"),
+            certificate_chain=_read(options.cert_path / "tls.crt", "--cert-path"),
+        )
     )
 
 
