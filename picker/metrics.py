@@ -1,193 +1,378 @@
 """Every series the picker exposes, declared once.
 
-`PickerMetrics` owns its own registry; the composition root makes one and hands it to who records.
-Names, labels and buckets are those of the reference picker (prefix `llm_d_epp_`), so that its
-dashboards and alerts work unchanged.
+`PickerMetrics` owns all of them; the composition root makes one and hands it to who records. Names,
+labels and buckets are those of the reference picker (prefix `llm_d_epp_`), so that its dashboards
+and alerts work unchanged, and so are the deprecated names that it still tells beside them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from picker.buckets import (
+    FAST_SECONDS,
+    HIT_BYTES,
+    INPUT_TOKENS,
+    ITL_SECONDS,
+    NTPOT_SECONDS,
+    OUTPUT_TOKENS,
+    PROCESSING_SECONDS,
+    RATIOS,
+    REQUEST_BYTES,
+    RESPONSE_BYTES,
+    RESPONSE_PROCESSING_SECONDS,
+    SECONDS,
+    TPOT_SECONDS,
+    TTFT_SECONDS,
+)
+from picker.label_caps import BoundedLabels, RequestLabels
+from picker.series import (
+    AnySeries,
+    Counter,
+    Declaration,
+    Gauge,
+    Histogram,
+    Twin,
+    metrics_of,
+    text_of,
+)
+
 PREFIX = "llm_d_epp_"
+OBJECTIVE_PREFIX = "inference_objective_"  # deprecated, as are the next three
+POOL_PREFIX = "inference_pool_"
+EXTENSION_PREFIX = "inference_extension_"
+SCHEDULER_PREFIX = "llm_d_inference_scheduler_"
 OWN_PREFIX = "pointsman_"  # what the reference has no name for
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MAX_MODEL_NAMES = 1000
-OVERFLOW = "other"
 
 REQUEST_LABELS = ("model_name", "target_model_name", "fairness_id", "priority")
-SECONDS = (
-    *(0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30),
-    *(45, 60, 120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600),
-)
-FAST_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
-PROCESSING_SECONDS = (
-    *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.025, 0.04, 0.06),
-    *(0.1, 0.25, 0.5, 1, 2.5, 5, 10),
-)
-REQUEST_BYTES = tuple(64 * 2**k for k in range(25))
-RATIOS = tuple(k / 10 for k in range(11))
-HIT_BYTES = (0, *(16 * 2**k for k in range(13)))
+MODEL_LABELS = REQUEST_LABELS[:2]
+PLUGIN_LABELS = ("extension_point", "plugin_type", "plugin_name")
+ENDPOINT_RENAMED = {"endpoint_name": "pod_name"}
+# Series that other collectors make: the deprecated name, and what it calls a label.
+POOL_TWINS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    PREFIX + "average_kv_cache_utilization": ("average_kv_cache_utilization", {}),
+    PREFIX + "average_queue_size": ("average_queue_size", {}),
+    PREFIX + "average_running_requests": ("average_running_requests", {}),
+    PREFIX + "ready_endpoints": ("ready_pods", {}),
+    PREFIX + "per_endpoint_queue_size": (
+        "per_pod_queue_size",
+        {"model_server_endpoint": "model_server_pod"},
+    ),
+}
+S = TypeVar("S", Counter, Gauge, Histogram)
 
 
-class BoundedLabels:
-    """Caps the number of distinct values a client can create of one kind of label."""
+class _Declared(Collector):
+    """Shows declared series to a registry of the library."""
 
-    def __init__(self, limit: int = MAX_MODEL_NAMES) -> None:
-        self._limit = limit
-        self._seen: set[str] = set()
-
-    def admit(self, value: str) -> str:
-        """`value`, or `other` when it is new and the cap is reached. "" is always allowed."""
-        if not value or value in self._seen:
-            return value
-        if len(self._seen) >= self._limit:
-            return OVERFLOW
-        self._seen.add(value)
-        return value
-
-
-class _Registry(CollectorRegistry):
-    """Leaves out the `_created` twin of every series, which doubles the page and nobody reads."""
+    def __init__(self, series: list[AnySeries]) -> None:
+        self._series = series
 
     def collect(self) -> Iterator[Metric]:
-        for family in super().collect():
-            family.samples = [s for s in family.samples if not s.name.endswith("_created")]
-            yield family
+        for one in self._series:
+            yield from metrics_of(one)
+
+
+class _WithTwins(Collector):
+    """Another collector's series, with the deprecated names of those that had any."""
+
+    def __init__(self, inner: Collector) -> None:
+        self._inner = inner
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._inner.collect():
+            yield metric
+            twin = POOL_TWINS.get(metric.name)
+            if twin is not None:
+                yield _renamed(metric, POOL_PREFIX + twin[0], twin[1])
 
 
 class PickerMetrics:
-    """Owns the registry and all series in it."""
+    """Owns all series. `registry` shows them to the library that other collectors are made with."""
 
     def __init__(self) -> None:
-        self.registry = _Registry()
-        self._models = BoundedLabels()
-        self._fairness = BoundedLabels()
+        self._series: list[AnySeries] = []
+        self._labels = RequestLabels()
+        self._collectors = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._declare_requests()
+        self._declare_responses()
         self._declare_decisions()
         self._declare_pool()
+        self._declare_config()
+        self.registry.register(_Declared(self._series))
 
     def render(self) -> bytes:
         """The exposition, in `CONTENT_TYPE`."""
-        return generate_latest(self.registry)
+        lines = [line for one in self._series for line in text_of(one)]
+        return "".join(lines).encode() + generate_latest(self._collectors)
 
     def register(self, collector: Collector) -> None:
         """Add series that are computed when they are asked for."""
-        self.registry.register(collector)
+        with_twins = _WithTwins(collector)
+        self.registry.register(with_twins)
+        self._collectors.register(with_twins)
+
+    def pin_models(self, names: Iterable[str]) -> None:
+        """Names of models that are configured, and therefore told however many clients invent."""
+        self._labels.models.pin(names)
+
+    def model_label(self, model: str) -> str:
+        """A model's name as a label, capped."""
+        return self._labels.models.admit(model)
 
     def request_labels(
         self, model: str, target_model: str, fairness_id: str = "", priority: int = 0
     ) -> tuple[str, str, str, str]:
         """Values for `REQUEST_LABELS`, with what clients can invent capped."""
-        return (
-            self._models.admit(model),
-            self._models.admit(target_model),
-            self._fairness.admit(fairness_id),
-            str(priority),
-        )
+        return self._labels.of(model, target_model, fairness_id, priority)
 
     def _declare_requests(self) -> None:
-        self.request_total = self._counter("request_total", "Requests routed.", REQUEST_LABELS)
+        self.request_total = self._counter(
+            "request_total",
+            "Requests routed.",
+            REQUEST_LABELS,
+            _objective("request_total", (*MODEL_LABELS, "priority")),
+        )
         self.request_error_total = self._counter(
             "request_error_total",
             "Requests that ended in an error, by error code.",
             (*REQUEST_LABELS, "error_code"),
+            _objective("request_error_total", (*MODEL_LABELS, "error_code")),
         )
-        self.request_size_bytes = self._histogram(
-            "request_size_bytes", "Body size of routed requests.", REQUEST_BYTES, REQUEST_LABELS
+        self.request_size_bytes = self._of_requests(
+            "request_size_bytes", "Body size of routed requests.", REQUEST_BYTES, "request_sizes"
         )
-        self.request_duration_seconds = self._histogram(
+        self.request_duration_seconds = self._of_requests(
             "request_duration_seconds",
             "From the request's arrival to the end of its response.",
             SECONDS,
-            REQUEST_LABELS,
+            "request_duration_seconds",
         )
         self.request_running = self._gauge(
-            "request_running", "Requests routed whose response has not ended.", REQUEST_LABELS
+            "request_running",
+            "Requests routed whose response has not ended.",
+            REQUEST_LABELS,
+            _objective("running_requests", MODEL_LABELS[:1]),
         )
         self.request_processing_duration_seconds = self._histogram(
             "request_processing_duration_seconds",
             "Time the picker itself adds to a request.",
             PROCESSING_SECONDS,
         )
-
-        self.request_outcomes_total = Counter(
-            OWN_PREFIX + "request_outcomes_total",
-            "Requests by the one cause that ended them.",
-            ("cause",),
-            registry=self.registry,
+        self.model_rewrite_decisions_total = self._counter(
+            "model_rewrite_decisions_total",
+            "Models replaced by rewrite rules.",
+            ("model_rewrite_name", "model_name", "target_model"),
+            _extension(
+                "model_rewrite_decisions_total",
+                ("model_rewrite_name", "model_name", "target_model"),
+            ),
         )
-        self.plugin_failures_total = Counter(
-            OWN_PREFIX + "plugin_failures_total",
-            "Calls of data producers and hooks that failed by mistake.",
-            ("plugin",),
-            registry=self.registry,
+        self.request_outcomes_total = self._own_counter(
+            "request_outcomes_total", "Requests by the one cause that ended them.", ("cause",)
+        )
+        self.plugin_failures_total = self._own_counter(
+            "plugin_failures_total", "Calls of plugins that failed by mistake.", ("plugin",)
+        )
+
+    def _declare_responses(self) -> None:
+        self.response_size_bytes = self._of_requests(
+            "response_size_bytes", "Body size of responses.", RESPONSE_BYTES, "response_sizes"
+        )
+        self.request_input_tokens = self._of_requests(
+            "request_input_tokens",
+            "Prompt tokens that responses tell.",
+            INPUT_TOKENS,
+            "input_tokens",
+        )
+        self.request_output_tokens = self._of_requests(
+            "request_output_tokens",
+            "Generated tokens that responses tell.",
+            OUTPUT_TOKENS,
+            "output_tokens",
+        )
+        self.request_cached_tokens = self._of_requests(
+            "request_cached_tokens",
+            "Prompt tokens found in a cache, as responses tell.",
+            INPUT_TOKENS,
+            "prompt_cached_tokens",
+        )
+        self.request_ntpot_seconds = self._of_requests(
+            "request_ntpot_seconds",
+            "Duration of a request per generated token.",
+            NTPOT_SECONDS,
+            "normalized_time_per_output_token_seconds",
+        )
+        self.request_ttft_seconds = self._histogram(
+            "request_ttft_seconds",
+            "From a request's arrival to the first piece of its response.",
+            TTFT_SECONDS,
+            (*REQUEST_LABELS, "streaming"),
+        )
+        self.request_streaming_tpot_seconds = self._histogram(
+            "request_streaming_tpot_seconds",
+            "Time per token after the first one, of streaming responses.",
+            TPOT_SECONDS,
+            REQUEST_LABELS,
+        )
+        self.request_streaming_itl_seconds = self._histogram(
+            "request_streaming_itl_seconds",
+            "Time between two pieces of a streaming response.",
+            ITL_SECONDS,
+            REQUEST_LABELS,
+        )
+        self.response_processing_duration_seconds = self._histogram(
+            "response_processing_duration_seconds",
+            "Time the picker itself adds to a response.",
+            RESPONSE_PROCESSING_SECONDS,
         )
 
     def _declare_decisions(self) -> None:
         self.scheduler_e2e_duration_seconds = self._histogram(
-            "scheduler_e2e_duration_seconds", "Duration of one scheduling decision.", FAST_SECONDS
+            "scheduler_e2e_duration_seconds",
+            "Duration of one scheduling decision.",
+            FAST_SECONDS,
+            twins=_extension("scheduler_e2e_duration_seconds"),
         )
+        attempt = ("status", "target_model_name", "endpoint_name", "namespace", "port")
         self.scheduler_attempts_total = self._counter(
             "scheduler_attempts_total",
             "Scheduling decisions by outcome and first endpoint.",
-            ("status", "target_model_name", "endpoint_name", "namespace", "port"),
+            attempt,
+            (Twin(EXTENSION_PREFIX + "scheduler_attempts_total", attempt, ENDPOINT_RENAMED),),
         )
         self.plugin_duration_seconds = self._histogram(
             "plugin_duration_seconds",
             "Duration of one call of a plugin.",
             FAST_SECONDS,
-            ("extension_point", "plugin_type", "plugin_name"),
+            PLUGIN_LABELS,
+            _extension("plugin_duration_seconds", PLUGIN_LABELS),
+        )
+        self.plugin_data_scope_violations_total = self._counter(
+            "plugin_data_scope_violations_total",
+            "Findings that a plugin touched without having declared it.",
+            (*PLUGIN_LABELS, "access"),
         )
         plugin = ("plugin_name", "plugin_type")
         self.prefix_indexer_size = self._gauge(
-            "prefix_indexer_size", "Block hashes in the prefix index.", plugin
+            "prefix_indexer_size",
+            "Block hashes in the prefix index.",
+            plugin,
+            _extension("prefix_indexer_size"),
         )
         self.prefix_indexer_hit_ratio = self._histogram(
             "prefix_indexer_hit_ratio",
             "Share of a prompt's blocks that the best endpoint holds.",
             RATIOS,
             plugin,
+            _extension("prefix_indexer_hit_ratio"),
         )
         self.prefix_indexer_hit_bytes = self._histogram(
             "prefix_indexer_hit_bytes",
             "Prompt bytes (four a token) that the best endpoint holds.",
             HIT_BYTES,
             plugin,
+            _extension("prefix_indexer_hit_bytes"),
         )
 
     def _declare_pool(self) -> None:
-        self.info = self._gauge("info", "Always 1; says what runs.", ("commit", "build_ref"))
-        self.datalayer_poll_errors_total = self._counter(
-            "datalayer_poll_errors_total", "Scrapes that failed.", ("source_type",)
+        build = ("commit", "build_ref")
+        self.info = self._gauge(
+            "info", "Always 1; says what runs.", build, _extension("info", build)
         )
+        source = ("source_type",)
+        self.datalayer_poll_errors_total = self._counter(
+            "datalayer_poll_errors_total",
+            "Scrapes that failed.",
+            source,
+            (Twin(SCHEDULER_PREFIX + "datalayer_poll_errors_total", source),),
+        )
+        extraction = ("source_type", "extractor_type")
         self.datalayer_extract_errors_total = self._counter(
             "datalayer_extract_errors_total",
             "Scraped pages that lacked a series or had an unusable value.",
-            ("source_type", "extractor_type"),
+            extraction,
+            (Twin(SCHEDULER_PREFIX + "datalayer_extract_errors_total", extraction),),
         )
-        self.discovery_errors_total = Counter(
-            OWN_PREFIX + "discovery_errors_total",
-            "Endpoint entries that were skipped, and unreadable files.",
-            registry=self.registry,
+        self.discovery_errors_total = self._own_counter(
+            "discovery_errors_total", "Endpoint entries that were skipped, and unreadable files."
         )
 
-    def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
-        return Counter(PREFIX + name, text, tuple(labels), registry=self.registry)
+    def _declare_config(self) -> None:
+        self.config_reloads_total = self._own_counter(
+            "config_reloads_total",
+            "Changes of the configuration file, by whether they could be applied.",
+            ("result",),
+        )
+        self.config_last_reload_successful = self._own_gauge(
+            "config_last_reload_successful",
+            "1 while the configuration file is what the picker works by, 0 after a bad change.",
+        )
+        self.config_last_reload_success_timestamp_seconds = self._own_gauge(
+            "config_last_reload_success_timestamp_seconds",
+            "When the configuration in use was loaded, in seconds since 1970.",
+        )
 
-    def _gauge(self, name: str, text: str, labels: Iterable[str] = ()) -> Gauge:
-        return Gauge(PREFIX + name, text, tuple(labels), registry=self.registry)
+    def _of_requests(
+        self, name: str, text: str, buckets: Iterable[float], deprecated: str
+    ) -> Histogram:
+        """A histogram with the labels of requests, and its twin with those of models."""
+        twins = _objective(deprecated, MODEL_LABELS)
+        return self._histogram(name, text, buckets, REQUEST_LABELS, twins)
+
+    def _counter(
+        self, name: str, text: str, labels: tuple[str, ...] = (), twins: tuple[Twin, ...] = ()
+    ) -> Counter:
+        return self._kept(Counter(Declaration(PREFIX + name, text, labels, twins)))
+
+    def _own_counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+        return self._kept(Counter(Declaration(OWN_PREFIX + name, text, labels)))
+
+    def _own_gauge(self, name: str, text: str) -> Gauge:
+        return self._kept(Gauge(Declaration(OWN_PREFIX + name, text)))
+
+    def _gauge(
+        self, name: str, text: str, labels: tuple[str, ...] = (), twins: tuple[Twin, ...] = ()
+    ) -> Gauge:
+        return self._kept(Gauge(Declaration(PREFIX + name, text, labels, twins)))
 
     def _histogram(
-        self, name: str, text: str, buckets: Iterable[float], labels: Iterable[str] = ()
+        self,
+        name: str,
+        text: str,
+        buckets: Iterable[float],
+        labels: tuple[str, ...] = (),
+        twins: tuple[Twin, ...] = (),
     ) -> Histogram:
-        return Histogram(
-            PREFIX + name, text, tuple(labels), buckets=tuple(buckets), registry=self.registry
-        )
+        return self._kept(Histogram(Declaration(PREFIX + name, text, labels, twins), buckets))
+
+    def _kept(self, series: S) -> S:
+        self._series.append(series)
+        return series
+
+
+def _objective(name: str, labels: tuple[str, ...]) -> tuple[Twin, ...]:
+    return (Twin(OBJECTIVE_PREFIX + name, labels),)
+
+
+def _extension(name: str, labels: tuple[str, ...] = ()) -> tuple[Twin, ...]:
+    return (Twin(EXTENSION_PREFIX + name, labels),)
+
+
+def _renamed(metric: Metric, name: str, labels: Mapping[str, str]) -> Metric:
+    """`metric`, a gauge, under another name and with some labels called otherwise."""
+    twin = Metric(name, f"Deprecated: use {metric.name}.", metric.type)
+    for sample in metric.samples:
+        own = {labels.get(label, label): value for label, value in sample.labels.items()}
+        twin.add_sample(name, own, sample.value)
+    return twin
 
 
 def gauge_family(name: str, text: str, labels: Iterable[str]) -> GaugeMetricFamily:

@@ -91,7 +91,7 @@ class RequestObserver(Protocol):
         ...
 
     def plugin_failed(self, plugin: str) -> None:
-        """A plugin raised something other than a refusal, or took too long; its type's name."""
+        """A plugin raised something other than a refusal, or took too long; its name."""
         ...
 
 

@@ -13,7 +13,7 @@ LOG_INTERVAL_SECONDS = 5.0
 
 
 class PluginLog:
-    """Counts every failure and logs one per plugin type every few seconds.
+    """Counts every failure and logs one per plugin every few seconds.
 
     A plugin that fails fails with every request; a traceback each would be the next failure. Owns
     the times of the last log lines.
@@ -41,7 +41,10 @@ class PluginLog:
 
 
 def plugin_name(plugin: object) -> str:
-    """The name of a plugin's class, whatever measures it on the way (`inner`)."""
+    """What the configuration calls a plugin, where what measures it (`inner`) knows; its class."""
     while (inner := getattr(plugin, "inner", None)) is not None:
+        name = getattr(plugin, "name", None)
+        if isinstance(name, str):
+            return name
         plugin = inner
     return type(plugin).__name__
