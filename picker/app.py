@@ -10,7 +10,6 @@ import errno
 import gc
 import logging
 import signal
-import ssl
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -25,11 +24,13 @@ from picker.admin.server import AdminServer
 from picker.config.build import build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.load import LoadedConfig, load_config
-from picker.config.units import duration_seconds
+from picker.datalayer.activity import Activity, WatchedSnapshots
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.discovery import FileDiscovery
 from picker.datalayer.inflight import InflightLoad
-from picker.datalayer.scrape import HttpPages, Scraper, ScrapeSettings
+from picker.datalayer.reading import Patience
+from picker.datalayer.scrape import MIN_TICK_SECONDS, Scraper, ScrapeSettings, polled
+from picker.datalayer.sources import describers
 from picker.errors import ConfigError, PickerError
 from picker.extproc.health import HealthService
 from picker.extproc.server import (
@@ -43,14 +44,12 @@ from picker.extproc.server import (
     build_server,
 )
 from picker.metrics import PickerMetrics
-from picker.plugins.data_sources.metrics_data_source import MetricsDataSource
 from picker.plugins.discoveries.file_discovery import FileDiscoverySettings
 from picker.requestcontrol.director import Director, RequestPipeline
 from picker.requestcontrol.parsing import ParserTable
 
 log = logging.getLogger(__name__)
 
-MIN_SCRAPE_INTERVAL_SECONDS = 0.05
 QUIET_SECONDS = 0.5  # no request for so long while draining: the proxies know
 DRAIN_POLL_SECONDS = 0.05
 
@@ -103,12 +102,15 @@ class Picker:
         config = read_config(options)
         self._assembly = build(config, builtin_plugins(), self._metrics, time.perf_counter)
         self._inflight = InflightLoad()
-        self._datastore = Datastore(self._assembly.observers)
+        self._datastore = Datastore(
+            self._assembly.observers, describers(self._assembly.data_layer.bindings)
+        )
         self._requests = RequestMetrics(self._metrics)
         self._metrics.register(PoolCollector(options.pool_name, self._datastore, self._inflight))
         self._metrics.info.labels("", version("pointsman")).set(1)
         self._discovery, self._follows_file = self._file_discovery()
-        self._pages, self._scraper = self._data_layer()
+        self._activity = Activity(self._inflight)
+        self._scraper = self._data_layer()
         self._server, self._health_server = self._grpc_servers()
         self._admin = AdminServer(self._metrics, self._datastore, self._inflight, self.is_ready)
 
@@ -131,7 +133,6 @@ class Picker:
             log.warning("configuration: %s", warning)
         self._discovery.load()
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._pages)
             ports = await self._listen(stack)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._scraper.run(), name="scraper")]
@@ -201,23 +202,20 @@ class Picker:
             return FileDiscovery(path, self._datastore, self._metrics), configured.plugin.watch_file
         raise ConfigError("no endpoints: give --endpoints-file FILE")
 
-    def _data_layer(self) -> tuple[HttpPages, Scraper]:
-        source, options = self._assembly.data_layer.sources[0].source.plugin, self._options
-        if not isinstance(source, MetricsDataSource):
-            raise ConfigError("the first data source must be a metrics-data-source")
-        pages = HttpPages(
-            scheme=source.scheme,
-            path=source.path,
-            port=source.port,
-            ssl_context=_ssl_context(source),
-        )
-        asked = duration_seconds(source.interval) if source.interval else 0.0
-        interval = max(MIN_SCRAPE_INTERVAL_SECONDS, options.refresh_metrics_interval_seconds, asked)
+    def _data_layer(self) -> Scraper:
+        options = self._options
         settings = ScrapeSettings(
-            interval_seconds=interval,
-            staleness_seconds=options.metrics_staleness_threshold_seconds,
+            tick_seconds=max(MIN_TICK_SECONDS, options.refresh_metrics_interval_seconds),
+            patience=Patience(seconds=options.metrics_staleness_threshold_seconds),
         )
-        return pages, Scraper(self._datastore, pages, self._metrics, settings, Random())
+        return Scraper(
+            self._datastore,
+            polled(self._assembly.data_layer.bindings),
+            self._metrics,
+            settings,
+            Random(),
+            self._activity,
+        )
 
     def _grpc_servers(self) -> tuple[GrpcServer, GrpcServer]:
         """The ext_proc server and the health server."""
@@ -227,7 +225,7 @@ class Picker:
         )
         director = Director(
             pipeline,
-            self._datastore,
+            WatchedSnapshots(self._datastore, self._activity),
             inflight=self._inflight,
             rng=Random(),
             observer=self._requests,
@@ -293,22 +291,6 @@ def _tls(options: Options) -> TlsOptions | None:
             certificate_chain=_read(options.cert_path / "tls.crt", "--cert-path"),
         )
     )
-
-
-def _ssl_context(source: MetricsDataSource) -> ssl.SSLContext | None:
-    """How scrapes over https check certificates; None for plain http."""
-    if source.scheme != "https":
-        return None
-    try:
-        context = ssl.create_default_context(cafile=source.ca_cert_path or None)
-        if source.insecure_skip_verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        if source.client_cert_path:
-            context.load_cert_chain(source.client_cert_path, source.client_key_path)
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(f"metrics-data-source: cannot use its certificates: {error}") from error
-    return context
 
 
 async def _bound(start: Coroutine[None, None, int], flag: str, address: str) -> int:

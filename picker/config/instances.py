@@ -1,131 +1,244 @@
-"""The plugins of one configuration: made from its entries, found by name, added by default."""
+"""The plugins of one configuration: made from its entries, found by name, added by default.
+
+A plugin whose entry has not changed is taken over from the configuration before, with the state it
+carries (a prefix index, load under way, sessions); see `PluginInstances.connect`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from picker.config.catalog import NOT_SUPPORTED_YET
-from picker.config.load import Path, Source
+from picker.config.decode import decode
+from picker.config.findings import Findings
 from picker.config.schema import PluginSpec
+from picker.config.source import Path
+from picker.config.unsupported import PLUGIN_TYPES, reason
 from picker.errors import ConfigError
-from picker.framework.attributes import DataKey
-from picker.framework.interfaces import ConsumesData, DataProducer, ProducesData
-from picker.framework.registry import Registry
-from picker.framework.services import NO_SERVICES, Services
+from picker.framework.interfaces import UsesPlugins
+from picker.framework.registry import Parameters, PluginType, Registry, Stability
+from picker.framework.services import Services
+
+
+class Origin(Enum):
+    """Why a plugin is there."""
+
+    CONFIGURED = "configured"
+    DEFAULT = "default"
+    NEEDED = "auto-created"
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One plugin: what the configuration calls it, its type, itself, and where it is written."""
+    """One plugin: what the configuration calls it, its type, itself, and where it is written.
+
+    `path` is () for one that nobody wrote.
+    """
 
     name: str
     type_name: str
     plugin: object
     path: Path = ()
+    parameters: Parameters = field(default_factory=Parameters)
+    origin: Origin = Origin.CONFIGURED
+
+    def is_entry_of(self, other: Instance) -> bool:
+        """Whether both are written alike, so that one may stand in for the other."""
+        return self.type_name == other.type_name and self.parameters == other.parameters
 
 
 class PluginInstances:
-    """Owns the plugins while a configuration is put together; iterates in order of creation."""
+    """Owns the plugins while a configuration is put together; iterates in order of creation.
+
+    Whatever is wrong goes into `findings`; where an instance is returned, None says that it is
+    missing and that this has been told. `before` are the plugins of the configuration in use.
+    """
 
     def __init__(
-        self, registry: Registry, source: Source, services: Services = NO_SERVICES
+        self,
+        registry: Registry,
+        findings: Findings,
+        services: Services,
+        before: Mapping[str, Instance],
     ) -> None:
         self._registry = registry
-        self._source = source
+        self._findings = findings
         self._services = services
+        self._before = before
         self._by_name: dict[str, Instance] = {}
-        self.warnings: list[str] = []
+        self._broken: set[str] = set()
 
     def __iter__(self) -> Iterator[Instance]:
         return iter(tuple(self._by_name.values()))
 
-    def add(self, spec: PluginSpec, path: Path) -> Instance:
-        """Make the plugin of one entry. Raises `ConfigError` at the key that is at fault."""
-        name = spec.name or spec.type
-        if name in self._by_name:
-            raise self._source.error(path, f"a plugin named '{name}' is already configured")
-        if spec.type in NOT_SUPPORTED_YET and spec.type not in self._registry:
-            text = f"the plugin type '{spec.type}' is not supported yet"
-            raise self._source.error((*path, "type"), text)
-        try:
-            row = self._registry.get(spec.type)
-        except ConfigError as error:
-            raise self._source.error((*path, "type"), str(error)) from None
-        if spec.type != row.name:
-            self.warnings.append(f"plugin type '{spec.type}' is deprecated, use '{row.name}'")
-        at = (*path, "parameters")
-        parameters = self._source.decode(spec.parameters or {}, row.parameters, at)
-        try:
-            plugin = row.make(name, parameters, self._services)
-        except ValueError as error:
-            raise self._source.error(at, str(error)) from error
-        self._by_name[name] = Instance(name, row.name, plugin, path)
+    def __getitem__(self, name: str) -> Instance:
         return self._by_name[name]
 
-    def default(self, type_name: str) -> Instance:
-        """The plugin called like its type, made now unless it is configured."""
-        return self._by_name.get(type_name) or self.add(PluginSpec(type_name), ())
+    @property
+    def is_complete(self) -> bool:
+        """Whether every entry became a plugin; else what seems to be missing may be one of them."""
+        return not self._broken
 
-    def referenced(self, name: str, path: Path) -> Instance:
-        """The plugin that the entry at `path` calls `name`. Raises `ConfigError`."""
-        instance = self._by_name.get(name)
+    def add(self, spec: PluginSpec, path: Path, origin: Origin = Origin.CONFIGURED) -> None:
+        """Make the plugin of one entry."""
+        name = spec.name or spec.type
+        if name in self._by_name or name in self._broken:
+            if name:
+                self._findings.error(path, f"a plugin named '{name}' is already configured")
+            return
+        instance = self._made(name, spec, path, origin)
         if instance is None:
-            known = ", ".join(sorted(self._by_name)) or "none"
-            text = f"there is no plugin '{name}', configured: {known}"
-            raise self._source.error((*path, "pluginRef"), text)
+            self._broken.add(name)
+        else:
+            self._by_name[name] = instance
+
+    def default(self, type_name: str, origin: Origin = Origin.DEFAULT) -> Instance | None:
+        """The plugin called like its type, made now unless it is configured."""
+        if type_name not in self._by_name and type_name not in self._broken:
+            self.add(PluginSpec(type_name), (), origin)
+        return self._by_name.get(type_name)
+
+    def referenced(self, name: str, path: Path) -> Instance | None:
+        """The plugin that the text at `path` names."""
+        instance = self._by_name.get(name)
+        if instance is None and name and name not in self._broken:
+            known = [one.name for one in self if one.path] or ("none is configured",)
+            self._findings.unknown(path, f"there is no plugin '{name}'", name, known)
         return instance
 
-    def referenced_or_type(self, name: str, path: Path) -> Instance:
+    def referenced_or_type(self, name: str, path: Path) -> Instance | None:
         """Like `referenced`, but an unlisted name that is a plugin type makes one."""
         if name not in self._by_name and name in self._registry:
-            return self.add(PluginSpec(name), path)
+            self.add(PluginSpec(name), path)
         return self.referenced(name, path)
 
-    def create_missing_producers(self) -> None:
-        """Make the default producer of every finding that a plugin needs and nobody produces.
+    def connect(self) -> None:
+        """Hand plugins those they name; called once, when all configured ones exist.
 
-        Repeated, as a producer may need findings itself. Raises `ConfigError`.
+        One that was taken over is connected already. If a plugin that it names was not taken over,
+        it is made anew after all.
         """
-        while missing := self._missing():
-            consumer, key = missing
-            row = self._registry.default_producer(key.data_type)
-            if row is None or row.name != key.producer:
-                text = f"nothing produces {key}, which '{consumer.name}' needs"
-                raise self._source.error(consumer.path, text)
-            self.add(PluginSpec(row.name), ())
+        self._check_loops()
+        while stale := [one for one in self if self._lost_a_reference(one)]:
+            for instance in stale:
+                fresh = self._create(instance)
+                if fresh is None:
+                    del self._by_name[instance.name]
+                    self._broken.add(instance.name)
+                else:
+                    self._by_name[instance.name] = fresh
+        for instance in self:
+            if isinstance(instance.plugin, UsesPlugins) and not self._is_taken_over(instance):
+                self._connect(instance, instance.plugin)
 
-    def ordered_producers(self) -> list[Instance]:
-        """Data producers, each after those whose findings it needs. Raises `ConfigError`."""
-        by_key = self._producers_by_key()
+    def used_by(self, instance: Instance) -> tuple[str, ...]:
+        """The plugins that `instance` names, and those that they name in turn."""
+        found: dict[str, None] = {}
+        pending = list(self.names_in(instance))
+        while pending:
+            name = pending.pop(0)
+            if name not in found and name in self._by_name:
+                found[name] = None
+                pending.extend(self.names_in(self._by_name[name]))
+        return tuple(found)
+
+    def names_in(self, instance: Instance) -> Mapping[str, Path]:
+        """The plugins that `instance` names, and where it does."""
+        if not isinstance(instance.plugin, UsesPlugins):
+            return {}
+        base = (*instance.path, "parameters")
+        references = instance.plugin.references
+        return {name: (*base, *where.split(".")) for where, name in references.items()}
+
+    # Making
+
+    def _made(self, name: str, spec: PluginSpec, path: Path, origin: Origin) -> Instance | None:
+        row = self._row(spec.type, path)
+        if row is None:
+            return None
+        at = (*path, "parameters")
+        parameters = decode(spec.parameters or {}, row.parameters, at, self._findings)
+        if parameters is None:
+            return None
+        instance = Instance(name, row.name, None, path, parameters, origin)
+        before = self._before.get(name)
+        if before is not None and instance.is_entry_of(before):
+            return Instance(name, row.name, before.plugin, path, parameters, origin)
+        return self._create(instance)
+
+    def _row(self, type_name: str, path: Path) -> PluginType[Any] | None:
+        at = (*path, "type")
+        if not type_name:  # told already
+            return None
+        if type_name not in self._registry:
+            if type_name in PLUGIN_TYPES:
+                text = f"the plugin type '{type_name}' is {reason(PLUGIN_TYPES[type_name])}"
+                self._findings.error(at, text)
+            else:
+                known = self._registry.names
+                self._findings.unknown(at, f"unknown plugin type '{type_name}'", type_name, known)
+            return None
+        row = self._registry.get(type_name)
+        if type_name != row.name:
+            text = f"the plugin type '{type_name}' is deprecated, use '{row.name}'"
+            self._findings.warn(at, text)
+        elif row.stability is Stability.DEPRECATED:
+            self._findings.warn(at, f"the plugin type '{type_name}' is deprecated")
+        return row
+
+    def _create(self, instance: Instance) -> Instance | None:
+        row = self._registry.get(instance.type_name)
+        try:
+            plugin = row.make(instance.name, instance.parameters, self._services)
+        except (ValueError, ConfigError) as error:
+            self._findings.error(self._at_fault(instance, str(error)), str(error))
+            return None
+        path, parameters = instance.path, instance.parameters
+        return Instance(instance.name, row.name, plugin, path, parameters, instance.origin)
+
+    def _at_fault(self, instance: Instance, text: str) -> Path:
+        """The parameter that a plugin's complaint names first, else all of them."""
+        words = re.findall(r"\w+", text)
+        named = (word for word in words if word in instance.parameters.__struct_encode_fields__)
+        return (*instance.path, "parameters", *list(named)[:1])
+
+    # Connecting
+
+    def _check_loops(self) -> None:
         sorter: TopologicalSorter[str] = TopologicalSorter()
         for instance in self:
-            if isinstance(instance.plugin, DataProducer):
-                needs = (
-                    instance.plugin.consumes if isinstance(instance.plugin, ConsumesData) else ()
-                )
-                sorter.add(instance.name, *(by_key[key] for key in needs))
+            sorter.add(instance.name, *self.names_in(instance))
         try:
-            return [self._by_name[name] for name in sorter.static_order()]
+            sorter.prepare()
         except CycleError as error:
-            loop = " → ".join(error.args[1])
-            raise ConfigError(f"data producers need each other: {loop}") from error
+            loop: list[str] = error.args[1]
+            path = self._by_name[loop[0]].path
+            self._findings.error(path, f"plugins name each other in a circle: {' → '.join(loop)}")
 
-    def _missing(self) -> tuple[Instance, DataKey[Any]] | None:
-        produced = self._producers_by_key()
-        for instance in self:
-            if isinstance(instance.plugin, ConsumesData):
-                for key in instance.plugin.consumes:
-                    if key not in produced:
-                        return instance, key
-        return None
+    def _is_taken_over(self, instance: Instance) -> bool:
+        before = self._before.get(instance.name)
+        return before is not None and instance.plugin is before.plugin
 
-    def _producers_by_key(self) -> dict[DataKey[Any], str]:
-        return {
-            key: instance.name
-            for instance in self
-            if isinstance(instance.plugin, ProducesData)
-            for key in instance.plugin.produces
-        }
+    def _lost_a_reference(self, instance: Instance) -> bool:
+        if not self._is_taken_over(instance):
+            return False
+        named = (self._by_name.get(name) for name in self.names_in(instance))
+        return any(one is None or not self._is_taken_over(one) for one in named)
+
+    def _connect(self, instance: Instance, plugin: UsesPlugins) -> None:
+        named: dict[str, object] = {}
+        for name, path in self.names_in(instance).items():
+            other = self.referenced_or_type(name, path)
+            if other is None:
+                return
+            named[name] = other.plugin
+        try:
+            plugin.connect(named)
+        except ValueError as error:
+            at = self._at_fault(instance, str(error))
+            wrong = [path for name, path in self.names_in(instance).items() if name in str(error)]
+            self._findings.error(wrong[0] if wrong else at, str(error))

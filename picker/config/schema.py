@@ -1,18 +1,21 @@
 """The shape of an `EndpointPickerConfig`, field for field as the reference picker reads it.
 
 Frozen; unknown fields are errors. `None` means "not written", so that `config.build` can tell
-a default from a choice. What a field means and which of them are supported is decided there.
+a default from a choice. What a field means is decided there, which of them are supported in
+`config.unsupported`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 API_VERSION = "llm-d.ai/v1alpha1"
 DEPRECATED_API_VERSION = "inference.networking.x-k8s.io/v1alpha1"
 KIND = "EndpointPickerConfig"
+
+Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -22,7 +25,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="c
 class PluginSpec(Section, frozen=True):
     """One plugin instance; `name` defaults to `type`."""
 
-    type: str
+    type: Name
     name: str | None = None
     parameters: dict[str, Any] | None = None
 
@@ -30,27 +33,27 @@ class PluginSpec(Section, frozen=True):
 class PluginRef(Section, frozen=True):
     """Names an entry of `plugins`."""
 
-    plugin_ref: str
+    plugin_ref: Name
 
 
 class ProfilePlugin(Section, frozen=True):
     """A plugin's part in a scheduling profile; `weight` concerns scorers only."""
 
-    plugin_ref: str
+    plugin_ref: Name
     weight: float | None = None
 
 
 class SchedulingProfile(Section, frozen=True):
     """Filters, scorers and a picker, in order."""
 
-    name: str
+    name: Name
     plugins: tuple[ProfilePlugin, ...] = ()
 
 
 class DataSource(Section, frozen=True):
     """A data source and what is read out of it."""
 
-    plugin_ref: str
+    plugin_ref: Name
     extractors: tuple[PluginRef, ...] = ()
 
 
@@ -104,8 +107,8 @@ class RequestHandler(Section, frozen=True):
 class EndpointPickerConfig(Section, frozen=True):
     """The whole document."""
 
-    api_version: str
-    kind: str
+    api_version: Name
+    kind: Name
     feature_gates: tuple[str, ...] = ()
     plugins: tuple[PluginSpec, ...] = ()
     scheduling_profiles: tuple[SchedulingProfile, ...] = ()

@@ -1,32 +1,29 @@
-"""Wrappers that time plugins and count decisions, so that no plugin measures itself."""
+"""Wrappers that time plugins of the scheduler and count decisions, so that no plugin measures
+itself. Each carries the plugin's `name`, which failures are told under.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol, runtime_checkable
 
-from prometheus_client import Histogram
-
-from picker.config.instances import Instance
-from picker.errors import ConfigError, PickerError
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.interfaces import (
-    DataProducer,
-    Filter,
-    Picker,
-    PreRequest,
-    ProducesData,
-    Scorer,
-)
+from picker.config.scope import Scope
+from picker.errors import PickerError
+from picker.framework.attributes import Attributes
+from picker.framework.interfaces import Filter, Picker, ProfileHandler, Scorer
 from picker.metrics import PickerMetrics
-from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo
 from picker.scheduling.scheduler import Scheduler
-from picker.types import Candidate, InferenceRequest, SchedulingResult, ScoredEndpoint
+from picker.series import Histogram
+from picker.types import (
+    Candidate,
+    InferenceRequest,
+    ProfileResult,
+    SchedulingResult,
+    ScoredEndpoint,
+)
 
 Clock = Callable[[], float]
-BYTES_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +42,10 @@ class Stopwatch:
 class TimedFilter:
     """A filter and its stopwatch."""
 
+    name: str
     inner: Filter
     watch: Stopwatch
+    scope: Scope
 
     def filter(
         self,
@@ -58,7 +57,7 @@ class TimedFilter:
         """What the inner filter says."""
         started = self.watch.clock()
         try:
-            return self.inner.filter(request, candidates, attributes, rng)
+            return self.inner.filter(request, candidates, self.scope.over(attributes), rng)
         finally:
             self.watch.stop(started)
 
@@ -67,8 +66,10 @@ class TimedFilter:
 class TimedScorer:
     """A scorer and its stopwatch."""
 
+    name: str
     inner: Scorer
     watch: Stopwatch
+    scope: Scope
 
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
@@ -76,7 +77,7 @@ class TimedScorer:
         """What the inner scorer says."""
         started = self.watch.clock()
         try:
-            return self.inner.score(request, candidates, attributes)
+            return self.inner.score(request, candidates, self.scope.over(attributes))
         finally:
             self.watch.stop(started)
 
@@ -85,6 +86,7 @@ class TimedScorer:
 class TimedPicker:
     """A picker and its stopwatch."""
 
+    name: str
     inner: Picker
     watch: Stopwatch
 
@@ -98,61 +100,44 @@ class TimedPicker:
 
 
 @dataclass(frozen=True, slots=True)
-class TimedProducer:
-    """A data producer and its stopwatch."""
+class TimedProfileHandler:
+    """A profile handler and the stopwatches of its two questions."""
 
-    inner: DataProducer
-    watch: Stopwatch
+    name: str
+    inner: ProfileHandler
+    picking: Stopwatch
+    processing: Stopwatch
+    scope: Scope
 
-    def produce(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
-    ) -> InferenceRequest:
-        """What the inner producer says."""
-        started = self.watch.clock()
+    @property
+    def max_profiles(self) -> int | None:
+        """The inner handler's."""
+        return self.inner.max_profiles
+
+    def pick_profiles(
+        self,
+        request: InferenceRequest,
+        profiles: Sequence[str],
+        results: Mapping[str, ProfileResult | None],
+        attributes: Attributes,
+    ) -> Sequence[str]:
+        """What the inner handler says."""
+        started = self.picking.clock()
         try:
-            return self.inner.produce(request, candidates, attributes)
+            scoped = self.scope.over(attributes)
+            return self.inner.pick_profiles(request, profiles, results, scoped)
         finally:
-            self.watch.stop(started)
+            self.picking.stop(started)
 
-
-@dataclass(frozen=True, slots=True)
-class MeasuredPrefixProducer:
-    """A producer of prefix matches; the best match of each request goes into two histograms."""
-
-    inner: DataProducer
-    key: DataKey[PrefixCacheMatchInfo]
-    hit_ratio: Histogram
-    hit_bytes: Histogram
-
-    def produce(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
-    ) -> InferenceRequest:
-        """What the inner producer says."""
-        request = self.inner.produce(request, candidates, attributes)
-        info = attributes.get(self.key)
-        if info is not None and info.total_blocks:
-            best = max(info.match_blocks.values(), default=0)
-            self.hit_ratio.observe(best / info.total_blocks)
-            self.hit_bytes.observe(best * info.block_size_tokens * BYTES_PER_TOKEN)
-        return request
-
-
-@dataclass(frozen=True, slots=True)
-class TimedPreRequest:
-    """A pre-request hook and its stopwatch."""
-
-    inner: PreRequest
-    watch: Stopwatch
-
-    def pre_request(
-        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
-    ) -> Mapping[str, str] | None:
-        """What the inner hook does."""
-        started = self.watch.clock()
+    def process_results(
+        self, request: InferenceRequest, results: Mapping[str, ProfileResult | None]
+    ) -> SchedulingResult:
+        """What the inner handler says."""
+        started = self.processing.clock()
         try:
-            return self.inner.pre_request(request, result, attributes)
+            return self.inner.process_results(request, results)
         finally:
-            self.watch.stop(started)
+            self.processing.stop(started)
 
 
 class TimedScheduler:
@@ -186,49 +171,3 @@ class TimedScheduler:
 
     def _count(self, status: str, model: str, name: str, namespace: str, port: str) -> None:
         self._metrics.scheduler_attempts_total.labels(status, model, name, namespace, port).inc()
-
-
-@runtime_checkable
-class SizedIndex(Protocol):
-    """A plugin that keeps an index whose size is worth a gauge."""
-
-    @property
-    def index_size(self) -> int:
-        """Entries held now."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Makes the wrappers. `clock` is in seconds and never goes back."""
-
-    metrics: PickerMetrics
-    clock: Clock
-
-    def stopwatch(self, extension_point: str, instance: Instance) -> Stopwatch:
-        """The stopwatch of one plugin at one extension point."""
-        durations = self.metrics.plugin_duration_seconds.labels(
-            extension_point, instance.type_name, instance.name
-        )
-        return Stopwatch(durations, self.clock)
-
-    def producer(self, instance: Instance) -> DataProducer:
-        """The instance, which is a data producer, with everything measured about it."""
-        plugin = instance.plugin
-        if not isinstance(plugin, DataProducer):
-            raise ConfigError(f"'{instance.name}' is not a data producer")
-        timed = TimedProducer(plugin, self.stopwatch("DataProducer", instance))
-        labels = (instance.name, instance.type_name)
-        if isinstance(plugin, SizedIndex):
-            index = plugin
-            self.metrics.prefix_indexer_size.labels(*labels).set_function(lambda: index.index_size)
-        keys = plugin.produces if isinstance(plugin, ProducesData) else ()
-        match_key = next((key for key in keys if key.data_type == MATCH_INFO), None)
-        if match_key is None:
-            return timed
-        return MeasuredPrefixProducer(
-            timed,
-            match_key,
-            self.metrics.prefix_indexer_hit_ratio.labels(*labels),
-            self.metrics.prefix_indexer_hit_bytes.labels(*labels),
-        )

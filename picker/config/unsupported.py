@@ -1,59 +1,135 @@
-"""What the schema knows but this program does not do yet. Refused, never ignored."""
+"""Everything the reference picker knows that this one does not do yet, with the reason.
+
+Refused, never ignored; this is the one place that decides. A plugin type that has a file is
+supported whatever stands here.
+"""
 
 from __future__ import annotations
 
-from picker.config.load import Path, Source
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from picker.config.findings import Findings
 from picker.config.schema import EndpointPickerConfig
-from picker.errors import ConfigError
 
-_ON = {"1", "t", "T", "TRUE", "true", "True"}
-_OFF = {"0", "f", "F", "FALSE", "false", "False"}
-# Gate → the only setting that is true of this program.
-_GATES = {"flowControl": False, "haPopulateNonLeaderDatastore": True}
+FLOW_CONTROL = "flow control"
+KUBERNETES = "Kubernetes"
+MULTI_CLUSTER = "balancing between clusters"
+
+_TYPES = {
+    FLOW_CONTROL: """
+        global-strict-fairness-policy round-robin-fairness-policy program-aware-fairness
+        fcfs-ordering-policy edf-ordering-policy slo-deadline-ordering-policy
+        static-usage-limit-policy priority-holdback-policy soft-reflective-ceiling-policy
+    """,
+    KUBERNETES: "k8s-notification-source endpoint-notification-source",
+    MULTI_CLUSTER: """
+        multicluster-session-affinity-filter multicluster-queue-scorer
+        multicluster-kv-cache-utilization-scorer multicluster-prefix-cache-scorer
+        multicluster-approx-prefix-cache-producer multicluster-file-discovery
+        multicluster-metrics-data-source multicluster-metrics-extractor
+    """,
+    "": """
+        label-selector-filter by-label-selector by-label decode-filter prefill-filter encode-filter
+        session-affinity-filter endpoint-attribute-filter utilization-filter
+        topology-affinity-filter prefix-cache-affinity-filter slo-headroom-tier-filter
+        header-based-testing-filter running-requests-size-scorer lora-affinity-scorer
+        load-aware-scorer token-load-scorer active-request-scorer context-length-aware
+        session-affinity-scorer header-label-affinity-scorer no-hit-lru-scorer latency-scorer
+        mm-embeddings-cache-scorer endpoint-attribute-scorer topology-affinity-scorer
+        precise-prefix-cache-scorer disagg-profile-handler pd-profile-handler
+        data-parallel-profile-handler header-profile-handler prefix-based-pd-decider
+        always-disagg-pd-decider always-disagg-multimodal-decider disagg-headers-handler
+        prefill-header-handler precise-prefix-cache-producer burst-prefix-cache-producer
+        inflight-load-producer mm-embeddings-cache-producer session-id-producer
+        predicted-latency-producer p2p-source-producer agent-identity latency-slo-admitter
+        probabilistic-admitter request-attribute-reporter disaggregatedset-rollout-screener
+        destination-endpoint-served-verifier models-data-source models-data-extractor
+        topology-extractor dcgm-data-source dcgm-extractor utilization-detector
+        concurrency-detector anthropic-parser vllmhttp-parser sglanghttp-parser vllmgrpc-parser
+        vertexai-parser tokenizer
+    """,
+}
+# Type → what it waits for ("": itself).
+PLUGIN_TYPES: Mapping[str, str] = MappingProxyType(
+    {name: feature for feature, names in _TYPES.items() for name in names.split()}
+)
+# Gate → its default, and the only setting that is true of this program (None: either may be).
+GATES: Mapping[str, tuple[bool, bool | None]] = MappingProxyType(
+    {"flowControl": (False, False), "haPopulateNonLeaderDatastore": (True, True)}
+)
+_FLAGS = {
+    KUBERNETES: """
+        --ha-enable-leader-election --pool-group --pool-namespace --endpoint-selector
+        --endpoint-target-ports --metrics-endpoint-auth
+    """,
+}
+# Flag of the reference picker → what it waits for.
+FLAGS: Mapping[str, str] = MappingProxyType(
+    {name: feature for feature, names in _FLAGS.items() for name in names.split()}
+)
+
+_ON = frozenset({"1", "t", "T", "TRUE", "true", "True"})
+_OFF = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
 
-def refuse_unsupported(config: EndpointPickerConfig, source: Source) -> None:
-    """Raise `ConfigError` for the first section that would have no effect."""
+def reason(feature: str) -> str:
+    """The end of a sentence about something that waits for `feature`."""
+    return f"not supported yet: {feature} is not there" if feature else "not supported yet"
+
+
+def check_supported(config: EndpointPickerConfig, findings: Findings) -> None:
+    """Tell of every gate and section that would not have the effect that it asks for."""
+    _check_gates(config, findings)
     layer = config.data_layer
-    found: list[tuple[Path, bool]] = [
-        (("flowControl",), config.flow_control is not None),
-        (("saturationDetector",), config.saturation_detector is not None),
-    ]
-    if layer is not None:
-        found += [
-            (("dataLayer", "peerDiscovery"), layer.peer_discovery is not None),
-            (
-                ("dataLayer", "crossReplicaSyncerPluginRef"),
-                layer.cross_replica_syncer_plugin_ref is not None,
-            ),
-            (
-                ("dataLayer", "crossReplicaSyncInterval"),
-                layer.cross_replica_sync_interval is not None,
-            ),
-        ]
-        if layer.inject_defaults is False and not layer.sources:
-            text = "false without a source leaves the scorers without metrics: not supported yet"
-            raise source.error(("dataLayer", "injectDefaults"), text)
-    for path, is_set in found:
-        if is_set:
-            raise source.error(path, "not supported yet")
+    if layer is None:
+        return
+    if layer.peer_discovery is not None:
+        findings.warn(("dataLayer", "peerDiscovery"), "has no effect")
+    if layer.cross_replica_syncer_plugin_ref is not None:
+        text = reason("a synchronisation of replicas")
+        findings.error(("dataLayer", "crossReplicaSyncerPluginRef"), text)
+    if layer.cross_replica_sync_interval is not None:
+        findings.warn(("dataLayer", "crossReplicaSyncInterval"), "has no effect")
 
 
-def check_feature_gates(config: EndpointPickerConfig, source: Source) -> None:
-    """Raise `ConfigError` for an unknown gate, a bad value, or a gate whose feature is not here."""
-    settings: dict[str, bool] = {}
+def _check_gates(config: EndpointPickerConfig, findings: Findings) -> None:
+    settings = {name: default for name, (default, _) in GATES.items()}
     for index, entry in enumerate(config.feature_gates):
         path = ("featureGates", index)
         name, _, value = entry.partition("=")
-        if name not in _GATES:
-            raise source.error(path, f"unknown gate '{name}', allowed: {', '.join(_GATES)}")
-        settings[name] = _truth(value or "true", path, source)
-        if settings[name] is not _GATES[name]:
-            raise source.error(path, f"'{entry}' is not supported yet")
+        if name not in GATES:
+            findings.unknown(path, f"unknown gate '{name}'", name, GATES)
+        elif (value or "true") not in _ON | _OFF:
+            text = f"'{value}' is neither true nor false"
+            findings.error(path, text, (f"{name}=true", f"{name}=false"))
+        else:
+            settings[name] = (value or "true") in _ON
+    for name, (_, only) in GATES.items():
+        if only is not None and settings[name] is not only:
+            last = [i for i, entry in enumerate(config.feature_gates) if _names(entry, name)][-1]
+            stated = f"'{config.feature_gates[last]}' is {reason(_GATE_FEATURES[name])}"
+            findings.error(("featureGates", last), stated)
+    _check_flow_control(config, settings["flowControl"], findings)
 
 
-def _truth(text: str, path: Path, source: Source) -> bool:
-    if text not in _ON | _OFF:
-        error: ConfigError = source.error(path, f"'{text}' is neither true nor false")
-        raise error
-    return text in _ON
+_GATE_FEATURES = {
+    "flowControl": FLOW_CONTROL,
+    "haPopulateNonLeaderDatastore": "a replica that does not lead",
+}
+
+
+def _names(entry: str, gate: str) -> bool:
+    return entry.partition("=")[0] == gate
+
+
+def _check_flow_control(config: EndpointPickerConfig, is_on: bool, findings: Findings) -> None:
+    """Without its gate the section has no effect, but for the saturation detector."""
+    section = config.flow_control
+    if section is None or is_on:
+        return
+    for field, key in zip(section.__struct_fields__, section.__struct_encode_fields__, strict=True):
+        value = getattr(section, field)
+        if key != "saturationDetector" and value is not None and value != ():
+            text = "has no effect while the gate 'flowControl' is off"
+            findings.warn(("flowControl", key), text)

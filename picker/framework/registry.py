@@ -75,6 +75,11 @@ class Registry:
     def __contains__(self, type_name: str) -> bool:
         return type_name in self._types
 
+    @property
+    def names(self) -> frozenset[str]:
+        """All that a configuration may write as a type, deprecated names too."""
+        return frozenset(self._types)
+
     def get(self, type_name: str) -> PluginType[Any]:
         """The plugin type. Raises `ConfigError` with the nearest known name."""
         try:

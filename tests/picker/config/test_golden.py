@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from picker.config.build import Assembly, build
+from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
 from picker.errors import ConfigError
@@ -32,12 +32,16 @@ def inner(wrapped: Any) -> Any:
 
 def meaning(assembly: Assembly) -> dict[str, Any]:
     """An assembly in words."""
-    names = {id(instance.plugin): instance.name for instance in assembly.instances}
+    names = {id(one.plugin): one.name for one in assembly.instances.values()}
 
     def named(plugin: Any) -> str:
         return names[id(inner(plugin))]
 
+    steps = ("processors", "screeners", "producers", "admitters", "hooks")
+    steps += ("response_heads", "response_progress", "request_ends", "observers")
+    layer = assembly.data_layer
     return {
+        "handler": assembly.handler.name,
         "profiles": {
             name: {
                 "filters": [named(one) for one in profile.filters],
@@ -47,19 +51,24 @@ def meaning(assembly: Assembly) -> dict[str, Any]:
             for name, profile in assembly.profiles.items()
         },
         "parsers": [named(parser) for parser in assembly.parsers],
-        "producers": [named(producer) for producer in assembly.producers],
-        "hooks": [named(hook) for hook in assembly.hooks],
-        "observers": [named(observer) for observer in assembly.observers],
-        "warnings": list(assembly.warnings),
+        "saturation": named(assembly.saturation) if assembly.saturation else None,
+        **{step: [named(one) for one in getattr(assembly, step)] for step in steps},
+        "sources": {
+            bound.source.name: [one.name for one in bound.extractors] for bound in layer.sources
+        },
+        "discovery": layer.discovery.name if layer.discovery else None,
+        "warnings": list(map(str, assembly.warnings)),
     }
 
 
 def outcome(path: Path) -> dict[str, Any]:
+    """What a configuration means, or all that is wrong with it."""
+    options = BuildOptions(allow_experimental="experimental_refused" not in path.name)
     try:
         loaded = load_config(path.read_bytes(), path.name)
-        return meaning(build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0))
+        return meaning(build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options))
     except ConfigError as error:
-        return {"error": str(error)}
+        return {"errors": str(error).splitlines()}
 
 
 @pytest.mark.parametrize("case", CASES)

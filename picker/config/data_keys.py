@@ -1,0 +1,148 @@
+"""Who makes the findings that plugins need: default producers, order, and what cannot work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from picker.config.findings import Findings
+from picker.config.instances import Instance, Origin, PluginInstances
+from picker.config.source import Path
+from picker.framework.attributes import DataKey
+from picker.framework.interfaces import (
+    Admitter,
+    AsyncDataProducer,
+    ConsumesData,
+    DataProducer,
+    MayConsumeData,
+    ProducesData,
+)
+from picker.framework.registry import Registry
+
+Keys = tuple[DataKey[Any], ...]
+
+
+def create_missing_producers(
+    plugins: PluginInstances, registry: Registry, findings: Findings
+) -> None:
+    """Make the default producer of every finding that a plugin needs and nobody produces.
+
+    Repeated, as a producer may need findings itself.
+    """
+    hopeless: set[DataKey[Any]] = set()
+    while missing := _missing(plugins, hopeless):
+        consumer, key = missing
+        row = registry.default_producer(key.data_type)
+        if row is not None and row.name == key.producer and key.producer not in _names(plugins):
+            before = len(findings)
+            if plugins.default(row.name, Origin.NEEDED) is not None and _produces(plugins, key):
+                continue
+            if len(findings) > before:
+                text = f"'{consumer.name}' needs {key}, whose producer must be configured"
+                findings.error(consumer.path, text)
+        elif plugins.is_complete:
+            _tell_missing(consumer, key, plugins, findings)
+        hopeless.add(key)
+
+
+def producers_in_order(plugins: PluginInstances, findings: Findings) -> list[Instance]:
+    """Data producers, each after those whose findings it needs or makes use of."""
+    producers = [one for one in plugins if is_producer(one.plugin)]
+    makers = {key: one.name for one in producers for key in _made_by(one)}
+    needs = {one.name: {makers[k] for k in _needed_by(one) if k in makers} for one in producers}
+    wishes = {one.name: {makers[k] for k in _wished_by(one) if k in makers} for one in producers}
+    try:
+        order = _sorted({name: needs[name] | wishes[name] for name in needs})
+    except CycleError:
+        try:
+            order = _sorted(needs)
+        except CycleError as error:
+            loop: list[str] = error.args[1]
+            path = plugins[loop[0]].path
+            text = f"data producers need each other in a circle: {' → '.join(loop)}"
+            findings.error(path, text)
+            order = list(needs)
+    return [plugins[name] for name in order]
+
+
+def check_layers(plugins: PluginInstances, findings: Findings) -> None:
+    """Tell of plugins that need a finding which is made only after they have run."""
+    late = {
+        key: one.name for one in plugins if not is_producer(one.plugin) for key in _made_by(one)
+    }
+    for one in plugins:
+        if is_producer(one.plugin) or isinstance(one.plugin, Admitter):
+            for key in _needed_by(one):
+                if key in late and not _is_attribute_of_endpoints(plugins[late[key]]):
+                    text = f"'{one.name}' needs {key}, which '{late[key]}' makes only afterwards"
+                    findings.error(one.path, text)
+
+
+def is_producer(plugin: object) -> bool:
+    """Whether it makes findings between the request's arrival and scheduling."""
+    return isinstance(plugin, DataProducer | AsyncDataProducer)
+
+
+def _sorted(needs: dict[str, set[str]]) -> list[str]:
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for name, others in needs.items():
+        sorter.add(name, *sorted(others - {name}))
+    return list(sorter.static_order())
+
+
+def _missing(
+    plugins: PluginInstances, hopeless: Iterable[DataKey[Any]]
+) -> tuple[Instance, DataKey[Any]] | None:
+    produced = set(_all_produced(plugins))
+    for instance in plugins:
+        for key in _needed_by(instance):
+            if key not in produced and key not in hopeless:
+                return instance, key
+    return None
+
+
+def _tell_missing(
+    consumer: Instance, key: DataKey[Any], plugins: PluginInstances, findings: Findings
+) -> None:
+    others = [one.producer for one in _all_produced(plugins) if one.data_type == key.data_type]
+    text = f"nothing produces {key}, which '{consumer.name}' needs"
+    findings.unknown(_named_at(consumer, key.producer), text, key.producer, set(others))
+
+
+def _named_at(consumer: Instance, producer: str) -> Path:
+    """The parameter that says `producer`, else the whole entry."""
+    parameters = consumer.parameters
+    fields = zip(parameters.__struct_fields__, parameters.__struct_encode_fields__, strict=True)
+    named = [key for name, key in fields if getattr(parameters, name) == producer]
+    return (*consumer.path, "parameters", named[0]) if named and consumer.path else consumer.path
+
+
+def _is_attribute_of_endpoints(instance: Instance) -> bool:
+    """Whether the findings stand beside the endpoint from the beginning."""
+    return hasattr(instance.plugin, "extract") or hasattr(instance.plugin, "describe")
+
+
+def _produces(plugins: PluginInstances, key: DataKey[Any]) -> bool:
+    return key in set(_all_produced(plugins))
+
+
+def _all_produced(plugins: PluginInstances) -> Iterator[DataKey[Any]]:
+    for instance in plugins:
+        yield from _made_by(instance)
+
+
+def _names(plugins: PluginInstances) -> set[str]:
+    return {instance.name for instance in plugins}
+
+
+def _made_by(instance: Instance) -> Keys:
+    return instance.plugin.produces if isinstance(instance.plugin, ProducesData) else ()
+
+
+def _needed_by(instance: Instance) -> Keys:
+    return instance.plugin.consumes if isinstance(instance.plugin, ConsumesData) else ()
+
+
+def _wished_by(instance: Instance) -> Keys:
+    return instance.plugin.may_consume if isinstance(instance.plugin, MayConsumeData) else ()

@@ -1,0 +1,156 @@
+"""Where knowledge of endpoints comes from: sources with their extractors, and discovery."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from picker.config.findings import Findings
+from picker.config.instances import Instance, PluginInstances
+from picker.config.schema import DataSource as SourceSpec
+from picker.config.schema import EndpointPickerConfig
+from picker.config.source import Path
+from picker.datalayer.sources import DataSource, EndpointExtractor, Extractor, SourceBinding
+from picker.plugins.discoveries.file_discovery import FileDiscoverySettings
+
+DEFAULT_SOURCE = "metrics-data-source"
+DEFAULT_EXTRACTOR = "core-metrics-extractor"
+# What reads the load of endpoints, which the default extractor finds out.
+READS_LOAD = frozenset(
+    {
+        "queue-scorer",
+        "kv-cache-utilization-scorer",
+        "running-requests-size-scorer",
+        "lora-affinity-scorer",
+        "load-aware-scorer",
+        "utilization-filter",
+        "utilization-detector",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundSource:
+    """A data source and its extractors, as the configuration puts them together."""
+
+    source: Instance
+    extractors: tuple[Instance, ...]
+    path: Path = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DataLayerPlan:
+    """What a picker is to ask endpoints for. `discovery` is None when the configuration names none.
+
+    It is fixed when the picker starts.
+    """
+
+    sources: tuple[BoundSource, ...] = ()
+    bindings: tuple[SourceBinding, ...] = ()
+    discovery: Instance | None = None
+
+    def differences(self, other: DataLayerPlan) -> list[str]:
+        """The parts of `dataLayer` that are not written as in `other`."""
+        changed = []
+        if list(map(_written, self.sources)) != list(map(_written, other.sources)):
+            changed.append("dataLayer.sources")
+        if _entry(self.discovery) != _entry(other.discovery):
+            changed.append("dataLayer.discovery")
+        return changed
+
+
+def plan_data_layer(
+    config: EndpointPickerConfig, plugins: PluginInstances, findings: Findings
+) -> DataLayerPlan:
+    """Put sources and extractors together; what is wrong goes into `findings`."""
+    sources = list(_sources(config, plugins, findings))
+    bindings = [binding for one in sources if (binding := _bind(one, findings)) is not None]
+    layer = config.data_layer
+    discovery = None
+    if layer is not None and layer.discovery is not None:
+        path: Path = ("dataLayer", "discovery", "pluginRef")
+        discovery = plugins.referenced(layer.discovery.plugin_ref, path)
+        if discovery is not None and not isinstance(discovery.plugin, FileDiscoverySettings):
+            findings.error(path, f"'{discovery.name}' is not a file-discovery")
+            discovery = None
+    return DataLayerPlan(tuple(sources), tuple(bindings), discovery)
+
+
+def check_load_is_known(plan: DataLayerPlan, plugins: PluginInstances, findings: Findings) -> None:
+    """Tell of plugins that read the load of endpoints when nothing finds it out."""
+    known = {one.type_name for bound in plan.sources for one in bound.extractors}
+    if DEFAULT_EXTRACTOR in known or not plugins.is_complete:
+        return
+    for instance in plugins:
+        if instance.type_name in READS_LOAD and instance.path:
+            text = f"'{instance.name}' needs the load of endpoints, which a {DEFAULT_EXTRACTOR}"
+            findings.error(instance.path, f"{text} would find out; none is part of a source")
+
+
+def _sources(
+    config: EndpointPickerConfig, plugins: PluginInstances, findings: Findings
+) -> Iterator[BoundSource]:
+    layer = config.data_layer
+    specs = layer.sources if layer else ()
+    seen: set[str] = set()
+    for index, spec in enumerate(specs):
+        path: Path = ("dataLayer", "sources", index)
+        bound = _source(spec, path, plugins, findings)
+        if spec.plugin_ref in seen:
+            findings.error(path, f"the source '{spec.plugin_ref}' is listed twice")
+        elif bound is not None:
+            yield bound
+        seen.add(spec.plugin_ref)
+    if layer is not None and layer.inject_defaults is False:
+        return
+    if not any(spec.plugin_ref == DEFAULT_SOURCE for spec in specs):
+        source, extractor = plugins.default(DEFAULT_SOURCE), plugins.default(DEFAULT_EXTRACTOR)
+        if source is not None and extractor is not None:
+            yield BoundSource(source, (extractor,))
+
+
+def _source(
+    spec: SourceSpec, path: Path, plugins: PluginInstances, findings: Findings
+) -> BoundSource | None:
+    source = plugins.referenced(spec.plugin_ref, (*path, "pluginRef"))
+    if source is not None and not isinstance(source.plugin, DataSource):
+        findings.error((*path, "pluginRef"), f"'{source.name}' is not a data source")
+        source = None
+    extractors = []
+    for index, ref in enumerate(spec.extractors):
+        at = (*path, "extractors", index, "pluginRef")
+        extractor = plugins.referenced(ref.plugin_ref, at)
+        if extractor is None:
+            continue
+        if isinstance(extractor.plugin, Extractor | EndpointExtractor):
+            extractors.append(extractor)
+        else:
+            findings.error(at, f"'{extractor.name}' is not an extractor")
+    return BoundSource(source, tuple(extractors), path) if source is not None else None
+
+
+def _bind(bound: BoundSource, findings: Findings) -> SourceBinding | None:
+    source = bound.source.plugin
+    if not isinstance(source, DataSource):
+        findings.error(bound.source.path, f"'{bound.source.name}' is not a data source")
+        return None
+    extractors = tuple(
+        (one.type_name, one.plugin)
+        for one in bound.extractors
+        if isinstance(one.plugin, Extractor | EndpointExtractor)
+    )
+    try:
+        return SourceBinding(bound.source.type_name, source, extractors)
+    except ValueError as error:
+        findings.error(bound.path, str(error))
+        return None
+
+
+def _written(bound: BoundSource) -> tuple[object, ...]:
+    return (_entry(bound.source), *map(_entry, bound.extractors))
+
+
+def _entry(instance: Instance | None) -> object:
+    if instance is None:
+        return None
+    return (instance.name, instance.type_name, instance.parameters)

@@ -1,0 +1,190 @@
+"""Plain values → typed structs, strictly, telling everything that is wrong at once.
+
+msgspec decides what is valid. Only when it has refused a value is the value walked through, field
+by field, for all that is wrong and for what can be kept nevertheless: then the rest of the
+configuration is checked as well. In what is kept a required text that is missing or wrong is "",
+which no valid configuration contains.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import msgspec
+
+from picker.config.findings import Findings, nearest_name
+from picker.config.source import Path
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?$", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`")
+_KINDS = {"object": "a mapping", "array": "a list", "str": "a string", "int": "a whole number"}
+_KINDS |= {"float": "a number", "bool": "true or false", "null": "nothing"}
+
+
+class _Absent(Enum):
+    """In place of a value that cannot be kept."""
+
+    ABSENT = "absent"
+
+
+_ABSENT = _Absent.ABSENT
+
+
+def decode(value: Any, shape: type[S], at: Path, findings: Findings) -> S | None:
+    """`value`, found at `at`, as a `shape`; None when that failed, which `findings` then tell."""
+    return _converted(value, shape, at, findings)
+
+
+def decode_most(value: Any, shape: type[S], at: Path, findings: Findings) -> S:
+    """Like `decode`, but what is wrong is left out or emptied instead of everything."""
+    before = len(findings)
+    decoded = _converted(value, shape, at, findings)
+    if decoded is not None:
+        return decoded
+    kept = _walk(value, shape, at, findings) if len(findings) > before else _ABSENT
+    empty: S = _hole(shape)
+    return kept if isinstance(kept, shape) else empty
+
+
+def _converted(value: Any, shape: type[S], at: Path, findings: Findings) -> S | None:
+    before = len(findings)
+    try:
+        return msgspec.convert(value, shape)
+    except msgspec.ValidationError as error:
+        _walk(value, shape, at, findings)
+        if len(findings) == before:  # a rule of the struct as a whole
+            _tell(str(error), shape, at, findings)
+    except RecursionError:
+        findings.error(at, "is nested too deeply")
+    return None
+
+
+def _walk(value: Any, annotation: Any, at: Path, findings: Findings) -> Any:
+    """What of `value` can be kept; everything else becomes findings."""
+    shape, is_optional = _required(annotation)
+    if value is None and is_optional:
+        return None
+    if isinstance(shape, type) and issubclass(shape, msgspec.Struct):
+        return _walk_struct(value, shape, at, findings)
+    if get_origin(shape) is tuple and get_args(shape)[-1:] == (...,):
+        return _walk_list(value, get_args(shape)[0], at, findings)
+    try:
+        return msgspec.convert(value, annotation)
+    except msgspec.ValidationError as error:
+        _tell(str(error), shape, at, findings)
+    except RecursionError:
+        findings.error(at, "is nested too deeply")
+    return _ABSENT
+
+
+def _walk_struct(value: Any, shape: type[msgspec.Struct], at: Path, findings: Findings) -> Any:
+    if not isinstance(value, dict):
+        findings.error(at, f"expected a mapping, got {_kind(value)}")
+        return _ABSENT
+    fields = {field.encode_name: field for field in msgspec.structs.fields(shape)}
+    for key in value:
+        if key not in fields:
+            _tell_unknown((*at, str(key)), key, tuple(fields), findings)
+    kept: dict[str, Any] = {}
+    for key, field in fields.items():
+        if key in value:
+            part = _walk(value[key], field.type, (*at, key), findings)
+            if part is not _ABSENT:
+                kept[field.name] = part
+                continue
+        elif field.required:
+            findings.error(at, f"the key '{key}' is missing")
+        if field.required:
+            kept[field.name] = ""
+    try:
+        return shape(**kept)
+    except (TypeError, ValueError):  # a rule of the struct that does not hold for what is left
+        return _hole(shape)
+
+
+def _walk_list(value: Any, element: Any, at: Path, findings: Findings) -> Any:
+    """Elements keep their places, so that paths still lead to them."""
+    if not isinstance(value, list | tuple):
+        findings.error(at, f"expected a list, got {_kind(value)}")
+        return _ABSENT
+    shape, _ = _required(element)
+    hole = _hole(shape) if isinstance(shape, type) and issubclass(shape, msgspec.Struct) else ""
+    parts = (_walk(one, element, (*at, index), findings) for index, one in enumerate(value))
+    return tuple(hole if part is _ABSENT else part for part in parts)
+
+
+def _hole(shape: type[msgspec.Struct]) -> Any:
+    """A struct of defaults, with "" for what has none."""
+    required = {field.name: "" for field in msgspec.structs.fields(shape) if field.required}
+    return shape(**required)
+
+
+def _required(annotation: Any) -> tuple[Any, bool]:
+    """The annotation without `| None`, and whether that stood there."""
+    if get_origin(annotation) not in (Union, UnionType):
+        return annotation, False
+    parts = [part for part in get_args(annotation) if part is not NoneType]
+    is_optional = len(parts) < len(get_args(annotation))
+    return (parts[0] if len(parts) == 1 else annotation), is_optional
+
+
+def _tell(message: str, shape: Any, at: Path, findings: Findings) -> None:
+    """One of msgspec's messages as a finding."""
+    match = _AT.match(message)
+    what, tail = (match["what"], match["path"] or "") if match else (message, "")
+    inner = tuple(name or int(index or 0) for name, index in _STEP.findall(tail))
+    path = (*at, *inner)
+    if unknown := _UNKNOWN.fullmatch(what):
+        _tell_unknown((*path, unknown[1]), unknown[1], (), findings)
+    elif missing := _MISSING.fullmatch(what):
+        findings.error(path, f"the key '{missing[1]}' is missing")
+    else:
+        allowed = () if inner else _values(shape)
+        findings.error(path, _in_yaml_words(what), allowed)
+
+
+def _tell_unknown(path: Path, key: object, allowed: tuple[str, ...], findings: Findings) -> None:
+    if allowed:
+        findings.error(path, "unknown key", sorted(allowed), nearest_name(key, allowed))
+    else:
+        findings.error(path, "unknown key, none is allowed")
+
+
+def _values(annotation: Any) -> tuple[str, ...]:
+    """The values that an enumeration or a literal type takes."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) is Literal:
+        return tuple(map(str, get_args(annotation)))
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return tuple(str(member.value) for member in annotation)
+    return ()
+
+
+def _kind(value: Any) -> str:
+    kinds: tuple[tuple[type, str], ...] = ((bool, "bool"), (int, "int"), (float, "float"))
+    kinds += ((str, "str"), (dict, "object"), (list, "array"), (NoneType, "null"))
+    name = next((name for kind, name in kinds if isinstance(value, kind)), type(value).__name__)
+    return _KINDS.get(name, name)
+
+
+def _in_yaml_words(what: str) -> str:
+    """msgspec's "Expected `str`, got `int`" in the words of somebody who writes YAML."""
+
+    def word(match: re.Match[str]) -> str:
+        kinds = [kind.strip() for kind in match[1].split("|")]
+        if len(kinds) > 1 and "null" in kinds:
+            kinds.remove("null")
+        return " or ".join(_KINDS.get(kind, kind) for kind in kinds)
+
+    text = re.sub(r"`([^`]*)`", word, what)
+    if text == "Expected a string of length >= 1":
+        return "must not be empty"
+    return text[:1].lower() + text[1:]

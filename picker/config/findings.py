@@ -1,0 +1,137 @@
+"""What is wrong or doubtful in a configuration: findings as values, and who collects them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from picker.config.source import Path, Source, dotted
+from picker.errors import ConfigError
+
+
+class Severity(Enum):
+    """An error keeps the picker from starting; a warning does not."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to tell about a configuration.
+
+    `line` and `column` count from one and are None where nothing was written; `key` is the dotted
+    path of what it is about. `allowed` are the values that would do, where they can be listed;
+    `nearest` the one that was probably meant.
+    """
+
+    severity: Severity
+    message: str
+    file: str
+    line: int | None = None
+    column: int | None = None
+    key: str = ""
+    allowed: tuple[str, ...] = ()
+    nearest: str | None = None
+
+    @property
+    def where(self) -> str:
+        """`file:line:column`, as far as it is known."""
+        if self.line is None:
+            return self.file
+        return f"{self.file}:{self.line}:{self.column}"
+
+    def __str__(self) -> str:
+        """`file:line:column: key: message; did you mean …? allowed: …`."""
+        head = f"{self.key}: " if self.key else ""
+        hints = []
+        if self.nearest is not None:
+            hints.append(f"did you mean '{self.nearest}'?")
+        elif self.allowed:
+            hints.append(f"allowed: {', '.join(self.allowed)}")
+        return f"{self.where}: {head}{'; '.join((self.message, *hints))}"
+
+    def as_dict(self) -> dict[str, str | int | list[str] | None]:
+        """For JSON."""
+        return {
+            "severity": self.severity.value,
+            "file": self.file,
+            "line": self.line,
+            "column": self.column,
+            "key": self.key,
+            "message": self.message,
+            "allowed": list(self.allowed),
+            "nearest": self.nearest,
+        }
+
+
+class InvalidConfigError(ConfigError):
+    """A configuration with errors. `findings` has its warnings too; its text is the errors."""
+
+    def __init__(self, findings: Iterable[Finding]) -> None:
+        self.findings = tuple(findings)
+        errors = (one for one in self.findings if one.severity is Severity.ERROR)
+        super().__init__("\n".join(map(str, errors)))
+
+
+class Findings:
+    """Owns what was found while one configuration is read and built; iterates in file order."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._found: dict[Finding, None] = {}  # a set that keeps its order
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(sorted(self._found, key=lambda one: (one.line or 0, one.column or 0)))
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether the configuration cannot be used."""
+        return any(one.severity is Severity.ERROR for one in self._found)
+
+    def error(
+        self, path: Path, text: str, allowed: Sequence[str] = (), nearest: str | None = None
+    ) -> None:
+        """Something at `path` that makes the configuration unusable."""
+        self._add(Severity.ERROR, path, text, allowed, nearest)
+
+    def warn(self, path: Path, text: str) -> None:
+        """Something at `path` that the author should know."""
+        self._add(Severity.WARNING, path, text)
+
+    def unknown(self, path: Path, text: str, given: object, known: Iterable[str]) -> None:
+        """An error about the name `given`, with the names that are `known` and the nearest."""
+        names = sorted(known)
+        self.error(path, text, names, nearest_name(given, names))
+
+    def add(self, finding: Finding) -> None:
+        """Note a finding; one that is there already is not told twice."""
+        self._found[finding] = None
+
+    def refuse_errors(self) -> None:
+        """Raise `InvalidConfigError` with everything that was found, if there is an error."""
+        if self.has_errors:
+            raise InvalidConfigError(self)
+
+    def _add(
+        self,
+        severity: Severity,
+        path: Path,
+        text: str,
+        allowed: Sequence[str] = (),
+        nearest: str | None = None,
+    ) -> None:
+        line, column = self._source.position(path)
+        name, key = self._source.name, dotted(path)
+        self.add(Finding(severity, text, name, line, column, key, tuple(allowed), nearest))
+
+
+def nearest_name(given: object, known: Sequence[str]) -> str | None:
+    """The one of `known` that is spelt most like `given`, if any is like it at all."""
+    near = difflib.get_close_matches(str(given), known, n=1)
+    return near[0] if near else None

@@ -1,0 +1,151 @@
+"""Scheduling profiles: which filters, scorers and picker each has, and the handler over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from picker.config.findings import Findings
+from picker.config.instances import Instance, PluginInstances
+from picker.config.schema import EndpointPickerConfig, SchedulingProfile
+from picker.config.source import Path
+from picker.framework.interfaces import (
+    Filter,
+    Picker,
+    ProfileHandler,
+    SaturationDetector,
+    Scorer,
+)
+
+DEFAULT_PICKER = "max-score-picker"
+DEFAULT_PROFILE_HANDLER = "single-profile-handler"
+DEFAULT_PROFILE = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilePart:
+    """A plugin of a profile; `weight` counts for scorers."""
+
+    instance: Instance
+    weight: float = 1.0
+    path: Path = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilePlan:
+    """One profile by its plugins, in order; `path` is () for one that nobody wrote."""
+
+    name: str
+    filters: tuple[ProfilePart, ...]
+    scorers: tuple[ProfilePart, ...]
+    picker: ProfilePart | None
+    path: Path = ()
+
+
+class ProfilePlanner:
+    """Decides about profiles; what is wrong goes into `findings`."""
+
+    def __init__(
+        self, config: EndpointPickerConfig, plugins: PluginInstances, findings: Findings
+    ) -> None:
+        self._config = config
+        self._plugins = plugins
+        self._findings = findings
+
+    def profiles(self) -> list[ProfilePlan]:
+        """The configured profiles, else one that holds every filter, scorer and picker."""
+        specs = self._config.scheduling_profiles
+        configured = tuple(self._plugins)
+        if not specs:
+            parts = [ProfilePart(instance, path=instance.path) for instance in configured]
+            return [self._plan(DEFAULT_PROFILE, parts, ())]
+        self._check_names(specs)
+        plans = [
+            self._plan(spec.name, list(self._parts(index, spec)), ("schedulingProfiles", index))
+            for index, spec in enumerate(specs)
+        ]
+        self._warn_of_idle_plugins(configured, specs)
+        return plans
+
+    def profile_handler(self, num_profiles: int) -> Instance | None:
+        """The configured handler, else the one for a single profile."""
+        configured = [one for one in self._plugins if isinstance(one.plugin, ProfileHandler)]
+        for second in configured[1:]:
+            text = f"a second profile handler beside '{configured[0].name}'; there can be only one"
+            self._findings.error(second.path, text)
+        at: Path = ("schedulingProfiles",)
+        if not configured:
+            if num_profiles > 1:
+                if self._plugins.is_complete:
+                    text = "no profile handler is configured, which several profiles need"
+                    self._findings.error(at, text)
+                return None
+            return self._plugins.default(DEFAULT_PROFILE_HANDLER)
+        plugin = configured[0].plugin
+        limit = plugin.max_profiles if isinstance(plugin, ProfileHandler) else None
+        if limit is not None and num_profiles > limit:
+            text = f"'{configured[0].name}' takes at most {limit}, not {num_profiles}"
+            self._findings.error(at, text)
+        return configured[0]
+
+    def _check_names(self, specs: Sequence[SchedulingProfile]) -> None:
+        names: set[str] = set()
+        for index, spec in enumerate(specs):
+            if spec.name and spec.name in names:
+                text = f"'{spec.name}' is taken by another profile"
+                self._findings.error(("schedulingProfiles", index, "name"), text)
+            names.add(spec.name)
+
+    def _plan(self, name: str, parts: Sequence[ProfilePart], path: Path) -> ProfilePlan:
+        pickers = [part for part in parts if isinstance(part.instance.plugin, Picker)]
+        for second in pickers[1:]:
+            text = f"'{second.instance.name}' is a second picker of the profile '{name}'"
+            self._findings.error(second.path, text)
+        return ProfilePlan(
+            name,
+            tuple(part for part in parts if isinstance(part.instance.plugin, Filter)),
+            tuple(part for part in parts if isinstance(part.instance.plugin, Scorer)),
+            pickers[0] if pickers else self._default_picker(),
+            path,
+        )
+
+    def _parts(self, index: int, spec: SchedulingProfile) -> Iterator[ProfilePart]:
+        for position, part in enumerate(spec.plugins):
+            path: Path = ("schedulingProfiles", index, "plugins", position)
+            instance = self._plugins.referenced(part.plugin_ref, (*path, "pluginRef"))
+            if instance is not None and self._fits(instance, part.weight, path):
+                yield ProfilePart(instance, 1.0 if part.weight is None else part.weight, path)
+
+    def _fits(self, instance: Instance, weight: float | None, path: Path) -> bool:
+        if not isinstance(instance.plugin, Filter | Scorer | Picker):
+            text = f"'{instance.name}' is neither a filter, a scorer nor a picker"
+            self._findings.error((*path, "pluginRef"), text)
+            return False
+        if weight is not None and not math.isfinite(weight):
+            self._findings.error((*path, "weight"), "must be a finite number")
+        elif weight is not None and not isinstance(instance.plugin, Scorer):
+            text = f"'{instance.name}' is no scorer, its weight has no effect"
+            self._findings.warn((*path, "weight"), text)
+        return True
+
+    def _default_picker(self) -> ProfilePart | None:
+        configured = [one for one in self._plugins if isinstance(one.plugin, Picker)]
+        instance = configured[0] if configured else self._plugins.default(DEFAULT_PICKER)
+        return ProfilePart(instance) if instance is not None else None
+
+    def _warn_of_idle_plugins(
+        self, configured: Sequence[Instance], specs: Sequence[SchedulingProfile]
+    ) -> None:
+        """A filter or scorer that no profile names would be ignored silently."""
+        used = {part.plugin_ref for spec in specs for part in spec.plugins}
+        for instance in configured:
+            plugin = instance.plugin
+            has_part = isinstance(plugin, Filter | Scorer)
+            if (
+                has_part
+                and instance.name not in used
+                and not isinstance(plugin, SaturationDetector)
+            ):
+                text = f"no profile uses the plugin '{instance.name}'"
+                self._findings.warn(instance.path, text)

@@ -1,0 +1,258 @@
+"""Wrappers that time the plugins around the scheduler: what looks at a request before it, and what
+hears of its response. Each carries the plugin's `name`, which failures are told under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from picker.config.scope import Scope
+from picker.config.timed import Stopwatch
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.interfaces import (
+    Admitter,
+    AsyncDataProducer,
+    DataProducer,
+    Flight,
+    PreRequest,
+    RequestEndHook,
+    RequestProcessor,
+    ResponseHeadHook,
+    ResponseProgressHook,
+    SaturationDetector,
+    Screener,
+)
+from picker.prefix.match import PrefixCacheMatchInfo
+from picker.series import Histogram
+from picker.types import (
+    BYTES_PER_TOKEN,
+    Candidate,
+    FinishCause,
+    InferenceRequest,
+    Metadata,
+    ResponseHead,
+    ResponseProgress,
+    SchedulingResult,
+    Usage,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedProcessor:
+    """A request processor and its stopwatch."""
+
+    name: str
+    inner: RequestProcessor
+    watch: Stopwatch
+
+    def process(self, request: InferenceRequest) -> InferenceRequest:
+        """What the inner processor says."""
+        started = self.watch.clock()
+        try:
+            return self.inner.process(request)
+        finally:
+            self.watch.stop(started)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedScreener:
+    """A screener and its stopwatch."""
+
+    name: str
+    inner: Screener
+    watch: Stopwatch
+
+    def screen(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], rng: Random
+    ) -> Sequence[Candidate]:
+        """What the inner screener says."""
+        started = self.watch.clock()
+        try:
+            return self.inner.screen(request, candidates, rng)
+        finally:
+            self.watch.stop(started)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatches:
+    """Where the best match of each request goes, as a ratio and in bytes."""
+
+    key: DataKey[PrefixCacheMatchInfo]
+    hit_ratio: Histogram
+    hit_bytes: Histogram
+
+    def record(self, attributes: Attributes) -> None:
+        """Observe what a producer has just found; nothing for a request without prompts."""
+        info = attributes.get(self.key)
+        if info is not None and info.total_blocks:
+            best = max(info.match_blocks.values(), default=0)
+            self.hit_ratio.observe(best / info.total_blocks)
+            self.hit_bytes.observe(best * info.block_size_tokens * BYTES_PER_TOKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedProducer:
+    """A data producer and its stopwatch; `matches` of one that finds prefixes."""
+
+    name: str
+    inner: DataProducer
+    watch: Stopwatch
+    scope: Scope
+    matches: PrefixMatches | None = None
+
+    def produce(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> InferenceRequest:
+        """What the inner producer says."""
+        started = self.watch.clock()
+        try:
+            request = self.inner.produce(request, candidates, self.scope.over(attributes))
+        finally:
+            self.watch.stop(started)
+        if self.matches is not None:
+            self.matches.record(attributes)
+        return request
+
+
+@dataclass(slots=True)
+class TimedAsyncProducer:
+    """A data producer that asks another server, and its stopwatch."""
+
+    name: str
+    inner: AsyncDataProducer
+    watch: Stopwatch
+    scope: Scope
+    timeout_seconds: float
+    matches: PrefixMatches | None = None
+
+    async def look_up(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> InferenceRequest:
+        """What the inner producer says."""
+        started = self.watch.clock()
+        try:
+            request = await self.inner.look_up(request, candidates, self.scope.over(attributes))
+        finally:
+            self.watch.stop(started)
+        if self.matches is not None:
+            self.matches.record(attributes)
+        return request
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAdmitter:
+    """An admitter and its stopwatch."""
+
+    name: str
+    inner: Admitter
+    watch: Stopwatch
+    scope: Scope
+
+    def admit(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
+    ) -> None:
+        """What the inner admitter says."""
+        started = self.watch.clock()
+        try:
+            self.inner.admit(request, candidates, self.scope.over(attributes), rng)
+        finally:
+            self.watch.stop(started)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedSaturationDetector:
+    """A saturation detector and its stopwatch."""
+
+    name: str
+    inner: SaturationDetector
+    watch: Stopwatch
+    scope: Scope
+
+    def saturation(
+        self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
+    ) -> float:
+        """What the inner detector says."""
+        started = self.watch.clock()
+        try:
+            return self.inner.saturation(candidates, self.scope.over(attributes), now_seconds)
+        finally:
+            self.watch.stop(started)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedPreRequest:
+    """A pre-request hook and its stopwatch."""
+
+    name: str
+    inner: PreRequest
+    watch: Stopwatch
+    scope: Scope
+
+    def pre_request(
+        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+    ) -> Mapping[str, str] | None:
+        """What the inner hook does."""
+        started = self.watch.clock()
+        try:
+            return self.inner.pre_request(request, result, self.scope.over(attributes))
+        finally:
+            self.watch.stop(started)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedResponseHead:
+    """A hook on the beginning of responses and its stopwatch."""
+
+    name: str
+    inner: ResponseHeadHook
+    watch: Stopwatch
+
+    def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str] | None:
+        """What the inner hook says."""
+        started = self.watch.clock()
+        try:
+            return self.inner.response_head(flight, head)
+        finally:
+            self.watch.stop(started)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedResponseProgress:
+    """A hook on pieces of responses and its stopwatch."""
+
+    name: str
+    inner: ResponseProgressHook
+    watch: Stopwatch
+
+    def response_progress(self, flight: Flight, progress: ResponseProgress) -> Metadata | None:
+        """What the inner hook says."""
+        started = self.watch.clock()
+        try:
+            return self.inner.response_progress(flight, progress)
+        finally:
+            self.watch.stop(started)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRequestEnd:
+    """A hook on the end of requests and its stopwatch."""
+
+    name: str
+    inner: RequestEndHook
+    watch: Stopwatch
+
+    def request_ended(
+        self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
+    ) -> None:
+        """What the inner hook does."""
+        started = self.watch.clock()
+        try:
+            self.inner.request_ended(flight, cause, usage, now_seconds)
+        finally:
+            self.watch.stop(started)
