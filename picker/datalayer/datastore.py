@@ -1,17 +1,21 @@
-"""The pool as this process knows it: which endpoints exist and what their last scrape said.
+"""The pool as this process knows it: which endpoints exist and what their last scrapes said.
 
-`Datastore` is the sole owner of that state. Discovery writes the endpoints, the scraper writes the
-metrics, everybody else reads immutable snapshots. All methods are synchronous, do no I/O and read
-no clock; they are called from the event-loop thread only.
+`Datastore` is the sole owner of that state. Discovery writes the endpoints, the scraper writes
+metrics and attributes, everybody else reads immutable snapshots. All methods are synchronous, do no
+I/O and read no clock; they are called from the event-loop thread only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 from picker.framework.interfaces import EndpointObserver
 from picker.types import Candidate, Endpoint, EndpointMetrics
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,8 @@ class Snapshot:
     """The pool at one moment.
 
     `candidates` are in the order in which endpoints were first named; `metrics` is None for an
-    endpoint that was never scraped or whose scrapes went stale.
+    endpoint that was never scraped or whose scrapes went stale; then `last_metrics` is what was
+    known last.
     """
 
     candidates: tuple[Candidate, ...]
@@ -28,26 +33,36 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class EndpointChanges:
-    """What one `set_endpoints` did; an endpoint whose address changed is in both."""
+    """What one `set_endpoints` did.
+
+    An endpoint whose address changed was removed and added; one of which anything else changed,
+    its labels or where its metrics are, was `updated`.
+    """
 
     added: tuple[Endpoint, ...]
     removed: tuple[Endpoint, ...]
+    updated: tuple[Endpoint, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.added or self.removed)
 
 
 ChangeListener = Callable[[EndpointChanges], None]
+Describe = Callable[[Endpoint], Mapping[str, Any]]
 
 
 class Datastore:
-    """Owns the endpoints and their metrics.
+    """Owns the endpoints with their metrics and attributes.
 
-    `observers` are told when an endpoint left or restarted.
+    `observers` are told when an endpoint left or restarted. `describers` make the attributes that
+    follow from an endpoint alone, by "Type/producer", when it joins or changes.
     """
 
-    def __init__(self, observers: Iterable[EndpointObserver] = ()) -> None:
+    def __init__(
+        self, observers: Iterable[EndpointObserver] = (), describers: Iterable[Describe] = ()
+    ) -> None:
         self._observers = tuple(observers)
+        self._describers = tuple(describers)
         self._listeners: list[ChangeListener] = []
         self._candidates: dict[str, Candidate] = {}
         self._process_starts: dict[str, float] = {}
@@ -61,8 +76,19 @@ class Datastore:
         return self._synced
 
     def subscribe(self, listener: ChangeListener) -> None:
-        """Call `listener` after every change of the endpoint set, for the life of the process."""
+        """Call `listener` after every change of the endpoints, until it is unsubscribed."""
         self._listeners.append(listener)
+
+    def unsubscribe(self, listener: ChangeListener) -> None:
+        """Do not call `listener` any more."""
+        self._listeners.remove(listener)
+
+    def use(self, observers: Iterable[EndpointObserver], describers: Iterable[Describe]) -> None:
+        """Go on with the plugins of another configuration; what is known of endpoints stays."""
+        self._observers, self._describers = tuple(observers), tuple(describers)
+        for key, candidate in self._candidates.items():
+            self._candidates[key] = self._described(candidate, candidate.endpoint)
+        self._changed()
 
     def snapshot(self) -> Snapshot:
         """The pool now; the same object until something changes."""
@@ -82,30 +108,36 @@ class Datastore:
         """
         wanted = {endpoint.key: endpoint for endpoint in desired}
         removed: list[Endpoint] = []
+        updated: list[Endpoint] = []
         for key, candidate in list(self._candidates.items()):
             endpoint = wanted.get(key)
             if endpoint is None or endpoint.host_port != candidate.endpoint.host_port:
                 removed.append(self._candidates.pop(key).endpoint)
                 self._process_starts.pop(key, None)
             elif endpoint != candidate.endpoint:
-                self._candidates[key] = replace(candidate, endpoint=endpoint)
+                self._candidates[key] = self._described(candidate, endpoint)
+                updated.append(endpoint)
         added = [endpoint for key, endpoint in wanted.items() if key not in self._candidates]
-        self._candidates.update((endpoint.key, Candidate(endpoint)) for endpoint in added)
+        for endpoint in added:
+            self._candidates[endpoint.key] = self._described(Candidate(endpoint), endpoint)
         self._synced = True
         self._changed()
-        changes = EndpointChanges(tuple(added), tuple(removed))
+        changes = EndpointChanges(tuple(added), tuple(removed), tuple(updated))
         for endpoint in removed:
             self._forget(endpoint.key)
-        if changes:
-            for listener in self._listeners:
+        if changes or changes.updated:
+            for listener in tuple(self._listeners):
                 listener(changes)
         return changes
 
-    def update_metrics(self, key: str, metrics: EndpointMetrics) -> None:
+    def update_metrics(
+        self, key: str, metrics: EndpointMetrics, attributes: Mapping[str, Any] = _NOTHING
+    ) -> None:
         """Store what a scrape said; ignored when the endpoint has left meanwhile.
 
-        A process start time other than the last known one means the worker restarted with an empty
-        cache, also when scrapes failed in between: observers forget it.
+        `attributes` are added to those that are known. A process start time other than the last
+        known one means the worker restarted with an empty cache, also when scrapes failed in
+        between: observers forget it.
         """
         candidate = self._candidates.get(key)
         if candidate is None:
@@ -116,16 +148,47 @@ class Datastore:
             self._process_starts[key] = started
             if before is not None and before != started:
                 self._forget(key)
-        self._candidates[key] = replace(candidate, metrics=metrics)
+        known = _merged(candidate.attributes, attributes) if attributes else candidate.attributes
+        self._candidates[key] = Candidate(candidate.endpoint, metrics, 0, metrics, known)
+        self._changed()
+
+    def set_attributes(self, key: str, attributes: Mapping[str, Any]) -> None:
+        """Add findings about an endpoint, by "Type/producer"; ignored when it has left."""
+        candidate = self._candidates.get(key)
+        if candidate is None:
+            return
+        known = candidate.attributes
+        if all(name in known and known[name] == value for name, value in attributes.items()):
+            return
+        self._candidates[key] = replace(candidate, attributes=_merged(known, attributes))
+        self._changed()
+
+    def drop_attributes(self, key: str, names: Iterable[str]) -> None:
+        """Forget findings about an endpoint that went stale."""
+        candidate = self._candidates.get(key)
+        gone = frozenset(names)
+        if candidate is None or gone.isdisjoint(candidate.attributes):
+            return
+        kept = {name: value for name, value in candidate.attributes.items() if name not in gone}
+        self._candidates[key] = replace(candidate, attributes=MappingProxyType(kept))
         self._changed()
 
     def mark_stale(self, key: str) -> None:
-        """Drop the metrics of an endpoint whose scrapes keep failing; the endpoint stays usable."""
+        """Drop the metrics of an endpoint whose scrapes keep failing; the endpoint stays usable.
+
+        What was known last stays known as that.
+        """
         candidate = self._candidates.get(key)
         if candidate is None or candidate.metrics is None:
             return
         self._candidates[key] = replace(candidate, metrics=None)
         self._changed()
+
+    def _described(self, candidate: Candidate, endpoint: Endpoint) -> Candidate:
+        attributes = candidate.attributes
+        for describe in self._describers:
+            attributes = _merged(attributes, describe(endpoint))
+        return replace(candidate, endpoint=endpoint, attributes=attributes)
 
     def _forget(self, key: str) -> None:
         for observer in self._observers:
@@ -134,3 +197,7 @@ class Datastore:
     def _changed(self) -> None:
         self._version += 1
         self._snapshot = None
+
+
+def _merged(known: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
+    return MappingProxyType({**known, **new}) if new else known

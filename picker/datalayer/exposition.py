@@ -7,9 +7,14 @@ exactly that name. It never raises: a line that is not a well-formed sample is n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 
+MAX_REMEMBERED_BYTES = 1024
+_NO_LABELS: Mapping[str, str] = MappingProxyType({})
 _BLANKS = b" \t"
 _NEWLINE = 10
 _ESCAPES = {ord("\\"): "\\", ord('"'): '"', ord("n"): "\n"}
@@ -40,16 +45,46 @@ def scan(exposition: bytes, names: Iterable[str]) -> dict[str, tuple[Sample, ...
     return found
 
 
+def greatest(exposition: bytes, name: str) -> Sample | None:
+    """The sample of a series with the greatest value, of equals the first; None without samples.
+
+    For a series with thousands of samples of which one matters: it decodes the labels of few.
+    """
+    found: list[tuple[float, int, bytes]] = []
+    for index, line in enumerate(_lines(exposition, name.encode())):
+        value = _plain_value(line)
+        if value is not None and not math.isnan(value):
+            found.append((value, -index, line))
+    found.sort(reverse=True)
+    samples = (_sample(line) for _, _, line in found)
+    return next((sample for sample in samples if sample is not None), None)
+
+
+def _plain_value(line: bytes) -> float | None:
+    """The value on a line that is a sample; anything on a line that is none."""
+    if b"#" in line:  # only decoding tells a label from an exemplar
+        sample = _sample(line)
+        return None if sample is None else sample.value
+    words = line[line.rfind(b"}") + 1 :].split(None, 1)
+    return _number(words[0]) if words else None
+
+
 def _samples(page: bytes, name: bytes) -> Iterator[Sample]:
+    for line in _lines(page, name):
+        sample = _sample(line)
+        if sample is not None:
+            yield sample
+
+
+def _lines(page: bytes, name: bytes) -> Iterator[bytes]:
+    """What follows `name` on each line that starts with it."""
     position = page.find(name)
     while position >= 0:
         after = position + len(name)
         if _starts_line(page, position):
             end = page.find(b"\n", after)
             end = len(page) if end < 0 else end
-            sample = _sample(page[after:end])
-            if sample is not None:
-                yield sample
+            yield page[after:end]
             after = end
         position = page.find(name, after)
 
@@ -63,24 +98,26 @@ def _starts_line(page: bytes, position: int) -> bool:
 
 def _sample(rest: bytes) -> Sample | None:
     """Decode what follows the name on its line; None when it is no sample of that name."""
-    labels: dict[str, str] | None = {}
+    labels = _NO_LABELS
     body = rest.lstrip(_BLANKS)
     if body.startswith(b"{"):
-        labels, body = _labels(body)
-        if labels is None:
+        decoded, body = _labelled(body)
+        if decoded is None:
             return None
+        labels = decoded
     elif len(body) == len(rest):
         return None  # the wanted name is only the beginning of a longer one
     words = body.split()
-    # A word that starts with '#' opens an exemplar, which is of no use here.
-    words = words[: next((i for i, word in enumerate(words) if word.startswith(b"#")), len(words))]
+    if b"#" in body:
+        # A word that starts with '#' opens an exemplar, which is of no use here.
+        words = words[: next((i for i, w in enumerate(words) if w.startswith(b"#")), len(words))]
     if not 1 <= len(words) <= 2:
         return None
     value = _number(words[0])
     timestamp = _number(words[1]) if len(words) == 2 else None
     if value is None or (len(words) == 2 and (timestamp is None or timestamp % 1 != 0)):
         return None
-    return Sample(labels or {}, value, None if timestamp is None else int(timestamp))
+    return Sample(labels, value, None if timestamp is None else int(timestamp))
 
 
 def _number(word: bytes) -> float | None:
@@ -91,6 +128,25 @@ def _number(word: bytes) -> float | None:
         return float(word)
     except ValueError:
         return None
+
+
+def _labelled(body: bytes) -> tuple[Mapping[str, str] | None, bytes]:
+    """The labels at the start of `body` and what follows them; (None, …) when malformed.
+
+    A worker's labels are the same from scrape to scrape, so short ones are decoded once.
+    """
+    end = body.rfind(b"}") + 1
+    if 0 < end <= MAX_REMEMBERED_BYTES:
+        labels = _remembered_labels(body[:end])
+        if labels is not None:
+            return labels, body[end:]
+    return _labels(body)
+
+
+@lru_cache(maxsize=4096)
+def _remembered_labels(block: bytes) -> Mapping[str, str] | None:
+    labels, rest = _labels(block)
+    return None if labels is None or rest else MappingProxyType(labels)
 
 
 def _labels(body: bytes) -> tuple[dict[str, str] | None, bytes]:

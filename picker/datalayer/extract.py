@@ -1,214 +1,253 @@
-"""Samples of a scrape → `EndpointMetrics`, by a table of what each engine calls its series."""
+"""Samples of a metrics page → the endpoint's load, by the names its engine gives them.
+
+A page may speak of several engines: the data-parallel ranks of one server, the models of a Triton.
+What is counted is then summed, KV usage is the mean (every engine counts alike), a block is as
+small as the smallest. When each rank is an endpoint of its own, only samples of its rank count. So
+it never depends on the order of a page which engine is seen. Tensor- and pipeline-parallel ranks
+report the same requests again; of those the greatest counts.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Iterable, Mapping, Sequence
 
-from picker.datalayer.exposition import Sample, scan
-from picker.errors import PickerError
+from picker.datalayer.engines import PROCESS_START, EngineSeries, Series
+from picker.datalayer.exposition import Sample, greatest, scan
+from picker.datalayer.sources import ExtractError, Findings, Scrape
 from picker.types import EndpointMetrics
 
-ENGINE_LABELS = ("llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type")
-DEFAULT_ENGINE = "vllm"
-PROCESS_START = "process_start_time_seconds"
+RANK_LABELS = ("engine", "dp_rank")  # vLLM's and SGLang's name for a data-parallel rank
+REPLICA_LABELS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
+MAX_COUNT = 2**53
+
+_Samples = Mapping[str, Sequence[Sample]]
 
 
-class ExtractError(PickerError):
-    """A page from which no metrics can be made; the message names the series."""
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """A series to read: its name and the labels a sample must have."""
-
-    name: str
-    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSeries:
-    """What one engine calls what the picker reads; None where the engine says nothing.
-
-    The KV cache's geometry is either in labels of an info series (`cache_info` with the two label
-    names) or in two gauges of their own.
-    """
-
-    waiting: Series
-    running: Series
-    kv_usage: Series | None
-    cache_info: Series | None = None
-    block_size_label: str = ""
-    num_blocks_label: str = ""
-    block_size: Series | None = None
-    num_blocks: Series | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The distinct series names to look for, the process start time included."""
-        series = (
-            self.waiting,
-            self.running,
-            self.kv_usage,
-            self.cache_info,
-            self.block_size,
-            self.num_blocks,
-        )
-        return (*{s.name: None for s in series if s is not None}, PROCESS_START)
-
-
-def _triton_blocks(kind: str) -> Series:
-    return Series("nv_trt_llm_kv_cache_block_metrics", {"kv_cache_block_type": kind})
-
-
-ENGINES: Mapping[str, EngineSeries] = MappingProxyType(
-    {
-        "vllm": EngineSeries(
-            waiting=Series("vllm:num_requests_waiting"),
-            running=Series("vllm:num_requests_running"),
-            kv_usage=Series("vllm:kv_cache_usage_perc"),
-            cache_info=Series("vllm:cache_config_info"),
-            block_size_label="block_size",
-            num_blocks_label="num_gpu_blocks",
-        ),
-        "sglang": EngineSeries(
-            waiting=Series("sglang:num_queue_reqs"),
-            running=Series("sglang:num_running_reqs"),
-            kv_usage=Series("sglang:token_usage"),
-            cache_info=Series("sglang:cache_config_info"),
-            block_size_label="page_size",
-            num_blocks_label="num_pages",
-        ),
-        "trtllm-serve": EngineSeries(
-            waiting=Series("trtllm_num_requests_waiting"),
-            running=Series("trtllm_num_requests_running"),
-            kv_usage=Series("trtllm_kv_cache_utilization"),
-            block_size=Series("trtllm_kv_cache_tokens_per_block"),
-            num_blocks=Series("trtllm_kv_cache_max_blocks"),
-        ),
-        "triton-tensorrt-llm": EngineSeries(
-            waiting=Series("nv_trt_llm_request_metrics", {"request_type": "waiting"}),
-            running=Series("nv_trt_llm_request_metrics", {"request_type": "scheduled"}),
-            kv_usage=_triton_blocks("fraction"),
-            block_size=_triton_blocks("tokens_per"),
-            num_blocks=_triton_blocks("max"),
-        ),
-        "triton": EngineSeries(
-            waiting=Series("nv_inference_pending_request_count"),
-            running=Series("nv_inference_exec_count"),
-            kv_usage=None,
-        ),
-    }
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Extraction:
-    """Metrics, and what was wrong with the page although they could be made."""
-
-    metrics: EndpointMetrics
-    problems: tuple[str, ...] = ()
-
-
-def engine_of(labels: Mapping[str, str], default: str = DEFAULT_ENGINE) -> EngineSeries:
-    """The table row for an endpoint: by its engine label, `default` when absent or unknown."""
-    named = next((labels[label] for label in ENGINE_LABELS if label in labels), default)
-    return ENGINES.get(named, ENGINES[default])
-
-
-def extract(
-    page: bytes, engine: EngineSeries, previous: EndpointMetrics | None, now_seconds: float
-) -> Extraction:
+def extract(scrape: Scrape, engine: EngineSeries) -> Findings:
     """Read one metrics page.
 
     A load series that is missing or unusable (NaN, infinite, negative) keeps its value from
-    `previous` and is reported. Raises `ExtractError` when there is no previous value either, and
-    when not one load series could be read: then the page says nothing about load at all.
+    `scrape.previous` and is reported. Raises `ExtractError` when there is no previous value either,
+    and when not one load series could be read: then the page says nothing about load at all. For an
+    engine without load series there is no load, only attributes.
     """
-    samples = scan(page, engine.names)
+    samples = scan(scrape.page, engine.names)
     problems: list[str] = []
-    readings = [
-        _reading(samples, series, problems)
-        for series in (engine.waiting, engine.running, engine.kv_usage)
-    ]
-    expected = 2 if engine.kv_usage is None else 3
-    if problems and (previous is None or len(problems) == expected):
-        raise ExtractError("; ".join(problems))
-    # Without problems there is nothing to fill in, so the stand-in is never read.
-    before = previous or EndpointMetrics()
+    attributes = _custom(samples, engine, scrape.rank, problems)
+    custom_problems = len(problems)
+    loads = (engine.waiting, engine.running, engine.kv_usage)
+    expected = sum(series is not None for series in loads)
+    if not expected:
+        return Findings(None, attributes, tuple(problems))
+    readings = [_values(samples, series, scrape.rank, problems) for series in loads]
+    missing = sum(
+        series is not None and not values for series, values in zip(loads, readings, strict=True)
+    )
+    if missing and (scrape.previous is None or missing == expected):
+        raise ExtractError("; ".join(problems[custom_problems:]))
+    metrics = _metrics(scrape, engine, samples, readings)
+    return Findings(metrics, attributes, tuple(problems))
+
+
+def _metrics(
+    scrape: Scrape, engine: EngineSeries, samples: _Samples, readings: Sequence[Sequence[float]]
+) -> EndpointMetrics:
+    # With every reading there is nothing to fill in, so the stand-in is never read.
+    before = scrape.previous or EndpointMetrics()
     waiting, running, usage = readings
-    block_size, num_blocks = _geometry(samples, engine)
-    start = _best(samples, Series(PROCESS_START))
-    return Extraction(
-        EndpointMetrics(
-            waiting_requests=before.waiting_requests if waiting is None else int(waiting),
-            running_requests=before.running_requests if running is None else int(running),
-            kv_cache_usage=before.kv_cache_usage if usage is None else min(usage, 1.0),
-            block_size_tokens=block_size or before.block_size_tokens,
-            num_kv_blocks=num_blocks or before.num_kv_blocks,
-            process_start_time_seconds=(
-                start.value
-                if start is not None and _usable(start.value)
-                else before.process_start_time_seconds
-            ),
-            updated_at_seconds=now_seconds,
-        ),
-        tuple(problems),
+    block_size, num_blocks = _geometry(samples, engine, scrape.rank)
+    active, adapters_waiting, max_adapters = _adapters(scrape.page, engine.lora, scrape.rank)
+    start = _process_start(samples)
+    return EndpointMetrics(
+        waiting_requests=int(sum(waiting)) if waiting else before.waiting_requests,
+        running_requests=int(sum(running)) if running else before.running_requests,
+        kv_cache_usage=_mean_share(usage) if usage else before.kv_cache_usage,
+        block_size_tokens=block_size or before.block_size_tokens,
+        num_kv_blocks=num_blocks or before.num_kv_blocks,
+        process_start_time_seconds=before.process_start_time_seconds if start is None else start,
+        active_models=active,
+        waiting_models=adapters_waiting,
+        max_active_models=max_adapters,
+        updated_at_seconds=scrape.now_seconds,
+        interval_seconds=scrape.interval_seconds,
     )
 
 
-def _reading(
-    samples: Mapping[str, Sequence[Sample]], series: Series | None, problems: list[str]
-) -> float | None:
+def _mean_share(values: Sequence[float]) -> float:
+    if len(values) == 1:
+        return min(values[0], 1.0)
+    return sum(min(value, 1.0) for value in values) / len(values)
+
+
+def _values(
+    samples: _Samples, series: Series | None, rank: int | None, problems: list[str]
+) -> list[float]:
+    """The usable values of a series, one per engine; says what is wrong with the others."""
     if series is None:
-        return None
-    sample = _best(samples, series)
-    if sample is None:
+        return []
+    found = [sample.value for sample in _per_engine(samples, series, rank)]
+    if not found:
         problems.append(f"series '{series.name}' is missing")
-        return None
-    if not _usable(sample.value):
-        problems.append(f"series '{series.name}' has the unusable value {sample.value}")
-        return None
-    return sample.value
+        return found
+    usable = [value for value in found if _usable(value)]
+    if len(usable) < len(found):
+        bad = next(value for value in found if not _usable(value))
+        problems.append(f"series '{series.name}' has the unusable value {bad}")
+    return usable
 
 
 def _usable(value: float) -> bool:
-    return math.isfinite(value) and value >= 0
+    return 0 <= value <= MAX_COUNT  # never true of NaN
 
 
-def _best(samples: Mapping[str, Sequence[Sample]], series: Series) -> Sample | None:
-    """The sample with the wanted labels and the latest timestamp; of equals the first."""
-    best: Sample | None = None
-    for sample in samples.get(series.name, ()):
-        if any(sample.labels.get(name) != value for name, value in series.labels.items()):
-            continue
-        if best is None or (sample.timestamp_ms or 0) > (best.timestamp_ms or 0):
-            best = sample
-    return best
+def _per_engine(samples: _Samples, series: Series, rank: int | None) -> list[Sample]:
+    """One sample for each engine of the page (of the given rank only), in the page's order."""
+    matching: Sequence[Sample] = samples.get(series.name, ())
+    if series.labels:
+        matching = [sample for sample in matching if _has(sample.labels, series.labels)]
+    if rank is not None:
+        matching = of_rank(matching, rank)
+    if len(matching) < 2:
+        return list(matching)
+    best: dict[frozenset[tuple[str, str]], Sample] = {}
+    for sample in matching:
+        engine = frozenset(pair for pair in sample.labels.items() if pair[0] not in REPLICA_LABELS)
+        other = best.get(engine)
+        if other is None or _supersedes(sample, other):
+            best[engine] = sample
+    return list(best.values())
+
+
+def _has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    return all(labels.get(name) == value for name, value in wanted.items())
+
+
+def of_rank(samples: Sequence[Sample], rank: int) -> Sequence[Sample]:
+    """The samples of one data-parallel rank; all of them where the page tells no ranks apart."""
+    ranked = [
+        (next((sample.labels[name] for name in RANK_LABELS if name in sample.labels), None), sample)
+        for sample in samples
+    ]
+    if all(label is None for label, _ in ranked):
+        return samples
+    return [sample for label, sample in ranked if label in (None, str(rank))]
+
+
+def _supersedes(sample: Sample, other: Sample) -> bool:
+    """Later counts more; of the same time a number counts more than NaN, and more than less."""
+    later, earlier = sample.timestamp_ms or 0, other.timestamp_ms or 0
+    if later != earlier:
+        return later > earlier
+    return sample.value > other.value or math.isnan(other.value)
 
 
 def _geometry(
-    samples: Mapping[str, Sequence[Sample]], engine: EngineSeries
+    samples: _Samples, engine: EngineSeries, rank: int | None
 ) -> tuple[int | None, int | None]:
     """Tokens per KV block and number of KV blocks, each None when the page does not say."""
     if engine.cache_info is not None:
-        info = _best(samples, engine.cache_info)
-        labels = {} if info is None else info.labels
-        return (
-            _count(labels.get(engine.block_size_label)),
-            _count(labels.get(engine.num_blocks_label)),
-        )
-    return _gauge_count(samples, engine.block_size), _gauge_count(samples, engine.num_blocks)
+        infos = _per_engine(samples, engine.cache_info, rank)
+        sizes = [_count(info.labels.get(engine.block_size_label)) for info in infos]
+        counts = [_count(info.labels.get(engine.num_blocks_label)) for info in infos]
+    else:
+        sizes = _gauge_counts(samples, engine.block_size, rank)
+        counts = _gauge_counts(samples, engine.num_blocks, rank)
+    known_sizes = [size for size in sizes if size is not None]
+    known_counts = [count for count in counts if count is not None]
+    return min(known_sizes, default=None), sum(known_counts) or None
 
 
 def _count(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and int(text) > 0 else None
-
-
-def _gauge_count(samples: Mapping[str, Sequence[Sample]], series: Series | None) -> int | None:
-    sample = None if series is None else _best(samples, series)
-    if sample is None or not _usable(sample.value) or sample.value < 1:
+    if text is None or not text.isascii() or not text.isdecimal() or len(text) > 15:
         return None
-    return int(sample.value)
+    return int(text) or None
+
+
+def _gauge_counts(samples: _Samples, series: Series | None, rank: int | None) -> list[int | None]:
+    if series is None:
+        return []
+    found = _per_engine(samples, series, rank)
+    return [int(sample.value) or None for sample in found if _usable(sample.value)]
+
+
+def _process_start(samples: _Samples) -> float | None:
+    """When the youngest process of the page started: each restart makes it another."""
+    starts = [sample.value for sample in samples.get(PROCESS_START, ()) if _usable(sample.value)]
+    return max(starts, default=None)
+
+
+def _adapters(
+    page: bytes, series: Series | None, rank: int | None
+) -> tuple[frozenset[str], frozenset[str], int | None]:
+    """LoRA adapters running and waiting, and how many may run; the latest sample says so.
+
+    Engines write a new sample for every combination and never take one back; its value is the time
+    of writing.
+    """
+    latest = None if series is None else greatest(page, series.name)
+    if series is None or latest is None:
+        return frozenset(), frozenset(), None
+    if series.labels or any(name in latest.labels for name in RANK_LABELS):
+        return _adapters_of_ranks(page, series, rank)
+    return _adapters_in((latest,))
+
+
+def _adapters_of_ranks(
+    page: bytes, series: Series, rank: int | None
+) -> tuple[frozenset[str], frozenset[str], int | None]:
+    found = scan(page, (series.name,)).get(series.name, ())
+    matching: Sequence[Sample] = [one for one in found if _has(one.labels, series.labels)]
+    if rank is not None:
+        matching = of_rank(matching, rank)
+    latest: dict[str, Sample] = {}
+    for sample in matching:
+        engine = next((sample.labels[name] for name in RANK_LABELS if name in sample.labels), "")
+        if engine not in latest or sample.value > latest[engine].value:
+            latest[engine] = sample
+    return _adapters_in(latest.values())
+
+
+def _adapters_in(
+    infos: Iterable[Sample],
+) -> tuple[frozenset[str], frozenset[str], int | None]:
+    running: set[str] = set()
+    waiting: set[str] = set()
+    most: int | None = None
+    for info in infos:
+        running |= _names(info.labels.get("running_lora_adapters", ""))
+        waiting |= _names(info.labels.get("waiting_lora_adapters", ""))
+        limit = _count(info.labels.get("max_lora"))
+        if limit is not None:
+            most = max(limit, most or 0)
+    return frozenset(running), frozenset(waiting), most
+
+
+def _names(text: str) -> set[str]:
+    return {name for word in text.split(",") if (name := word.strip())}
+
+
+def _custom(
+    samples: _Samples, engine: EngineSeries, rank: int | None, problems: list[str]
+) -> dict[str, float]:
+    """Custom numbers: the sample with the latest timestamp, of equals the first, must be finite.
+
+    What they mean is not known here, so several samples are not combined: labels in the
+    configuration choose one.
+    """
+    attributes: dict[str, float] = {}
+    for name, series in engine.custom:
+        matching: Sequence[Sample] = [
+            one for one in samples.get(series.name, ()) if _has(one.labels, series.labels)
+        ]
+        if rank is not None:
+            matching = of_rank(matching, rank)
+        if not matching:
+            problems.append(f"series '{series.name}' is missing")
+            continue
+        value = max(matching, key=lambda sample: sample.timestamp_ms or 0).value
+        if math.isfinite(value):
+            attributes[name] = value
+        else:
+            problems.append(f"series '{series.name}' has the unusable value {value}")
+    return attributes

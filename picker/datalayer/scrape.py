@@ -1,245 +1,297 @@
-"""Ask every endpoint for its metrics, a task each, about twenty times a second.
+"""Ask every endpoint for its pages, a task for each address of each source.
 
-A scrape that fails changes nothing: the last values stay. Once scrapes have failed long enough the
-endpoint is marked stale, which makes its load unknown; scorers then rate it worst but it stays
-usable. A change of an endpoint's state is logged once, every failure is counted.
+Theory of operation. A tick is the shortest interval between two scrapes; a source's own interval is
+a multiple of it. While requests are decided or under way a source is asked at its interval, which
+grows with the pool, so that scraping does not crowd out the decisions on the same event loop. While
+nothing happens the intervals double from scrape to scrape up to a limit. The first decision after
+that is made with metrics as old as that limit, and has every address asked at once, spread over one
+tick. Endpoints that share an address of a source share its page.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from random import Random
-from types import TracebackType
 
-import aiohttp
-
+from picker.datalayer.activity import Activity
 from picker.datalayer.datastore import Datastore, EndpointChanges
-from picker.datalayer.extract import DEFAULT_ENGINE, ExtractError, engine_of, extract
-from picker.errors import PickerError
+from picker.datalayer.http_pages import HttpPages, PageFetcher, ScrapeError, tls_context
+from picker.datalayer.reading import Patience, Reading
+from picker.datalayer.sources import Extractor, PageLocation, SourceBinding
+from picker.errors import ConfigError
 from picker.metrics import PickerMetrics
 from picker.types import Endpoint
 
 log = logging.getLogger(__name__)
 
-MAX_PAGE_BYTES = 1024 * 1024
 JITTER = 0.1  # share of the interval by which a wait is shorter or longer
-SOURCE_TYPE = "metrics-data-source"
-EXTRACTOR_TYPE = "core-metrics-extractor"
-
-FetchPage = Callable[[Endpoint], Awaitable[bytes]]
-
-
-class ScrapeError(PickerError):
-    """A metrics page that could not be had."""
+MIN_TICK_SECONDS = 0.05
+MAX_BACKOFF_SECONDS = 0.25  # while an address does not answer
 
 
 @dataclass(frozen=True, slots=True)
 class ScrapeSettings:
     """How often to ask, and when to stop believing old answers.
 
-    A scrape costs about half a millisecond of the event loop that also decides. So that a large
-    pool does not crowd out the decisions, all endpoints together are asked at most
-    `max_scrapes_per_second` times: beyond 30 endpoints the interval grows with the pool.
+    `tick_seconds` is the interval while the pool is busy, `idle_seconds` the longest one while
+    nothing happens. A scrape costs about a tenth of a millisecond of the event loop that also
+    decides, so all addresses together are asked at most `max_scrapes_per_second` times, for a
+    quarter of a core: beyond 125 endpoints the interval grows with the pool.
     """
 
-    interval_seconds: float = 0.05
-    max_scrapes_per_second: float = 600.0
-    staleness_seconds: float = 2.0
-    failures_until_stale: int = 4
-    default_engine: str = DEFAULT_ENGINE
+    tick_seconds: float = MIN_TICK_SECONDS
+    idle_seconds: float = 1.0
+    max_scrapes_per_second: float = 2500.0
+    patience: Patience = field(default_factory=Patience)
 
 
-class HttpPages:
-    """Fetches metrics pages over HTTP with kept-alive connections. An async context manager.
+@dataclass(frozen=True, slots=True)
+class PolledSource:
+    """A source that is asked over the network."""
 
-    A page must come with status 200, without redirect, within `timeout_seconds`, and have at most
-    `MAX_PAGE_BYTES`. Certificates are not verified unless a `ssl_context` says how.
-    """
+    source_type: str
+    location: PageLocation
+    pages: PageFetcher
+    extractors: tuple[tuple[str, Extractor], ...]
 
-    def __init__(
-        self,
-        *,
-        scheme: str = "http",
-        path: str = "/metrics",
-        port: int | None = None,
-        timeout_seconds: float = 1.0,
-        ssl_context: ssl.SSLContext | None = None,
-    ) -> None:
-        self._scheme, self._path, self._port = scheme, path, port
-        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-        self._ssl = ssl_context or False
-        self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> HttpPages:
-        # No limit: one connection per endpoint, and each endpoint has one task.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30, ssl=self._ssl)
-        self._session = aiohttp.ClientSession(
-            connector=connector, timeout=self._timeout, cookie_jar=aiohttp.DummyCookieJar()
-        )
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
-    async def __call__(self, endpoint: Endpoint) -> bytes:
-        """The page of one endpoint. Raises `ScrapeError`."""
-        if self._session is None:
-            raise RuntimeError("HttpPages is used outside of its `async with`")
+def polled(bindings: Sequence[SourceBinding]) -> tuple[PolledSource, ...]:
+    """The sources with pages, ready to be asked. Raises `ConfigError` for unusable certificates."""
+    sources: list[PolledSource] = []
+    for binding in bindings:
+        location = binding.source.location
+        if location is None:
+            continue
         try:
-            async with self._session.get(self._url(endpoint), allow_redirects=False) as response:
-                if response.status != 200:
-                    raise ScrapeError(f"status {response.status}")
-                page = bytearray()
-                async for chunk in response.content.iter_any():
-                    page += chunk
-                    if len(page) > MAX_PAGE_BYTES:
-                        raise ScrapeError(f"page is larger than {MAX_PAGE_BYTES} bytes")
-                return bytes(page)
-        except TimeoutError:
-            raise ScrapeError(f"no answer within {self._timeout.total} s") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise ScrapeError(str(error) or type(error).__name__) from error
-
-    def _url(self, endpoint: Endpoint) -> str:
-        host = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
-        return f"{self._scheme}://{host}:{self._port or endpoint.port}{self._path}"
+            pages = HttpPages(location, tls_context(location))
+        except OSError as error:  # ssl.SSLError is one
+            text = f"{binding.source_type}: cannot use its certificates: {error}"
+            raise ConfigError(text) from error
+        readers = tuple(
+            (name, one) for name, one in binding.extractors if isinstance(one, Extractor)
+        )
+        sources.append(PolledSource(binding.source_type, location, pages, readers))
+    return tuple(sources)
 
 
 class Scraper:
-    """Keeps one scrape task per endpoint of the datastore.
+    """Keeps one task per address to ask. Owns the tasks; what they find belongs to the datastore.
 
-    Owns the tasks; the metrics belong to the datastore. `rng` jitters the waits, so that a large
-    pool is asked evenly instead of in bursts.
+    `rng` jitters the waits, so that a large pool is asked evenly instead of in bursts. Without
+    `activity` the pool always counts as busy.
     """
 
     def __init__(
         self,
         datastore: Datastore,
-        fetch: FetchPage,
+        sources: Sequence[PolledSource],
         metrics: PickerMetrics,
         settings: ScrapeSettings,
         rng: Random,
+        activity: Activity | None = None,
     ) -> None:
         self._datastore = datastore
-        self._fetch = fetch
+        self._sources = tuple(sources)
+        self._metrics = metrics
         self._settings = settings
         self._rng = rng
-        self._poll_errors = metrics.datalayer_poll_errors_total.labels(SOURCE_TYPE)
-        self._extract_errors = metrics.datalayer_extract_errors_total.labels(
-            SOURCE_TYPE, EXTRACTOR_TYPE
-        )
+        self._activity = activity
+        self._targets: dict[tuple[int, str], _Target] = {}
+        self._unplaced: set[tuple[int, str]] = set()
+        self._tick_seconds = settings.tick_seconds
         self._changed = asyncio.Event()
-        datastore.subscribe(self._note_changes)
 
     async def run(self) -> None:
         """Scrape until cancelled, following the datastore's endpoints."""
-        tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
-        async with asyncio.TaskGroup() as group:
-            while True:
-                self._changed.clear()
-                wanted = {
-                    (candidate.key, candidate.endpoint.host_port)
-                    for candidate in self._datastore.snapshot().candidates
-                }
-                for gone in tasks.keys() - wanted:
-                    tasks.pop(gone).cancel()
-                for key, address in wanted - tasks.keys():
-                    watch = _Watch(key, address)
-                    tasks[key, address] = group.create_task(
-                        self._follow(watch), name=f"scrape {key}"
-                    )
-                await self._changed.wait()
+        self._datastore.subscribe(self._note_changes)
+        try:
+            async with asyncio.TaskGroup() as group:
+                if self._activity is not None:
+                    group.create_task(self._watch(self._activity), name="scrape activity")
+                while True:
+                    self._changed.clear()
+                    self._reconcile(group)
+                    await self._changed.wait()
+        finally:
+            self._datastore.unsubscribe(self._note_changes)
+            for target in self._targets.values():
+                target.source.pages.forget(target.address)
+            self._targets.clear()
 
     def _note_changes(self, _changes: EndpointChanges) -> None:
         self._changed.set()
 
-    async def _follow(self, watch: _Watch) -> None:
-        while True:
-            await self._scrape(watch)
-            jitter = self._rng.uniform(1 - JITTER, 1 + JITTER)
-            await asyncio.sleep(self._interval_seconds() * jitter)
+    # Which addresses to ask
 
-    def _interval_seconds(self) -> float:
-        pool = len(self._datastore.snapshot().candidates)
-        settings = self._settings
-        return max(settings.interval_seconds, pool / settings.max_scrapes_per_second)
-
-    async def _scrape(self, watch: _Watch) -> None:
-        before = self._datastore.get(watch.key)
-        if before is None:
-            return
-        try:
-            page = await self._fetch(before.endpoint)
-            self._store(watch, page)
-        except ScrapeError as error:
-            self._poll_errors.inc()
-            self._failed(watch, str(error))
-        except ExtractError as error:
-            self._extract_errors.inc()
-            self._failed(watch, str(error))
-        except Exception as error:
-            # A page that trips over a mistake of ours must not take the whole pool down.
-            self._extract_errors.inc()
-            if not watch.failures:
-                log.exception("scraping %s", watch.key)
-            self._failed(watch, repr(error))
-
-    def _store(self, watch: _Watch, page: bytes) -> None:
-        candidate = self._datastore.get(watch.key)
-        if candidate is None or candidate.endpoint.host_port != watch.address:
-            return  # it left, or moved, while the page was on its way
-        now = asyncio.get_running_loop().time()
-        engine = engine_of(candidate.endpoint.labels, self._settings.default_engine)
-        extraction = extract(page, engine, candidate.metrics, now)
-        self._datastore.update_metrics(watch.key, extraction.metrics)
-        if extraction.problems:
-            self._extract_errors.inc()
-        if extraction.problems != watch.problems:
-            watch.problems = extraction.problems
-            said = "; ".join(extraction.problems) or "complete again"
-            log.warning("metrics of %s: %s", watch.key, said)
-        if watch.stale:
-            log.info("endpoint %s answers scrapes again", watch.key)
-        watch.failures, watch.stale, watch.failing_since = 0, False, None
-
-    def _failed(self, watch: _Watch, reason: str) -> None:
-        now = asyncio.get_running_loop().time()
-        watch.failures += 1
-        if watch.failing_since is None:
-            watch.failing_since = now
-        lost = (
-            watch.failures >= self._settings.failures_until_stale
-            or now - watch.failing_since >= self._settings.staleness_seconds
+    def _reconcile(self, group: asyncio.TaskGroup) -> None:
+        """Make the targets those of the endpoints that there are now."""
+        wanted = self._wanted()
+        for gone in self._targets.keys() - wanted.keys():
+            target = self._targets.pop(gone)
+            target.source.pages.forget(target.address)
+            target.end()
+        for (index, address), endpoints in wanted.items():
+            known = self._targets.get((index, address))
+            target = known or _Target(self._sources[index], address, self._tick_of(index))
+            target.follow(self._readings(target, endpoints))
+            if known is None:
+                self._targets[index, address] = target
+                target.task = group.create_task(self._ask_on(target), name=f"scrape {address}")
+        per_tick = sum(1 / target.ticks for target in self._targets.values())
+        self._tick_seconds = max(
+            self._settings.tick_seconds, per_tick / self._settings.max_scrapes_per_second
         )
-        if lost and not watch.stale:
-            watch.stale = True
-            self._datastore.mark_stale(watch.key)
-            log.warning(
-                "endpoint %s: load unknown after %d failed scrapes: %s",
-                watch.key,
-                watch.failures,
-                reason,
-            )
+
+    def _wanted(self) -> dict[tuple[int, str], list[Endpoint]]:
+        wanted: dict[tuple[int, str], list[Endpoint]] = {}
+        endpoints = [one.endpoint for one in self._datastore.snapshot().candidates]
+        for index, source in enumerate(self._sources):
+            for endpoint in endpoints:
+                address = source.location.address(endpoint)
+                if address is not None:
+                    wanted.setdefault((index, address), []).append(endpoint)
+                    continue
+                self._metrics.datalayer_poll_errors_total.labels(source.source_type).inc()
+                if (index, endpoint.key) not in self._unplaced:
+                    self._unplaced.add((index, endpoint.key))
+                    log.warning("%s: the node of %s is unknown", source.source_type, endpoint.key)
+        return wanted
+
+    def _tick_of(self, index: int) -> int:
+        """How many ticks a source's interval has."""
+        interval = self._sources[index].location.interval_seconds
+        return 1 if interval is None else max(1, round(interval / self._settings.tick_seconds))
+
+    def _readings(self, target: _Target, endpoints: Sequence[Endpoint]) -> list[Reading]:
+        """A reading per endpoint and extractor, those that go on among them."""
+        known = {
+            (one.endpoint.key, one.endpoint.host_port, one.position): one for one in target.readings
+        }
+        ranks = {endpoint.rank_index for endpoint in endpoints}
+        split = len(endpoints) > 1 and len(ranks) == len(endpoints)
+        readings: list[Reading] = []
+        for endpoint in endpoints:
+            for position in range(len(target.source.extractors)):
+                reading = known.get((endpoint.key, endpoint.host_port, position))
+                reading = reading or self._reading(target.source, endpoint, position)
+                reading.rank = endpoint.rank_index if split else None
+                readings.append(reading)
+        return readings
+
+    def _reading(self, source: PolledSource, endpoint: Endpoint, position: int) -> Reading:
+        extractor = source.extractors[position]
+        errors = self._metrics.datalayer_extract_errors_total.labels(
+            source.source_type, extractor[0]
+        )
+        patience = self._settings.patience
+        return Reading(endpoint, position, extractor, self._datastore, patience, errors.inc)
+
+    # Asking
+
+    async def _ask_on(self, target: _Target) -> None:
+        loop = asyncio.get_running_loop()
+        errors = self._metrics.datalayer_poll_errors_total.labels(target.source.source_type)
+        while not target.over:
+            interval = self._interval_seconds(target)
+            try:
+                page = await target.source.pages.fetch(target.address)
+            except ScrapeError as error:
+                errors.inc()
+                target.fail(str(error), loop.time())
+            except Exception as error:
+                # A mistake of ours must not take the whole pool down.
+                errors.inc()
+                if not target.failures:
+                    log.exception("scraping %s", target.address)
+                target.fail(repr(error), loop.time())
+            else:
+                target.take(page, loop.time(), interval)
+            await target.pause(interval * self._rng.uniform(1 - JITTER, 1 + JITTER))
+
+    def _interval_seconds(self, target: _Target) -> float:
+        """When to ask again, and from then on while nothing happens."""
+        busy = target.ticks * self._tick_seconds
+        if self._activity is None or self._activity.busy:
+            target.interval_seconds = busy
+        else:
+            longest = max(busy, self._settings.idle_seconds)
+            target.interval_seconds = min(max(target.interval_seconds, busy) * 2, longest)
+        if target.failures > self._settings.patience.failures:
+            return max(target.interval_seconds, MAX_BACKOFF_SECONDS)
+        return target.interval_seconds
+
+    async def _watch(self, activity: Activity) -> None:
+        """Ask everybody anew whenever the pool wakes up."""
+        while True:
+            await activity.began()
+            for target in self._targets.values():
+                target.hurry(self._rng.uniform(0, self._tick_seconds))
 
 
-@dataclass(slots=True)
-class _Watch:
-    """What one scrape task remembers of its endpoint."""
+@dataclass(slots=True, eq=False)
+class _Target:
+    """An address of a source, and who reads what it answers."""
 
-    key: str
+    source: PolledSource
     address: str
+    ticks: int
+    readings: tuple[Reading, ...] = ()
     failures: int = 0
-    failing_since: float | None = None
-    stale: bool = False
-    problems: tuple[str, ...] = ()
+    interval_seconds: float = 0.0
+    over: bool = False
+    task: asyncio.Task[None] | None = None
+    _pause: asyncio.Future[None] | None = field(default=None, repr=False)
+    _timer: asyncio.TimerHandle | None = field(default=None, repr=False)
+
+    def follow(self, readings: Sequence[Reading]) -> None:
+        """Hand pages to `readings` from now on; those that are left out end."""
+        for reading in self.readings:
+            if reading not in readings:
+                reading.end()
+        self.readings = tuple(readings)
+
+    def end(self) -> None:
+        """Nobody asks this address any more."""
+        self.over = True
+        self.follow(())
+        if self.task is not None:
+            self.task.cancel()
+
+    def take(self, page: bytes, now_seconds: float, interval_seconds: float) -> None:
+        """Let everybody read a page."""
+        self.failures = 0
+        for reading in self.readings:
+            reading.take(page, now_seconds, interval_seconds)
+
+    def fail(self, reason: str, now_seconds: float) -> None:
+        """Tell everybody that there is no page."""
+        self.failures += 1
+        for reading in self.readings:
+            reading.fail(reason, now_seconds)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait for `seconds`, or less when `hurry` says so."""
+        loop = asyncio.get_running_loop()
+        self._pause = loop.create_future()
+        self._timer = loop.call_later(seconds, self._go_on)
+        try:
+            await self._pause
+        finally:
+            self._timer.cancel()
+            self._pause = None
+
+    def hurry(self, seconds: float) -> None:
+        """End a pause within `seconds`."""
+        loop = asyncio.get_running_loop()
+        if self._pause is None or self._timer is None:
+            return
+        if self._timer.when() > loop.time() + seconds:
+            self._timer.cancel()
+            self._timer = loop.call_later(seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._pause is not None and not self._pause.done():
+            self._pause.set_result(None)

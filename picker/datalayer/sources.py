@@ -7,7 +7,7 @@ endpoint itself, is an `EndpointExtractor`; it belongs to a source without a loc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -131,3 +131,15 @@ class SourceBinding:
         for name, extractor in self.extractors:
             if not isinstance(extractor, wanted):
                 raise ValueError(f"a {self.source_type} has nothing that a {name} can read")
+
+
+def describers(
+    bindings: Iterable[SourceBinding],
+) -> tuple[Callable[[Endpoint], Mapping[str, Any]], ...]:
+    """What makes findings of endpoints alone, for the datastore."""
+    return tuple(
+        extractor.describe
+        for binding in bindings
+        for _, extractor in binding.extractors
+        if isinstance(extractor, EndpointExtractor)
+    )

@@ -1,36 +1,127 @@
-"""core-metrics-extractor: which engine's series names apply. Settings only; the extraction is
-`datalayer.extract`.
+"""core-metrics-extractor: the load of an endpoint and further numbers from its metrics page.
 
-`defaultEngine` (vllm) is assumed for endpoints without the label `llm-d.ai/engine-type`.
-`engineLabelKey` and `engineConfigs` are not supported yet.
+Which names apply is decided by the endpoint's engine: its label `engineLabelKey`
+(`llm-d.ai/engine-type`, else the legacy `inference.networking.k8s.io/engine-type`), else
+`defaultEngine` (vllm), which is also assumed for a label nobody knows. `engineConfigs` adds engines
+or redefines built-in ones by name. A spec is `name` or `name{label=value,…}`, empty for what the
+engine does not say. `customMetrics` become attributes `<attributeKey>/core-metrics-extractor`. The
+extraction is `datalayer.extract`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from types import MappingProxyType
 
-from picker.datalayer.extract import DEFAULT_ENGINE, ENGINES
+from picker.datalayer.engines import (
+    DEFAULT_ENGINE,
+    ENGINE_LABELS,
+    ENGINES,
+    RESERVED_NAME,
+    EngineSeries,
+    EngineTable,
+    Series,
+    parse_series,
+)
+from picker.datalayer.extract import extract
+from picker.datalayer.sources import Findings, Scrape
 from picker.framework.registry import Parameters, PluginType
 from picker.framework.services import Services
 
+TYPE = "core-metrics-extractor"
 
-class CoreMetricsExtractor(Parameters, frozen=True):
-    """`parameters` of a core-metrics-extractor, and the plugin itself."""
+
+class CustomMetric(Parameters, frozen=True):
+    """A number to keep as an attribute."""
+
+    attribute_key: str
+    metric_spec: str
+
+
+class EngineConfig(Parameters, frozen=True):
+    """What an engine calls its series."""
+
+    name: str
+    queued_requests_spec: str = ""
+    running_requests_spec: str = ""
+    kv_usage_spec: str = ""
+    lora_spec: str = ""
+    cache_info_spec: str = ""
+    cache_block_size_label_name: str = ""
+    cache_num_blocks_label_name: str = ""
+    cache_block_size_spec: str = ""
+    cache_num_blocks_spec: str = ""
+    custom_metrics: tuple[CustomMetric, ...] = ()
+
+
+class CoreMetricsParameters(Parameters, frozen=True):
+    """`parameters` of a core-metrics-extractor."""
 
     default_engine: str = DEFAULT_ENGINE
     engine_label_key: str | None = None
-    engine_configs: tuple[Any, ...] = ()
+    engine_configs: tuple[EngineConfig, ...] = ()
+
+
+class CoreMetricsExtractor:
+    """Reads pages by the table of engines."""
+
+    def __init__(self, table: EngineTable) -> None:
+        self._table = table
+
+    def extract(self, scrape: Scrape) -> Findings:
+        """The endpoint's load and its custom numbers. Raises `ExtractError`."""
+        return extract(scrape, self._table.of(scrape.endpoint.labels))
 
 
 def _create(
-    _name: str, parameters: CoreMetricsExtractor, _services: Services
+    _name: str, parameters: CoreMetricsParameters, _services: Services
 ) -> CoreMetricsExtractor:
-    if parameters.engine_label_key is not None or parameters.engine_configs:
-        raise ValueError("engineLabelKey and engineConfigs are not supported yet")
-    if parameters.default_engine not in ENGINES:
-        known = ", ".join(ENGINES)
-        raise ValueError(f"unknown defaultEngine '{parameters.default_engine}', allowed: {known}")
-    return parameters
+    engines = dict(ENGINES)
+    configured: set[str] = set()
+    for config in parameters.engine_configs:
+        if not config.name or config.name == RESERVED_NAME:
+            raise ValueError(f"an engine cannot be called '{config.name}'")
+        if config.name in configured:
+            raise ValueError(f"the engine '{config.name}' is configured twice")
+        configured.add(config.name)
+        engines[config.name] = _engine(config)
+    default = parameters.default_engine
+    if default not in engines:
+        raise ValueError(f"unknown defaultEngine '{default}', allowed: {', '.join(engines)}")
+    # A key of one's own comes first; it does not turn off the legacy one.
+    own = parameters.engine_label_key
+    keys = (own, *ENGINE_LABELS[1:]) if own else ENGINE_LABELS
+    return CoreMetricsExtractor(EngineTable(MappingProxyType(engines), keys, default))
 
 
-PLUGIN = PluginType("core-metrics-extractor", CoreMetricsExtractor, _create)
+def _engine(config: EngineConfig) -> EngineSeries:
+    try:
+        info = parse_series(config.cache_info_spec)
+        labels = (config.cache_block_size_label_name, config.cache_num_blocks_label_name)
+        if info is not None and not any(labels):
+            raise ValueError(
+                "cacheInfoSpec needs cacheBlockSizeLabelName or cacheNumBlocksLabelName"
+            )
+        return EngineSeries(
+            waiting=parse_series(config.queued_requests_spec),
+            running=parse_series(config.running_requests_spec),
+            kv_usage=parse_series(config.kv_usage_spec),
+            lora=parse_series(config.lora_spec),
+            cache_info=info,
+            block_size_label=labels[0],
+            num_blocks_label=labels[1],
+            block_size=parse_series(config.cache_block_size_spec),
+            num_blocks=parse_series(config.cache_num_blocks_spec),
+            custom=tuple(_custom(metric) for metric in config.custom_metrics),
+        )
+    except ValueError as error:
+        raise ValueError(f"engine '{config.name}': {error}") from error
+
+
+def _custom(metric: CustomMetric) -> tuple[str, Series]:
+    series = parse_series(metric.metric_spec)
+    if series is None or not metric.attribute_key:
+        raise ValueError("a custom metric needs an attributeKey and a metricSpec")
+    return f"{metric.attribute_key}/{TYPE}", series
+
+
+PLUGIN = PluginType(TYPE, CoreMetricsParameters, _create)

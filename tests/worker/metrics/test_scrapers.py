@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from picker.datalayer.engines import ENGINES
 from picker.datalayer.exposition import scan
-from picker.datalayer.extract import ENGINES, extract
+from picker.datalayer.extract import extract
+from picker.datalayer.sources import Scrape
+from picker.types import Endpoint
 
 # What a stock endpoint picker reads of a vLLM endpoint.
 PICKER_SERIES = (
@@ -28,9 +31,11 @@ def test_a_stock_picker_finds_every_series(page: bytes) -> None:
 
 def test_our_picker_reads_load_and_geometry(page: bytes) -> None:
     """Nothing is missing, and the numbers are those of the snapshot."""
-    extraction = extract(page, ENGINES["vllm"], None, 7.0)
-    assert extraction.problems == ()
-    metrics = extraction.metrics
+    scrape = Scrape(page, Endpoint("w0", "127.0.0.1", 8000), now_seconds=7.0)
+    findings = extract(scrape, ENGINES["vllm"])
+    assert findings.problems == ()
+    metrics = findings.metrics
+    assert metrics is not None
     assert (metrics.waiting_requests, metrics.running_requests) == (3, 2)
     assert metrics.kv_cache_usage == 0.25
     assert (metrics.block_size_tokens, metrics.num_kv_blocks) == (16, 100)

@@ -1,0 +1,159 @@
+"""What each engine calls the series that the picker reads: a table that configurations extend."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+ENGINE_LABELS = ("llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type")
+DEFAULT_ENGINE = "vllm"
+RESERVED_NAME = "default"
+PROCESS_START = "process_start_time_seconds"
+
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*", re.ASCII)
+_LABEL = re.compile(
+    r"\s*(?P<name>[a-zA-Z_][a-zA-Z0-9_]*)\s*(?P<operator>=~|!=|!~|=)\s*"
+    r"""(?:"(?P<quoted>[^"]*)"|(?P<bare>[^",{}=]*?))\s*(?:,|$)""",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A series to read: its name and the labels a sample must have."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSeries:
+    """What one engine calls what the picker reads; None where the engine says nothing.
+
+    The KV cache's geometry is either in labels of an info series (`cache_info` with the two label
+    names) or in two gauges of their own. `lora` is an info series whose sample with the greatest
+    value names the adapters. `custom` are further numbers, by the name of their attribute.
+    """
+
+    waiting: Series | None = None
+    running: Series | None = None
+    kv_usage: Series | None = None
+    cache_info: Series | None = None
+    block_size_label: str = ""
+    num_blocks_label: str = ""
+    block_size: Series | None = None
+    num_blocks: Series | None = None
+    lora: Series | None = None
+    custom: tuple[tuple[str, Series], ...] = ()
+    names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # What to look for in one pass; `lora` is not in it, as it is read in a cheaper way.
+        series = (
+            self.waiting,
+            self.running,
+            self.kv_usage,
+            self.cache_info,
+            self.block_size,
+            self.num_blocks,
+            *(one for _, one in self.custom),
+        )
+        names = dict.fromkeys(one.name for one in series if one is not None)
+        object.__setattr__(self, "names", (*names, PROCESS_START))
+
+
+def parse_series(text: str) -> Series | None:
+    """Read `name` or `name{label=value,…}`, quotes optional; an empty text means no series.
+
+    Raises `ValueError`, also for regular expressions, which are not supported.
+    """
+    text = text.strip()
+    if not text:
+        return None
+    name, brace, rest = text.partition("{")
+    name = name.strip()
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"'{text}' is no series; write name or name{{label=value}}")
+    if not brace:
+        return Series(name)
+    if not rest.endswith("}"):
+        raise ValueError(f"'{text}' lacks its closing brace")
+    return Series(name, MappingProxyType(_matchers(text, rest[:-1])))
+
+
+def _matchers(text: str, inside: str) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    position = 0
+    while inside[position:].strip():
+        match = _LABEL.match(inside, position)
+        if match is None:
+            raise ValueError(f"'{text}': cannot read the labels from '{inside[position:]}'")
+        if match["operator"] != "=":
+            raise ValueError(f"'{text}': only '=' is supported, not '{match['operator']}'")
+        labels[match["name"]] = match["bare"] if match["quoted"] is None else match["quoted"]
+        position = match.end()
+    return labels
+
+
+def _triton_blocks(kind: str) -> Series:
+    return Series("nv_trt_llm_kv_cache_block_metrics", {"kv_cache_block_type": kind})
+
+
+_VLLM = EngineSeries(
+    waiting=Series("vllm:num_requests_waiting"),
+    running=Series("vllm:num_requests_running"),
+    kv_usage=Series("vllm:kv_cache_usage_perc"),
+    cache_info=Series("vllm:cache_config_info"),
+    block_size_label="block_size",
+    num_blocks_label="num_gpu_blocks",
+    lora=Series("vllm:lora_requests_info"),
+)
+
+ENGINES: Mapping[str, EngineSeries] = MappingProxyType(
+    {
+        "vllm": _VLLM,
+        "pointsman": _VLLM,  # our own worker speaks vLLM's names
+        "sglang": EngineSeries(
+            waiting=Series("sglang:num_queue_reqs"),
+            running=Series("sglang:num_running_reqs"),
+            kv_usage=Series("sglang:token_usage"),
+            cache_info=Series("sglang:cache_config_info"),
+            block_size_label="page_size",
+            num_blocks_label="num_pages",
+        ),
+        "trtllm-serve": EngineSeries(
+            waiting=Series("trtllm_num_requests_waiting"),
+            running=Series("trtllm_num_requests_running"),
+            kv_usage=Series("trtllm_kv_cache_utilization"),
+            block_size=Series("trtllm_kv_cache_tokens_per_block"),
+            num_blocks=Series("trtllm_kv_cache_max_blocks"),
+        ),
+        "triton-tensorrt-llm": EngineSeries(
+            waiting=Series("nv_trt_llm_request_metrics", {"request_type": "waiting"}),
+            running=Series("nv_trt_llm_request_metrics", {"request_type": "scheduled"}),
+            kv_usage=_triton_blocks("fraction"),
+            block_size=_triton_blocks("tokens_per"),
+            num_blocks=_triton_blocks("max"),
+        ),
+        "triton": EngineSeries(
+            waiting=Series("nv_inference_pending_request_count"),
+            running=Series("nv_inference_exec_count"),
+        ),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTable:
+    """The engines that endpoints may be, the labels that say which, and the one to assume."""
+
+    engines: Mapping[str, EngineSeries] = field(default_factory=lambda: ENGINES)
+    label_keys: tuple[str, ...] = ENGINE_LABELS
+    default: str = DEFAULT_ENGINE
+
+    def of(self, labels: Mapping[str, str]) -> EngineSeries:
+        """The engine that an endpoint's labels name; an unknown one is taken for the default."""
+        named: Iterable[str] = (labels[key] for key in self.label_keys if key in labels)
+        return self.engines.get(next(iter(named), ""), self.engines[self.default])

@@ -1,0 +1,35 @@
+"""dcgm-data-source: where the DCGM exporter tells how busy an endpoint's GPUs are. Settings only.
+
+`scheme` http or https, `path` /metrics, `port` 9400 at the endpoint's address, or with
+`useNodeAddress` (false) at that of its node; an endpoint whose node is unknown then cannot be asked
+about, which counts as a failed scrape. `interval` as for metrics-data-source. For https:
+`insecureSkipVerify` true, `caCertPath`, `clientCertPath` and `clientKeyPath`.
+"""
+
+from __future__ import annotations
+
+from picker.datalayer.page_parameters import PageParameters
+from picker.datalayer.sources import PageLocation
+from picker.framework.registry import PluginType, Stability
+from picker.framework.services import Services
+
+
+class DcgmDataSource(PageParameters, frozen=True, kw_only=True):
+    """`parameters` of a dcgm-data-source, and the plugin itself."""
+
+    path: str = "/metrics"
+    port: int = 9400
+    use_node_address: bool = False
+
+    @property
+    def location(self) -> PageLocation:
+        """Where the exporter's pages are."""
+        return self.locate(self.path, self.port, use_node_address=self.use_node_address)
+
+
+def _create(_name: str, parameters: DcgmDataSource, _services: Services) -> DcgmDataSource:
+    _ = parameters.location  # raises for what makes no sense
+    return parameters
+
+
+PLUGIN = PluginType("dcgm-data-source", DcgmDataSource, _create, stability=Stability.ALPHA)

@@ -1,0 +1,32 @@
+"""models-data-source: where an endpoint lists the models it serves. Settings only.
+
+`scheme` http or https, `path` /v1/models, `interval` (none: that of `--refresh-metrics-interval`,
+of which it is rounded to a multiple). For https: `insecureSkipVerify` true, `caCertPath`,
+`clientCertPath` and `clientKeyPath`.
+"""
+
+from __future__ import annotations
+
+from picker.datalayer.page_parameters import PageParameters
+from picker.datalayer.sources import PageLocation
+from picker.framework.registry import PluginType
+from picker.framework.services import Services
+
+
+class ModelsDataSource(PageParameters, frozen=True, kw_only=True):
+    """`parameters` of a models-data-source, and the plugin itself."""
+
+    path: str = "/v1/models"
+
+    @property
+    def location(self) -> PageLocation:
+        """Where model lists are."""
+        return self.locate(self.path)
+
+
+def _create(_name: str, parameters: ModelsDataSource, _services: Services) -> ModelsDataSource:
+    _ = parameters.location  # raises for what makes no sense
+    return parameters
+
+
+PLUGIN = PluginType("models-data-source", ModelsDataSource, _create)
