@@ -1,0 +1,81 @@
+"""header-based-testing-filter: keep the endpoints that a request header lists; for conformance.
+
+    keep = the endpoints of `test-epp-endpoint-selection: IP[:port], …`, in the header's order
+
+An entry with a port is one endpoint; without one it is every endpoint of that address, in the
+candidates' order. IPv6 addresses may stand in brackets, and have to before a port. An endpoint is
+kept once, however often it is listed; an entry that is no address, or nobody's, keeps nothing.
+
+Without the header all are kept: the conformance suite expects that any endpoint may serve then (the
+reference keeps none, and so refuses). A header that is present but blank keeps none. The reference
+takes ports of one address for one endpoint; here they are told apart, as the suite's data-parallel
+pools need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import ip_address
+from random import Random
+
+from picker.framework.attributes import Attributes
+from picker.framework.registry import Parameters, PluginType
+from picker.types import Candidate, InferenceRequest
+
+HEADER = "test-epp-endpoint-selection"
+_MAX_PORT_DIGITS = 5
+
+
+class HeaderBasedTestingFilter:
+    """Keeps what the client lists. Stateless."""
+
+    def filter(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
+    ) -> Sequence[Candidate]:
+        """The listed candidates in the list's order, all without a list."""
+        listed = request.headers.get(HEADER)
+        if listed is None:
+            return candidates
+        kept: dict[str, Candidate] = {}
+        for address, port in filter(None, map(_entry, listed.split(","))):
+            for candidate in candidates:
+                endpoint = candidate.endpoint
+                if _canonical(endpoint.address) == address and port in (None, endpoint.port):
+                    kept.setdefault(candidate.key, candidate)
+        return tuple(kept.values())
+
+
+def _entry(text: str) -> tuple[str, int | None] | None:
+    """The address and the port, if one is named; None for what is no address."""
+    text = text.strip()
+    bare = _canonical(text.removeprefix("[").removesuffix("]"))
+    if bare is not None:
+        return bare, None
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and len(port) <= _MAX_PORT_DIGITS):
+        return None
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        return None
+    address = _canonical(host)
+    return None if address is None else (address, int(port))
+
+
+def _canonical(address: str) -> str | None:
+    """The one way to write an IP address; None for what is none."""
+    try:
+        return str(ip_address(address))
+    except ValueError:
+        return None
+
+
+PLUGIN = PluginType(
+    "header-based-testing-filter",
+    Parameters,
+    lambda _name, _parameters, _services: HeaderBasedTestingFilter(),
+)

@@ -1,0 +1,158 @@
+"""prefix-cache-affinity-filter: keep the endpoints that hold most of the prompt, while it pays.
+
+    sticky ⇔ match / total ≥ affinityThreshold
+    slower = best TTFT of the sticky ones − best TTFT of the others
+    keep = the sticky ones, when there are any and slower ≤ maxTTFTPenaltyMs
+           all otherwise, and with probability explorationProbability
+
+TTFT in ms is what is in flight there, tokens / peakPrefillThroughput (tokens/s) × 1000, or with
+`ttftSource: latencyPredictor` what is predicted, where an endpoint without a prediction is the
+slowest there is. With maxTTFTPenaltyMs ≤ 0 sticky endpoints are kept however slow they are;
+affinityThreshold ≤ 0 turns the filter off. A single candidate passes without a draw of the rng.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any, Literal
+
+import msgspec
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.findings import inflight_load_key, latency_predictions_key
+from picker.framework.registry import Parameters, PluginType
+from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.types import Candidate, InferenceRequest
+
+_MS = 1000.0
+DEFAULT_MATCH_PRODUCER = "approx-prefix-cache-producer"
+DEFAULT_PREDICTION_PRODUCER = "predicted-latency-producer"
+DEFAULT_INFLIGHT_PRODUCER = "inflight-load-producer"
+
+
+class PrefixCacheAffinityParameters(Parameters, frozen=True):
+    """`parameters` of a prefix-cache-affinity-filter."""
+
+    affinity_threshold: float = 0.80
+    exploration_probability: float = 0.0
+    max_ttft_penalty_ms: float = msgspec.field(default=18000.0, name="maxTTFTPenaltyMs")
+    ttft_source: Literal["prefillThroughput", "latencyPredictor"] = "prefillThroughput"
+    # Measured with Qwen 32B on two H100 (tensor parallel) and vLLM 0.19.
+    peak_prefill_throughput: float = 15928.0
+    prefix_match_info_producer_name: str = DEFAULT_MATCH_PRODUCER
+    latency_prediction_info_producer_name: str = DEFAULT_PREDICTION_PRODUCER
+    in_flight_load_producer_name: str = DEFAULT_INFLIGHT_PRODUCER
+
+
+class PrefixCacheAffinityFilter:
+    """Keeps what is warm. Stateless."""
+
+    def __init__(self, parameters: PrefixCacheAffinityParameters) -> None:
+        """Raises `ValueError` for a threshold above 1, a probability outside 0..1, and a throughput
+        that is not positive where it is needed.
+        """
+        _check(parameters)
+        self._parameters = parameters
+        self._match_key = match_info_key(
+            parameters.prefix_match_info_producer_name or DEFAULT_MATCH_PRODUCER
+        )
+        self._load_key = inflight_load_key(
+            parameters.in_flight_load_producer_name or DEFAULT_INFLIGHT_PRODUCER
+        )
+        self._prediction_key = latency_predictions_key(
+            parameters.latency_prediction_info_producer_name or DEFAULT_PREDICTION_PRODUCER
+        )
+        self._predicts = parameters.ttft_source == "latencyPredictor"
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The matches, and what TTFT is made of while it may count."""
+        if self._parameters.affinity_threshold <= 0:
+            return ()
+        if self._parameters.max_ttft_penalty_ms <= 0:
+            return (self._match_key,)
+        return (self._match_key, self._prediction_key if self._predicts else self._load_key)
+
+    def filter(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
+    ) -> Sequence[Candidate]:
+        """The sticky candidates, or all."""
+        parameters = self._parameters
+        if len(candidates) <= 1 or parameters.affinity_threshold <= 0:
+            return candidates
+        explore = parameters.exploration_probability
+        if explore > 0 and rng.random() < explore:
+            return candidates
+        info = attributes.get(self._match_key)
+        if info is None or info.total_blocks <= 0:
+            return candidates
+        sticky = [candidate for candidate in candidates if self._is_sticky(candidate, info)]
+        if not sticky or self._is_too_slow(sticky, candidates, attributes):
+            return candidates
+        return sticky
+
+    def _is_sticky(self, candidate: Candidate, info: PrefixCacheMatchInfo) -> bool:
+        share = info.match_blocks.get(candidate.key, 0) / info.total_blocks
+        return share >= self._parameters.affinity_threshold
+
+    def _is_too_slow(
+        self, sticky: Sequence[Candidate], candidates: Sequence[Candidate], attributes: Attributes
+    ) -> bool:
+        penalty = self._parameters.max_ttft_penalty_ms
+        if penalty <= 0 or len(sticky) == len(candidates):
+            return False
+        ttft_ms = self._ttft_ms(attributes)
+        keys = {candidate.key for candidate in sticky}
+        others = [candidate for candidate in candidates if candidate.key not in keys]
+        best_other = min(map(ttft_ms, others), default=math.inf)
+        # While nothing is known of the others, nothing says that they are faster.
+        return best_other < math.inf and min(map(ttft_ms, sticky)) - best_other > penalty
+
+    def _ttft_ms(self, attributes: Attributes) -> Callable[[Candidate], float]:
+        """What a candidate's TTFT is now."""
+        if self._predicts:
+            predictions = attributes.get(self._prediction_key) or {}
+
+            def predicted(candidate: Candidate) -> float:
+                found = predictions.get(candidate.key)
+                return math.inf if found is None or math.isnan(found.ttft_ms) else found.ttft_ms
+
+            return predicted
+        load = attributes.get(self._load_key)
+        per_token_ms = _MS / self._parameters.peak_prefill_throughput
+
+        def estimated(candidate: Candidate) -> float:
+            found = None if load is None else load.by_endpoint.get(candidate.key)
+            return 0.0 if found is None else found.tokens * per_token_ms
+
+        return estimated
+
+
+def _check(parameters: PrefixCacheAffinityParameters) -> None:
+    if not parameters.affinity_threshold <= 1:
+        raise ValueError(
+            f"affinityThreshold must be at most 1, got {parameters.affinity_threshold}"
+        )
+    if not 0 <= parameters.exploration_probability <= 1:
+        raise ValueError(
+            f"explorationProbability must be within 0..1, got {parameters.exploration_probability}"
+        )
+    if math.isnan(parameters.max_ttft_penalty_ms):
+        raise ValueError("maxTTFTPenaltyMs must be a number")
+    if parameters.ttft_source == "prefillThroughput" and not parameters.peak_prefill_throughput > 0:
+        raise ValueError(
+            f"peakPrefillThroughput must be positive, got {parameters.peak_prefill_throughput}"
+        )
+
+
+PLUGIN = PluginType(
+    "prefix-cache-affinity-filter",
+    PrefixCacheAffinityParameters,
+    lambda _name, parameters, _services: PrefixCacheAffinityFilter(parameters),
+)

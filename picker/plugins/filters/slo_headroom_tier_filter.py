@@ -1,0 +1,80 @@
+"""slo-headroom-tier-filter: keep the endpoints that are predicted to meet the objectives.
+
+    positive ⇔ TTFT headroom ≥ 0 and TPOT headroom ≥ 0      (headroom = objective − prediction)
+    keep = positive; negative with probability epsilonExploreNeg; all when only one tier has any
+
+An endpoint without a prediction is negative. Without any prediction there are no tiers, and all are
+kept. Negative endpoints are explored so that predictions which are wrong get a chance to be
+corrected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.findings import LatencyPrediction, latency_predictions_key
+from picker.framework.registry import Parameters, PluginType
+from picker.types import Candidate, InferenceRequest
+
+DEFAULT_PREDICTION_PRODUCER = "predicted-latency-producer"
+
+
+class SloHeadroomTierParameters(Parameters, frozen=True):
+    """`parameters` of an slo-headroom-tier-filter."""
+
+    epsilon_explore_neg: float = 0.01
+    latency_prediction_info_producer_name: str = DEFAULT_PREDICTION_PRODUCER
+
+
+class SloHeadroomTierFilter:
+    """Keeps one tier. Stateless."""
+
+    def __init__(self, parameters: SloHeadroomTierParameters) -> None:
+        """Raises `ValueError` for a probability outside 0..1."""
+        self._epsilon = parameters.epsilon_explore_neg
+        if not 0 <= self._epsilon <= 1:
+            raise ValueError(f"epsilonExploreNeg must be within 0..1, got {self._epsilon}")
+        self._key = latency_predictions_key(
+            parameters.latency_prediction_info_producer_name or DEFAULT_PREDICTION_PRODUCER
+        )
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The predictions."""
+        return (self._key,)
+
+    def filter(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
+    ) -> Sequence[Candidate]:
+        """One tier of the candidates, or all."""
+        predictions = attributes.get(self._key) or {}
+        positive: list[Candidate] = []
+        negative: list[Candidate] = []
+        for candidate in candidates:
+            tier = positive if _is_positive(predictions.get(candidate.key)) else negative
+            tier.append(candidate)
+        if not positive or not negative:
+            return candidates
+        return negative if rng.random() < self._epsilon else positive
+
+
+def _is_positive(prediction: LatencyPrediction | None) -> bool:
+    return (
+        prediction is not None
+        and prediction.ttft_headroom_ms >= 0
+        and prediction.tpot_headroom_ms >= 0
+    )
+
+
+PLUGIN = PluginType(
+    "slo-headroom-tier-filter",
+    SloHeadroomTierParameters,
+    lambda _name, parameters, _services: SloHeadroomTierFilter(parameters),
+)

@@ -1,0 +1,117 @@
+"""utilization-filter: keep the endpoints that are not too busy.
+
+    keep ⇔ every condition's metric ≤ its maxValue
+
+Metrics: `active-requests`, what this picker has under way there, by its own count and by what the
+in-flight producer found, whichever is more; `running-requests`, `waiting-queue` and
+`kv-cache-utilization` (0..1), what the last scrape said, the first two at least what this picker
+has under way beyond what the scrape saw.
+
+An endpoint whose load is unknown is kept only when no endpoint of known load is (the reference
+takes unknown for 0, and so sends everything to an endpoint whose metrics are broken while others
+are merely full). Its own count still has to pass. When none is kept, all are with
+`fallbackOnEmpty`, and the request is refused without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any, Literal
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.findings import InFlightLoad, inflight_load_key
+from picker.framework.registry import Parameters, PluginType, Stability
+from picker.scheduling.load_signals import running_requests, waiting_requests
+from picker.types import Candidate, InferenceRequest
+
+_ACTIVE = "active-requests"
+_KV_CACHE = "kv-cache-utilization"
+DEFAULT_INFLIGHT_PRODUCER = "inflight-load-producer"
+
+
+class Condition(Parameters, frozen=True):
+    """One limit."""
+
+    metric: Literal["active-requests", "running-requests", "waiting-queue", "kv-cache-utilization"]
+    max_value: float
+
+
+class UtilizationFilterParameters(Parameters, frozen=True):
+    """`parameters` of a utilization-filter."""
+
+    conditions: tuple[Condition, ...]
+    fallback_on_empty: bool = False
+    in_flight_load_producer_name: str = DEFAULT_INFLIGHT_PRODUCER
+
+
+class UtilizationFilter:
+    """Keeps by load. Stateless."""
+
+    def __init__(self, parameters: UtilizationFilterParameters) -> None:
+        """Raises `ValueError` without conditions, and for limits that are no load."""
+        if not parameters.conditions:
+            raise ValueError("conditions needs at least one condition")
+        for index, condition in enumerate(parameters.conditions):
+            limit, where = condition.max_value, f"conditions[{index}].maxValue"
+            if not limit >= 0:
+                raise ValueError(f"{where} must not be negative, got {limit}")
+            if condition.metric == _KV_CACHE and limit > 1:
+                raise ValueError(f"{where} is a share of the cache, 0..1, got {limit}")
+        self._scraped = [one for one in parameters.conditions if one.metric != _ACTIVE]
+        self._max_active = min(
+            (one.max_value for one in parameters.conditions if one.metric == _ACTIVE), default=None
+        )
+        self._fallback = parameters.fallback_on_empty
+        self._key = inflight_load_key(
+            parameters.in_flight_load_producer_name or DEFAULT_INFLIGHT_PRODUCER
+        )
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The load under way, where a condition is about it."""
+        return () if self._max_active is None else (self._key,)
+
+    def filter(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
+    ) -> Sequence[Candidate]:
+        """The candidates within all limits; see the module for those of unknown load."""
+        load = attributes.get(self._key)
+        active = [candidate for candidate in candidates if self._is_calm(candidate, load)]
+        if not self._scraped:
+            kept = active
+        else:
+            known = [candidate for candidate in active if candidate.metrics is not None]
+            kept = [candidate for candidate in known if self._is_within(candidate)]
+            kept = kept or [candidate for candidate in active if candidate.metrics is None]
+        return candidates if self._fallback and not kept else kept
+
+    def _is_calm(self, candidate: Candidate, load: InFlightLoad | None) -> bool:
+        if self._max_active is None:
+            return True
+        found = None if load is None else load.by_endpoint.get(candidate.key)
+        active = max(candidate.inflight_requests, 0 if found is None else found.requests)
+        return active <= self._max_active
+
+    def _is_within(self, candidate: Candidate) -> bool:
+        return all(_value(candidate, one.metric) <= one.max_value for one in self._scraped)
+
+
+def _value(candidate: Candidate, metric: str) -> float:
+    """What a scraped metric says of a candidate whose load is known."""
+    if metric == _KV_CACHE:
+        return candidate.metrics.kv_cache_usage if candidate.metrics is not None else 0.0
+    signal = running_requests if metric == "running-requests" else waiting_requests
+    return signal(candidate) or 0
+
+
+PLUGIN = PluginType(
+    "utilization-filter",
+    UtilizationFilterParameters,
+    lambda _name, parameters, _services: UtilizationFilter(parameters),
+    stability=Stability.ALPHA,
+)

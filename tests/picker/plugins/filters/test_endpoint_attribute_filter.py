@@ -1,0 +1,123 @@
+"""endpoint-attribute-filter: one number, one comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from picker.plugins.filters.endpoint_attribute_filter import PLUGIN
+from picker.types import Candidate, EndpointMetrics
+
+Make = Callable[..., Any]
+
+
+def threshold(operator: str = "LessThan", value: float = 0.5, **more: Any) -> dict[str, Any]:
+    """Parameters for the attribute `gpu` of the producer `dcgm`."""
+    algorithm = {"type": "threshold", "threshold": {"operator": operator, "value": value}}
+    return {"attribute": "gpu", "producer": "dcgm", "algorithm": algorithm, **more}
+
+
+@pytest.fixture
+def candidates(placed: Callable[..., Candidate]) -> list[Candidate]:
+    """With the numbers 0.2, 0.5 and 0.8, and one without."""
+    numbers = {"low": 0.2, "mid": 0.5, "high": 0.8}
+    known = [placed(name, attributes={"gpu/dcgm": value}) for name, value in numbers.items()]
+    return [*known, placed("none")]
+
+
+@pytest.mark.parametrize(
+    ("operator", "expected"),
+    [
+        ("LessThan", ["low"]),
+        ("LessThanOrEqual", ["low", "mid"]),
+        ("GreaterThan", ["high"]),
+        ("GreaterThanOrEqual", ["mid", "high"]),
+        ("Equal", ["mid"]),
+        ("NotEqual", ["low", "high"]),
+    ],
+)
+def test_each_operator_compares_the_number_with_the_value(
+    configured: Make,
+    kept: Make,
+    candidates: list[Candidate],
+    operator: str,
+    expected: list[str],
+) -> None:
+    """The endpoint without the number is kept with Pass, the default, and dropped with Fail."""
+    assert kept(configured(PLUGIN, threshold(operator)), candidates) == [*expected, "none"]
+    strict = configured(PLUGIN, threshold(operator, onMissing="Fail"))
+    assert kept(strict, candidates) == expected
+
+
+def test_all_are_kept_instead_of_none_where_that_is_asked_for(
+    configured: Make, kept: Make, candidates: list[Candidate]
+) -> None:
+    """fallbackOnEmpty is off by default."""
+    none = threshold("LessThan", -1, onMissing="Fail")
+    assert kept(configured(PLUGIN, none), candidates) == []
+    fallback = configured(PLUGIN, {**none, "fallbackOnEmpty": True})
+    assert kept(fallback, candidates) == ["low", "mid", "high", "none"]
+    assert kept(fallback, []) == []
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, True, "0.1", None, [0.1], object()])
+def test_what_is_no_number_is_missing(
+    configured: Make, kept: Make, placed: Callable[..., Candidate], value: object
+) -> None:
+    """Whatever an extractor left there."""
+    odd = [placed("odd", attributes={"gpu/dcgm": value})]
+    assert kept(configured(PLUGIN, threshold("LessThan", 9, onMissing="Fail")), odd) == []
+    assert kept(configured(PLUGIN, threshold("LessThan", -9)), odd) == ["odd"]
+
+
+def test_core_metrics_are_known_by_name_while_the_load_is_known(
+    configured: Make, kept: Make, placed: Callable[..., Candidate]
+) -> None:
+    """The producer is the core metrics extractor unless another is named."""
+    parameters = {**threshold("LessThan", 5, onMissing="Fail"), "attribute": "WaitingQueueSize"}
+    del parameters["producer"]
+    candidates = [
+        placed("short", metrics=EndpointMetrics(waiting_requests=4)),
+        placed("long", metrics=EndpointMetrics(waiting_requests=5)),
+        placed("unknown", metrics=None),
+    ]
+    assert kept(configured(PLUGIN, parameters), candidates) == ["short"]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"attribute": ""}, "attribute"),
+        ({"attribute": "a/b", "producer": None}, "attribute"),
+        ({"onMissing": "pass"}, "onMissing"),
+        ({"algorithm": {"type": "range"}}, "algorithm"),
+        ({"algorithm": {"type": "threshold"}}, "threshold"),
+        (
+            {"algorithm": {"type": "threshold", "threshold": {"operator": "<", "value": 1}}},
+            "operator",
+        ),
+        (
+            {"algorithm": {"type": "threshold", "threshold": {"operator": "Equal"}}},
+            "value",
+        ),
+        (threshold(value=math.nan), "algorithm.threshold.value"),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(
+    configured: Make, change: dict[str, Any], named: str
+) -> None:
+    """A slash in an attribute looks like `Type/producer`, so the producer has to be named."""
+    with pytest.raises((ValueError, msgspec.ValidationError), match=named):
+        configured(PLUGIN, {**threshold(), **change})
+
+
+def test_a_slash_is_fine_once_the_producer_is_named(
+    configured: Make, kept: Make, placed: Callable[..., Candidate]
+) -> None:
+    """The key is the attribute, a slash, the producer."""
+    plugin = configured(PLUGIN, {**threshold(onMissing="Fail"), "attribute": "a/b"})
+    assert kept(plugin, [placed("w", attributes={"a/b/dcgm": 0.1})]) == ["w"]

@@ -1,0 +1,181 @@
+"""What holds for every filter here, whatever candidates, findings and headers it is given."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.framework.attributes import Attributes
+from picker.framework.findings import (
+    PEER_ENDPOINT_KEY,
+    EndpointLoad,
+    InFlightLoad,
+    LatencyPrediction,
+    Topology,
+    inflight_load_key,
+    latency_predictions_key,
+)
+from picker.framework.registry import PluginType
+from picker.plugins.filters import (
+    by_label,
+    by_label_selector,
+    decode_filter,
+    encode_filter,
+    endpoint_attribute_filter,
+    header_based_testing_filter,
+    label_selector_filter,
+    multicluster_session_affinity_filter,
+    prefill_filter,
+    prefix_cache_affinity_filter,
+    session_affinity_filter,
+    slo_headroom_tier_filter,
+    topology_affinity_filter,
+    utilization_filter,
+)
+from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.types import (
+    Api,
+    Candidate,
+    Endpoint,
+    EndpointMetrics,
+    InferenceRequest,
+    ParsedBody,
+)
+
+FILTERS: list[tuple[PluginType[Any], dict[str, Any]]] = [
+    (by_label.PLUGIN, {"label": "llm-d.ai/role", "validValues": ["decode"]}),
+    (by_label_selector.PLUGIN, {"matchLabels": {"llm-d.ai/role": "decode"}}),
+    (decode_filter.PLUGIN, {}),
+    (encode_filter.PLUGIN, {}),
+    (
+        endpoint_attribute_filter.PLUGIN,
+        {
+            "attribute": "WaitingQueueSize",
+            "algorithm": {"type": "threshold", "threshold": {"operator": "LessThan", "value": 3}},
+        },
+    ),
+    (header_based_testing_filter.PLUGIN, {}),
+    (
+        label_selector_filter.PLUGIN,
+        {"matchExpressions": [{"key": "llm-d.ai/role", "operator": "NotIn", "values": ["both"]}]},
+    ),
+    (multicluster_session_affinity_filter.PLUGIN, {}),
+    (prefill_filter.PLUGIN, {}),
+    (prefix_cache_affinity_filter.PLUGIN, {"explorationProbability": 0.3}),
+    (prefix_cache_affinity_filter.PLUGIN, {"ttftSource": "latencyPredictor"}),
+    (session_affinity_filter.PLUGIN, {"strategy": "session_id"}),
+    (slo_headroom_tier_filter.PLUGIN, {"epsilonExploreNeg": 0.5}),
+    (topology_affinity_filter.PLUGIN, {"minAffinity": "zone"}),
+    (
+        utilization_filter.PLUGIN,
+        {
+            "conditions": [
+                {"metric": "kv-cache-utilization", "maxValue": 0.5},
+                {"metric": "active-requests", "maxValue": 3},
+            ]
+        },
+    ),
+]
+# It answers in the order of a header, which conformance asks for.
+REORDERS = {header_based_testing_filter.PLUGIN.name}
+
+numbers = st.floats(allow_nan=True, allow_infinity=True)
+words = st.sampled_from(["", "a", "b", "decode", "prefill", "both", "é"])
+metrics = st.builds(
+    EndpointMetrics,
+    waiting_requests=st.integers(0, 9),
+    running_requests=st.integers(0, 9),
+    kv_cache_usage=st.floats(0, 1),
+)
+topologies = st.builds(Topology, words, words, words, words)
+
+
+@st.composite
+def candidate_lists(draw: st.DrawFn) -> list[Candidate]:
+    """Up to five endpoints with distinct names, about which anything may be known."""
+    return [
+        Candidate(
+            Endpoint(
+                f"e{index}",
+                draw(st.sampled_from(["10.0.0.1", "fd00::1", "a-name"])),
+                8000 + index,
+                labels=draw(st.dictionaries(st.just("llm-d.ai/role"), words)),
+            ),
+            draw(st.none() | metrics),
+            draw(st.integers(0, 5)),
+            attributes=draw(
+                st.dictionaries(
+                    st.sampled_from(
+                        ["Topology/topology-extractor", "WaitingQueueSize/core-metrics-extractor"]
+                    ),
+                    topologies | numbers | words,
+                )
+            ),
+        )
+        for index in range(draw(st.integers(0, 5)))
+    ]
+
+
+@st.composite
+def findings(draw: st.DrawFn) -> Attributes:
+    """Any finding may be missing, and be about endpoints that are not there."""
+    attributes = Attributes()
+    keys = st.sampled_from([f"default/e{index}" for index in range(7)])
+    if draw(st.booleans()):
+        matches = draw(st.dictionaries(keys, st.integers(0, 4)))
+        info = PrefixCacheMatchInfo(draw(st.integers(0, 4)), 64, matches)
+        attributes.put(match_info_key("approx-prefix-cache-producer"), info)
+    if draw(st.booleans()):
+        loads = st.builds(EndpointLoad, st.integers(0, 9), st.integers(0, 10**9))
+        load = InFlightLoad(draw(st.dictionaries(keys, loads)), {})
+        attributes.put(inflight_load_key(), load)
+    if draw(st.booleans()):
+        predictions = st.builds(
+            LatencyPrediction, numbers, numbers, numbers, numbers, st.booleans()
+        )
+        attributes.put(latency_predictions_key(), draw(st.dictionaries(keys, predictions)))
+    if draw(st.booleans()):
+        known = {"Topology/topology-extractor": draw(topologies)}
+        attributes.put(PEER_ENDPOINT_KEY, Candidate(Endpoint("p", "10.0.0.9", 1), attributes=known))
+    return attributes
+
+
+requests = st.dictionaries(
+    st.sampled_from(["x-session-token", "x-session-id", "test-epp-endpoint-selection"]),
+    st.text(max_size=12) | st.sampled_from(["10.0.0.1", "[fd00::1]:8001", "ZGVmYXVsdC9lMQ=="]),
+).map(lambda headers: InferenceRequest("r", headers, ParsedBody(Api.RAW), "m", "m"))
+
+
+@pytest.mark.parametrize(
+    ("plugin", "parameters"),
+    FILTERS,
+    ids=[f"{plugin.name}-{index}" for index, (plugin, _) in enumerate(FILTERS)],
+)
+@settings(max_examples=60, deadline=None)
+@given(candidate_lists(), findings(), requests, st.integers(0, 9))
+def test_a_filter_keeps_candidates_in_their_order_and_never_raises(
+    plugin: PluginType[Any],
+    parameters: dict[str, Any],
+    candidates: list[Candidate],
+    attributes: Attributes,
+    request_: InferenceRequest,
+    seed: int,
+) -> None:
+    """What it keeps are the very candidates, each once; the same seed keeps the same."""
+    narrow = plugin.make(plugin.name, msgspec.convert(parameters, plugin.parameters))
+    given_ = tuple(candidates)
+    kept = list(narrow.filter(request_, candidates, attributes, Random(seed)))  # type: ignore[attr-defined]
+    assert tuple(candidates) == given_
+    places = [index for one in kept for index, other in enumerate(given_) if other is one]
+    assert len(places) == len(kept)
+    assert max(Counter(places).values(), default=1) == 1
+    if plugin.name not in REORDERS:
+        assert places == sorted(places)
+    again = narrow.filter(request_, candidates, attributes, Random(seed))  # type: ignore[attr-defined]
+    assert list(again) == kept

@@ -1,0 +1,75 @@
+"""header-based-testing-filter: exactly the endpoints that a header lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from picker.plugins.filters.header_based_testing_filter import PLUGIN
+from picker.types import Candidate, InferenceRequest
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        (None, ["a0", "a1", "b0", "v6", "b1"]),
+        ("", []),
+        ("  ", []),
+        (",", []),
+        ("10.0.0.1:3000", ["a0"]),
+        ("10.0.0.1", ["a0", "a1"]),
+        ("10.0.0.2", ["b0", "b1"]),
+        (" 10.0.0.2:3001 ,10.0.0.1 ", ["b1", "a0", "a1"]),
+        ("10.0.0.2,10.0.0.1:3001", ["b0", "b1", "a1"]),
+        ("10.0.0.1:3001,10.0.0.1", ["a1", "a0"]),
+        ("10.0.0.1:3000,10.0.0.1:3000", ["a0"]),
+        ("10.0.0.9", []),
+        ("10.0.0.1:9999,10.0.0.2:3000", ["b0"]),
+        ("[fd00::1]:3000", ["v6"]),
+        ("[fd00::1]", ["v6"]),
+        ("fd00::1", ["v6"]),
+        ("fd00:0:0::1", ["v6"]),
+        ("[fd00::1]:3001", []),
+        ("fd00::1:3000", []),
+        ("localhost:3000", []),
+        ("10.0.0.1:", []),
+        ("10.0.0.1:port", []),
+        ("10.0.0.1:30000000000000000000", []),
+        ("10.0.0.1:٣٠٠٠", []),
+        ("[10.0.0.1", ["a0", "a1"]),
+        (":3000", []),
+    ],
+)
+def test_the_header_lists_what_is_kept(
+    configured: Callable[..., Any],
+    kept: Callable[..., list[str]],
+    placed: Callable[..., Candidate],
+    request_for: Callable[..., InferenceRequest],
+    header: str | None,
+    expected: list[str],
+) -> None:
+    """In its order, each once; a bare address is all its ports; no header is no list."""
+    candidates = [
+        placed("a0", address="10.0.0.1", port=3000),
+        placed("a1", address="10.0.0.1", port=3001),
+        placed("b0", address="10.0.0.2", port=3000),
+        placed("v6", address="fd00::1", port=3000),
+        placed("b1", address="10.0.0.2", port=3001),
+    ]
+    headers = {} if header is None else {"test-epp-endpoint-selection": header}
+    request = replace(request_for(), headers=headers)
+    assert kept(configured(PLUGIN), candidates, request=request) == expected
+
+
+def test_an_address_that_is_a_name_is_never_listed(
+    configured: Callable[..., Any],
+    kept: Callable[..., list[str]],
+    placed: Callable[..., Candidate],
+    request_for: Callable[..., InferenceRequest],
+) -> None:
+    """Not even by something that is no address either."""
+    request = replace(request_for(), headers={"test-epp-endpoint-selection": "nonsense,host"})
+    assert kept(configured(PLUGIN), [placed("n", address="host")], request=request) == []

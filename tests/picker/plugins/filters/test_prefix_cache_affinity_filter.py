@@ -1,0 +1,214 @@
+"""prefix-cache-affinity-filter: warm endpoints, unless they keep the request waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from picker.framework.attributes import Attributes
+from picker.framework.findings import (
+    EndpointLoad,
+    InFlightLoad,
+    LatencyPrediction,
+    inflight_load_key,
+    latency_predictions_key,
+)
+from picker.plugins.filters.prefix_cache_affinity_filter import PLUGIN
+from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.types import Candidate
+
+Make = Callable[..., Any]
+MATCH_KEY = match_info_key("approx-prefix-cache-producer")
+
+
+def found(
+    matches: Mapping[str, int],
+    tokens: Mapping[str, int] | None = None,
+    ttft_ms: Mapping[str, float] | None = None,
+    total: int = 10,
+) -> Attributes:
+    """Matched blocks of ten, tokens in flight and predicted TTFTs, by endpoint name."""
+    attributes = Attributes()
+    by_key = {f"default/{name}": blocks for name, blocks in matches.items()}
+    attributes.put(MATCH_KEY, PrefixCacheMatchInfo(total, 64, by_key))
+    if tokens is not None:
+        loads = {f"default/{name}": EndpointLoad(1, count) for name, count in tokens.items()}
+        attributes.put(inflight_load_key(), InFlightLoad(loads, {}))
+    if ttft_ms is not None:
+        predicted = {
+            f"default/{name}": LatencyPrediction(ms, 0.0, 0.0, 0.0, True)
+            for name, ms in ttft_ms.items()
+        }
+        attributes.put(latency_predictions_key(), predicted)
+    return attributes
+
+
+@pytest.fixture
+def candidates(placed: Callable[..., Candidate]) -> list[Candidate]:
+    """a, b and c."""
+    return [placed(name) for name in "abc"]
+
+
+@pytest.mark.parametrize(
+    ("matches", "threshold", "expected"),
+    [
+        ({"a": 8, "b": 7}, None, "a"),
+        ({"a": 8, "c": 10}, None, "ac"),
+        ({"a": 7, "b": 7}, None, "abc"),
+        ({}, None, "abc"),
+        ({"b": 10}, 1.0, "b"),
+        ({"b": 9}, 1.0, "abc"),
+        ({"b": 1}, 0.1, "b"),
+        ({"b": 10}, 0.0, "abc"),
+        ({"b": 10}, -1.0, "abc"),
+        ({"a": 9, "b": 9, "c": 9}, None, "abc"),
+    ],
+)
+def test_endpoints_with_enough_of_the_prompt_are_kept(
+    configured: Make,
+    kept: Make,
+    candidates: list[Candidate],
+    matches: dict[str, int],
+    threshold: float | None,
+    expected: str,
+) -> None:
+    """From 0.8 on by default; nobody sticky keeps all, and so does a threshold of zero."""
+    plugin = configured(PLUGIN, {} if threshold is None else {"affinityThreshold": threshold})
+    assert "".join(kept(plugin, candidates, found(matches))) == expected
+
+
+def test_without_a_finding_all_are_kept(
+    configured: Make, kept: Make, candidates: list[Candidate]
+) -> None:
+    """And for an empty prompt."""
+    plugin = configured(PLUGIN)
+    assert kept(plugin, candidates) == ["a", "b", "c"]
+    assert kept(plugin, candidates, found({}, total=0)) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ({"a": 18_000}, "a"),
+        ({"a": 18_001}, "abc"),
+        ({"a": 20_000, "b": 2_000, "c": 9_000}, "a"),
+        ({"a": 20_001, "b": 2_000, "c": 9_000}, "abc"),
+        ({}, "a"),
+    ],
+)
+def test_stickiness_ends_when_it_costs_too_much_time(
+    configured: Make,
+    kept: Make,
+    candidates: list[Candidate],
+    tokens: dict[str, int],
+    expected: str,
+) -> None:
+    """At 1,000 tokens a second a token takes a millisecond; the best of each side counts."""
+    plugin = configured(PLUGIN, {"peakPrefillThroughput": 1000})
+    assert "".join(kept(plugin, candidates, found({"a": 10}, tokens))) == expected
+
+
+def test_the_best_sticky_endpoint_decides(
+    configured: Make, kept: Make, candidates: list[Candidate]
+) -> None:
+    """One that waits long does not spoil another."""
+    plugin = configured(PLUGIN, {"peakPrefillThroughput": 1000})
+    warm = found({"a": 10, "b": 10}, {"a": 99_000, "b": 18_000})
+    assert kept(plugin, candidates, warm) == ["a", "b"]
+
+
+def test_the_default_throughput_is_the_published_one(
+    configured: Make, kept: Make, candidates: list[Candidate]
+) -> None:
+    """18 s × 15,928 tokens/s in flight are the limit."""
+    plugin = configured(PLUGIN)
+    assert kept(plugin, candidates, found({"a": 10}, {"a": 286_704})) == ["a"]
+    assert len(kept(plugin, candidates, found({"a": 10}, {"a": 286_720}))) == 3
+
+
+@pytest.mark.parametrize("penalty", [0, -5])
+def test_no_penalty_means_always_sticky(
+    configured: Make, kept: Make, candidates: list[Candidate], penalty: float
+) -> None:
+    """However much is in flight; then nothing but matches is asked for."""
+    plugin = configured(PLUGIN, {"maxTTFTPenaltyMs": penalty})
+    assert kept(plugin, candidates, found({"a": 10}, {"a": 10**12})) == ["a"]
+    assert plugin.consumes == (MATCH_KEY,)
+
+
+@pytest.mark.parametrize(
+    ("ttft_ms", "expected"),
+    [
+        ({"a": 500.0, "b": 400.0, "c": 450.0}, "a"),
+        ({"a": 501.0, "b": 400.0, "c": 450.0}, "abc"),
+        ({"b": 400.0}, "abc"),
+        ({"a": 9e9}, "a"),
+        ({}, "a"),
+        ({"a": float("nan"), "b": 1.0}, "abc"),
+    ],
+)
+def test_predicted_times_can_decide_instead(
+    configured: Make,
+    kept: Make,
+    candidates: list[Candidate],
+    ttft_ms: dict[str, float],
+    expected: str,
+) -> None:
+    """Without a prediction an endpoint is the slowest; nobody is slower than the slowest."""
+    plugin = configured(PLUGIN, {"ttftSource": "latencyPredictor", "maxTTFTPenaltyMs": 100})
+    answer = kept(plugin, candidates, found({"a": 10}, {"a": 10**12}, ttft_ms))
+    assert "".join(answer) == expected
+    assert plugin.consumes == (MATCH_KEY, latency_predictions_key())
+
+
+def test_exploration_skips_the_gate_at_its_rate(
+    configured: Make, kept: Make, candidates: list[Candidate]
+) -> None:
+    """By the rng it is given; a single candidate takes no draw."""
+    warm = found({"a": 10})
+    always = configured(PLUGIN, {"explorationProbability": 1})
+    assert kept(always, candidates, warm) == ["a", "b", "c"]
+    sometimes, rng = configured(PLUGIN, {"explorationProbability": 0.25}), Random(7)
+    explored = sum(len(kept(sometimes, candidates, warm, rng=rng)) == 3 for _ in range(2000))
+    assert 430 < explored < 570
+    untouched = Random(7)
+    assert kept(always, candidates[:1], warm, rng=untouched) == ["a"]
+    assert kept(configured(PLUGIN), candidates, warm, rng=untouched) == ["a"]
+    assert untouched.random() == Random(7).random()
+
+
+def test_other_producers_can_be_named(configured: Make) -> None:
+    """Each finding has its own."""
+    names = {
+        "prefixMatchInfoProducerName": "precise",
+        "inFlightLoadProducerName": "loads",
+        "latencyPredictionInfoProducerName": "oracle",
+    }
+    by_load = configured(PLUGIN, names)
+    assert by_load.consumes == (match_info_key("precise"), inflight_load_key("loads"))
+    predicted = configured(PLUGIN, {**names, "ttftSource": "latencyPredictor"})
+    assert predicted.consumes == (match_info_key("precise"), latency_predictions_key("oracle"))
+    assert configured(PLUGIN, {"affinityThreshold": 0}).consumes == ()
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"affinityThreshold": 1.01},
+        {"affinityThreshold": float("nan")},
+        {"explorationProbability": -0.1},
+        {"explorationProbability": 1.1},
+        {"peakPrefillThroughput": 0},
+        {"maxTTFTPenaltyMs": float("nan")},
+        {"ttftSource": "oracle"},
+        {"maxTtftPenaltyMs": 1},
+    ],
+)
+def test_bad_parameters_are_refused_by_name(configured: Make, parameters: dict[str, Any]) -> None:
+    """Misspelt ones too."""
+    with pytest.raises((ValueError, msgspec.ValidationError), match=next(iter(parameters))):
+        configured(PLUGIN, parameters)

@@ -1,0 +1,128 @@
+"""utilization-filter: not too busy, as far as anybody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from picker.framework.attributes import Attributes
+from picker.framework.findings import EndpointLoad, InFlightLoad, inflight_load_key
+from picker.plugins.filters.utilization_filter import PLUGIN
+from picker.types import Candidate, EndpointMetrics
+
+Make = Callable[..., Any]
+
+
+def limits(fallback: bool = False, **limits: float) -> dict[str, Any]:
+    """Parameters from `metric=maxValue`, `_` for `-`."""
+    conditions = [
+        {"metric": metric.replace("_", "-"), "maxValue": value} for metric, value in limits.items()
+    ]
+    return {"conditions": conditions, "fallbackOnEmpty": fallback}
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        ({"waiting_queue": 5}, ["idle", "full-cache"]),
+        ({"waiting_queue": 6}, ["idle", "queue", "full-cache"]),
+        ({"running_requests": 9}, ["idle", "queue"]),
+        ({"kv_cache_utilization": 0.9}, ["idle", "queue"]),
+        ({"kv_cache_utilization": 1}, ["idle", "queue", "full-cache"]),
+        ({"waiting_queue": 5, "kv_cache_utilization": 0.9}, ["idle"]),
+        ({"waiting_queue": 0, "running_requests": 0, "kv_cache_utilization": 0}, ["idle"]),
+    ],
+)
+def test_every_metric_has_to_be_within_its_limit(
+    configured: Make,
+    kept: Make,
+    placed: Callable[..., Candidate],
+    limit: dict[str, float],
+    expected: list[str],
+) -> None:
+    """A limit itself is within."""
+    candidates = [
+        placed("idle"),
+        placed("queue", metrics=EndpointMetrics(6, 9, 0.5)),
+        placed("full-cache", metrics=EndpointMetrics(0, 10, 0.95)),
+    ]
+    assert kept(configured(PLUGIN, limits(**limit)), candidates) == expected
+
+
+def test_own_requests_count_before_a_scrape_sees_them(
+    configured: Make, kept: Make, placed: Callable[..., Candidate]
+) -> None:
+    """As waiting or as running, beyond what the scrape saw of the other."""
+    burst = placed("burst", inflight_requests=4)
+    seen = placed("seen", inflight_requests=4, metrics=EndpointMetrics(0, 4))
+    assert kept(configured(PLUGIN, limits(waiting_queue=3)), [burst, seen]) == ["seen"]
+    waiting = placed("waiting", inflight_requests=4, metrics=EndpointMetrics(4, 0))
+    assert kept(configured(PLUGIN, limits(running_requests=3)), [burst, waiting]) == ["waiting"]
+
+
+def test_active_requests_are_the_greater_of_both_counts(
+    configured: Make, kept: Make, placed: Callable[..., Candidate]
+) -> None:
+    """The in-flight finding may know of other pickers' requests; scrapes do not matter."""
+    plugin = configured(PLUGIN, limits(active_requests=2))
+    candidates = [
+        placed("own", inflight_requests=3),
+        placed("found"),
+        placed("calm", inflight_requests=2, metrics=None),
+        placed("queued", metrics=EndpointMetrics(99, 99, 1.0)),
+    ]
+    assert kept(plugin, candidates) == ["found", "calm", "queued"]
+    attributes = Attributes()
+    loads = {"default/found": EndpointLoad(3), "default/calm": EndpointLoad(1)}
+    attributes.put(inflight_load_key(), InFlightLoad(loads, {}))
+    assert kept(plugin, candidates, attributes) == ["calm", "queued"]
+    assert plugin.consumes == (inflight_load_key(),)
+    assert configured(PLUGIN, limits(waiting_queue=1)).consumes == ()
+    named = {**limits(active_requests=1), "inFlightLoadProducerName": "mine"}
+    assert configured(PLUGIN, named).consumes == (inflight_load_key("mine"),)
+
+
+def test_unknown_load_is_chosen_only_when_no_known_load_will_do(
+    configured: Make, kept: Make, placed: Callable[..., Candidate]
+) -> None:
+    """Its own count has to pass all the same."""
+    plugin = configured(PLUGIN, limits(waiting_queue=5, active_requests=2))
+    calm, unknown = placed("calm"), placed("unknown", metrics=None)
+    full = placed("full", metrics=EndpointMetrics(9))
+    busy = placed("busy", metrics=None, inflight_requests=3)
+    assert kept(plugin, [unknown, calm, full, busy]) == ["calm"]
+    assert kept(plugin, [full, unknown, busy]) == ["unknown"]
+    assert kept(plugin, [unknown]) == ["unknown"]
+    assert kept(plugin, [full, busy]) == []
+
+
+def test_all_are_kept_instead_of_none_where_that_is_asked_for(
+    configured: Make, kept: Make, placed: Callable[..., Candidate]
+) -> None:
+    """Otherwise the request is refused."""
+    full = [placed(name, metrics=EndpointMetrics(9)) for name in "ab"]
+    assert kept(configured(PLUGIN, limits(waiting_queue=5)), full) == []
+    assert kept(configured(PLUGIN, limits(True, waiting_queue=5)), full) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ({}, "conditions"),
+        ({"conditions": []}, "conditions"),
+        (limits(waiting_queue=-1), r"conditions\[0\].maxValue"),
+        (limits(waiting_queue=float("nan")), r"conditions\[0\].maxValue"),
+        (limits(waiting_queue=1, kv_cache_utilization=1.1), r"conditions\[1\].maxValue"),
+        (limits(queue=1), "metric"),
+        ({"conditions": [{"metric": "waiting-queue"}]}, "maxValue"),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(
+    configured: Make, parameters: dict[str, Any], named: str
+) -> None:
+    """At the condition that is at fault."""
+    with pytest.raises((ValueError, msgspec.ValidationError), match=named):
+        configured(PLUGIN, parameters)
