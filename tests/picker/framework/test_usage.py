@@ -1,0 +1,255 @@
+"""What responses say about usage, in every shape and however their bodies are cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.framework.interfaces import ResponseReader
+from picker.framework.usage import (
+    META_INFO,
+    USAGE,
+    JsonUsage,
+    Shape,
+    SseUsage,
+    anthropic_usage,
+    is_event_stream,
+    merge,
+    openai_usage,
+    sglang_event_usage,
+    sglang_usage,
+    usage_reader,
+)
+from picker.types import Usage
+
+COUNTS = {"prompt_tokens": 5, "completion_tokens": 10, "total_tokens": 15}
+TOLD = Usage(5, 10, 15)
+
+
+def read(reader: ResponseReader, *pieces: bytes) -> Usage | None:
+    """What the reader knows once all pieces have come."""
+    for index, piece in enumerate(pieces):
+        reader.feed(piece, index == len(pieces) - 1)
+    return reader.usage
+
+
+def read_json(shape: Shape, document: Any, marker: bytes = USAGE) -> Usage | None:
+    """Usage of one document."""
+    return read(JsonUsage(shape, marker), json.dumps(document).encode())
+
+
+def sse(*events: Any) -> bytes:
+    """A stream of events; text stands as it is."""
+    texts = (event if isinstance(event, str) else json.dumps(event) for event in events)
+    return "".join(f"data: {text}\n\n" for text in texts).encode()
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        (COUNTS, TOLD),
+        ({"input_tokens": 5, "output_tokens": 10, "total_tokens": 15}, TOLD),
+        ({"prompt_tokens": 5, "completion_tokens": 10}, TOLD),
+        (
+            {"prompt_tokens": "5", "completion_tokens": "10.9", "total_tokens": 16.7},
+            Usage(5, 10, 16),
+        ),
+        ({"prompt_tokens": 8, "total_tokens": 8}, Usage(8, 0, 8)),
+        ({"prompt_tokens": 8, "total_tokens": 9}, Usage(8, 0, 8)),
+        ({**COUNTS, "prompt_tokens_details": {"cached_tokens": 4}}, Usage(5, 10, 15, 4)),
+        ({**COUNTS, "input_tokens_details": {"cached_tokens": 0}}, Usage(5, 10, 15, 0)),
+        ({**COUNTS, "prompt_tokens_details": None}, TOLD),
+        ({"prompt_tokens": True, "completion_tokens": -3, "total_tokens": "many"}, None),
+        ({"prompt_tokens": "1.0e999", "completion_tokens": "9" * 30}, None),
+        ({"prompt_tokens": 10**30}, None),
+        ({}, None),
+        (None, None),
+        ("5", None),
+    ],
+)
+def test_openai_documents(usage: Any, expected: Usage | None) -> None:
+    """Old and new names, numbers as text, fractions cut off, nonsense ignored."""
+    assert read_json(openai_usage, {"id": "x", "choices": [], "usage": usage}) == expected
+
+
+@pytest.mark.parametrize("kind", ["response.completed", "response.incomplete", "response.failed"])
+def test_the_final_event_of_the_responses_api_has_the_usage_of_its_response(kind: str) -> None:
+    """Others have none that counts."""
+    usage = {"input_tokens": 5, "output_tokens": 10, "input_tokens_details": {"cached_tokens": 2}}
+    body = sse(
+        {"type": "response.created", "response": {"usage": {"input_tokens": 99}}},
+        {"type": kind, "response": {"usage": usage, "output": []}},
+    )
+    assert read(SseUsage(openai_usage, USAGE), body) == Usage(5, 10, 15, 2)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": ["response.completed"], "response": {"usage": COUNTS}},
+        {"type": "response.completed", "response": "usage"},
+        {"type": "response.completed", "response": None, "x": "usage"},
+        {"usage": [1]},
+        "usage",
+        '{"usage":',
+        '{"usage": {"prompt_tokens": 1}',
+        '{"a":' * 5000 + '"usage"',
+        '["usage"]',
+        '{"usage": "\ud800"}',
+    ],
+)
+def test_odd_events_say_nothing_and_raise_nothing(event: Any) -> None:
+    """Whatever a server sends, the reader goes on and what comes later counts."""
+    text = event if isinstance(event, str) else json.dumps(event)
+    body = f"data: {text}\n\n".encode("utf-8", "surrogatepass")
+    for shape in (openai_usage, anthropic_usage):
+        assert read(SseUsage(shape, USAGE), body) is None
+        assert read(JsonUsage(shape, USAGE), text.encode("utf-8", "surrogatepass")) is None
+    assert read(SseUsage(openai_usage, USAGE), body, sse({"usage": COUNTS})) == TOLD
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        ([sse({"usage": COUNTS}, "[DONE]")], TOLD),
+        ([sse({"usage": COUNTS}), sse("[DONE]")], TOLD),
+        ([sse({"choices": []}), sse({"usage": COUNTS}), sse("[DONE]"), b""], TOLD),
+        (
+            [
+                b'data: {"usage":{"prompt_tokens":7,"total_tokens":17,"completion_tokens":10}}\n'
+                b"data: [DONE]\n\t"
+            ],
+            Usage(7, 10, 17),
+        ),
+        ([sse({"usage": None}), sse({"choices": []}, "[DONE]")], None),
+        (
+            [
+                sse(
+                    {"usage": {**COUNTS, "completion_tokens": 1, "total_tokens": 6}},
+                    {"usage": COUNTS},
+                )
+            ],
+            TOLD,
+        ),
+        ([b'data: {"usage":\ndata: {"prompt_tokens": 5}}\n\n'], Usage(5, 0, 5)),
+        ([b""], None),
+    ],
+)
+def test_openai_streams(pieces: list[bytes], expected: Usage | None) -> None:
+    """Wherever the usage stands, whatever stands around it; later numbers replace earlier."""
+    assert read(SseUsage(openai_usage, USAGE), *pieces) == expected
+
+
+ANTHROPIC_STREAM = sse(
+    {
+        "type": "message_start",
+        "message": {"usage": {"input_tokens": 7, "cache_read_input_tokens": 3, "output_tokens": 1}},
+    },
+    {"type": "content_block_delta", "delta": {"text": "the usage of"}},
+    {"type": "message_delta", "usage": {"output_tokens": 12}},
+    {"type": "message_stop"},
+)
+
+
+def test_anthropic_says_its_usage_in_two_events() -> None:
+    """The prompt at the start, the completion at the end; in one document all at once."""
+    assert read(SseUsage(anthropic_usage, USAGE), ANTHROPIC_STREAM) == Usage(7, 12, 19, 3)
+    usage = {"input_tokens": 7, "output_tokens": 12, "cache_read_input_tokens": 3}
+    assert read_json(anthropic_usage, {"usage": usage}) == Usage(7, 12, 19, 3)
+    assert read_json(anthropic_usage, {"usage": {}}) is None
+
+
+def test_sglang_says_its_usage_in_meta_info() -> None:
+    """Of a list of answers to one prompt the completions are added up."""
+    info = {"prompt_tokens": 7, "completion_tokens": 2, "cached_tokens": 3}
+    one = {"text": "a", "meta_info": info}
+    assert read_json(sglang_usage, one, META_INFO) == Usage(7, 2, 9, 3)
+    assert read_json(sglang_usage, [one, one, one], META_INFO) == Usage(7, 6, 13, 3)
+    assert read_json(sglang_usage, {"text": "meta_info"}, META_INFO) is None
+    assert read_json(sglang_usage, [{"meta_info": {}}], META_INFO) is None
+
+
+def test_of_sglangs_events_the_one_with_a_finish_reason_counts() -> None:
+    """The others tell what it is on the way."""
+    begun = {"meta_info": {"prompt_tokens": 7, "completion_tokens": 1, "finish_reason": None}}
+    over = {"meta_info": {**begun["meta_info"], "completion_tokens": 4, "finish_reason": {"t": 1}}}
+    reader = SseUsage(sglang_event_usage, META_INFO)
+    assert read(reader, sse(begun, begun)) is None
+    assert read(SseUsage(sglang_event_usage, META_INFO), sse(begun, over, [over])) == Usage(
+        7, 4, 11
+    )
+
+
+@pytest.mark.parametrize(
+    ("known", "said", "expected"),
+    [
+        (None, Usage(1, 2, 9), Usage(1, 2, 9)),
+        (Usage(1, 2, 3), Usage(0, 5, 0), Usage(1, 5, 6)),
+        (Usage(1, 2, 3), Usage(0, 5, 99), Usage(1, 5, 6)),
+        (Usage(1, 2, 3, 4), Usage(7, 8, 99), Usage(7, 8, 99, 4)),
+        (Usage(1, 2, 3, 4), Usage(cached_tokens=0), Usage(1, 2, 3, 4)),
+        (Usage(1, 2, 3), Usage(cached_tokens=0), Usage(1, 2, 3, 0)),
+        (Usage(1, 2, 3, 0), Usage(), Usage(1, 2, 3, 0)),
+    ],
+)
+def test_numbers_that_are_said_replace_those_that_are_known(
+    known: Usage | None, said: Usage, expected: Usage
+) -> None:
+    """A total counts only beside both of its parts."""
+    assert merge(known, said) == expected
+
+
+@pytest.mark.parametrize(
+    ("content_type", "is_stream"),
+    [
+        ("text/event-stream", True),
+        ("Text/Event-Stream; charset=utf-8", True),
+        ("application/json", False),
+        ("", False),
+    ],
+)
+def test_the_content_type_chooses_the_reader(content_type: str, is_stream: bool) -> None:
+    """Case does not matter, nor do parameters."""
+    assert is_event_stream(content_type) is is_stream
+    reader = usage_reader(content_type, openai_usage)
+    assert isinstance(reader, SseUsage if is_stream else JsonUsage)
+    assert isinstance(reader, ResponseReader)
+
+
+def test_a_document_longer_than_the_limit_tells_nothing() -> None:
+    """And nothing of it is kept."""
+    body = json.dumps({"usage": COUNTS}).encode()
+    assert read(JsonUsage(openai_usage, USAGE, len(body)), body[:9], body[9:]) == TOLD
+    assert read(JsonUsage(openai_usage, USAGE, len(body) - 1), body[:9], body[9:]) is None
+
+
+BODIES: list[tuple[Callable[[], ResponseReader], bytes, Usage]] = [
+    (lambda: JsonUsage(openai_usage, USAGE), json.dumps({"usage": COUNTS}).encode(), TOLD),
+    (
+        lambda: SseUsage(openai_usage, USAGE),
+        sse({"choices": ["a"]}, {"usage": COUNTS}, "[DONE]").replace(b"\n", b"\r\n"),
+        TOLD,
+    ),
+    (lambda: SseUsage(anthropic_usage, USAGE), ANTHROPIC_STREAM, Usage(7, 12, 19, 3)),
+]
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(BODIES), st.data())
+def test_any_split_of_the_bytes_gives_the_same_usage(
+    case: tuple[Callable[[], ResponseReader], bytes, Usage], data: st.DataObject
+) -> None:
+    """Also within a line end, a name or a character."""
+    make, body, expected = case
+    cuts = data.draw(st.lists(st.integers(0, len(body)), max_size=8).map(sorted))
+    places = [0, *cuts, len(body)]
+    pieces = [body[a:b] for a, b in pairwise(places)]
+    assert read(make(), *pieces) == expected
+    assert read(make(), *(bytes([byte]) for byte in body)) == expected
+    assert read(make(), *pieces, b"") == expected
