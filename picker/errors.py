@@ -96,9 +96,12 @@ class RefusedError(PickerError):
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
         """Response headers beyond the status."""
-        if self.drop_reason is None:
-            return ()
-        return ((DROP_REASON_HEADER, self.drop_reason.value),)
+        return () if self.drop_reason is None else drop_headers(self.drop_reason)
+
+
+def drop_headers(reason: DropReason) -> tuple[tuple[str, str], ...]:
+    """The response header that says why a request was shed."""
+    return ((DROP_REASON_HEADER, reason.value),)
 
 
 def no_endpoints(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
+from picker.extproc.binding import UNIX_SOCKET_MODE, remove_stale
 from picker.extproc.health import HealthService
-from picker.extproc.options import ServerOptions
+from picker.extproc.options import ServerOptions, TlsMaterial, TlsOptions
 from picker.extproc.pump import ExchangeSource, StreamFailedError
 from picker.extproc.rpc import Method, RpcError
 from picker.extproc.services import methods
+from picker.extproc.tls import server_context
 
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -28,10 +32,11 @@ class GrpcioServer:
         self._options = options
         self._server: grpc.aio.Server | None = None
         self._stopping = False
+        self._material: TlsMaterial | None = None
         self._methods = methods(
             exchanges,
             health,
-            max_body_bytes=options.max_body_bytes,
+            limits=options.limits,
             is_stopping=lambda: self._stopping,
         )
 
@@ -39,10 +44,50 @@ class GrpcioServer:
         """Listen; returns the bound port. Raises `OSError` when the port cannot be had."""
         server = grpc.aio.server(options=_channel_options(self._options))
         server.add_generic_rpc_handlers((_Table(self._methods),))
-        port = _bind(server, self._options)
+        port = self._bind(server)
         await server.start()
         self._server = server
         return port
+
+    def use_certificate(self, material: TlsMaterial) -> None:
+        """Show `material` to new connections; see `options.GrpcServer`."""
+        tls = self._options.tls
+        if tls is not None:
+            server_context(replace(tls, material=material))  # raises what the library would not say
+            self._material = material
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        path, address, tls = self._options.unix_path, self._options.address, self._options.tls
+        try:
+            if path is not None:
+                remove_stale(path)
+            if tls is None:
+                port = int(server.add_insecure_port(address))
+            else:
+                port = int(server.add_secure_port(address, self._credentials(tls)))
+            if path is None:
+                return port
+            path.chmod(UNIX_SOCKET_MODE)
+            return 0
+        except (OSError, RuntimeError) as error:
+            raise OSError(f"cannot listen on {address}: {error}") from error
+
+    def _credentials(self, tls: TlsOptions) -> grpc.ServerCredentials:
+        """What asks for the certificate anew at each handshake."""
+        if tls.cipher_suites or tls.min_version != ssl.TLSVersion.TLSv1_2:
+            raise OSError("this transport has no choice of TLS versions and cipher suites")
+        server_context(tls)
+        self._material = tls.material
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(), self._configuration, require_client_authentication=False
+        )
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration | None:
+        material = self._material
+        if material is None:
+            return None
+        pair = (material.private_key, material.certificate_chain)
+        return grpc.ssl_server_certificate_configuration([pair])
 
     async def stop(self, grace_seconds: float) -> None:
         """Accept nothing new, let streams end for `grace_seconds`, then cancel what is left."""
@@ -93,18 +138,6 @@ def _served_by(method: Method) -> Any:
             await context.abort(_STATUS_CODES[int(failure.status)], str(failure))
 
     return serve
-
-
-def _bind(server: grpc.aio.Server, options: ServerOptions) -> int:
-    address = options.address
-    try:
-        if options.tls is None:
-            return int(server.add_insecure_port(address))
-        pair = (options.tls.private_key, options.tls.certificate_chain)
-        credentials = grpc.ssl_server_credentials([pair])
-        return int(server.add_secure_port(address, credentials))
-    except RuntimeError as error:
-        raise OSError(f"cannot listen on {address}: {error}") from error
 
 
 def _channel_options(options: ServerOptions) -> list[tuple[str, int]]:

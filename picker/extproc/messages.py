@@ -7,12 +7,25 @@ Header names are lower case throughout.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import TypeAlias
 
-from picker.errors import RefusedError
-from picker.types import FinishCause, RawRequest, RouteDecision
+from picker.errors import DropReason, RefusedError
+from picker.types import FinishCause, Metadata, RawRequest, RouteDecision
+
+MAX_CHUNK_BYTES = 62_000  # Envoy's limit for one streamed body reply, with room for framing
+
+_NOTHING: Metadata = MappingProxyType({})
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+def body_chunks(body: bytes) -> list[bytes]:
+    """Split `body` into pieces of at most `MAX_CHUNK_BYTES`; no bytes are one empty piece."""
+    if len(body) <= MAX_CHUNK_BYTES:
+        return [body]
+    return [body[at : at + MAX_CHUNK_BYTES] for at in range(0, len(body), MAX_CHUNK_BYTES)]
 
 
 class BodyMode(Enum):
@@ -20,8 +33,10 @@ class BodyMode(Enum):
 
     DUPLEX = "duplex"  # pieces go both ways independently; what is not sent back is lost
     BUFFERED = "buffered"  # one message with the whole body, which the proxy keeps until the reply
+    PARTIAL = "partial"  # one message with as much as the proxy keeps; the rest is not shown
     LOCKSTEP = "lockstep"  # every piece waits for its reply, which may say "unchanged"
     ABSENT = "absent"  # bodies do not pass through the picker
+    UNKNOWN = "unknown"  # a mode of which the picker does not know what it may answer
 
 
 class Ending(Enum):
@@ -38,13 +53,20 @@ class Ending(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RequestHeaders:
-    """Headers of the client's request. `subset_hint` None: the whole pool may serve."""
+    """Headers of the client's request. `subset_hint` None: the whole pool may serve.
+
+    `num_headers` and `num_header_bytes` are what came, repeated names included. A proxy with
+    `only_observes` shows what happens and expects no answer to anything.
+    """
 
     headers: Mapping[str, str]
     end_of_stream: bool = False
     subset_hint: tuple[str, ...] | None = None
     request_body: BodyMode = BodyMode.DUPLEX
     response_body: BodyMode = BodyMode.DUPLEX
+    num_headers: int = 0
+    num_header_bytes: int = 0
+    only_observes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +87,15 @@ class RequestTrailers:
 class ResponseHeaders:
     """Headers of the endpoint's response: its HTTP status and, where the proxy says so, who served.
 
-    `served_by` is `ip:port`.
+    `served_by` is `ip:port`; `has_destination_metadata` is true as soon as the proxy sent anything
+    in the namespace that it would be in. `headers` includes pseudo-headers.
     """
 
     status: int | None = None
     end_of_stream: bool = False
     served_by: str | None = None
+    headers: Mapping[str, str] = field(default_factory=lambda: _NO_HEADERS)
+    has_destination_metadata: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +109,11 @@ class ResponseBody:
 @dataclass(frozen=True, slots=True)
 class ResponseTrailers:
     """The endpoint's trailers; nothing of the response follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownMessage:
+    """A message of a kind that did not exist when this was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +137,13 @@ class Dropped:
     refusal: RefusedError
 
 
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """The request has to make room, wherever it stands."""
+
+    reason: DropReason
+
+
 Event: TypeAlias = (
     RequestHeaders
     | RequestBody
@@ -114,8 +151,10 @@ Event: TypeAlias = (
     | ResponseHeaders
     | ResponseBody
     | ResponseTrailers
+    | UnknownMessage
     | Closed
 )
+OwnEvent: TypeAlias = Routed | Dropped | Evicted
 
 # Actions
 
@@ -147,11 +186,15 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class SendRequestHeaders:
-    """Let the request go to `destination` with these headers set; None leaves the length alone."""
+    """Let the request go to `destination` with these headers set; None leaves the length alone.
+
+    `metadata` goes to the proxy beside the destination.
+    """
 
     destination: str
     set_headers: tuple[tuple[str, str], ...] = ()
     content_length: int | None = None
+    metadata: Metadata = field(default_factory=lambda: _NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +213,12 @@ class SendBufferedRequest:
     set_headers: tuple[tuple[str, str], ...] = ()
     body: bytes | None = None
     content_length: int | None = None
+    metadata: Metadata = field(default_factory=lambda: _NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
 class SendRequestBody:
-    """Forward a piece of the request body, at most `stream.MAX_CHUNK_BYTES`."""
+    """Forward a piece of the request body, at most `MAX_CHUNK_BYTES`."""
 
     data: bytes
     end_of_stream: bool
@@ -187,22 +231,43 @@ class SendRequestTrailers:
 
 @dataclass(frozen=True, slots=True)
 class SendResponseHeaders:
-    """Forward the response headers with these added."""
+    """Forward the response headers with these set and those removed.
+
+    `show_body` asks a proxy that was not told to show response bodies to show this one, in full
+    duplex; it may disregard that.
+    """
 
     set_headers: tuple[tuple[str, str], ...]
+    remove_headers: tuple[str, ...] = ()
+    show_body: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SendResponseBody:
-    """Forward a piece of the response body, at most `stream.MAX_CHUNK_BYTES`."""
+    """Forward a piece of the response body, at most `MAX_CHUNK_BYTES`, and metadata with it."""
 
     data: bytes
     end_of_stream: bool
+    metadata: Metadata = field(default_factory=lambda: _NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class SendHeldResponseBody:
+    """Replace what a proxy that waits for this reply holds of the response's body.
+
+    `content_length` None leaves the stated length alone.
+    """
+
+    data: bytes
+    content_length: int | None = None
+    metadata: Metadata = field(default_factory=lambda: _NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
 class SendResponseBodyUnchanged:
     """Tell a proxy that waits for this reply to go on with what it holds."""
+
+    metadata: Metadata = field(default_factory=lambda: _NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +292,7 @@ Reply: TypeAlias = (
     | SendRequestTrailers
     | SendResponseHeaders
     | SendResponseBody
+    | SendHeldResponseBody
     | SendResponseBodyUnchanged
     | SendResponseTrailers
     | SendImmediate

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Protocol
 
-from picker.extproc.stream import DEFAULT_MAX_BODY_BYTES
+from picker.extproc.request_phase import (
+    DEFAULT_MAX_BODY_BYTES,
+    DEFAULT_MAX_HEADER_BYTES,
+    DEFAULT_MAX_HEADERS,
+    Limits,
+)
 
 # A buffered body is one message. One that the transport refused would break the stream, where the
 # limit on bodies gives a 413; so the latter has to be the smaller.
 DEFAULT_MAX_MESSAGE_BYTES = DEFAULT_MAX_BODY_BYTES + 1024 * 1024
+UNIX_SCHEME = "unix:"
 
 
 class Transport(Enum):
@@ -34,23 +42,53 @@ class TlsMaterial:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """How a port speaks TLS. `cipher_suites`, in OpenSSL's names, are those for TLS 1.2.
+
+    Empty: the library's choice.
+    """
+
+    material: TlsMaterial
+    min_version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
+    cipher_suites: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ServerOptions:
     """Where to listen and what to accept.
 
-    `port` 0 takes a free one. Without `tls` the port is plain text. `max_body_bytes` bounds one
-    request body as a whole (413 beyond it), `max_message_bytes` one gRPC message.
+    `host` is an address, or a unix socket as `unix:///path` or by its absolute path; `port` then
+    means nothing. `port` 0 takes a free one. Without `tls` the port is plain text. A request with a
+    body over `max_body_bytes` in sum is a 413, with more headers than `max_headers` or
+    `max_header_bytes` a 431. `max_message_bytes` bounds one gRPC message.
     """
 
     host: str = "0.0.0.0"
     port: int = 9002
-    tls: TlsMaterial | None = None
+    tls: TlsOptions | None = None
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    max_headers: int = DEFAULT_MAX_HEADERS
+    max_header_bytes: int = DEFAULT_MAX_HEADER_BYTES
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     transport: Transport = Transport.NATIVE
 
     @property
+    def limits(self) -> Limits:
+        """How large a request may be."""
+        return Limits(self.max_body_bytes, self.max_headers, self.max_header_bytes)
+
+    @property
+    def unix_path(self) -> Path | None:
+        """The unix socket to listen on, None for TCP."""
+        if self.host.startswith(UNIX_SCHEME):
+            return Path(self.host.removeprefix(UNIX_SCHEME).removeprefix("//"))
+        return Path(self.host) if self.host.startswith("/") else None
+
+    @property
     def address(self) -> str:
-        """Host and port as one text, for messages."""
+        """Host and port, or the unix socket, as one text, for messages."""
+        if self.unix_path is not None:
+            return f"{UNIX_SCHEME}{self.unix_path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
@@ -59,7 +97,17 @@ class GrpcServer(Protocol):
     """One listening port. Start it once, inside the event loop it is to live in."""
 
     async def start(self) -> int:
-        """Listen; returns the bound port. Raises `OSError` when the port cannot be had."""
+        """Listen; returns the bound port, 0 for a unix socket. Raises `OSError` when that cannot be
+        had.
+        """
+        ...
+
+    def use_certificate(self, material: TlsMaterial) -> None:
+        """Show `material` to new connections from now on.
+
+        Raises `OSError` when it cannot be used, and goes on with what it has. Without TLS it does
+        nothing.
+        """
         ...
 
     async def stop(self, grace_seconds: float) -> None:

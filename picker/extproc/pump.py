@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from picker.errors import Code, PickerError, RefusedError
+from picker.errors import Code, DropReason, PickerError, RefusedError
 from picker.extproc import wire
 from picker.extproc.messages import Action, CancelRoute, Closed, Ending, Finish, Route
+from picker.extproc.request_phase import Limits
 from picker.extproc.stream import State, StreamMachine
 from picker.types import FinishCause, RawRequest, RouteDecision
 
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 Read: TypeAlias = Callable[[], Awaitable[bytes | None]]
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]
+T = TypeVar("T")
+Evict: TypeAlias = Callable[[DropReason], None]
 
 
 class RequestExchange(Protocol):
@@ -41,6 +44,20 @@ class RequestExchange(Protocol):
         served_by: str | None = None,
     ) -> None:
         """The request is over."""
+        ...
+
+
+@runtime_checkable
+class Evictable(Protocol):
+    """What an exchange is besides, if its request may be stopped while it is under way."""
+
+    def allow_eviction(self, evict: Evict) -> None:
+        """Called once, before anything else.
+
+        `evict` may be called at any time from the same event loop, more than once too; it returns
+        at once. The client is then told, unless its response is already complete, and the exchange
+        finishes as usual.
+        """
         ...
 
 
@@ -65,15 +82,16 @@ async def serve_stream(
     write: Write,
     exchanges: ExchangeSource,
     *,
-    max_body_bytes: int,
+    limits: Limits,
     is_stopping: Callable[[], bool],
 ) -> None:
     """Serve one stream to its end.
 
     Whatever ends it, the exchange is finished exactly once. Returns when the proxy closed the
-    stream or the request was refused; raises `StreamFailedError` when the stream is to be aborted.
+    stream or everything has been said (a refusal, a response that is none of ours); raises
+    `StreamFailedError` when the stream is to be aborted.
     """
-    await _Session(read, write, exchanges.begin(), max_body_bytes).run(is_stopping)
+    await _Session(read, write, exchanges.begin(), limits).run(is_stopping)
 
 
 class _Session:
@@ -93,13 +111,11 @@ class _Session:
         "_write",
     )
 
-    def __init__(
-        self, read: Read, write: Write, exchange: RequestExchange, max_body_bytes: int
-    ) -> None:
+    def __init__(self, read: Read, write: Write, exchange: RequestExchange, limits: Limits) -> None:
         self._read = read
         self._write = write
         self._exchange = exchange
-        self._machine = StreamMachine(max_body_bytes)
+        self._machine = StreamMachine(limits)
         self._turn = asyncio.Lock()
         self._tasks = asyncio.TaskGroup()
         self._reader: asyncio.Task[None] | None = None  # set while reading
@@ -112,6 +128,8 @@ class _Session:
         """Serve until the stream is over; see `serve_stream`."""
         try:
             async with self._tasks:
+                if isinstance(self._exchange, Evictable):
+                    self._exchange.allow_eviction(self._evict)
                 await self._read_to_end()
                 if self._machine.state is State.ROUTING:
                     # grpc.aio may show its own stop as the peer's end of the stream.
@@ -133,7 +151,7 @@ class _Session:
             while (message := await self._read()) is not None:
                 async with self._turn:
                     await self._perform(self._machine.receive(wire.decode(message)))
-                if self._machine.state is State.REFUSED:
+                if self._machine.has_said_everything:
                     return
         except asyncio.CancelledError:
             # Either the transport cancels us, or the routing task has had the last word.
@@ -190,13 +208,25 @@ class _Session:
         except Exception:
             log.exception("routing failed")
             answer = RefusedError(Code.INTERNAL, "the endpoint picker failed; see its log")
+        if isinstance(answer, RefusedError):
+            await self._step(self._machine.dropped, answer)
+        else:
+            await self._step(self._machine.routed, answer)
+
+    def _evict(self, reason: DropReason) -> None:
+        evicting = self._step(self._machine.evicted, reason)
+        try:
+            self._tasks.create_task(evicting, name="evict")
+        except RuntimeError:  # the stream is ending anyway
+            evicting.close()
+
+    async def _step(self, step: Callable[[T], list[Action]], told: T) -> None:
+        """Take one step of the machine from a task that is not the reader."""
         try:
             async with self._turn:
-                if isinstance(answer, RefusedError):
-                    await self._perform(self._machine.dropped(answer))
-                    self._stop_reading()
-                else:
-                    await self._perform(self._machine.routed(answer))
+                await self._perform(step(told))
+            if self._machine.has_said_everything:
+                self._stop_reading()
         except PickerError as error:
             self._fail(error)
             self._stop_reading()

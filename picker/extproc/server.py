@@ -12,6 +12,7 @@ from picker.extproc.options import (
     GrpcServer,
     ServerOptions,
     TlsMaterial,
+    TlsOptions,
     Transport,
 )
 from picker.extproc.pump import ExchangeSource
@@ -21,6 +22,7 @@ __all__ = [
     "GrpcServer",
     "ServerOptions",
     "TlsMaterial",
+    "TlsOptions",
     "Transport",
     "build_health_server",
     "build_server",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from picker.extproc.health import HealthService
 from picker.extproc.pump import ExchangeSource, Read, StreamFailedError, Write, serve_stream
+from picker.extproc.request_phase import Limits
 from picker.extproc.rpc import Method, RpcError, Status
 from picker.extproc.wire import METHOD
 
@@ -14,7 +15,7 @@ def methods(
     exchanges: ExchangeSource | None,
     health: HealthService | None,
     *,
-    max_body_bytes: int,
+    limits: Limits,
     is_stopping: Callable[[], bool],
 ) -> Mapping[str, Method]:
     """Paths to methods: ext_proc when there are `exchanges`, health when there is `health`."""
@@ -22,18 +23,14 @@ def methods(
     if health is not None:
         table |= health.methods()
     if exchanges is not None:
-        table[METHOD] = _process(exchanges, max_body_bytes, is_stopping)
+        table[METHOD] = _process(exchanges, limits, is_stopping)
     return table
 
 
-def _process(
-    exchanges: ExchangeSource, max_body_bytes: int, is_stopping: Callable[[], bool]
-) -> Method:
+def _process(exchanges: ExchangeSource, limits: Limits, is_stopping: Callable[[], bool]) -> Method:
     async def process(read: Read, write: Write) -> None:
         try:
-            await serve_stream(
-                read, write, exchanges, max_body_bytes=max_body_bytes, is_stopping=is_stopping
-            )
+            await serve_stream(read, write, exchanges, limits=limits, is_stopping=is_stopping)
         except StreamFailedError as failure:
             status = Status.INVALID_ARGUMENT if failure.peer_at_fault else Status.INTERNAL
             raise RpcError(status, str(failure)) from failure

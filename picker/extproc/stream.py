@@ -12,9 +12,12 @@ answer, and the decision is the answer to the body:
 
     START --headers, full duplex--> RECEIVING --end of body--> ROUTING --Routed--> ROUTED
     START --headers, buffered--> AWAITING_BODY --body--> ROUTING
+    START --headers, a proxy that only observes--> OBSERVING
     RECEIVING | AWAITING_BODY | ROUTING | ROUTED --response headers--> RESPONDING
     RESPONDING --end of response--> DONE
     START | RECEIVING | AWAITING_BODY | ROUTING --refused by us, Dropped--> REFUSED
+    ROUTING --Routed, the response is none of ours--> SKIPPED
+    START … RESPONDING --Evicted--> REFUSED
     any --Closed--> CLOSED
 
 A request whose headers carry `end_of_stream` is routed at once and answered by its headers in
@@ -26,13 +29,15 @@ decision would come too late.
 
 Replies leave in the order headers, body, trailers. Trailers that arrive while a
 decision is pending are answered after the body. Response messages are answered at once and pass
-through unchanged. A response may start before the decision: a proxy that gives up on a request (a
+through unchanged, or as the decision's tap says (see `response_phase`); what a tap holds back comes
+with a later piece. A response may start before the decision: a proxy that gives up on a request (a
 client too slow, say) shows its own error reply, and an error from us would hide it from the client.
 
 `_TRANSITIONS` is the whole protocol: a pair (state, event) that is not in it is an error, of the
 peer (`RemoteProtocolError`) or of our own shell (`LocalProtocolError`). After a refusal, and after
 the end of the body, messages that the proxy had already sent are ignored, not punished: proxies
-have been seen to repeat the last body message.
+have been seen to repeat the last body message. A kind of message that is newer than this picker is
+ignored where the proxy goes on without an answer, and an error where it would wait for one.
 
 Whatever ends the request emits exactly one `Finish`, always before the replies of its batch, so
 that a shell whose writes fail has already let go of what the request held.
@@ -43,11 +48,20 @@ Source: Endpoint Picker Protocol v1.0.0; Envoy `external_processor.proto` and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable
 from enum import Enum
 from typing import TypeAlias, cast
 
-from picker.errors import Code, PickerError, RefusedError, bad_request
+from picker.errors import (
+    EVICTED_BODY,
+    EVICTED_STATUS,
+    DropReason,
+    PickerError,
+    RefusedError,
+    bad_request,
+    drop_headers,
+)
 from picker.extproc.messages import (
     Action,
     BodyMode,
@@ -56,7 +70,9 @@ from picker.extproc.messages import (
     Dropped,
     Ending,
     Event,
+    Evicted,
     Finish,
+    OwnEvent,
     RequestBody,
     RequestHeaders,
     RequestTrailers,
@@ -65,22 +81,16 @@ from picker.extproc.messages import (
     ResponseTrailers,
     Route,
     Routed,
-    SendBufferedRequest,
     SendImmediate,
-    SendRequestBody,
-    SendRequestHeaders,
     SendRequestHeadersUnchanged,
     SendRequestTrailers,
-    SendResponseBody,
-    SendResponseBodyUnchanged,
-    SendResponseHeaders,
-    SendResponseTrailers,
+    UnknownMessage,
 )
-from picker.types import FinishCause, RawRequest, RouteDecision
+from picker.extproc.request_phase import Limits, RequestPhase
+from picker.extproc.response_phase import ResponsePhase
+from picker.types import FinishCause, RouteDecision
 
-MAX_CHUNK_BYTES = 62_000  # Envoy's limit for one streamed body reply, with room for framing
-DEFAULT_MAX_BODY_BYTES = 64 * 1024 * 1024
-RESPONSE_MARK = ("x-went-into-resp-headers", "true")
+log = logging.getLogger(__name__)
 
 
 class ProtocolError(PickerError):
@@ -99,62 +109,39 @@ class State(Enum):
     """Where a stream stands; see the theory of operation."""
 
     START = "start"
+    OBSERVING = "observing"
     RECEIVING = "receiving"
     AWAITING_BODY = "awaiting the body"
     ROUTING = "routing"
     ROUTED = "routed"
     RESPONDING = "responding"
     DONE = "done"
+    SKIPPED = "skipped"
     REFUSED = "refused"
     CLOSED = "closed"
-
-
-def body_chunks(body: bytes) -> list[bytes]:
-    """Split `body` into pieces of at most `MAX_CHUNK_BYTES`; no bytes are one empty piece."""
-    if len(body) <= MAX_CHUNK_BYTES:
-        return [body]
-    return [body[at : at + MAX_CHUNK_BYTES] for at in range(0, len(body), MAX_CHUNK_BYTES)]
 
 
 class StreamMachine:
     """Sole owner of one stream's protocol state.
 
-    `receive`, `routed` and `dropped` return the actions to perform, in order. They raise
+    `receive`, `routed`, `dropped` and `evicted` return the actions to perform, in order. They raise
     `ProtocolError` for an event that is illegal now; the state is then unchanged.
     """
 
     __slots__ = (
         "_abandoned",
-        "_body",
-        "_body_bytes",
         "_finished",
-        "_has_body",
-        "_headers",
-        "_max_body_bytes",
-        "_proxy_holds_body",
-        "_response_body",
+        "_request",
+        "_response",
         "_response_status",
         "_served_by",
         "_state",
-        "_subset_hint",
-        "_trailers_end_body",
-        "_trailers_pending",
-        "_trailers_seen",
     )
 
-    def __init__(self, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
-        self._max_body_bytes = max_body_bytes
+    def __init__(self, limits: Limits | None = None) -> None:
         self._state = State.START
-        self._headers: Mapping[str, str] = {}
-        self._subset_hint: tuple[str, ...] | None = None
-        self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._has_body = True
-        self._proxy_holds_body = False
-        self._trailers_seen = False
-        self._trailers_pending = False
-        self._trailers_end_body = False
-        self._response_body = BodyMode.DUPLEX
+        self._request = RequestPhase(limits or Limits())
+        self._response = ResponsePhase()
         self._response_status: int | None = None
         self._served_by: str | None = None
         self._abandoned = False
@@ -164,6 +151,11 @@ class StreamMachine:
     def state(self) -> State:
         """The present state."""
         return self._state
+
+    @property
+    def has_said_everything(self) -> bool:
+        """Whether the shell is to end the stream from its side once the replies are written."""
+        return self._state in (State.REFUSED, State.SKIPPED)
 
     def receive(self, event: Event) -> list[Action]:
         """Take what the proxy sent, or the end of the stream (`Closed`, legal at any time)."""
@@ -177,7 +169,11 @@ class StreamMachine:
         """Refuse the request that `Route` handed out."""
         return self._step(Dropped(refusal), LocalProtocolError)
 
-    def _step(self, event: Event | Routed | Dropped, culprit: type[ProtocolError]) -> list[Action]:
+    def evicted(self, reason: DropReason) -> list[Action]:
+        """Stop the request in favour of others; nothing happens to one that is over."""
+        return self._step(Evicted(reason), LocalProtocolError)
+
+    def _step(self, event: Event | OwnEvent, culprit: type[ProtocolError]) -> list[Action]:
         action = _TRANSITIONS.get((self._state, type(event)))
         if action is None:
             raise culprit(f"{type(event).__name__} is not allowed when {self._state.value}")
@@ -186,18 +182,20 @@ class StreamMachine:
     # Request phase
 
     def _begin(self, event: RequestHeaders) -> list[Action]:
-        self._headers = event.headers
-        self._subset_hint = event.subset_hint
-        self._response_body = event.response_body
-        if event.end_of_stream or event.request_body is BodyMode.ABSENT:
-            self._has_body = False
+        if event.only_observes:
+            log.warning("a proxy only observes: it follows no decision, so none is made")
+            self._state = State.OBSERVING
+            return []
+        try:
+            self._response.expect(event.response_body)
+            self._request.begin(event)
+        except RefusedError as refusal:
+            return self._refuse(refusal)
+        if not self._request.has_body:
             return self._route()
         if event.request_body is BodyMode.BUFFERED:
-            self._proxy_holds_body = True
             self._state = State.AWAITING_BODY
             return [SendRequestHeadersUnchanged()]
-        if event.request_body is BodyMode.LOCKSTEP:
-            return self._refuse(_LOCKSTEP_REFUSAL)
         self._state = State.RECEIVING
         return []
 
@@ -208,18 +206,14 @@ class StreamMachine:
         return self._take(event, is_last=True)
 
     def _take(self, event: RequestBody, is_last: bool) -> list[Action]:
-        if event.subset_hint is not None:
-            self._subset_hint = event.subset_hint
-        self._body_bytes += len(event.data)
-        if self._body_bytes > self._max_body_bytes:
-            limit = f"the request body exceeds {self._max_body_bytes} bytes"
-            return self._refuse(RefusedError(Code.PAYLOAD_TOO_LARGE, limit))
-        if event.data:
-            self._body.append(event.data)
+        try:
+            self._request.add(event)
+        except RefusedError as refusal:
+            return self._refuse(refusal)
         return self._route() if is_last else []
 
     def _end_body_with_trailers(self, _: RequestTrailers) -> list[Action]:
-        self._trailers_seen = self._trailers_pending = self._trailers_end_body = True
+        self._request.end_with_trailers()
         return self._route()
 
     def _refuse_trailers_alone(self, _: RequestTrailers) -> list[Action]:
@@ -229,14 +223,12 @@ class StreamMachine:
         return self._refuse(_TRAILERS_ALONE_REFUSAL)
 
     def _route(self) -> list[Action]:
-        body = b"".join(self._body) if self._has_body else None
-        self._body = [body] if body else []
         self._state = State.ROUTING
-        return [Route(RawRequest(self._headers, body, self._subset_hint))]
+        return [Route(self._request.complete())]
 
     def _defer_trailers(self, _: RequestTrailers) -> list[Action]:
         self._first_trailers()
-        self._trailers_pending = True
+        self._request.trailers_pending = True
         return []
 
     def _answer_trailers(self, _: RequestTrailers) -> list[Action]:
@@ -244,46 +236,38 @@ class StreamMachine:
         return [SendRequestTrailers()]
 
     def _first_trailers(self) -> None:
-        if self._trailers_seen:
+        if self._request.trailers_seen:
             raise RemoteProtocolError("a request has one set of trailers, this is the second")
-        self._trailers_seen = True
+        self._request.trailers_seen = True
 
     def _answer(self, event: Routed) -> list[Action]:
-        decision = event.decision
-        original = self._body[0] if self._body else b""
-        self._state, self._body = State.ROUTED, []
-        if self._proxy_holds_body:
-            return self._answer_held_body(decision)
-        body = original if decision.body is None else decision.body
-        # A length next to trailers would make an HTTP/1 upstream drop the trailers.
-        length = len(body) if self._has_body and body and not self._trailers_seen else None
-        headers = SendRequestHeaders(decision.destination, decision.set_headers, length)
-        actions: list[Action] = [headers]
-        if self._has_body and (body or not self._trailers_end_body):
-            pieces = body_chunks(body)
-            actions += [SendRequestBody(piece, False) for piece in pieces[:-1]]
-            actions.append(SendRequestBody(pieces[-1], not self._trailers_end_body))
-        if self._trailers_pending:
-            actions.append(SendRequestTrailers())
-        return actions
-
-    def _answer_held_body(self, decision: RouteDecision) -> list[Action]:
-        body, length = decision.body, None
-        # The proxy refuses a new body that differs from the length the client stated. Where none
-        # was stated, none is added: next to a length an HTTP/1 upstream drops the trailers.
-        if body is not None and "content-length" in self._headers:
-            length = len(body)
-        reply = SendBufferedRequest(decision.destination, decision.set_headers, body, length)
-        return [reply, SendRequestTrailers()] if self._trailers_pending else [reply]
+        replies = self._request.answer(event.decision)
+        if event.decision.skip_response:
+            self._state = State.SKIPPED
+            return [*self._finish(FinishCause.SKIPPED), *replies]
+        self._state = State.ROUTED
+        self._response.watch(event.decision, self._request.mode)
+        return replies
 
     def _drop(self, event: Dropped) -> list[Action]:
         return self._refuse(event.refusal)
 
     def _refuse(self, refusal: RefusedError) -> list[Action]:
-        self._state, self._body = State.REFUSED, []
         self._response_status = refusal.status
         reply = SendImmediate(refusal.status, refusal.body, refusal.headers)
-        return [*self._finish(FinishCause.REFUSED), reply]
+        return self._end_with(FinishCause.REFUSED, reply)
+
+    def _evict(self, event: Evicted) -> list[Action]:
+        cancel: list[Action] = [CancelRoute()] if self._state is State.ROUTING else []
+        if self._response_status is None:
+            self._response_status = EVICTED_STATUS
+        reply = SendImmediate(EVICTED_STATUS, EVICTED_BODY, drop_headers(event.reason))
+        return [*cancel, *self._end_with(FinishCause.EVICTED, reply)]
+
+    def _end_with(self, cause: FinishCause, reply: SendImmediate) -> list[Action]:
+        self._state = State.REFUSED
+        self._request.drop_body()
+        return [*self._finish(cause), reply]
 
     # Response phase
 
@@ -292,25 +276,25 @@ class StreamMachine:
         self._served_by = event.served_by
         self._state = State.RESPONDING
         finish = self._end_response() if event.end_of_stream else []
-        return [*finish, SendResponseHeaders((RESPONSE_MARK,))]
+        return [*finish, self._response.begin(event)]
 
     def _respond_early(self, event: ResponseHeaders) -> list[Action]:
         """The proxy has answered the client itself; the request goes nowhere."""
-        self._abandoned, self._body = True, []
+        self._abandoned = True
+        self._request.drop_body()
         cancel: list[Action] = [CancelRoute()] if self._state is State.ROUTING else []
         return [*cancel, *self._respond(event)]
 
     def _pass_body(self, event: ResponseBody) -> list[Action]:
-        actions: list[Action] = self._end_response() if event.end_of_stream else []
-        if self._response_body in _HELD_RESPONSES:
-            return [*actions, SendResponseBodyUnchanged()]
-        pieces = body_chunks(event.data)
-        actions += [SendResponseBody(piece, False) for piece in pieces[:-1]]
-        actions.append(SendResponseBody(pieces[-1], event.end_of_stream))
-        return actions
+        finish = self._end_response() if event.end_of_stream else []
+        return [*finish, *self._response.piece(event)]
 
     def _pass_trailers(self, _: ResponseTrailers) -> list[Action]:
-        return [*self._end_response(), SendResponseTrailers()]
+        return [*self._end_response(), *self._response.trailers()]
+
+    def _answer_late_trailers(self, _: ResponseTrailers) -> list[Action]:
+        """Some proxies show the end of the body as the end of the stream, and trailers after it."""
+        return self._response.trailers()
 
     def _end_response(self) -> list[Action]:
         self._state = State.DONE
@@ -319,15 +303,32 @@ class StreamMachine:
     def _cause_of_end(self) -> FinishCause:
         return FinishCause.CLIENT_GONE if self._abandoned else FinishCause.COMPLETED
 
+    # What no phase expects
+
+    def _pass_over(self, event: UnknownMessage) -> list[Action]:
+        phase = self._response if self._state is State.RESPONDING else self._request
+        if phase.waits_for_replies:
+            raise RemoteProtocolError("a message of an unknown kind, to which an answer is due")
+        return self._ignore_unknown(event)
+
+    def _ignore_unknown(self, _: UnknownMessage) -> list[Action]:
+        log.warning("ignoring a message of an unknown kind when %s", self._state.value)
+        return []
+
+    def _ignore(self, _: Event) -> list[Action]:
+        return []
+
     # The end
 
     def _close(self, event: Closed) -> list[Action]:
-        # Without response bodies the proxy shows no end of the response but the end of the stream.
         orderly = event.ending in (Ending.END_OF_STREAM, Ending.CANCELLED)
-        unseen_end = self._response_body is BodyMode.ABSENT and self._state is State.RESPONDING
-        self._state, self._body = State.CLOSED, []
-        if orderly and unseen_end:
+        before, self._state = self._state, State.CLOSED
+        self._request.drop_body()
+        # Without response bodies the proxy shows no end of the response but the end of the stream.
+        if orderly and before is State.RESPONDING and self._response.end_is_unseen:
             return self._finish(self._cause_of_end())
+        if orderly and before is State.OBSERVING:
+            return self._finish(FinishCause.SKIPPED)
         return self._finish(_CAUSE_OF_ENDING[event.ending])
 
     def _finish(self, cause: FinishCause) -> list[Action]:
@@ -336,17 +337,8 @@ class StreamMachine:
         self._finished = True
         return [Finish(cause, self._response_status, self._served_by)]
 
-    def _ignore(self, _: Event) -> list[Action]:
-        return []
 
-
-_LOCKSTEP_REFUSAL = RefusedError(
-    Code.INTERNAL,
-    "the gateway must send request bodies to the endpoint picker in FULL_DUPLEX_STREAMED or "
-    "BUFFERED mode",
-)
 _TRAILERS_ALONE_REFUSAL = bad_request("a request of headers and trailers needs a body")
-_HELD_RESPONSES = (BodyMode.LOCKSTEP, BodyMode.BUFFERED)
 
 _CAUSE_OF_ENDING = {
     Ending.END_OF_STREAM: FinishCause.CLIENT_GONE,
@@ -355,8 +347,11 @@ _CAUSE_OF_ENDING = {
     Ending.SHUTDOWN: FinishCause.SHUTDOWN,
 }
 
-_Step: TypeAlias = Callable[[StreamMachine, Event | Routed | Dropped], list[Action]]
+_Step: TypeAlias = Callable[[StreamMachine, Event | OwnEvent], list[Action]]
 _M = StreamMachine
+_DEAF = (State.OBSERVING, State.SKIPPED, State.REFUSED)
+_OVER = (*_DEAF, State.DONE, State.CLOSED)
+_ANY_MESSAGE = (RequestBody, RequestTrailers, ResponseHeaders, ResponseBody, ResponseTrailers)
 
 _TRANSITIONS: dict[tuple[State, type], _Step] = cast(
     "dict[tuple[State, type], _Step]",
@@ -365,6 +360,7 @@ _TRANSITIONS: dict[tuple[State, type], _Step] = cast(
         (State.RECEIVING, RequestBody): _M._collect,
         (State.RECEIVING, RequestTrailers): _M._end_body_with_trailers,
         (State.RECEIVING, ResponseHeaders): _M._respond_early,
+        (State.RECEIVING, UnknownMessage): _M._pass_over,
         (State.AWAITING_BODY, RequestBody): _M._collect_whole,
         (State.AWAITING_BODY, RequestTrailers): _M._refuse_trailers_alone,
         (State.AWAITING_BODY, ResponseHeaders): _M._respond_early,
@@ -373,21 +369,24 @@ _TRANSITIONS: dict[tuple[State, type], _Step] = cast(
         (State.ROUTING, Routed): _M._answer,
         (State.ROUTING, Dropped): _M._drop,
         (State.ROUTING, ResponseHeaders): _M._respond_early,
+        (State.ROUTING, UnknownMessage): _M._pass_over,
         (State.ROUTED, RequestBody): _M._ignore,
         (State.ROUTED, RequestTrailers): _M._answer_trailers,
         (State.ROUTED, ResponseHeaders): _M._respond,
+        (State.ROUTED, UnknownMessage): _M._pass_over,
         (State.RESPONDING, RequestBody): _M._ignore,
         (State.RESPONDING, RequestTrailers): _M._answer_trailers,
         (State.RESPONDING, ResponseBody): _M._pass_body,
         (State.RESPONDING, ResponseTrailers): _M._pass_trailers,
+        (State.RESPONDING, UnknownMessage): _M._pass_over,
         (State.DONE, RequestBody): _M._ignore,
         (State.DONE, RequestTrailers): _M._answer_trailers,
         (State.DONE, ResponseBody): _M._ignore,
-        (State.REFUSED, RequestBody): _M._ignore,
-        (State.REFUSED, RequestTrailers): _M._ignore,
-        (State.REFUSED, ResponseHeaders): _M._ignore,
-        (State.REFUSED, ResponseBody): _M._ignore,
-        (State.REFUSED, ResponseTrailers): _M._ignore,
+        (State.DONE, ResponseTrailers): _M._answer_late_trailers,
+        (State.DONE, UnknownMessage): _M._ignore_unknown,
+        **{(state, kind): _M._ignore for state in _DEAF for kind in _ANY_MESSAGE},
+        **{(state, UnknownMessage): _M._ignore_unknown for state in _DEAF},
+        **{(state, Evicted): _M._ignore if state in _OVER else _M._evict for state in State},
         **{(state, Closed): _M._close for state in State},
     },
 )

@@ -15,6 +15,7 @@ from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from picker.errors import PickerError
 from picker.extproc.messages import (
@@ -28,6 +29,7 @@ from picker.extproc.messages import (
     ResponseHeaders,
     ResponseTrailers,
     SendBufferedRequest,
+    SendHeldResponseBody,
     SendImmediate,
     SendRequestBody,
     SendRequestHeaders,
@@ -37,6 +39,7 @@ from picker.extproc.messages import (
     SendResponseBodyUnchanged,
     SendResponseHeaders,
     SendResponseTrailers,
+    UnknownMessage,
 )
 from picker.requestcontrol.headers import (
     DESTINATION,
@@ -46,6 +49,7 @@ from picker.requestcontrol.headers import (
     PICKER_OWNED,
     SUBSET_NAMESPACE,
 )
+from picker.types import Metadata
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -56,8 +60,17 @@ _BODY_MODES: Mapping[int, BodyMode] = {
     _Mode.NONE: BodyMode.ABSENT,
     _Mode.STREAMED: BodyMode.LOCKSTEP,
     _Mode.BUFFERED: BodyMode.BUFFERED,
-    _Mode.BUFFERED_PARTIAL: BodyMode.LOCKSTEP,
+    _Mode.BUFFERED_PARTIAL: BodyMode.PARTIAL,
+    _Mode.FULL_DUPLEX_STREAMED: BodyMode.DUPLEX,
 }
+# Envoy insists on trailers in full duplex. The request is over when this is sent.
+_SHOW_BODY = _Mode(
+    request_body_mode=_Mode.BUFFERED,
+    request_trailer_mode=_Mode.SEND,
+    response_header_mode=_Mode.SEND,
+    response_body_mode=_Mode.FULL_DUPLEX_STREAMED,
+    response_trailer_mode=_Mode.SEND,
+)
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _REMOVABLE = tuple(name for name in PICKER_OWNED if name != DESTINATION)
 
@@ -67,13 +80,18 @@ class MalformedMessageError(PickerError):
 
 
 def decode(data: bytes) -> Event:
-    """One `ProcessingRequest` as an event. Raises `MalformedMessageError`."""
+    """One `ProcessingRequest` as an event. Raises `MalformedMessageError`.
+
+    A message of a kind that the generated code does not know shows no kind, but unknown fields.
+    """
     try:
         message = pb.ProcessingRequest.FromString(data)
     except DecodeError as error:
         raise MalformedMessageError(f"not a ProcessingRequest: {error}") from error
     kind = message.WhichOneof("request")
     if kind is None:
+        if len(UnknownFieldSet(message)) > 0:
+            return UnknownMessage()
         raise MalformedMessageError("a ProcessingRequest without content")
     return _DECODERS[kind](message)
 
@@ -92,12 +110,16 @@ def _request_headers(message: _Message) -> Event:
     if message.HasField("protocol_config"):
         request_body = _body_mode(message.protocol_config.request_body_mode)
         response_body = _body_mode(message.protocol_config.response_body_mode)
+    headers = message.request_headers.headers
     return RequestHeaders(
-        headers=_header_map(message.request_headers.headers.headers),
+        headers=_header_map(headers.headers),
         end_of_stream=message.request_headers.end_of_stream,
         subset_hint=_subset_hint(message),
         request_body=request_body,
         response_body=response_body,
+        num_headers=len(headers.headers),
+        num_header_bytes=headers.ByteSize(),
+        only_observes=message.observability_mode,
     )
 
 
@@ -111,11 +133,13 @@ def _request_trailers(message: _Message) -> Event:
 
 
 def _response_headers(message: _Message) -> Event:
-    headers = message.response_headers
+    headers = _header_map(message.response_headers.headers.headers)
     return ResponseHeaders(
-        status=_status(headers.headers.headers),
-        end_of_stream=headers.end_of_stream,
+        status=_status(headers),
+        end_of_stream=message.response_headers.end_of_stream,
         served_by=_served_by(message),
+        headers=headers,
+        has_destination_metadata=_has_namespace(message, DESTINATION_NAMESPACE),
     )
 
 
@@ -138,8 +162,8 @@ _DECODERS: Mapping[str, Callable[[_Message], Event]] = {
 
 
 def _body_mode(number: int) -> BodyMode:
-    """Modes that are not named here (FULL_DUPLEX_STREAMED, GRPC, later ones) stream both ways."""
-    return _BODY_MODES.get(number, BodyMode.DUPLEX)
+    """GRPC, whose messages come without their framing, and later modes are unknown here."""
+    return _BODY_MODES.get(number, BodyMode.UNKNOWN)
 
 
 def _header_map(headers: Iterable[_Message]) -> dict[str, str]:
@@ -152,25 +176,24 @@ def _value(header: _Message) -> str:
     return raw.decode("utf-8", "replace") if raw else header.value
 
 
-def _status(headers: Iterable[_Message]) -> int | None:
+def _status(headers: Mapping[str, str]) -> int | None:
     """The HTTP status: `:status`, else `status`; None when there is no number in it."""
-    text = ""
-    for header in headers:
-        if header.key == ":status":
-            text = _value(header)
-            break
-        if header.key.lower() == "status":
-            text = _value(header)
+    text = headers.get(":status") or headers.get("status", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) == 3 else None
 
 
+def _has_namespace(message: _Message, namespace: str) -> bool:
+    return (
+        message.HasField("metadata_context")
+        and namespace in message.metadata_context.filter_metadata
+    )
+
+
 def _metadata(message: _Message, namespace: str, key: str) -> _Message | None:
-    if not message.HasField("metadata_context"):
+    if not _has_namespace(message, namespace):
         return None
-    structs = message.metadata_context.filter_metadata
-    if namespace not in structs or key not in structs[namespace].fields:
-        return None
-    return structs[namespace].fields[key]
+    fields = message.metadata_context.filter_metadata[namespace].fields
+    return fields.get(key)
 
 
 def _subset_hint(message: _Message) -> tuple[str, ...] | None:
@@ -232,8 +255,25 @@ def _direct(
         _set(mutation, name, value)
     set_names = {name for name, _ in reply.set_headers}
     mutation.remove_headers.extend([name for name in _REMOVABLE if name not in set_names])
+    _tell(message, reply.metadata)
     destination = message.dynamic_metadata.fields[DESTINATION_NAMESPACE].struct_value
     destination.fields[DESTINATION].string_value = reply.destination
+
+
+def _tell(message: _Message, metadata: Metadata) -> None:
+    """Write `metadata` beside a reply."""
+    for namespace, values in metadata.items():
+        fields = message.dynamic_metadata.fields[namespace].struct_value.fields
+        for key, value in values.items():
+            if isinstance(value, str):
+                fields[key].string_value = value.encode("utf-8", "replace").decode()
+            elif isinstance(value, Mapping):
+                numbers = fields[key].struct_value
+                numbers.SetInParent()
+                for name, number in value.items():
+                    numbers.fields[name].number_value = number
+            else:
+                fields[key].number_value = value
 
 
 def _send_request_body(reply: SendRequestBody) -> _Message:
@@ -252,6 +292,10 @@ def _send_response_headers(reply: SendResponseHeaders) -> _Message:
     message = pb.ProcessingResponse()
     for name, value in reply.set_headers:
         _set(message.response_headers.response.header_mutation, name, value)
+    for name in reply.remove_headers:
+        message.response_headers.response.header_mutation.remove_headers.append(name)
+    if reply.show_body:
+        message.mode_override.CopyFrom(_SHOW_BODY)
     message.response_headers.SetInParent()
     return message
 
@@ -261,11 +305,24 @@ def _send_response_body(reply: SendResponseBody) -> _Message:
     piece = message.response_body.response.body_mutation.streamed_response
     piece.body = reply.data
     piece.end_of_stream = reply.end_of_stream
+    _tell(message, reply.metadata)
     return message
 
 
-def _send_response_body_unchanged(_: SendResponseBodyUnchanged) -> _Message:
-    return pb.ProcessingResponse(response_body=pb.BodyResponse())
+def _send_held_response_body(reply: SendHeldResponseBody) -> _Message:
+    message = pb.ProcessingResponse()
+    response = message.response_body.response
+    response.body_mutation.body = reply.data
+    if reply.content_length is not None:
+        _set(response.header_mutation, "content-length", str(reply.content_length))
+    _tell(message, reply.metadata)
+    return message
+
+
+def _send_response_body_unchanged(reply: SendResponseBodyUnchanged) -> _Message:
+    message = pb.ProcessingResponse(response_body=pb.BodyResponse())
+    _tell(message, reply.metadata)
+    return message
 
 
 def _send_response_trailers(_: SendResponseTrailers) -> _Message:
@@ -296,6 +353,7 @@ _ENCODERS: Mapping[type, Callable[[Any], _Message]] = {
     SendRequestTrailers: _send_request_trailers,
     SendResponseHeaders: _send_response_headers,
     SendResponseBody: _send_response_body,
+    SendHeldResponseBody: _send_held_response_body,
     SendResponseBodyUnchanged: _send_response_body_unchanged,
     SendResponseTrailers: _send_response_trailers,
     SendImmediate: _send_immediate,

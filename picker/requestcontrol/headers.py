@@ -10,35 +10,47 @@ from collections.abc import Mapping
 DESTINATION = "x-gateway-destination-endpoint"
 DESTINATION_SUBSET = "x-gateway-destination-endpoint-subset"
 DESTINATION_SERVED = "x-gateway-destination-endpoint-served"
+DESTINATION_SCORES = "x-gateway-destination-endpoint-scores"
 DESTINATION_NAMESPACE = "envoy.lb"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 REQUEST_ID = "x-request-id"
+DROP_REASON = "x-llm-d-request-dropped-reason"
 
 FAIRNESS_ID = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 MODEL_REWRITE = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 SLO_TTFT_MS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 SLO_TPOT_MS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
-
-# A client must not reach an endpoint with any of these: they steer the fleet, not the model.
-PICKER_OWNED: tuple[str, ...] = (
-    DESTINATION,
-    DESTINATION_SUBSET,
-    DESTINATION_SERVED,
-    *FAIRNESS_ID,
-    *OBJECTIVE,
-    *MODEL_REWRITE,
-    *SLO_TTFT_MS,
-    *SLO_TPOT_MS,
+VIDEO_HINTS = (
     "x-llm-d-video-fps",
     "x-llm-d-video-duration-seconds",
     "x-llm-d-video-resolution",
-    "x-llm-d-request-dropped-reason",
+)
+# They tell an endpoint to take a part of its work from an address: a picker's word alone.
+DISAGGREGATION = (
     "x-prefiller-host-port",
     "x-encoder-hosts-ports",
     "x-data-parallel-host-port",
     "x-kv-cache-source-host-port",
 )
+
+# Names that belong to the system in both directions: an endpoint must not send them to a client.
+SYSTEM_OWNED: tuple[str, ...] = (
+    DESTINATION,
+    DESTINATION_SUBSET,
+    DESTINATION_SERVED,
+    DESTINATION_SCORES,
+    *FAIRNESS_ID,
+    *OBJECTIVE,
+    *MODEL_REWRITE,
+    *SLO_TTFT_MS,
+    *SLO_TPOT_MS,
+    *VIDEO_HINTS,
+    DROP_REASON,
+)
+
+# A client must not reach an endpoint with any of these: they steer the fleet, not the model.
+PICKER_OWNED: tuple[str, ...] = (*SYSTEM_OWNED, *DISAGGREGATION)
 
 
 def first_of(headers: Mapping[str, str], names: tuple[str, ...]) -> str:

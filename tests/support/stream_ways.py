@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from picker.errors import Code, DropReason, RefusedError
 from picker.extproc.messages import (
     Action,
@@ -9,6 +11,7 @@ from picker.extproc.messages import (
     Closed,
     Dropped,
     Ending,
+    Evicted,
     RequestBody,
     RequestHeaders,
     ResponseHeaders,
@@ -19,6 +22,7 @@ from picker.types import RouteDecision
 
 HEADERS = {":path": "/v1/completions", ":method": "POST"}
 DECISION = RouteDecision("10.0.0.1:8000")
+SKIPPING = RouteDecision("10.0.0.1:8000", skip_response=True)
 REFUSAL = RefusedError(Code.SERVICE_UNAVAILABLE, "nobody there", DropReason.NO_ENDPOINTS)
 
 
@@ -30,6 +34,8 @@ def feed(machine: StreamMachine, *events: object) -> list[Action]:
             actions = machine.routed(event.decision)
         elif isinstance(event, Dropped):
             actions = machine.dropped(event.refusal)
+        elif isinstance(event, Evicted):
+            actions = machine.evicted(event.reason)
         else:
             actions = machine.receive(event)  # type: ignore[arg-type]
     return actions
@@ -49,6 +55,8 @@ def ways(begun: State, headers: RequestHeaders) -> dict[State, tuple[object, ...
         State.RESPONDING: (*body_done, Routed(DECISION), ResponseHeaders(200)),
         State.DONE: (*body_done, Routed(DECISION), ResponseHeaders(204, end_of_stream=True)),
         State.REFUSED: (*body_done, Dropped(REFUSAL)),
+        State.SKIPPED: (*body_done, Routed(SKIPPING)),
+        State.OBSERVING: (replace(headers, only_observes=True),),
         State.CLOSED: (Closed(Ending.CANCELLED),),
     }
 

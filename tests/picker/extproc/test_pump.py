@@ -13,6 +13,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from picker.errors import RefusedError, no_endpoints
 from picker.extproc.pump import StreamFailedError, serve_stream
+from picker.extproc.request_phase import Limits
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 HEADERS = pb.ProcessingRequest(request_headers=pb.HttpHeaders()).SerializeToString()
@@ -70,7 +71,7 @@ async def stream(
         wire.read,
         wire.write,
         director,
-        max_body_bytes=1000,
+        limits=Limits(max_body_bytes=1000),
         is_stopping=lambda: stopping,
     )
     task = asyncio.create_task(serving)

@@ -6,6 +6,7 @@ import pytest
 from stream_ways import DECISION, HEADERS, REFUSAL, WAY_TO, feed
 
 from picker.extproc.messages import (
+    MAX_CHUNK_BYTES,
     BodyMode,
     Closed,
     Ending,
@@ -26,14 +27,10 @@ from picker.extproc.messages import (
     SendResponseBodyUnchanged,
     SendResponseHeaders,
     SendResponseTrailers,
-)
-from picker.extproc.stream import (
-    MAX_CHUNK_BYTES,
-    RemoteProtocolError,
-    State,
-    StreamMachine,
     body_chunks,
 )
+from picker.extproc.request_phase import Limits
+from picker.extproc.stream import RemoteProtocolError, State, StreamMachine
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 MARK = SendResponseHeaders((("x-went-into-resp-headers", "true"),))
@@ -134,7 +131,7 @@ def test_bodies_are_cut_into_chunks_of_at_most_62000_bytes(size: int, count: int
 
 def test_a_body_over_the_limit_is_refused_with_413_and_its_rest_ignored() -> None:
     """The limit holds for the sum of the pieces, not for each."""
-    machine = StreamMachine(max_body_bytes=10)
+    machine = StreamMachine(Limits(max_body_bytes=10))
     feed(machine, RequestHeaders(HEADERS))
     assert feed(machine, RequestBody(bytes(10))) == []
     finish, reply = feed(machine, RequestBody(b"!"))

@@ -24,6 +24,7 @@ from picker.extproc.messages import (
     SendRequestTrailers,
     SendResponseHeaders,
 )
+from picker.extproc.request_phase import Limits
 from picker.extproc.stream import RemoteProtocolError, State, StreamMachine
 from picker.types import FinishCause, RawRequest, RouteDecision
 
@@ -40,7 +41,7 @@ def begun(
     max_body_bytes: int = 1000,
 ) -> StreamMachine:
     """A machine that has answered the headers and waits for the body."""
-    machine = StreamMachine(max_body_bytes)
+    machine = StreamMachine(Limits(max_body_bytes))
     event = RequestHeaders(headers, subset_hint=subset_hint, request_body=BodyMode.BUFFERED)
     assert machine.receive(event) == [SendRequestHeadersUnchanged()]
     return machine

@@ -7,12 +7,14 @@ import itertools
 import pytest
 from stream_ways import BUFFERED_HEADERS, DECISION, HEADERS, REFUSAL, WAY_TO, WAY_TO_BUFFERED, feed
 
+from picker.errors import DropReason
 from picker.extproc.messages import (
     BodyMode,
     CancelRoute,
     Closed,
     Dropped,
     Ending,
+    Evicted,
     Finish,
     RequestBody,
     RequestHeaders,
@@ -31,6 +33,7 @@ from picker.extproc.messages import (
     SendResponseBody,
     SendResponseHeaders,
     SendResponseTrailers,
+    UnknownMessage,
 )
 from picker.extproc.stream import LocalProtocolError, RemoteProtocolError, State, StreamMachine
 
@@ -44,9 +47,14 @@ EVENTS = {
     Closed: Closed(Ending.END_OF_STREAM),
     Routed: Routed(DECISION),
     Dropped: Dropped(REFUSAL),
+    Evicted: Evicted(DropReason.EVICTED),
+    UnknownMessage: UnknownMessage(),
 }
 
 
+AFTER_THE_END = (RequestBody, RequestTrailers, ResponseHeaders, ResponseBody, ResponseTrailers)
+OWN = (Routed, Dropped, Evicted)
+OVER = (State.DONE, State.REFUSED, State.SKIPPED, State.OBSERVING)
 # (state, event) -> the kinds of the actions and the next state. What is not here is an error.
 LEGAL: dict[tuple[State, type], tuple[tuple[type, ...], State]] = {
     (State.START, RequestHeaders): ((), State.RECEIVING),
@@ -77,17 +85,40 @@ LEGAL: dict[tuple[State, type], tuple[tuple[type, ...], State]] = {
     (State.DONE, RequestBody): ((), State.DONE),
     (State.DONE, RequestTrailers): ((SendRequestTrailers,), State.DONE),
     (State.DONE, ResponseBody): ((), State.DONE),
+    (State.DONE, ResponseTrailers): ((SendResponseTrailers,), State.DONE),
     (State.DONE, Closed): ((), State.CLOSED),
-    (State.REFUSED, RequestBody): ((), State.REFUSED),
-    (State.REFUSED, RequestTrailers): ((), State.REFUSED),
-    (State.REFUSED, ResponseHeaders): ((), State.REFUSED),
-    (State.REFUSED, ResponseBody): ((), State.REFUSED),
-    (State.REFUSED, ResponseTrailers): ((), State.REFUSED),
+    **{
+        (state, kind): ((), state)
+        for state in (State.REFUSED, State.SKIPPED, State.OBSERVING)
+        for kind in AFTER_THE_END
+    },
+    **{
+        (state, UnknownMessage): ((), state)
+        for state in (State.RECEIVING, State.ROUTING, State.ROUTED, State.RESPONDING, *OVER)
+    },
+    **{
+        (state, Evicted): ((Finish, SendImmediate), State.REFUSED)
+        for state in (
+            State.START,
+            State.RECEIVING,
+            State.AWAITING_BODY,
+            State.ROUTED,
+            State.RESPONDING,
+        )
+    },
+    (State.ROUTING, Evicted): ((CancelRoute, Finish, SendImmediate), State.REFUSED),
+    **{(state, Evicted): ((), state) for state in (*OVER, State.CLOSED)},
     (State.REFUSED, Closed): ((), State.CLOSED),
+    (State.SKIPPED, Closed): ((), State.CLOSED),
+    (State.OBSERVING, Closed): ((Finish,), State.CLOSED),
     (State.CLOSED, Closed): ((), State.CLOSED),
 }
-# The pairs whose outcome is another one in buffered mode.
-LEGAL_BUFFERED = LEGAL | {
+# The pairs whose outcome is another one in buffered mode, where a request waits for each answer.
+LEGAL_BUFFERED = {
+    pair: outcome
+    for pair, outcome in LEGAL.items()
+    if pair not in {(State.ROUTING, UnknownMessage), (State.ROUTED, UnknownMessage)}
+} | {
     (State.START, RequestHeaders): ((SendRequestHeadersUnchanged,), State.AWAITING_BODY),
     (State.ROUTING, Routed): ((SendBufferedRequest,), State.ROUTED),
 }
@@ -114,8 +145,8 @@ def test_every_pair_of_state_and_event_does_what_the_table_says(
     event = BUFFERED_HEADERS if buffered and kind is RequestHeaders else EVENTS[kind]
     expected = (LEGAL_BUFFERED if buffered else LEGAL).get((state, kind))
     if expected is None:
-        culprit = LocalProtocolError if kind in (Routed, Dropped) else RemoteProtocolError
-        with pytest.raises(culprit, match=kind.__name__):
+        culprit = LocalProtocolError if kind in OWN else RemoteProtocolError
+        with pytest.raises(culprit, match=r"not allowed|unknown kind"):
             feed(machine, event)
         assert machine.state is state
         return

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from picker.errors import Code, RefusedError
 from picker.extproc.messages import (
+    MAX_CHUNK_BYTES,
     Action,
     BodyMode,
     Closed,
@@ -31,7 +32,8 @@ from picker.extproc.messages import (
     SendResponseHeaders,
     SendResponseTrailers,
 )
-from picker.extproc.stream import MAX_CHUNK_BYTES, ProtocolError, StreamMachine
+from picker.extproc.request_phase import Limits
+from picker.extproc.stream import ProtocolError, StreamMachine
 from picker.types import RouteDecision
 
 MAX_BODY_BYTES = 200_000
@@ -76,7 +78,7 @@ RESPONSE_SIDE = (SendResponseHeaders, SendResponseBody, SendResponseTrailers)
 
 def walk(events: list[object]) -> tuple[list[object], list[Action]]:
     """Drive a machine through `events` to its end; the events it took, and all its actions."""
-    machine, taken, actions = StreamMachine(MAX_BODY_BYTES), [], []
+    machine, taken, actions = StreamMachine(Limits(MAX_BODY_BYTES)), [], []
     for event in [*events, Closed(Ending.END_OF_STREAM)]:
         before = machine.state
         try:

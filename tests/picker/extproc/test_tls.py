@@ -15,7 +15,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 
-from picker.extproc.server import ServerOptions, TlsMaterial, Transport, build_server
+from picker.extproc.server import ServerOptions, TlsMaterial, TlsOptions, Transport, build_server
 
 
 @pytest.fixture
@@ -38,7 +38,9 @@ async def test_a_stream_runs_over_tls_with_http2_negotiated(
     certificate: TlsMaterial, director: Callable[..., Any], transport: Transport
 ) -> None:
     """A client that trusts the certificate is served, and ALPN offers `h2`."""
-    options = ServerOptions(host="127.0.0.1", port=0, tls=certificate, transport=transport)
+    options = ServerOptions(
+        host="127.0.0.1", port=0, tls=TlsOptions(certificate), transport=transport
+    )
     server = build_server(director(), options=options)
     port = await server.start()
     credentials = grpc.ssl_channel_credentials(certificate.certificate_chain)

@@ -18,18 +18,8 @@ from picker.extproc.messages import (
     ResponseBody,
     ResponseHeaders,
     ResponseTrailers,
-    SendBufferedRequest,
-    SendImmediate,
-    SendRequestBody,
-    SendRequestHeaders,
-    SendRequestHeadersUnchanged,
-    SendRequestTrailers,
-    SendResponseBody,
-    SendResponseBodyUnchanged,
-    SendResponseHeaders,
-    SendResponseTrailers,
+    UnknownMessage,
 )
-from picker.requestcontrol.headers import PICKER_OWNED
 
 SUBSET = """
 metadata_context { filter_metadata { key: "envoy.lb.subset_hint" value { fields {
@@ -130,8 +120,10 @@ def test_metadata_without_the_subset_key_is_no_hint() -> None:
         ("NONE", BodyMode.ABSENT),
         ("STREAMED", BodyMode.LOCKSTEP),
         ("BUFFERED", BodyMode.BUFFERED),
-        ("BUFFERED_PARTIAL", BodyMode.LOCKSTEP),
+        ("BUFFERED_PARTIAL", BodyMode.PARTIAL),
         ("FULL_DUPLEX_STREAMED", BodyMode.DUPLEX),
+        ("GRPC", BodyMode.UNKNOWN),
+        ("77", BodyMode.UNKNOWN),
     ],
 )
 def test_the_proxys_body_modes_are_known_from_its_first_message(
@@ -163,7 +155,8 @@ def test_the_response_status_is_read_from_the_pseudo_header_first(
 ) -> None:
     """`:status` wins over a header that merely has that name."""
     event = wire.decode(message(f"response_headers {{ headers {{ {headers} }} }}"))
-    assert event == ResponseHeaders(status)
+    assert isinstance(event, ResponseHeaders)
+    assert event.status == status
 
 
 def test_the_endpoint_that_served_is_read_from_the_metadata() -> None:
@@ -171,7 +164,44 @@ def test_the_endpoint_that_served_is_read_from_the_metadata() -> None:
     text = """response_headers {} metadata_context { filter_metadata { key: "envoy.lb" value {
         fields { key: "x-gateway-destination-endpoint-served"
                  value { string_value: "10.0.0.1:8000" } } } } }"""
-    assert wire.decode(message(text)) == ResponseHeaders(served_by="10.0.0.1:8000")
+    served = ResponseHeaders(served_by="10.0.0.1:8000", has_destination_metadata=True)
+    assert wire.decode(message(text)) == served
+    silent = text.replace("destination-endpoint-served", "destination-endpoint-other")
+    assert wire.decode(message(silent)) == ResponseHeaders(has_destination_metadata=True)
+
+
+def test_response_headers_are_lowered_and_pseudo_headers_are_among_them() -> None:
+    """Whoever watches a response sees its headers as it sees those of a request."""
+    event = wire.decode(
+        message("""response_headers { headers {
+          headers { key: ":status" raw_value: "200" }
+          headers { key: "Content-Type" raw_value: "application/json" } } }""")
+    )
+    headers = {":status": "200", "content-type": "application/json"}
+    assert event == ResponseHeaders(200, headers=headers)
+
+
+def test_headers_are_measured_before_repeated_names_fall_together() -> None:
+    """Two headers of one name are two, and both have their bytes."""
+    event = headers_event("""request_headers { headers {
+          headers { key: "x-twice" raw_value: "first" }
+          headers { key: "x-twice" raw_value: "last" } } }""")
+    assert (len(event.headers), event.num_headers) == (1, 2)
+    assert event.num_header_bytes >= len("x-twice" * 2 + "first" + "last")
+
+
+def test_a_proxy_that_only_observes_says_so() -> None:
+    """Its first message carries the flag."""
+    assert headers_event("request_headers {} observability_mode: true").only_observes
+    assert not headers_event("request_headers {}").only_observes
+
+
+def test_a_message_of_a_later_kind_is_known_to_be_unknown() -> None:
+    """A field number that nobody uses yet; with a known kind beside it, that one counts."""
+    field_99 = b"\x9a\x06\x02hi"
+    assert wire.decode(field_99) == UnknownMessage()
+    known = pb.ProcessingRequest(request_trailers=pb.HttpTrailers()).SerializeToString()
+    assert wire.decode(known + field_99) == RequestTrailers()
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xff", b"\x0a\x05abc"])
@@ -189,126 +219,3 @@ def test_no_bytes_raise_anything_else(data: bytes) -> None:
         wire.decode(data)
     except wire.MalformedMessageError:
         return
-
-
-def test_the_header_reply_routes_and_says_the_same_in_metadata() -> None:
-    """The destination stands in the header and in the dynamic metadata, and the rest is set."""
-    reply = SendRequestHeaders("10.0.0.1:8000,[::1]:80", (("x-request-id", "é"),), 17)
-    message = replied(reply)
-    response = message.request_headers.response
-    assert response.clear_route_cache
-    expected = {
-        "x-gateway-destination-endpoint": b"10.0.0.1:8000,[::1]:80",
-        "content-length": b"17",
-        "x-request-id": "é".encode(),
-    }
-    options = response.header_mutation.set_headers
-    assert {option.header.key: option.header.raw_value for option in options} == expected
-    assert {option.append_action for option in options} == {2}  # OVERWRITE_IF_EXISTS_OR_ADD
-    metadata = text_format.Parse(
-        """fields { key: "envoy.lb" value { struct_value { fields {
-             key: "x-gateway-destination-endpoint"
-             value { string_value: "10.0.0.1:8000,[::1]:80" } } } } }""",
-        type(message.dynamic_metadata)(),
-    )
-    assert message.dynamic_metadata == metadata
-
-
-def test_every_control_header_of_the_client_is_removed_but_none_that_is_set() -> None:
-    """A client cannot smuggle routing headers to an endpoint; what we set survives any order."""
-    mutation = replied(SendRequestHeaders("a:1")).request_headers.response.header_mutation
-    removed = set(mutation.remove_headers)
-    assert removed == set(PICKER_OWNED) - {"x-gateway-destination-endpoint"}
-    assert {"x-prefiller-host-port", "x-gateway-model-name-rewrite"} <= removed
-    ours = SendRequestHeaders("a:1", (("x-prefiller-host-port", "b:2"),))
-    mutation = replied(ours).request_headers.response.header_mutation
-    assert "x-prefiller-host-port" not in mutation.remove_headers
-    assert set(mutation.remove_headers) | {"x-prefiller-host-port"} == removed
-
-
-def test_no_length_is_set_when_none_is_known() -> None:
-    """A request without a body keeps whatever length it came with."""
-    mutation = replied(SendRequestHeaders("a:1")).request_headers.response.header_mutation
-    assert [option.header.key for option in mutation.set_headers] == [
-        "x-gateway-destination-endpoint"
-    ]
-
-
-@pytest.mark.parametrize("body", [None, b"", b'{"model":"big"}'])
-def test_the_reply_to_a_buffered_body_says_all_that_a_header_reply_says(body: bytes | None) -> None:
-    """The same decision in the place of the body reply, with a new body where there is one."""
-    ours = (("x-request-id", "7"), ("x-prefiller-host-port", "b:2"))
-    message = replied(SendBufferedRequest("10.0.0.1:8000,[::1]:80", ours, body, 15))
-    at_headers = replied(SendRequestHeaders("10.0.0.1:8000,[::1]:80", ours, 15))
-    assert message.dynamic_metadata == at_headers.dynamic_metadata
-    expected = pb.CommonResponse()
-    expected.CopyFrom(at_headers.request_headers.response)
-    if body is not None:
-        expected.body_mutation.body = body
-    response = message.request_body.response
-    assert response == expected
-    assert response.body_mutation.WhichOneof("mutation") == (None if body is None else "body")
-    assert "x-gateway-model-name-rewrite" in response.header_mutation.remove_headers
-
-
-def test_a_decision_on_an_untouched_buffered_body_is_this_message() -> None:
-    """Written out whole, but for the names it removes."""
-    message = replied(SendBufferedRequest("a:1", (("x-request-id", "7"),)))
-    removed = message.request_body.response.header_mutation.remove_headers
-    assert set(removed) == set(PICKER_OWNED) - {"x-gateway-destination-endpoint"}
-    del removed[:]
-    assert message == text_format.Parse(
-        """request_body { response { clear_route_cache: true header_mutation {
-             set_headers { header { key: "x-gateway-destination-endpoint" raw_value: "a:1" }
-                           append_action: OVERWRITE_IF_EXISTS_OR_ADD }
-             set_headers { header { key: "x-request-id" raw_value: "7" }
-                           append_action: OVERWRITE_IF_EXISTS_OR_ADD } } } }
-           dynamic_metadata { fields { key: "envoy.lb" value { struct_value { fields {
-             key: "x-gateway-destination-endpoint" value { string_value: "a:1" } } } } } }""",
-        pb.ProcessingResponse(),
-    )
-
-
-@pytest.mark.parametrize(
-    ("reply", "text"),
-    [
-        (SendRequestHeadersUnchanged(), "request_headers {}"),
-        (
-            SendRequestBody(b"ab", False),
-            'request_body { response { body_mutation { streamed_response { body: "ab" } } } }',
-        ),
-        (
-            SendRequestBody(b"", True),
-            "request_body { response { body_mutation { streamed_response"
-            " { end_of_stream: true } } } }",
-        ),
-        (SendRequestTrailers(), "request_trailers {}"),
-        (
-            SendResponseHeaders((("x-a", "1"),)),
-            'response_headers { response { header_mutation { set_headers { header { key: "x-a"'
-            ' raw_value: "1" } append_action: OVERWRITE_IF_EXISTS_OR_ADD } } } }',
-        ),
-        (SendResponseHeaders(()), "response_headers {}"),
-        (
-            SendResponseBody(b"ab", True),
-            "response_body { response { body_mutation { streamed_response"
-            ' { body: "ab" end_of_stream: true } } } }',
-        ),
-        (SendResponseBodyUnchanged(), "response_body {}"),
-        (SendResponseTrailers(), "response_trailers {}"),
-        (
-            SendImmediate(429, "slow down", (("x-why", "full"),)),
-            'immediate_response { status { code: TooManyRequests } body: "slow down" headers {'
-            ' set_headers { header { key: "x-why" raw_value: "full" }'
-            " append_action: OVERWRITE_IF_EXISTS_OR_ADD } } }",
-        ),
-    ],
-)
-def test_each_reply_is_its_message(reply: Reply, text: str) -> None:
-    """The whole message, nothing more and nothing less."""
-    assert replied(reply) == text_format.Parse(text, pb.ProcessingResponse())
-
-
-def test_text_that_is_no_utf8_is_replaced_in_an_answer() -> None:
-    """A refusal that quotes a broken body can still be sent."""
-    assert replied(SendImmediate(400, "bad \ud800")).immediate_response.body == b"bad ?"

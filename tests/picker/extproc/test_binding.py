@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from picker.extproc.h2_server import _listen
+from picker.extproc.binding import listen
 from picker.extproc.options import ServerOptions
 
 
@@ -14,7 +14,7 @@ from picker.extproc.options import ServerOptions
 def test_an_accepted_connection_notices_a_vanished_peer() -> None:
     """Both while nothing is sent and while something is; the options are inherited."""
     with (
-        _listen(ServerOptions(host="127.0.0.1", port=0)) as listening,
+        listen(ServerOptions(host="127.0.0.1", port=0)) as listening,
         socket.create_connection(listening.getsockname()),
         listening.accept()[0] as accepted,
     ):

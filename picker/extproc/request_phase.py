@@ -1,0 +1,155 @@
+"""The request of one stream on its way through the picker: what came, and what is sent back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from picker.errors import Code, RefusedError
+from picker.extproc.messages import (
+    Action,
+    BodyMode,
+    RequestBody,
+    RequestHeaders,
+    SendBufferedRequest,
+    SendRequestBody,
+    SendRequestHeaders,
+    SendRequestTrailers,
+    body_chunks,
+)
+from picker.types import RawRequest, RouteDecision
+
+DEFAULT_MAX_BODY_BYTES = 64 * 1024 * 1024
+DEFAULT_MAX_HEADERS = 1_000
+DEFAULT_MAX_HEADER_BYTES = 256 * 1024
+_UNUSABLE = (BodyMode.LOCKSTEP, BodyMode.PARTIAL, BodyMode.UNKNOWN)
+
+
+def mode_refusal() -> RefusedError:
+    """500: the gateway shows bodies in a way that leaves no room for a decision."""
+    return RefusedError(
+        Code.INTERNAL,
+        "the gateway must send request bodies to the endpoint picker in FULL_DUPLEX_STREAMED or "
+        "BUFFERED mode, and response bodies in a mode other than GRPC",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How large a request may be. More of a body is a 413, more of headers a 431.
+
+    `max_header_bytes` counts the headers as the proxy sends them, a few bytes of framing each
+    included.
+    """
+
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    max_headers: int = DEFAULT_MAX_HEADERS
+    max_header_bytes: int = DEFAULT_MAX_HEADER_BYTES
+
+
+class RequestPhase:
+    """Owns what came of one request until it is answered."""
+
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_headers",
+        "_limits",
+        "_subset_hint",
+        "_trailers_end_body",
+        "has_body",
+        "mode",
+        "trailers_pending",
+        "trailers_seen",
+    )
+
+    def __init__(self, limits: Limits) -> None:
+        self.mode = BodyMode.DUPLEX
+        self.has_body = True
+        self.trailers_seen = False
+        self.trailers_pending = False  # they wait for the reply to the body
+        self._limits = limits
+        self._headers: Mapping[str, str] = {}
+        self._subset_hint: tuple[str, ...] | None = None
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._trailers_end_body = False
+
+    @property
+    def waits_for_replies(self) -> bool:
+        """Whether the proxy waits for the reply to each message it shows."""
+        return self.mode is not BodyMode.DUPLEX
+
+    def begin(self, event: RequestHeaders) -> None:
+        """Take the headers. Raises `RefusedError` for too many, and for bodies nobody can use."""
+        self.mode = event.request_body
+        self.has_body = not (event.end_of_stream or event.request_body is BodyMode.ABSENT)
+        limits = self._limits
+        if event.num_headers > limits.max_headers:
+            many = f"the request has more than {limits.max_headers} headers"
+            raise RefusedError(Code.HEADERS_TOO_LARGE, many)
+        if event.num_header_bytes > limits.max_header_bytes:
+            large = f"the request's headers exceed {limits.max_header_bytes} bytes"
+            raise RefusedError(Code.HEADERS_TOO_LARGE, large)
+        if event.request_body in _UNUSABLE:
+            raise mode_refusal()
+        self._headers = event.headers
+        self._subset_hint = event.subset_hint
+
+    def add(self, event: RequestBody) -> None:
+        """Take a piece of the body. Raises `RefusedError` when it becomes too large."""
+        if event.subset_hint is not None:
+            self._subset_hint = event.subset_hint
+        self._body_bytes += len(event.data)
+        if self._body_bytes > self._limits.max_body_bytes:
+            limit = f"the request body exceeds {self._limits.max_body_bytes} bytes"
+            raise RefusedError(Code.PAYLOAD_TOO_LARGE, limit)
+        if event.data:
+            self._body.append(event.data)
+
+    def end_with_trailers(self) -> None:
+        """Trailers have come instead of a last piece of the body."""
+        self.trailers_seen = self.trailers_pending = self._trailers_end_body = True
+
+    def complete(self) -> RawRequest:
+        """Everything that came, as the director wants it."""
+        body = b"".join(self._body) if self.has_body else None
+        self._body = [body] if body else []
+        return RawRequest(self._headers, body, self._subset_hint)
+
+    def drop_body(self) -> None:
+        """Nothing will be sent back."""
+        self._body = []
+
+    def answer(self, decision: RouteDecision) -> list[Action]:
+        """The replies that let the request go; what is held of its body is let go of."""
+        original = self._body[0] if self._body else b""
+        self._body = []
+        if self.mode is BodyMode.BUFFERED and self.has_body:
+            return self._answer_held_body(decision)
+        body = original if decision.body is None else decision.body
+        # A length next to trailers would make an HTTP/1 upstream drop the trailers.
+        length = len(body) if self.has_body and body and not self.trailers_seen else None
+        actions: list[Action] = [
+            SendRequestHeaders(
+                decision.destination, decision.set_headers, length, decision.metadata
+            )
+        ]
+        if self.has_body and (body or not self._trailers_end_body):
+            pieces = body_chunks(body)
+            actions += [SendRequestBody(piece, False) for piece in pieces[:-1]]
+            actions.append(SendRequestBody(pieces[-1], not self._trailers_end_body))
+        if self.trailers_pending:
+            actions.append(SendRequestTrailers())
+        return actions
+
+    def _answer_held_body(self, decision: RouteDecision) -> list[Action]:
+        body, length = decision.body, None
+        # The proxy refuses a new body that differs from the length the client stated. Where none
+        # was stated, none is added: next to a length an HTTP/1 upstream drops the trailers.
+        if body is not None and "content-length" in self._headers:
+            length = len(body)
+        reply = SendBufferedRequest(
+            decision.destination, decision.set_headers, body, length, decision.metadata
+        )
+        return [reply, SendRequestTrailers()] if self.trailers_pending else [reply]

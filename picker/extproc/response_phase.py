@@ -1,0 +1,196 @@
+"""The response of one stream on its way through the picker: passed on as it is, or as a tap says.
+
+A tap that raises is not asked again; the response goes on unchanged, with what the tap still held.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from picker.extproc.messages import (
+    Action,
+    BodyMode,
+    ResponseBody,
+    ResponseHeaders,
+    SendHeldResponseBody,
+    SendResponseBody,
+    SendResponseBodyUnchanged,
+    SendResponseHeaders,
+    SendResponseTrailers,
+    body_chunks,
+)
+from picker.extproc.request_phase import mode_refusal
+from picker.requestcontrol.headers import SYSTEM_OWNED
+from picker.types import Metadata, ResponseHead, ResponseTap, RouteDecision
+
+log = logging.getLogger(__name__)
+
+RESPONSE_MARK = ("x-went-into-resp-headers", "true")
+_FAILED = "watching a response failed; it goes on unchanged"
+_CONTENT_LENGTH = "content-length"
+_OWNED = frozenset(SYSTEM_OWNED)
+_ONE_MESSAGE = (BodyMode.BUFFERED, BodyMode.PARTIAL)
+_STREAMED = (BodyMode.DUPLEX, BodyMode.LOCKSTEP, BodyMode.PARTIAL)
+
+
+class ResponsePhase:
+    """Owns the tap of one response, until the tap has seen the end or failed."""
+
+    __slots__ = (
+        "_body_seen",
+        "_can_show_body",
+        "_changes_body",
+        "_has_length",
+        "_mode",
+        "_tap",
+        "_trailers_seen",
+    )
+
+    def __init__(self) -> None:
+        self._mode = BodyMode.DUPLEX
+        self._tap: ResponseTap | None = None
+        self._changes_body = False
+        self._can_show_body = False
+        self._has_length = False
+        self._body_seen = False
+        self._trailers_seen = False
+
+    @property
+    def end_is_unseen(self) -> bool:
+        """Whether the proxy may close the stream without having shown the response's end."""
+        if self._mode is BodyMode.PARTIAL:
+            return self._body_seen
+        asked_in_vain = self._can_show_body and not self._body_seen
+        return self._mode is BodyMode.ABSENT or asked_in_vain
+
+    @property
+    def waits_for_replies(self) -> bool:
+        """Whether the proxy waits for the reply to each message it shows."""
+        return self._mode not in (BodyMode.DUPLEX, BodyMode.ABSENT)
+
+    def expect(self, mode: BodyMode) -> None:
+        """How the proxy is going to show the response. Raises `RefusedError` for a mode that nobody
+        can use.
+        """
+        if mode is BodyMode.UNKNOWN:
+            raise mode_refusal()
+        self._mode = mode
+
+    def watch(self, decision: RouteDecision, request_mode: BodyMode) -> None:
+        """The request has been let go with `decision`."""
+        self._tap = decision.response
+        self._changes_body = decision.response is not None and decision.needs_response_body
+        # Envoy lets nobody change its modes whose request bodies are in full duplex (measured).
+        self._can_show_body = (
+            self._changes_body
+            and self._mode is BodyMode.ABSENT
+            and request_mode is not BodyMode.DUPLEX
+        )
+
+    def begin(self, event: ResponseHeaders) -> SendResponseHeaders:
+        """The reply to the headers."""
+        headers = event.headers
+        self._has_length = _CONTENT_LENGTH in headers
+        show_body = self._can_show_body and not event.end_of_stream
+        self._can_show_body = show_body
+        if show_body:
+            self._mode = BodyMode.DUPLEX
+        set_headers = (RESPONSE_MARK, *self._told_of_head(event))
+        set_names = {name for name, _ in set_headers}
+        removed = [name for name in headers if name in _OWNED and name not in set_names]
+        if self._invalidates_length and not event.end_of_stream:
+            removed.append(_CONTENT_LENGTH)
+        if event.end_of_stream:
+            self._told_of_end()
+        return SendResponseHeaders(set_headers, tuple(removed), show_body)
+
+    @property
+    def _invalidates_length(self) -> bool:
+        """Whether the stated length goes: the body may change after the headers have left."""
+        return self._changes_body and self._has_length and self._mode in _STREAMED
+
+    def piece(self, event: ResponseBody) -> list[Action]:
+        """The replies to a piece of the body."""
+        self._body_seen = True
+        # What a proxy shows in one message has no later piece that could bring what is held back.
+        is_last = event.end_of_stream or self._mode in _ONE_MESSAGE
+        watched = self._tap is not None
+        data, metadata = self._told_of_body(event.data, is_last)
+        if self.waits_for_replies:
+            return [self._held_piece(event.data, data, metadata)]
+        if watched and not (data or is_last or metadata):
+            return []  # all of it is held back
+        return _pieces(data, event.end_of_stream, metadata)
+
+    def _held_piece(self, shown: bytes, data: bytes, metadata: Metadata) -> Action:
+        if data == shown:
+            return SendResponseBodyUnchanged(metadata)
+        states_length = self._mode is BodyMode.BUFFERED and self._has_length
+        return SendHeldResponseBody(data, len(data) if states_length else None, metadata)
+
+    def trailers(self) -> list[Action]:
+        """The replies to trailers, which end the response; a second set gets none."""
+        if self._trailers_seen:
+            return []
+        self._trailers_seen = True
+        held = self._told_of_end()
+        if not held:
+            return [SendResponseTrailers()]
+        if self._mode is BodyMode.DUPLEX:
+            return [*_pieces(held, False, {}), SendResponseTrailers()]
+        log.warning("the proxy's response mode lost %d bytes held back before trailers", len(held))
+        return [SendResponseTrailers()]
+
+    # The tap
+
+    def _told_of_head(self, event: ResponseHeaders) -> tuple[tuple[str, str], ...]:
+        if self._tap is None:
+            return ()
+        head = ResponseHead(
+            event.status, event.headers, event.served_by, event.has_destination_metadata
+        )
+        try:
+            return self._tap.head(head)
+        except Exception:
+            log.exception(_FAILED)
+            self._tap = None
+            return ()
+
+    def _told_of_body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
+        tap = self._tap
+        if tap is None:
+            return data, {}
+        if is_last:
+            self._tap = None
+        try:
+            return tap.body(data, is_last)
+        except Exception:
+            log.exception(_FAILED)
+            self._tap = None
+            return _with_held(tap, data), {}
+
+    def _told_of_end(self) -> bytes:
+        tap, self._tap = self._tap, None
+        return b"" if tap is None else _held(tap)
+
+
+def _pieces(data: bytes, end_of_stream: bool, metadata: Metadata) -> list[Action]:
+    """`data` in pieces; the last one has the end of the stream and the metadata."""
+    pieces = body_chunks(data)
+    actions: list[Action] = [SendResponseBody(piece, False) for piece in pieces[:-1]]
+    actions.append(SendResponseBody(pieces[-1], end_of_stream, metadata))
+    return actions
+
+
+def _held(tap: ResponseTap) -> bytes:
+    try:
+        return tap.end()
+    except Exception:
+        log.exception("what was held back of a response is lost")
+        return b""
+
+
+def _with_held(tap: ResponseTap, data: bytes) -> bytes:
+    """What `tap` held back and `data`, which it may have taken in before it failed."""
+    held = _held(tap)
+    return held if data and held.endswith(data) else held + data

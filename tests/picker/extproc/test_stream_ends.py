@@ -1,0 +1,196 @@
+"""How the machine ends a stream from its side, and what it takes no part in."""
+
+from __future__ import annotations
+
+import pytest
+from stream_ways import BUFFERED_HEADERS, DECISION, HEADERS, SKIPPING, WAY_TO, WAY_TO_BUFFERED, feed
+
+from picker.errors import DropReason
+from picker.extproc.messages import (
+    BodyMode,
+    CancelRoute,
+    Closed,
+    Ending,
+    Evicted,
+    Finish,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseHeaders,
+    Routed,
+    SendBufferedRequest,
+    SendImmediate,
+    SendRequestBody,
+    SendRequestHeaders,
+    SendRequestTrailers,
+    UnknownMessage,
+)
+from picker.extproc.request_phase import Limits
+from picker.extproc.stream import RemoteProtocolError, State, StreamMachine
+from picker.types import FinishCause
+
+BODY = RequestBody(b"{}", end_of_stream=True)
+
+
+# Skipped responses
+
+
+def test_a_response_that_is_none_of_ours_ends_the_stream_with_the_answer() -> None:
+    """The request goes out whole, and its end is not called a completion."""
+    machine = StreamMachine()
+    feed(machine, RequestHeaders(HEADERS), BODY)
+    assert machine.routed(SKIPPING) == [
+        Finish(FinishCause.SKIPPED),
+        SendRequestHeaders(SKIPPING.destination, (), 2),
+        SendRequestBody(b"{}", end_of_stream=True),
+    ]
+    assert machine.has_said_everything
+    assert feed(machine, ResponseHeaders(200), Closed(Ending.END_OF_STREAM)) == []
+
+
+def test_trailers_of_a_request_whose_response_is_none_of_ours_are_answered_first() -> None:
+    """In full duplex a request is not complete without them."""
+    machine = StreamMachine()
+    feed(machine, RequestHeaders(HEADERS), RequestBody(b"{}"), RequestTrailers())
+    assert machine.routed(SKIPPING)[-1] == SendRequestTrailers()
+
+
+def test_a_buffered_request_can_skip_its_response_too() -> None:
+    """Its one answer is the decision."""
+    machine = StreamMachine()
+    feed(machine, BUFFERED_HEADERS, BODY)
+    assert machine.routed(SKIPPING) == [
+        Finish(FinishCause.SKIPPED),
+        SendBufferedRequest(SKIPPING.destination),
+    ]
+
+
+# Eviction
+
+
+@pytest.mark.parametrize("reason", list(DropReason))
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        (State.START, 429),
+        (State.RECEIVING, 429),
+        (State.ROUTED, 429),
+        (State.RESPONDING, 200),  # what the client has been sent already
+    ],
+)
+def test_an_evicted_request_is_told_why(state: State, status: int, reason: DropReason) -> None:
+    """Status, text and header are those that clients of the reference picker know."""
+    machine = StreamMachine()
+    feed(machine, *WAY_TO[state])
+    assert machine.evicted(reason) == [
+        Finish(FinishCause.EVICTED, status),
+        SendImmediate(
+            429,
+            "request evicted by flow control",
+            (("x-llm-d-request-dropped-reason", reason.value),),
+        ),
+    ]
+    assert machine.has_said_everything
+    assert machine.evicted(reason) == []
+
+
+def test_a_request_that_waits_for_its_decision_waits_no_more() -> None:
+    """The decision is cancelled first."""
+    machine = StreamMachine()
+    feed(machine, *WAY_TO_BUFFERED[State.ROUTING])
+    assert feed(machine, Evicted(DropReason.EVICTED))[0] == CancelRoute()
+
+
+@pytest.mark.parametrize("state", [State.DONE, State.REFUSED, State.SKIPPED, State.CLOSED])
+def test_what_is_over_cannot_be_evicted(state: State) -> None:
+    """Not an error either: the end and the wish may cross."""
+    machine = StreamMachine()
+    feed(machine, *WAY_TO[state])
+    assert machine.evicted(DropReason.EVICTED) == []
+
+
+# Proxies that only observe, and messages from the future
+
+
+def test_a_proxy_that_only_observes_is_never_answered() -> None:
+    """Nothing is routed either, since nobody would follow."""
+    machine = StreamMachine()
+    events = [*WAY_TO[State.OBSERVING], BODY, RequestTrailers(), ResponseHeaders(200)]
+    assert [feed(machine, event) for event in events] == [[]] * 4
+    assert machine.evicted(DropReason.EVICTED) == []
+    assert feed(machine, Closed(Ending.END_OF_STREAM)) == [Finish(FinishCause.SKIPPED)]
+
+
+def test_a_message_of_an_unknown_kind_is_passed_over_in_full_duplex(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A proxy that streams both ways goes on by itself; the log tells of it."""
+    machine = StreamMachine()
+    feed(machine, RequestHeaders(HEADERS))
+    assert feed(machine, UnknownMessage()) == []
+    assert "unknown kind" in caplog.text
+    assert machine.state is State.RECEIVING
+
+
+@pytest.mark.parametrize("mode", [BodyMode.LOCKSTEP, BodyMode.BUFFERED])
+def test_a_message_of_an_unknown_kind_to_which_an_answer_is_due_is_an_error(mode: BodyMode) -> None:
+    """Silence would let the proxy wait for its timeout."""
+    machine = StreamMachine()
+    feed(machine, RequestHeaders(HEADERS, response_body=mode), BODY, Routed(DECISION))
+    assert feed(machine, UnknownMessage()) == []
+    feed(machine, ResponseHeaders(200))
+    with pytest.raises(RemoteProtocolError, match="unknown kind"):
+        feed(machine, UnknownMessage())
+
+
+def test_a_stream_that_begins_with_an_unknown_kind_is_an_error() -> None:
+    """Nothing can be made of a request without headers."""
+    with pytest.raises(RemoteProtocolError):
+        feed(StreamMachine(), UnknownMessage())
+
+
+# Limits of headers and modes
+
+
+@pytest.mark.parametrize("mode", [BodyMode.DUPLEX, BodyMode.BUFFERED])
+@pytest.mark.parametrize("end", [True, False])
+@pytest.mark.parametrize(
+    ("count", "size", "text"), [(11, 0, "more than 10 headers"), (10, 101, "exceed 100 bytes")]
+)
+def test_too_many_headers_are_refused_with_431(
+    mode: BodyMode, end: bool, count: int, size: int, text: str
+) -> None:
+    """By number or by size, with a body or without one."""
+    machine = StreamMachine(Limits(max_headers=10, max_header_bytes=100))
+    event = RequestHeaders(
+        HEADERS, end, request_body=mode, num_headers=count, num_header_bytes=size
+    )
+    finish, reply = feed(machine, event)
+    assert finish == Finish(FinishCause.REFUSED, 431)
+    assert isinstance(reply, SendImmediate)
+    assert reply.status == 431
+    assert reply.body.startswith("inference error: HeadersTooLarge - ")
+    assert text in reply.body
+
+
+def test_headers_at_the_limit_pass() -> None:
+    """The limits are inclusive."""
+    machine = StreamMachine(Limits(max_headers=10, max_header_bytes=100))
+    event = RequestHeaders(HEADERS, num_headers=10, num_header_bytes=100)
+    assert feed(machine, event) == []
+
+
+@pytest.mark.parametrize(
+    "modes",
+    [
+        {"request_body": BodyMode.PARTIAL},
+        {"request_body": BodyMode.UNKNOWN},
+        {"response_body": BodyMode.UNKNOWN},
+    ],
+)
+def test_modes_that_cannot_work_are_refused_by_name(modes: dict[str, BodyMode]) -> None:
+    """Misconfigured gateways are told what they need, instead of breaking bodies."""
+    finish, reply = feed(StreamMachine(), RequestHeaders(HEADERS, **modes))
+    assert finish == Finish(FinishCause.REFUSED, 500)
+    assert isinstance(reply, SendImmediate)
+    assert "FULL_DUPLEX_STREAMED or BUFFERED" in reply.body
