@@ -8,6 +8,7 @@ from picker.requestcontrol.observer import Decision, Outcome, ResponseTimes
 from picker.types import FinishCause, InferenceRequest, Usage
 
 MODEL_SERVER_ERROR = "ModelServerError"
+_ANSWERED_BY_US = (FinishCause.REFUSED, FinishCause.EVICTED)
 _CODES = {status: code.value for code, status in HTTP_STATUS.items()}
 
 
@@ -110,6 +111,6 @@ def _error_code(outcome: Outcome) -> str | None:
     if outcome.refusal is not None:
         return outcome.refusal.value
     status = outcome.response_status
-    if outcome.cause is FinishCause.REFUSED:  # before the director was asked
+    if outcome.cause in _ANSWERED_BY_US:  # by the stream: too large, or evicted
         return _CODES.get(status or 0)
     return MODEL_SERVER_ERROR if status not in (None, 200) else None

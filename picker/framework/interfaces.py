@@ -302,7 +302,10 @@ class ResponseProgressHook(Protocol):
 
 @runtime_checkable
 class RequestEndHook(Protocol):
-    """Told of the end of each routed request, exactly once, whatever ended it."""
+    """Told of the end of each request that `PreRequest` hooks were told of, exactly once.
+
+    Whatever ended it: also when one of those hooks refused it.
+    """
 
     def request_ended(
         self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float

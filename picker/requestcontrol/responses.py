@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeGuard
 
 from picker.framework.interfaces import (
     Flight,
@@ -138,8 +139,10 @@ class Response:
         return data, metadata
 
     def end(self) -> bytes:
-        """The response ended with trailers, or before its last piece; what was held back."""
-        return self.body(b"", is_last=True)[0] if not self._ended else b""
+        """The response ended with trailers; what was held back. Nothing where no body was shown."""
+        if self._ended or not self._seen_body:
+            return b""
+        return self.body(b"", is_last=True)[0]
 
     def _begin_body(self) -> None:
         self._seen_body = True
@@ -149,7 +152,7 @@ class Response:
         if watch.renamed_from is not None and _is_json(self._content_type):
             request = watch.flight.request
             self._renamer = ModelRenamer(watch.renamed_from, request.incoming_model)
-        if isinstance(watch.parser, ReadsResponses):
+        if _reads_responses(watch.parser):
             try:
                 body = watch.flight.request.body
                 self._reader = watch.parser.response_reader(body, self._content_type)
@@ -199,6 +202,11 @@ class Response:
                 for namespace, values in metadata.items():
                     merged.setdefault(namespace, {}).update(values)
         return merged
+
+
+def _reads_responses(parser: object) -> TypeGuard[ReadsResponses]:
+    """Whether it understands responses; an `isinstance` of a protocol costs ten times as much."""
+    return hasattr(parser, "response_reader")
 
 
 def _is_plain(headers: Mapping[str, str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from picker.errors import RefusedError
 from picker.framework.attributes import Attributes, DataKey
 from picker.plugins.parsers.openai_parser import OpenAIParser
 from picker.plugins.parsers.passthrough_parser import PassthroughParser
-from picker.requestcontrol.director import Director, Exchange, RequestPipeline
+from picker.requestcontrol.director import Director, Exchange, RequestPipeline, RequestPolicies
 from picker.requestcontrol.observer import Decision, Outcome
 from picker.requestcontrol.parsing import ParserTable
 from picker.types import (
@@ -129,7 +130,9 @@ class Failing:
 class House:
     """A director with everything around it in reach of the test."""
 
-    def __init__(self, pool: Sequence[Candidate] = POOL) -> None:
+    def __init__(
+        self, pool: Sequence[Candidate] = POOL, policies: RequestPolicies | None = None
+    ) -> None:
         self.pool = FixedPool(pool)
         self.scheduler = TakeLeastLoaded()
         self.recorder = Recorder()
@@ -142,18 +145,24 @@ class House:
             rng=Random(7),
             observer=self.recorder,
             clock=self.tick,
+            policies=policies,
         )
 
     def pipeline(
-        self, producers: Sequence[object] = (), hooks: Sequence[object] = ()
+        self, producers: Sequence[object] = (), hooks: Sequence[object] = (), **others: Any
     ) -> RequestPipeline:
-        """The recorder as producer and hook, with others before it."""
+        """The recorder as producer and hook, with others before it; other fields as given."""
         return RequestPipeline(
             ParserTable([OpenAIParser(), PassthroughParser()]),
             self.scheduler,
             (*producers, self.recorder),  # type: ignore[arg-type]
             (*hooks, self.recorder),  # type: ignore[arg-type]
+            **others,
         )
+
+    def use(self, **fields: Any) -> None:
+        """Route with this pipeline from now on; see `pipeline`."""
+        self.director.use(self.pipeline(**fields))
 
     def tick(self) -> float:
         """A clock on which everything takes a second."""
