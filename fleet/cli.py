@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from fleet.errors import FleetError
 if TYPE_CHECKING:
     from fleet.models import Progress
 
-_PASSED_ON = ("worker", "picker", "train-draft")
+_PASSED_ON = ("worker", "picker", "train-draft", "config")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,12 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         # These have their own flags, in the spelling of the systems they stand in for.
-        if arguments and arguments[0] == "worker":
-            return _worker(arguments[1:])
-        if arguments and arguments[0] == "picker":
-            return _picker(arguments[1:])
-        if arguments and arguments[0] == "train-draft":
-            return _train_draft(arguments[1:])
+        if arguments and arguments[0] in _PASSED_ON:
+            return _pass_on(arguments[0])(arguments[1:])
         options = build_parser().parse_args(arguments)
         return {"up": _up, "chat": _chat, "version": _version}[options.command](options)
     except FleetError as error:
@@ -39,6 +35,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _pass_on(command: str) -> Callable[[list[str]], int]:
+    return {
+        "worker": _worker,
+        "picker": _picker,
+        "train-draft": _train_draft,
+        "config": _config,
+    }[command]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -56,6 +61,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "train-draft",
         help="train a draft head for a model (see `pointsman train-draft --help`)",
+    )
+    commands.add_parser(
+        "config", help="check a picker's configuration (see `pointsman config --help`)"
     )
     commands.add_parser("version", help="print the version")
     return parser
@@ -164,6 +172,12 @@ def _picker(argv: list[str]) -> int:
     from picker.__main__ import main as picker_main
 
     return picker_main(argv)
+
+
+def _config(argv: list[str]) -> int:
+    from fleet.config_command import config_command
+
+    return config_command(argv, print, lambda line: print(line, file=sys.stderr))
 
 
 def _train_draft(argv: list[str]) -> int:

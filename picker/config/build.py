@@ -99,6 +99,7 @@ class Assembly:
     screeners: tuple[Screener, ...]
     admitters: tuple[Admitter, ...]
     saturation: SaturationDetector | None
+    detector: Instance | None
     response_heads: tuple[ResponseHeadHook, ...]
     response_progress: tuple[ResponseProgressHook, ...]
     request_ends: tuple[RequestEndHook, ...]
@@ -201,6 +202,7 @@ class _Builder:
             screeners=wrap.screeners(),
             admitters=wrap.admitters(),
             saturation=self._saturation(detector),
+            detector=detector,
             response_heads=wrap.response_heads(),
             response_progress=wrap.response_progress(),
             request_ends=wrap.request_ends(),

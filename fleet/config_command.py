@@ -1,0 +1,113 @@
+"""`pointsman config`: check a picker's configuration, or show what is in effect."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from picker.config.build import DEFAULT_CONFIG, BuildOptions
+from picker.config.catalog import builtin_plugins
+from picker.config.check import assemble, check_config
+from picker.config.findings import Finding, InvalidConfigError, Severity
+from picker.config.show import aligned, effective_lines
+from picker.config.watch import read_config_file
+from picker.errors import ConfigError
+
+FINE, WRONG, UNREADABLE = 0, 1, 2
+
+Print = Callable[[str], None]
+
+
+def config_command(argv: Sequence[str], out: Print, err: Print) -> int:
+    """Run `pointsman config …`; returns the exit status.
+
+    0: the configuration can be used. 1: it has errors. 2: it cannot be read, or the command line
+    cannot be understood (`SystemExit`).
+    """
+    options = build_parser().parse_args(argv)
+    try:
+        content, name = _content(options)
+    except ConfigError as error:
+        err(f"pointsman: {error}")
+        return UNREADABLE
+    allow = BuildOptions(allow_experimental=options.allow_experimental_plugins)
+    if options.command == "check":
+        findings = check_config(content, name, builtin_plugins(), allow)
+        return _report(findings, name, out, as_json=options.json)
+    try:
+        loaded, assembly = assemble(content, name, builtin_plugins(), allow)
+    except InvalidConfigError as error:
+        for finding in error.findings:
+            err(_line(finding))
+        return WRONG
+    out(aligned(effective_lines(loaded, assembly), with_origin=options.origin).rstrip("\n"))
+    return FINE
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags of both subcommands."""
+    parser = argparse.ArgumentParser(
+        prog="pointsman config",
+        description="Work on an EndpointPickerConfig without starting a picker.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    check = commands.add_parser(
+        "check", help="say everything that is wrong with a file", allow_abbrev=False
+    )
+    check.add_argument("--json", action="store_true", help="findings as JSON")
+    show = commands.add_parser(
+        "show", help="print the configuration in effect, defaults included", allow_abbrev=False
+    )
+    show.add_argument("--origin", action="store_true", help="say where each line is from")
+    for command in (check, show):
+        command.add_argument(
+            "file", nargs="?", metavar="FILE", help="show: without it the built-in configuration"
+        )
+        command.add_argument("--config-text", metavar="YAML", help="the configuration as text")
+        command.add_argument(
+            "--allow-experimental-plugins", action="store_true", help="as the picker's flag"
+        )
+    return parser
+
+
+def _content(options: argparse.Namespace) -> tuple[bytes, str]:
+    if options.config_text is not None and options.file is not None:
+        raise ConfigError("give a file or --config-text, not both")
+    if options.config_text is not None:
+        return options.config_text.encode(errors="surrogatepass"), "--config-text"
+    if options.file is not None:
+        return read_config_file(Path(options.file), "config"), options.file
+    if options.command == "check":
+        raise ConfigError("give a file or --config-text to check")
+    return DEFAULT_CONFIG, "built-in configuration"
+
+
+def _report(findings: Sequence[Finding], name: str, out: Print, *, as_json: bool) -> int:
+    errors = sum(one.severity is Severity.ERROR for one in findings)
+    if as_json:
+        report = {
+            "file": name,
+            "valid": not errors,
+            "findings": [one.as_dict() for one in findings],
+        }
+        out(json.dumps(report, indent=2, ensure_ascii=False))
+        return WRONG if errors else FINE
+    for finding in findings:
+        out(_line(finding))
+    if not findings:
+        out(f"{name}: nothing wrong")
+    else:
+        out(f"{name}: {_counted(errors, 'error')}, {_counted(len(findings) - errors, 'warning')}")
+    return WRONG if errors else FINE
+
+
+def _line(finding: Finding) -> str:
+    head = f"{finding.where}: "
+    return f"{head}{finding.severity.value}: {str(finding).removeprefix(head)}"
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -1,0 +1,187 @@
+"""The configuration that is in effect once defaults are filled in, and where each line is from.
+
+What is shown is itself a configuration, with the same meaning and without anything left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import yaml
+
+from picker.config import schema
+from picker.config.build import Assembly
+from picker.config.instances import Instance
+from picker.config.load import LoadedConfig
+from picker.config.profiles import ProfilePart, ProfilePlan
+from picker.config.source import Path, Source
+from picker.config.unsupported import GATES
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of YAML. `origin` is `file:line`, "default" or "auto-created"; None: no value."""
+
+    text: str
+    origin: str | None
+
+
+def effective_lines(loaded: LoadedConfig, assembly: Assembly) -> list[Line]:
+    """The whole configuration in effect."""
+    shown = _Shown(loaded.source)
+    shown.put(("apiVersion",), schema.API_VERSION, ("apiVersion",))
+    shown.put(("kind",), schema.KIND, ("kind",))
+    for index, (name, (default, _)) in enumerate(GATES.items()):
+        shown.put(("featureGates", index), f"{name}={str(default).lower()}", ())
+    for index, instance in enumerate(assembly.instances.values()):
+        _put_plugin(shown, ("plugins", index), instance)
+    for index, plan in enumerate(assembly.plans):
+        _put_profile(shown, ("schedulingProfiles", index), plan)
+    _put_data_layer(shown, loaded, assembly)
+    names = {id(one.plugin): one.name for one in assembly.instances.values()}
+    for index, parser in enumerate(assembly.parsers):
+        refs = loaded.config.request_handler
+        parsers = refs.parsers if refs else ()
+        name = names[id(parser)]
+        written = [i for i, ref in enumerate(parsers) if ref.plugin_ref == name]
+        source: Path = ("requestHandler", "parsers", written[0], "pluginRef") if written else ()
+        if not parsers and loaded.config.parser is not None:
+            source = ("parser", "pluginRef")
+        shown.put(("requestHandler", "parsers", index, "pluginRef"), name, source)
+    if assembly.detector is not None:
+        ref = ("saturationDetector", "pluginRef")
+        section = loaded.config.flow_control
+        is_deprecated = section is None or section.saturation_detector is None
+        source = ref if is_deprecated else ("flowControl", *ref)
+        shown.put(("flowControl", *ref), assembly.detector.name, source)
+    return list(shown.lines())
+
+
+def aligned(lines: list[Line], *, with_origin: bool) -> str:
+    """The lines as one text; origins as comments, in a column."""
+    if not with_origin:
+        return "".join(f"{line.text}\n" for line in lines)
+    width = min(72, max((len(line.text) for line in lines if line.origin), default=0))
+    return "".join(
+        f"{line.text:<{width}}  # {line.origin}\n" if line.origin else f"{line.text}\n"
+        for line in lines
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A value that stands in one line."""
+
+    value: Any
+    origin: str
+
+
+class _Shown:
+    """Owns the document while it is put together; paths in it may differ from those written."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._document: dict[str | int, Any] = {}  # lists are mappings of their indexes
+
+    def put(self, path: Path, value: Any, written: Path, otherwise: str = DEFAULT) -> None:
+        """`value` at `path`; `written` is where the source may have it, () if it cannot."""
+        if isinstance(value, dict) and value:
+            for key, one in value.items():
+                self.put((*path, key), one, (*written, key) if written else (), otherwise)
+        elif isinstance(value, list) and value:
+            for index, one in enumerate(value):
+                self.put((*path, index), one, (*written, index) if written else (), otherwise)
+        else:
+            line = self._source.line_of(written) if written else None
+            origin = otherwise if line is None else f"{self._source.name}:{line}"
+            node = self._document
+            for step in path[:-1]:
+                node = node.setdefault(step, {})
+            node[path[-1]] = _Leaf(value, origin)
+
+    def lines(self) -> Iterator[Line]:
+        """Block YAML, a line for each value."""
+        return _lines(self._document, 0)
+
+
+def _lines(node: dict[str | int, Any], indent: int) -> Iterator[Line]:
+    pad = " " * indent
+    for step, part in node.items():
+        if isinstance(step, int):
+            yield from _element(part, indent)
+        elif isinstance(part, _Leaf):
+            yield Line(f"{pad}{_scalar(step)}: {_scalar(part.value)}", part.origin)
+        else:
+            yield Line(f"{pad}{_scalar(step)}:", None)
+            is_list = isinstance(next(iter(part)), int)
+            yield from _lines(part, indent if is_list else indent + 2)
+
+
+def _element(part: Any, indent: int) -> Iterator[Line]:
+    pad = " " * indent
+    if isinstance(part, _Leaf):
+        yield Line(f"{pad}- {_scalar(part.value)}", part.origin)
+        return
+    first, *others = _lines(part, indent + 2)
+    yield Line(f"{pad}- {first.text[indent + 2 :]}", first.origin)
+    yield from others
+
+
+def _scalar(value: Any) -> str:
+    text = yaml.safe_dump([value], default_flow_style=True, width=10**6, allow_unicode=True)
+    return text[1:-2]
+
+
+def _put_plugin(shown: _Shown, path: Path, instance: Instance) -> None:
+    origin, at = instance.origin.value, instance.path
+    shown.put((*path, "type"), instance.type_name, (*at, "type") if at else (), origin)
+    named = origin if not at else DEFAULT
+    shown.put((*path, "name"), instance.name, (*at, "name") if at else (), named)
+    parameters = _without_nothing(msgspec.to_builtins(instance.parameters))
+    if parameters:
+        written = (*at, "parameters") if at else ()
+        shown.put((*path, "parameters"), parameters, written, named)
+
+
+def _without_nothing(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nothing(one) for key, one in value.items() if one is not None}
+    return [_without_nothing(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _put_profile(shown: _Shown, path: Path, plan: ProfilePlan) -> None:
+    shown.put((*path, "name"), plan.name, (*plan.path, "name") if plan.path else ())
+    scorers = {part.instance.name for part in plan.scorers}
+    for index, part in enumerate(_parts(plan)):
+        at = part.path if plan.path else ()
+        target = (*path, "plugins", index)
+        shown.put((*target, "pluginRef"), part.instance.name, (*at, "pluginRef") if at else ())
+        if part.instance.name in scorers:
+            shown.put((*target, "weight"), part.weight, (*at, "weight") if at else ())
+
+
+def _parts(plan: ProfilePlan) -> list[ProfilePart]:
+    """Each plugin once, in the order written; what is there by default comes last."""
+    pickers = (plan.picker,) if plan.picker is not None else ()
+    parts = {part.instance.name: part for part in (*plan.filters, *plan.scorers, *pickers)}
+    return sorted(parts.values(), key=lambda part: (not part.path, part.path))
+
+
+def _put_data_layer(shown: _Shown, loaded: LoadedConfig, assembly: Assembly) -> None:
+    layer = assembly.data_layer
+    shown.put(("dataLayer", "injectDefaults"), False, ("dataLayer", "injectDefaults"))
+    for index, bound in enumerate(layer.sources):
+        target: Path = ("dataLayer", "sources", index)
+        at = bound.path
+        shown.put((*target, "pluginRef"), bound.source.name, (*at, "pluginRef") if at else ())
+        for position, extractor in enumerate(bound.extractors):
+            inner: Path = ("extractors", position, "pluginRef")
+            shown.put((*target, *inner), extractor.name, (*at, *inner) if at else ())
+    if layer.discovery is not None:
+        ref: Path = ("dataLayer", "discovery", "pluginRef")
+        shown.put(ref, layer.discovery.name, ref)
