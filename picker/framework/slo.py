@@ -1,0 +1,38 @@
+"""What a client asks of a response's latency, in request headers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# The first that is present and not empty counts; the second is the deprecated name.
+TTFT_MS_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+TPOT_MS_HEADERS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyObjectives:
+    """Milliseconds to the first token and per token after it; None where nothing is asked."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+    def __bool__(self) -> bool:
+        return self.ttft_ms is not None or self.tpot_ms is not None
+
+
+def latency_objectives(headers: Mapping[str, str]) -> LatencyObjectives:
+    """The objectives of a request; one that is no positive number is not there."""
+    return LatencyObjectives(
+        _milliseconds(headers, TTFT_MS_HEADERS), _milliseconds(headers, TPOT_MS_HEADERS)
+    )
+
+
+def _milliseconds(headers: Mapping[str, str], names: tuple[str, ...]) -> float | None:
+    text = next((headers[name] for name in names if headers.get(name)), "")
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value > 0 else None

@@ -1,0 +1,82 @@
+"""latency-slo-admitter: refuse sheddable requests whose latency objectives nobody can meet.
+
+Asked only about requests of a priority below 0 that name an objective for their latency. Such a
+request is refused (429) when there are predictions, and no endpoint
+
+- is predicted to meet the objectives, or
+- is idle: nothing runs there, nor has this picker anything under way there, or
+- is cold: less than 2 % of its KV cache is in use.
+
+An endpoint whose load is unknown is neither idle nor cold. (The reference answers 500.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from picker.errors import Code, DropReason, RefusedError
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.findings import latency_predictions_key
+from picker.framework.registry import Parameters, PluginType
+from picker.framework.slo import latency_objectives
+from picker.types import Candidate, InferenceRequest
+
+COLD = 0.02
+
+
+class LatencySloAdmitterParameters(Parameters, frozen=True):
+    """`parameters` of a latency-slo-admitter."""
+
+    latency_prediction_info_producer_name: str = "predicted-latency-producer"
+
+
+class LatencySloAdmitter:
+    """Admits what can be served in time. Stateless."""
+
+    def __init__(self, parameters: LatencySloAdmitterParameters) -> None:
+        self._key = latency_predictions_key(parameters.latency_prediction_info_producer_name)
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The predictions of the configured producer."""
+        return (self._key,)
+
+    def admit(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
+    ) -> None:
+        """Raises `RefusedError` (429) as the module says."""
+        if request.priority >= 0 or not latency_objectives(request.headers):
+            return
+        predictions = attributes.get(self._key)
+        if not predictions:
+            return
+        for candidate in candidates:
+            prediction = predictions.get(candidate.key)
+            if (prediction is not None and prediction.is_valid) or _has_room(candidate):
+                return
+        raise RefusedError(
+            Code.RESOURCE_EXHAUSTED,
+            "no endpoint can meet the latency objectives of this sheddable request",
+            DropReason.SATURATED,
+        )
+
+
+def _has_room(candidate: Candidate) -> bool:
+    metrics = candidate.metrics
+    if metrics is None:
+        return False
+    idle = not metrics.running_requests and not candidate.inflight_requests
+    return idle or metrics.kv_cache_usage < COLD
+
+
+PLUGIN = PluginType(
+    "latency-slo-admitter",
+    LatencySloAdmitterParameters,
+    lambda _name, parameters, _services: LatencySloAdmitter(parameters),
+)

@@ -1,0 +1,91 @@
+"""probabilistic-admitter: refuse the more sheddable requests, the fuller the pool is.
+
+A request of a priority below 0 is refused (429) with the probability
+
+    min(s ^ power · k, 1)
+    s = mean over endpoints of max(q / queueDepthThreshold, kv / kvCacheUtilThreshold)
+
+with power = 5 and k = 300, so that shedding begins long before the pool is full. `q` is the number
+of waiting requests as in queue-scorer; an endpoint whose load is unknown counts as full (1.0).
+(The reference wraps this refusal into a 500.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from random import Random
+
+from picker.errors import Code, DropReason, RefusedError
+from picker.framework.attributes import Attributes
+from picker.framework.registry import Parameters, PluginType
+from picker.scheduling.load_signals import waiting_requests
+from picker.types import Candidate, InferenceRequest
+
+FULL = 1.0
+
+
+class ProbabilisticAdmitterParameters(Parameters, frozen=True):
+    """`parameters` of a probabilistic-admitter."""
+
+    queue_depth_threshold: float = 5.0
+    kv_cache_util_threshold: float = 0.8
+    power: float = 5.0
+    k: float = 300.0
+
+
+class ProbabilisticAdmitter:
+    """Admits by chance. Stateless."""
+
+    def __init__(self, parameters: ProbabilisticAdmitterParameters) -> None:
+        """Raises `ValueError` for values out of range."""
+        self._queue = parameters.queue_depth_threshold
+        self._kv = parameters.kv_cache_util_threshold
+        self._power = parameters.power
+        self._k = parameters.k
+        if not (math.isfinite(self._queue) and self._queue > 0):
+            raise ValueError(f"queueDepthThreshold must be positive, got {self._queue}")
+        if not 0.0 < self._kv <= 1.0:
+            raise ValueError(f"kvCacheUtilThreshold must be above 0 and at most 1, got {self._kv}")
+        if not (math.isfinite(self._power) and self._power > 0):
+            raise ValueError(f"power must be positive, got {self._power}")
+        if not (math.isfinite(self._k) and self._k >= 0):
+            raise ValueError(f"k must not be negative, got {self._k}")
+
+    def admit(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
+    ) -> None:
+        """Raises `RefusedError` (429) as the module says."""
+        if request.priority >= 0 or not candidates:
+            return
+        if rng.random() < self.refusal_probability(candidates):
+            raise RefusedError(
+                Code.RESOURCE_EXHAUSTED,
+                "the pool is filling up, sheddable request dropped",
+                DropReason.SATURATED,
+            )
+
+    def refusal_probability(self, candidates: Sequence[Candidate]) -> float:
+        """See the module's formula; `candidates` are not empty."""
+        fullness = sum(map(self._fullness, candidates)) / len(candidates)
+        try:
+            return min(math.pow(fullness, self._power) * self._k, 1.0)
+        except OverflowError:
+            return min(self._k, 1.0)
+
+    def _fullness(self, candidate: Candidate) -> float:
+        metrics, waiting = candidate.metrics, waiting_requests(candidate)
+        if metrics is None or waiting is None:
+            return FULL
+        return max(waiting / self._queue, metrics.kv_cache_usage / self._kv)
+
+
+PLUGIN = PluginType(
+    "probabilistic-admitter",
+    ProbabilisticAdmitterParameters,
+    lambda _name, parameters, _services: ProbabilisticAdmitter(parameters),
+)

@@ -1,0 +1,186 @@
+"""latency-scorer: prefer endpoints that are predicted to meet the request's latency objectives.
+
+Theory of operation. A headroom is an objective less its prediction, for the time to the first token
+(TTFT) and per token (TPOT). An endpoint with any negative headroom is negative.
+
+1. Some endpoint is positive: the positive ones are rated by `headroomSelectionStrategy`.
+2. All are negative, and some have nothing dispatched: those are rated, by the strategy `least`.
+3. All are negative and busy: of those that miss TPOT only, TTFT only, or both, the first group that
+   has any is rated, by the strategy `least`.
+
+Everybody else, also an endpoint without a prediction, scores 0. Rating a group:
+
+    n_d   = (|h_d| − min) / (max − min)     for d = TTFT, TPOT; 0.5 without a range
+    c     = w_ttft · n_ttft + w_tpot · n_tpot
+    score = (int((1 − c) · 100) + 1) / 100  `least`: the tightest fit first, keep slack for others
+            (int(c · 100) + 1) / 100        `most`: the greatest slack first
+
+at most 1, with weights that sum to one; a dimension without a range gets no weight beside one that
+has a range.
+
+4. There are no predictions at all: a composite of what is known of load and cache,
+
+    score = round(100 · (w_kv · (1 − kv) + w_queue · (maxq − q) / maxq + w_prefix · match / total))
+            / 100
+
+with weights that sum to one (kv alone when all are 0), (maxq − q) / maxq = 1 for maxq = 0, and q as
+in queue-scorer. Load that is unknown contributes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.findings import LatencyPrediction, latency_predictions_key
+from picker.framework.registry import Parameters, PluginType
+from picker.prefix.match import match_info_key
+from picker.scheduling.load_signals import loads, waiting_requests
+from picker.types import Candidate, InferenceRequest
+
+LEAST = "least"
+NO_RANGE = 1e-9
+
+
+class LatencyScorerParameters(Parameters, frozen=True):
+    """`parameters` of a latency-scorer."""
+
+    ttft_weight: float = 0.8
+    tpot_weight: float = 0.2
+    headroom_selection_strategy: Literal["least", "most"] = "least"
+    composite_kv_weight: float = msgspec.field(default=1.0, name="compositeKVWeight")
+    composite_queue_weight: float = 1.0
+    composite_prefix_weight: float = 1.0
+    latency_prediction_info_producer_name: str = "predicted-latency-producer"
+    prefix_match_info_producer_name: str = "approx-prefix-cache-producer"
+
+
+class LatencyScorer:
+    """Scores by predicted headroom. Stateless."""
+
+    def __init__(self, parameters: LatencyScorerParameters) -> None:
+        """Raises `ValueError` for a negative weight."""
+        self._ttft, self._tpot = _normalised(
+            {"ttftWeight": parameters.ttft_weight, "tpotWeight": parameters.tpot_weight},
+            (0.5, 0.5),
+        )
+        self._kv, self._queue, self._prefix = _normalised(
+            {
+                "compositeKVWeight": parameters.composite_kv_weight,
+                "compositeQueueWeight": parameters.composite_queue_weight,
+                "compositePrefixWeight": parameters.composite_prefix_weight,
+            },
+            (1.0, 0.0, 0.0),
+        )
+        self._strategy = parameters.headroom_selection_strategy
+        self._predictions_key = latency_predictions_key(
+            parameters.latency_prediction_info_producer_name
+        )
+        self._match_key = match_info_key(parameters.prefix_match_info_producer_name)
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The predictions of the configured producer."""
+        return (self._predictions_key,)
+
+    @property
+    def may_consume(self) -> tuple[DataKey[Any], ...]:
+        """The match info of the configured producer, for the composite."""
+        return (self._match_key,)
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> Sequence[float]:
+        """One score per candidate; see the module's theory of operation."""
+        predictions = attributes.get(self._predictions_key) or {}
+        predicted = [
+            (candidate, prediction)
+            for candidate in candidates
+            if (prediction := predictions.get(candidate.key)) is not None
+            and math.isfinite(prediction.ttft_headroom_ms)
+            and math.isfinite(prediction.tpot_headroom_ms)
+        ]
+        if not predicted:
+            return self._composite(candidates, attributes)
+        group, strategy = self._group(predicted)
+        rated = self._rate(group, strategy)
+        return [rated.get(candidate.key, 0.0) for candidate in candidates]
+
+    def _group(
+        self, predicted: Sequence[tuple[Candidate, LatencyPrediction]]
+    ) -> tuple[Mapping[str, LatencyPrediction], str]:
+        """Those that are to be rated, and by which strategy."""
+        groups: list[dict[str, LatencyPrediction]] = [{}, {}, {}, {}]
+        idle: dict[str, LatencyPrediction] = {}
+        for candidate, prediction in predicted:
+            late = prediction.ttft_headroom_ms < 0
+            slow = prediction.tpot_headroom_ms < 0
+            # Positive, TPOT only, TTFT only, both: the order in which groups are preferred.
+            groups[2 * late + slow][candidate.key] = prediction
+            if not candidate.inflight_requests and not prediction.dispatched:
+                idle[candidate.key] = prediction
+        if groups[0]:
+            return groups[0], self._strategy
+        return idle or next(group for group in groups if group), LEAST
+
+    def _rate(self, group: Mapping[str, LatencyPrediction], strategy: str) -> Mapping[str, float]:
+        """The scores of one group."""
+        late, late_range = _shares([abs(one.ttft_headroom_ms) for one in group.values()])
+        slow, slow_range = _shares([abs(one.tpot_headroom_ms) for one in group.values()])
+        ttft, tpot = self._ttft, self._tpot
+        if late_range and not slow_range:
+            ttft, tpot = 1.0, 0.0
+        elif slow_range and not late_range:
+            ttft, tpot = 0.0, 1.0
+        rated: dict[str, float] = {}
+        for key, one, other in zip(group, late, slow, strict=True):
+            combined = ttft * one + tpot * other
+            share = 1.0 - combined if strategy == LEAST else combined
+            rated[key] = min((int(share * 100) + 1) / 100, 1.0)
+        return rated
+
+    def _composite(
+        self, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> Sequence[float]:
+        match = attributes.get(self._match_key)
+        queues = loads(candidates, waiting_requests)
+        longest = max((queue for queue in queues if queue is not None), default=0)
+        scores: list[float] = []
+        for candidate, queue in zip(candidates, queues, strict=True):
+            total = 0.0
+            if candidate.metrics is not None:
+                total += self._kv * (1.0 - candidate.metrics.kv_cache_usage)
+            if queue is not None:
+                total += self._queue * ((longest - queue) / longest if longest else 1.0)
+            if match is not None and match.total_blocks:
+                matched = match.match_blocks.get(candidate.key, 0)
+                total += self._prefix * matched / match.total_blocks
+            scores.append(math.floor(total * 100 + 0.5) / 100)
+        return scores
+
+
+def _normalised(weights: Mapping[str, float], otherwise: tuple[float, ...]) -> tuple[float, ...]:
+    for name, weight in weights.items():
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(f"{name} must not be negative, got {weight}")
+    total = sum(weights.values())
+    return tuple(weight / total for weight in weights.values()) if total > 0 else otherwise
+
+
+def _shares(values: Sequence[float]) -> tuple[Sequence[float], bool]:
+    """Each value's place between the least and the greatest, and whether they differ."""
+    least, greatest = min(values), max(values)
+    if greatest - least <= NO_RANGE:
+        return [0.5] * len(values), False
+    return [(value - least) / (greatest - least) for value in values], True
+
+
+PLUGIN = PluginType(
+    "latency-scorer",
+    LatencyScorerParameters,
+    lambda _name, parameters, _services: LatencyScorer(parameters),
+)

@@ -1,0 +1,102 @@
+"""probabilistic-admitter: the fuller, the more is shed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from picker.errors import RefusedError
+from picker.framework.attributes import Attributes
+from picker.plugins.admitters.probabilistic_admitter import (
+    ProbabilisticAdmitter,
+    ProbabilisticAdmitterParameters,
+)
+from picker.types import Candidate, InferenceRequest
+
+
+def _admitter(**parameters: Any) -> ProbabilisticAdmitter:
+    return ProbabilisticAdmitter(ProbabilisticAdmitterParameters(**parameters))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "waiting", "usage", "expected"),
+    [
+        ({}, 0, 0.0, 0.0),
+        ({}, 1, 0.0, 0.2**5 * 300),
+        ({}, 0, 0.2, 0.25**5 * 300),
+        ({}, 2, 0.1, 1.0),
+        ({"power": 1.0, "k": 0.5}, 2, 0.6, 0.375),
+        ({"queue_depth_threshold": 10.0, "power": 2.0, "k": 1.0}, 5, 0.1, 0.25),
+        ({"k": 0.0}, 50, 1.0, 0.0),
+        ({"power": 1000.0}, 10**6, 1.0, 1.0),
+        ({"power": 1000.0, "k": 0.0}, 10**6, 1.0, 0.0),
+    ],
+)
+def test_the_probability_follows_the_curve(
+    candidate: Callable[..., Candidate],
+    parameters: dict[str, Any],
+    waiting: int,
+    usage: float,
+    expected: float,
+) -> None:
+    """min(s ^ power · k, 1) with the worse of queue and cache."""
+    pool = [candidate(waiting_requests=waiting, kv_cache_usage=usage)]
+    probability = _admitter(**parameters).refusal_probability(pool)
+    assert probability == pytest.approx(expected)
+
+
+def test_the_pool_is_as_full_as_its_mean(candidate: Callable[..., Candidate]) -> None:
+    """An endpoint whose load is unknown counts as full."""
+    admitter = _admitter(power=1.0, k=1.0)
+    assert admitter.refusal_probability([candidate(known=False), candidate()]) == 0.5
+    assert admitter.refusal_probability([candidate(inflight=1), candidate()]) == 0.1
+
+
+def test_sheddable_requests_are_refused_by_chance(
+    candidate: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
+) -> None:
+    """As often as the curve says, with 429; others never are."""
+    admitter = _admitter(power=1.0, k=0.5)
+    pool = [candidate(waiting_requests=5)]
+    rng = Random(7)
+    refusals: list[RefusedError] = []
+    for _ in range(400):
+        admitter.admit(request_for(priority=0), pool, Attributes(), rng)
+        try:
+            admitter.admit(request_for(priority=-1), pool, Attributes(), rng)
+        except RefusedError as refusal:
+            refusals.append(refusal)
+    assert 160 <= len(refusals) <= 240
+    assert {refusal.status for refusal in refusals} == {429}
+
+
+def test_an_idle_pool_sheds_nothing_and_a_full_one_everything(
+    candidate: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
+) -> None:
+    """Whatever is drawn."""
+    admitter = _admitter()
+    sheddable = request_for(priority=-1)
+    for seed in range(20):
+        admitter.admit(sheddable, [candidate()], Attributes(), Random(seed))
+        with pytest.raises(RefusedError):
+            admitter.admit(sheddable, [candidate(known=False)], Attributes(), Random(seed))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"queue_depth_threshold": 0.0},
+        {"kv_cache_util_threshold": 0.0},
+        {"kv_cache_util_threshold": 1.5},
+        {"power": 0.0},
+        {"power": float("inf")},
+        {"k": -1.0},
+    ],
+)
+def test_values_out_of_range_are_refused(parameters: dict[str, Any]) -> None:
+    """When the picker starts."""
+    with pytest.raises(ValueError, match=r"must"):
+        _admitter(**parameters)

@@ -1,0 +1,166 @@
+"""latency-scorer: who meets the objectives, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from picker.framework.attributes import Attributes
+from picker.framework.findings import LatencyPrediction, latency_predictions_key
+from picker.plugins.scorers.latency_scorer import LatencyScorer, LatencyScorerParameters
+from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.types import Candidate, InferenceRequest
+
+Score = Callable[..., list[float]]
+
+
+def _scorer(**parameters: Any) -> LatencyScorer:
+    return LatencyScorer(msgspec.convert(parameters, LatencyScorerParameters))
+
+
+def _found(headrooms: Mapping[str, tuple[float, float]], dispatched: int = 1) -> Attributes:
+    attributes = Attributes()
+    predictions = {
+        f"default/{name}": LatencyPrediction(1.0, 1.0, ttft, tpot, True, dispatched)
+        for name, (ttft, tpot) in headrooms.items()
+    }
+    attributes.put(latency_predictions_key(), predictions)
+    return attributes
+
+
+@pytest.fixture
+def score(
+    candidate: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
+) -> Score:
+    """Scores of the endpoints a, b, c… that the headrooms are given of."""
+
+    def go(
+        scorer: LatencyScorer, headrooms: Mapping[str, tuple[float, float]], dispatched: int = 1
+    ) -> list[float]:
+        candidates = [candidate(name) for name in sorted(headrooms)]
+        return list(scorer.score(request_for(), candidates, _found(headrooms, dispatched)))
+
+    return go
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({}, [1.0, 0.61, 0.01]),
+        ({"headroomSelectionStrategy": "most"}, [0.01, 0.41, 1.0]),
+        ({"ttftWeight": 0, "tpotWeight": 0.5}, [1.0, 1.0, 0.01]),
+    ],
+)
+def test_positive_endpoints_are_rated_by_the_strategy(
+    score: Score, parameters: dict[str, Any], expected: list[float]
+) -> None:
+    """c = 0.8 · n_ttft + 0.2 · n_tpot, in steps of a hundredth."""
+    headrooms = {"a": (0.0, 0.0), "b": (50.0, 0.0), "c": (100.0, 10.0)}
+    assert score(_scorer(**parameters), headrooms) == pytest.approx(expected)
+
+
+def test_a_dimension_without_a_range_has_no_weight(score: Score) -> None:
+    """Beside one that has; when none has, all are in the middle."""
+    scorer = _scorer()
+    assert score(scorer, {"a": (5.0, 1.0), "b": (5.0, 2.0)}) == [1.0, 0.01]
+    assert score(scorer, {"a": (1.0, 5.0), "b": (2.0, 5.0)}) == [1.0, 0.01]
+    assert score(scorer, {"a": (5.0, 5.0), "b": (5.0, 5.0)}) == [0.51, 0.51]
+    assert score(scorer, {"a": (5.0, 5.0)}) == [0.51]
+
+
+def test_positive_endpoints_shut_out_negative_ones(score: Score) -> None:
+    """One missed objective makes an endpoint negative."""
+    headrooms = {"a": (-1.0, 5.0), "b": (5.0, 5.0), "c": (5.0, -1.0)}
+    assert score(_scorer(), headrooms) == [0.0, 0.51, 0.0]
+
+
+def test_of_negative_endpoints_the_idle_ones_are_rated(
+    candidate: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
+) -> None:
+    """However they miss; the candidate's own count may say that one is busy."""
+    found = _found({"a": (-10.0, 5.0), "b": (-20.0, -5.0), "c": (5.0, -5.0)}, dispatched=0)
+    candidates = [candidate("a"), candidate("b"), candidate("c", inflight=1)]
+    scores = _scorer().score(request_for(), candidates, found)
+    assert list(scores) == [1.0, 0.01, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("headrooms", "expected"),
+    [
+        ({"a": (5.0, -1.0), "b": (-5.0, 1.0), "c": (-5.0, -1.0)}, [0.51, 0.0, 0.0]),
+        ({"a": (-5.0, 1.0), "b": (-5.0, -1.0)}, [0.51, 0.0]),
+        ({"a": (-5.0, -1.0), "b": (-9.0, -9.0)}, [1.0, 0.01]),
+    ],
+)
+def test_of_busy_negative_endpoints_the_least_bad_group_is_rated(
+    score: Score, headrooms: dict[str, tuple[float, float]], expected: list[float]
+) -> None:
+    """TPOT only, TTFT only, both; within it the least miss, whatever the strategy."""
+    assert score(_scorer(headroomSelectionStrategy="most"), headrooms) == expected
+
+
+def test_an_endpoint_without_a_prediction_scores_nothing(
+    candidate: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
+) -> None:
+    """As does one whose prediction is no number."""
+    candidates = [candidate(name) for name in "abc"]
+    found = _found({"a": (5.0, 5.0), "b": (float("nan"), 5.0)})
+    assert list(_scorer().score(request_for(), candidates, found)) == [0.51, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({}, [0.83, 0.08, 0.33]),
+        ({"compositeKVWeight": 0, "compositePrefixWeight": 0}, [1.0, 0.0, 0.0]),
+        ({"compositeKVWeight": 0, "compositeQueueWeight": 0}, [1.0, 0.0, 1.0]),
+        (
+            {"compositeKVWeight": 0, "compositeQueueWeight": 0, "compositePrefixWeight": 0},
+            [0.5, 0.25, 0.0],
+        ),
+    ],
+)
+def test_without_predictions_load_and_cache_decide(
+    candidate: Callable[..., Candidate],
+    request_for: Callable[..., InferenceRequest],
+    parameters: dict[str, Any],
+    expected: list[float],
+) -> None:
+    """The mean of free cache, short queue and cached prompt; unknown load contributes nothing."""
+    attributes = Attributes()
+    match = PrefixCacheMatchInfo(4, 64, {"default/a": 4, "default/c": 4})
+    attributes.put(match_info_key("approx-prefix-cache-producer"), match)
+    candidates = [
+        candidate("a", kv_cache_usage=0.5),
+        candidate("b", kv_cache_usage=0.75, waiting_requests=4),
+        candidate("c", known=False),
+    ]
+    scores = _scorer(**parameters).score(request_for(), candidates, attributes)
+    assert list(scores) == expected
+
+
+def test_without_anything_queues_are_equal(
+    candidate: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
+) -> None:
+    """No match, no queues: free cache and equal queues, two thirds."""
+    candidates = [candidate("a"), candidate("b")]
+    assert list(_scorer().score(request_for(), candidates, Attributes())) == [0.67, 0.67]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ttftWeight",
+        "tpotWeight",
+        "compositeKVWeight",
+        "compositeQueueWeight",
+        "compositePrefixWeight",
+    ],
+)
+def test_a_negative_weight_is_refused(name: str) -> None:
+    """When the picker starts, by name."""
+    with pytest.raises(ValueError, match=name):
+        _scorer(**{name: -0.1})
