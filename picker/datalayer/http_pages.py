@@ -112,7 +112,7 @@ class HttpPages:
                 )
         except TimeoutError:
             raise self._too_late() from None
-        except (OSError, ValueError) as error:  # ssl.SSLError and name errors are OSErrors
+        except (OSError, ValueError, OverflowError) as error:  # SSLError and gaierror are OSErrors
             raise ScrapeError(str(error) or type(error).__name__) from error
         return connection
 
