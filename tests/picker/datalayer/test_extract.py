@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from picker.datalayer.extract import ENGINES, ExtractError, engine_of, extract
-from picker.types import EndpointMetrics
+from picker.datalayer.engines import ENGINES, EngineSeries, EngineTable, Series, parse_series
+from picker.datalayer.extract import extract
+from picker.datalayer.sources import ExtractError, Findings, Scrape
+from picker.types import Endpoint, EndpointMetrics
 
 VLLM = b"""\
 # TYPE vllm:num_requests_waiting gauge
@@ -15,7 +17,28 @@ vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="2048"} 1.0
 process_start_time_seconds 1.7e+09
 """
-PREVIOUS = EndpointMetrics(9, 8, 0.7, 32, 100, 5.0, 1.0)
+PREVIOUS = EndpointMetrics(9, 8, 0.7, 32, 100, 5.0, updated_at_seconds=1.0)
+ENDPOINT = Endpoint("w", "10.0.0.1", 8000)
+
+
+def read(
+    page: bytes,
+    engine: EngineSeries = ENGINES["vllm"],
+    previous: EndpointMetrics | None = None,
+    rank: int | None = None,
+) -> Findings:
+    return extract(Scrape(page, ENDPOINT, 42.0, previous, rank, 0.05), engine)
+
+
+def load(
+    page: bytes,
+    engine: EngineSeries = ENGINES["vllm"],
+    previous: EndpointMetrics | None = None,
+    rank: int | None = None,
+) -> EndpointMetrics:
+    metrics = read(page, engine, previous, rank).metrics
+    assert metrics is not None
+    return metrics
 
 
 def without(page: bytes, name: bytes) -> bytes:
@@ -24,9 +47,9 @@ def without(page: bytes, name: bytes) -> bytes:
 
 def test_a_vllm_page_is_read_completely() -> None:
     """Every field has its series."""
-    extraction = extract(VLLM, ENGINES["vllm"], None, 42.0)
-    assert extraction.problems == ()
-    assert extraction.metrics == EndpointMetrics(
+    findings = read(VLLM)
+    assert findings.problems == ()
+    assert findings.metrics == EndpointMetrics(
         waiting_requests=3,
         running_requests=5,
         kv_cache_usage=0.25,
@@ -34,6 +57,7 @@ def test_a_vllm_page_is_read_completely() -> None:
         num_kv_blocks=2048,
         process_start_time_seconds=1.7e9,
         updated_at_seconds=42.0,
+        interval_seconds=0.05,
     )
 
 
@@ -60,72 +84,239 @@ def test_a_vllm_page_is_read_completely() -> None:
             b'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per"} 64\n'
             b'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max"} 10\n',
         ),
+        (
+            "pointsman",
+            b"vllm:num_requests_waiting 1\nvllm:num_requests_running 2\n"
+            b"vllm:kv_cache_usage_perc 0.5\n"
+            b'vllm:cache_config_info{block_size="64",num_gpu_blocks="10"} 1\n',
+        ),
     ],
 )
 def test_other_engines_are_read_by_their_row(engine: str, page: bytes) -> None:
     """Same numbers, other names."""
-    metrics = extract(page, ENGINES[engine], None, 0.0).metrics
-    assert metrics == EndpointMetrics(1, 2, 0.5, 64, 10)
+    metrics = load(page, ENGINES[engine])
+    assert (metrics.waiting_requests, metrics.running_requests) == (1, 2)
+    assert (metrics.kv_cache_usage, metrics.block_size_tokens) == (0.5, 64)
+    assert metrics.num_kv_blocks == 10
 
 
 def test_an_engine_without_kv_usage_needs_none() -> None:
-    """Plain Triton reports no KV cache."""
-    page = b"nv_inference_pending_request_count 4\nnv_inference_exec_count 1\n"
-    assert extract(page, ENGINES["triton"], None, 0.0).metrics == EndpointMetrics(4, 1)
+    """Plain Triton reports no KV cache, but each of its models."""
+    page = (
+        b'nv_inference_pending_request_count{model="a"} 3\n'
+        b'nv_inference_pending_request_count{model="b"} 1\nnv_inference_exec_count 1\n'
+    )
+    metrics = load(page, ENGINES["triton"])
+    assert (metrics.waiting_requests, metrics.running_requests) == (4, 1)
+    assert metrics.num_kv_blocks is None
 
 
 def test_a_missing_series_keeps_its_previous_value_and_is_reported() -> None:
     """One lost series does not lose the others."""
     page = without(VLLM, b"vllm:num_requests_waiting")
-    extraction = extract(page, ENGINES["vllm"], PREVIOUS, 2.0)
-    assert extraction.metrics.waiting_requests == 9
-    assert extraction.metrics.running_requests == 5
-    assert extraction.problems == ("series 'vllm:num_requests_waiting' is missing",)
+    findings = read(page, previous=PREVIOUS)
+    assert findings.metrics is not None
+    assert findings.metrics.waiting_requests == 9
+    assert findings.metrics.running_requests == 5
+    assert findings.problems == ("series 'vllm:num_requests_waiting' is missing",)
 
 
-@pytest.mark.parametrize("value", [b"NaN", b"-1", b"+Inf"])
+@pytest.mark.parametrize("value", [b"NaN", b"-1", b"+Inf", b"1e300"])
 def test_an_unusable_value_counts_as_missing(value: bytes) -> None:
     """A load is a finite number from zero up."""
     page = VLLM.replace(b'perc{engine="0",model_name="m"} 0.25', b"perc " + value)
     with pytest.raises(ExtractError, match="kv_cache_usage_perc' has the unusable value"):
-        extract(page, ENGINES["vllm"], None, 0.0)
-    assert extract(page, ENGINES["vllm"], PREVIOUS, 0.0).metrics.kv_cache_usage == 0.7
+        read(page)
+    assert load(page, previous=PREVIOUS).kv_cache_usage == 0.7
 
 
 def test_a_page_without_any_load_is_no_metrics_page() -> None:
     """Even previous values do not make up for a page of something else."""
     with pytest.raises(ExtractError, match="num_requests_running' is missing"):
-        extract(b"<html>hello</html>", ENGINES["vllm"], PREVIOUS, 0.0)
+        read(b"<html>hello</html>", previous=PREVIOUS)
 
 
 def test_geometry_and_start_time_may_be_absent_or_nonsense() -> None:
     """What is not a positive number is not known; what was known stays."""
     page = VLLM.replace(b'"2048"', b'"None"').replace(b"1.7e+09", b"NaN")
-    fresh = extract(page, ENGINES["vllm"], None, 0.0).metrics
+    fresh = load(page)
     assert (fresh.block_size_tokens, fresh.num_kv_blocks) == (16, None)
     assert fresh.process_start_time_seconds is None
-    kept = extract(page, ENGINES["vllm"], PREVIOUS, 0.0).metrics
+    kept = load(page, previous=PREVIOUS)
     assert (kept.num_kv_blocks, kept.process_start_time_seconds) == (100, 5.0)
-
-
-def test_the_latest_timestamp_wins_and_of_equals_the_first() -> None:
-    """Several label sets of one series."""
-    page = VLLM + b'vllm:num_requests_waiting{engine="1"} 7\n'
-    assert extract(page, ENGINES["vllm"], None, 0.0).metrics.waiting_requests == 3
-    page = VLLM + b'vllm:num_requests_waiting{engine="1"} 7 1700000000000\n'
-    assert extract(page, ENGINES["vllm"], None, 0.0).metrics.waiting_requests == 7
 
 
 def test_usage_above_one_is_a_full_cache() -> None:
     """Rounding in an engine must not make a negative score."""
-    page = VLLM.replace(b" 0.25", b" 1.02")
-    assert extract(page, ENGINES["vllm"], None, 0.0).metrics.kv_cache_usage == 1.0
+    assert load(VLLM.replace(b" 0.25", b" 1.02")).kv_cache_usage == 1.0
+
+
+TWO_RANKS = (
+    VLLM
+    + b"""\
+vllm:num_requests_waiting{engine="1",model_name="m"} 7
+vllm:num_requests_running{engine="1",model_name="m"} 1
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
+vllm:cache_config_info{block_size="32",engine="1",num_gpu_blocks="1000"} 1.0
+"""
+)
+
+
+@pytest.mark.parametrize("page", [TWO_RANKS, b"\n".join(reversed(TWO_RANKS.split(b"\n")))])
+def test_several_engines_of_a_page_are_put_together(page: bytes) -> None:
+    """Counts are summed, usage is the mean, a block is the smallest; the order does not matter."""
+    metrics = load(page)
+    assert (metrics.waiting_requests, metrics.running_requests) == (10, 6)
+    assert metrics.kv_cache_usage == 0.5
+    assert (metrics.block_size_tokens, metrics.num_kv_blocks) == (16, 3048)
+
+
+def test_an_endpoint_that_is_one_rank_reads_its_own_samples() -> None:
+    """The other rank is another endpoint."""
+    metrics = load(TWO_RANKS, rank=1)
+    assert (metrics.waiting_requests, metrics.running_requests) == (7, 1)
+    assert (metrics.kv_cache_usage, metrics.block_size_tokens) == (0.75, 32)
+    with pytest.raises(ExtractError, match="is missing"):
+        read(TWO_RANKS, rank=2)
+
+
+def test_a_page_that_tells_no_ranks_apart_is_everybodys() -> None:
+    """Nothing better is known."""
+    assert load(VLLM.replace(b'engine="0",', b""), rank=1).waiting_requests == 3
+
+
+def test_parallel_ranks_of_one_engine_are_not_counted_twice() -> None:
+    """Every tensor-parallel rank of an SGLang sees the same queue."""
+    names = (b"sglang:num_queue_reqs", b"sglang:num_running_reqs", b"sglang:token_usage")
+    page = b"".join(
+        b'%s{dp_rank="%d",tp_rank="%d"} %s\n' % (name, dp, tp, value)
+        for name, value in zip(names, (b"4", b"2", b"0.5"), strict=True)
+        for dp in (0, 1)
+        for tp in (0, 1)
+    )
+    metrics = load(page, ENGINES["sglang"])
+    assert (metrics.waiting_requests, metrics.running_requests) == (8, 4)
+    assert load(page, ENGINES["sglang"], rank=1).waiting_requests == 4
+
+
+def test_an_engine_with_nonsense_is_left_out_and_reported() -> None:
+    """The others go on."""
+    page = TWO_RANKS.replace(b"} 7", b"} NaN")
+    findings = read(page, previous=PREVIOUS)
+    assert findings.metrics is not None
+    assert findings.metrics.waiting_requests == 3
+    assert findings.problems == ("series 'vllm:num_requests_waiting' has the unusable value nan",)
+
+
+def test_of_the_same_sample_the_latest_counts() -> None:
+    """An exporter may repeat itself."""
+    page = VLLM + b'vllm:num_requests_waiting{engine="0",model_name="m"} 8 1700000000000\n'
+    assert load(page).waiting_requests == 8
+    assert load(VLLM.replace(b"waiting{", b"waiting{ ") + page).waiting_requests == 8
+
+
+LORA = (
+    VLLM
+    + b"""\
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="old",waiting_lora_adapters=""} 100.5
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="a, b",waiting_lora_adapters="c"} 200.25
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="",waiting_lora_adapters=""} 150.0
+vllm:lora_requests_info{max_lora="9",running_lora_adapters="x",waiting_lora_adapters=""} NaN
+"""
+)
+
+
+def test_the_adapters_are_those_of_the_greatest_value() -> None:
+    """It is the time of writing; old combinations stay on the page."""
+    metrics = load(LORA)
+    assert metrics.active_models == {"a", "b"}
+    assert metrics.waiting_models == {"c"}
+    assert metrics.max_active_models == 4
+
+
+def test_a_page_without_adapters_is_complete() -> None:
+    """Most have none; of one that has them no more, none are active."""
+    previous = load(LORA)
+    findings = read(VLLM, previous=previous)
+    assert findings.problems == ()
+    assert findings.metrics is not None
+    assert findings.metrics.active_models == frozenset()
+    assert findings.metrics.max_active_models is None
+
+
+def test_adapters_of_several_engines_are_put_together() -> None:
+    """Each engine's latest; an endpoint of one rank takes its own."""
+    name = b"vllm:lora_requests_info"
+    page = VLLM + b"".join(
+        b'%s{engine="%d",max_lora="2",running_lora_adapters="%s",waiting_lora_adapters=""} %d\n'
+        % (name, engine, adapters, value)
+        for engine, adapters, value in [(0, b"a", 1), (0, b"b", 2), (1, b"c", 1), (1, b"d", 0)]
+    )
+    assert load(page).active_models == {"b", "c"}
+    assert load(page).max_active_models == 2
+    assert load(page, rank=0).active_models == {"b"}
 
 
 def test_the_engine_comes_from_a_label_new_name_first() -> None:
     """Unknown or absent labels mean the default engine."""
     new, old = "llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type"
-    assert engine_of({new: "sglang", old: "triton"}) is ENGINES["sglang"]
-    assert engine_of({old: "triton"}) is ENGINES["triton"]
-    assert engine_of({}) is ENGINES["vllm"]
-    assert engine_of({new: "else"}, default="sglang") is ENGINES["sglang"]
+    table = EngineTable()
+    assert table.of({new: "sglang", old: "triton"}) is ENGINES["sglang"]
+    assert table.of({old: "triton"}) is ENGINES["triton"]
+    assert table.of({}) is ENGINES["vllm"]
+    assert EngineTable(default="sglang").of({new: "else"}) is ENGINES["sglang"]
+
+
+@pytest.mark.parametrize(
+    ("text", "series"),
+    [
+        ("", None),
+        ("  ", None),
+        ("a:b_c", Series("a:b_c")),
+        ("a{}", Series("a")),
+        ("a{x=1}", Series("a", {"x": "1"})),
+        ('a { x = "1, {2}" , y=b-c, }', Series("a", {"x": "1, {2}", "y": "b-c"})),
+        ("a{x=}", Series("a", {"x": ""})),
+    ],
+)
+def test_a_spec_names_a_series_and_its_labels(text: str, series: Series | None) -> None:
+    """Quotes are optional, an empty spec is none."""
+    assert parse_series(text) == series
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a b", "is no series"),
+        ("{x=1}", "is no series"),
+        ("a{x=1", "lacks its closing brace"),
+        ("a{x=~1}", "only '=' is supported, not '=~'"),
+        ('a{x!="1"}', "only '=' is supported, not '!='"),
+        ("a{x}", "cannot read the labels from 'x'"),
+        ("a{x=1 y=2}", "cannot read"),
+        ('a{x="1}', "cannot read"),
+    ],
+)
+def test_a_spec_that_is_none_is_refused(text: str, reason: str) -> None:
+    """With what is wrong."""
+    with pytest.raises(ValueError, match=reason):
+        parse_series(text)
+
+
+def test_custom_numbers_become_attributes() -> None:
+    """The labels choose the sample; of equals the first; what is missing is told."""
+    engine = EngineSeries(
+        waiting=Series("w"),
+        custom=(("A/x", Series("c", {"kind": "b"})), ("B/x", Series("none"))),
+    )
+    page = b'w 1\nc{kind="a"} 5\nc{kind="b",n="1"} -2.5\nc{kind="b",n="2"} 9\n'
+    findings = read(page, engine)
+    assert findings.attributes == {"A/x": -2.5}
+    assert findings.problems == ("series 'none' is missing",)
+    assert read(page.replace(b"-2.5", b"NaN"), engine).attributes == {}
+
+
+def test_an_engine_that_says_nothing_of_load_leaves_it_unknown() -> None:
+    """Which is not idle."""
+    findings = read(b"c 4\n", EngineSeries(custom=(("A/x", Series("c")),)))
+    assert (findings.metrics, findings.attributes) == (None, {"A/x": 4.0})
