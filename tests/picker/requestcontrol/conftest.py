@@ -137,7 +137,7 @@ class House:
         self.scheduler = TakeLeastLoaded()
         self.recorder = Recorder()
         self.inflight = InflightLoad()
-        self.now = 0.0
+        self.now, self.step = 0.0, 1.0
         self.director = Director(
             self.pipeline(),
             self.pool,
@@ -165,8 +165,8 @@ class House:
         self.director.use(self.pipeline(**fields))
 
     def tick(self) -> float:
-        """A clock on which everything takes a second."""
-        self.now += 1
+        """A clock on which everything takes a step."""
+        self.now += self.step
         return self.now
 
     def pool_of(self, *candidates: Candidate) -> None:
