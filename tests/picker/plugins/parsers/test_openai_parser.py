@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from picker.errors import RefusedError
-from picker.framework.interfaces import Parser
+from picker.framework.interfaces import Parser, ReadsResponses
 from picker.plugins.parsers.openai_parser import PLUGIN, OpenAIParser, api_of
-from picker.types import Api, ParsedBody
+from picker.types import Api, ParsedBody, Usage
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -101,6 +101,7 @@ def test_valid_bodies_pass(path: str, body: dict[str, Any]) -> None:
     parsed = parse(path, body)
     assert parsed.payload == body
     assert parsed.model == ""
+    assert parsed.can_rewrite
 
 
 @pytest.mark.parametrize(
@@ -170,6 +171,37 @@ def test_bodies_without_their_prompt_are_refused_by_name(
 def test_what_is_no_json_object_is_refused_whatever_is_wrong(body: bytes) -> None:
     """Broken text, wrong types and absurd depth all end in the same 400."""
     assert refusal(COMPLETIONS, body).startswith("error unmarshaling request bodyMap: ")
+
+
+@pytest.mark.parametrize(
+    ("value", "prompts"),
+    [
+        ([0, 2**32 - 1], (b"\0\0\0\0\xff\xff\xff\xff",)),
+        ([[1], [2, 3]], (b"\1\0\0\0", b"\2\0\0\0\3\0\0\0")),
+        ("text", ()),
+        (["text"], ()),
+    ],
+)
+def test_token_ids_are_prompts_that_need_no_tokenizer(
+    value: object, prompts: tuple[bytes, ...]
+) -> None:
+    """Packed once, while they are checked."""
+    assert parse(COMPLETIONS, {"prompt": value}).prompts == prompts
+    assert parse("/v1/embeddings", {"input": value}).prompts == prompts
+
+
+def test_responses_are_read_as_their_content_type_says() -> None:
+    """A document or events; both tell the same."""
+    parser, body = OpenAIParser(), parse(COMPLETIONS, {"prompt": "x"})
+    assert isinstance(parser, ReadsResponses)
+    document = b'{"usage":{"prompt_tokens":5,"completion_tokens":10,"total_tokens":15}}'
+    for content_type, data in (
+        ("application/json", document),
+        ("text/event-stream; charset=utf-8", b"data: " + document + b"\n\ndata: [DONE]\n\n"),
+    ):
+        reader = parser.response_reader(body, content_type)
+        reader.feed(data, True)
+        assert reader.usage == Usage(5, 10, 15)
 
 
 def test_of_a_repeated_member_the_last_counts() -> None:

@@ -1,0 +1,85 @@
+"""The bodies of SGLang's generate."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from picker.errors import RefusedError
+from picker.framework.interfaces import Parser, ReadsResponses
+from picker.plugins.parsers.sglanghttp_parser import PLUGIN, SglangHttpParser
+from picker.types import Api, ParsedBody, Usage
+
+
+def parse(body: object, path: str = "/generate") -> ParsedBody:
+    """Parse a JSON value."""
+    return SglangHttpParser().parse(path, {}, json.dumps(body).encode())
+
+
+def test_it_is_a_parser_of_its_config_type() -> None:
+    """It reads responses, too."""
+    parser = PLUGIN.make("mine", PLUGIN.parameters())
+    assert PLUGIN.name == "sglanghttp-parser"
+    assert isinstance(parser, Parser)
+    assert isinstance(parser, ReadsResponses)
+
+
+def test_a_request_is_read_and_its_body_kept_raw() -> None:
+    """The extra key is the cache salt; no model can be read or replaced."""
+    body = {
+        "input_ids": [1, 2],
+        "extra_key": "k",
+        "sampling_params": {"max_new_tokens": 0},
+        "stream": True,
+        "model": "m",
+    }
+    assert parse(body) == ParsedBody(
+        api=Api.GENERATE,
+        stream=True,
+        max_output_tokens=0,
+        cache_salt="k",
+        can_rewrite=False,
+        prompts=(b"\1\0\0\0\2\0\0\0",),
+    )
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/generate", "/inference/v1/generate", "/generate/x", "/regenerate"]
+)
+def test_the_path_is_generate_and_nothing_else(path: str) -> None:
+    """But for slashes at its end."""
+    assert parse({"input_ids": [1]}, "/generate/").prompts
+    with pytest.raises(RefusedError, match="unsupported SGLang API path") as refusal:
+        parse({"input_ids": [1]}, path)
+    assert refusal.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"text": "hello"}, "must have input_ids field"),
+        ({"input_ids": []}, "must have input_ids field"),
+        ({"input_ids": [[1]]}, "must have input_ids field"),
+        ({"input_ids": [1.0]}, "must have input_ids field"),
+        ({"input_ids": [1], "extra_key": 3}, "extra_key must be a string"),
+        ([1], "error unmarshaling request bodyMap"),
+    ],
+)
+def test_what_is_wrong_is_named(body: Any, message: str) -> None:
+    """Always with 400."""
+    with pytest.raises(RefusedError, match=message) as refusal:
+        parse(body)
+    assert refusal.value.status == 400
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/event-stream"])
+def test_responses_tell_their_usage_in_meta_info(content_type: str) -> None:
+    """A document, or the event with a finish reason."""
+    info = {"prompt_tokens": 2, "completion_tokens": 3, "cached_tokens": 1, "finish_reason": "stop"}
+    text = json.dumps({"text": "x", "meta_info": info})
+    data = f"data: {text}\n\ndata: [DONE]\n\n" if "event" in content_type else text
+    reader = SglangHttpParser().response_reader(parse({"input_ids": [1]}), content_type)
+    reader.feed(data.encode(), True)
+    assert reader.usage == Usage(2, 3, 5, 1)

@@ -1,0 +1,96 @@
+"""The bodies of vLLM's token-level API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from picker.errors import RefusedError
+from picker.framework.interfaces import Parser, ReadsResponses
+from picker.plugins.parsers.vllmhttp_parser import PLUGIN, VllmHttpParser
+from picker.types import Api, MultiModalFeature, ParsedBody, Usage
+
+PATH = "/inference/v1/generate"
+
+
+def parse(body: object) -> ParsedBody:
+    """Parse a JSON value."""
+    return VllmHttpParser().parse(PATH, {}, json.dumps(body).encode())
+
+
+def test_it_is_a_parser_of_its_config_type() -> None:
+    """It reads responses, too."""
+    parser = PLUGIN.make("mine", PLUGIN.parameters())
+    assert PLUGIN.name == "vllmhttp-parser"
+    assert isinstance(parser, Parser)
+    assert isinstance(parser, ReadsResponses)
+
+
+def test_a_request_is_read() -> None:
+    """The tokens are the prompt, with the items in it."""
+    body = {
+        "model": "m",
+        "token_ids": [1, 2, 3],
+        "features": {
+            "mm_hashes": {"image": ["h"]},
+            "mm_placeholders": {"image": [{"offset": 1, "length": 2}]},
+        },
+        "sampling_params": {"max_tokens": 5},
+        "stream": True,
+        "cache_salt": "s",
+    }
+    assert parse(body) == ParsedBody(
+        api=Api.GENERATE,
+        model="m",
+        stream=True,
+        payload=body,
+        max_output_tokens=5,
+        cache_salt="s",
+        prompts=(b"\1\0\0\0\2\0\0\0\3\0\0\0",),
+        features=((MultiModalFeature("image", "h", 1, 2),),),
+    )
+
+
+@pytest.mark.parametrize("token_ids", [[1.0, 2], [1e0, 2.0]])
+def test_whole_numbers_may_be_written_as_fractions(token_ids: list[float]) -> None:
+    """As JSON has only numbers."""
+    assert parse({"token_ids": token_ids}).prompts == (b"\1\0\0\0\2\0\0\0",)
+
+
+@pytest.mark.parametrize(
+    "token_ids",
+    [None, [], "1", [-1], [2**32], [1.5], [True], ["1"], [[1]], [1, None], [1e10], [4294967296.0]],
+)
+def test_other_token_ids_are_refused(token_ids: Any) -> None:
+    """A list, not empty, of integers of 32 bits."""
+    with pytest.raises(RefusedError, match="must have token_ids field") as refusal:
+        parse({"token_ids": token_ids})
+    assert refusal.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "message"),
+    [
+        ("features", [], "features must be an object"),
+        ("cache_salt", 1, "cache_salt must be a string"),
+    ],
+)
+def test_members_of_wrong_types_are_refused(member: str, value: Any, message: str) -> None:
+    """By name."""
+    with pytest.raises(RefusedError, match=message):
+        parse({"token_ids": [1], member: value})
+
+
+@pytest.mark.parametrize("sampling_params", [None, [], {}, {"max_tokens": -1}])
+def test_an_output_cap_may_be_missing(sampling_params: Any) -> None:
+    """Whatever stands in its place."""
+    assert parse({"token_ids": [1], "sampling_params": sampling_params}).max_output_tokens is None
+
+
+def test_responses_tell_usage_in_the_openai_shape() -> None:
+    """As the other routes of vLLM do."""
+    reader = VllmHttpParser().response_reader(parse({"token_ids": [1]}), "application/json")
+    reader.feed(b'{"usage":{"prompt_tokens":1,"completion_tokens":2}}', True)
+    assert reader.usage == Usage(1, 2, 3)
