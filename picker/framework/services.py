@@ -54,11 +54,13 @@ class Services:
     """Everything a plugin is given when it is made.
 
     `environment` holds the process's environment variables, for settings that have always been
-    there.
+    there. `hash_seed` is a secret number of this process, for hashes that clients must not be able
+    to make collide.
     """
 
     http: HttpClient
     environment: Mapping[str, str] = field(default_factory=lambda: _NO_ENVIRONMENT)
+    hash_seed: int = 0
 
 
 NO_SERVICES = Services(NoHttp())

@@ -1,33 +1,41 @@
 """Chained block hashes of a prompt, as the approximate prefix cache of the reference picker does.
 
-A prompt is its tokens packed as little-endian uint32. With XXH64 (seed 0):
+A prompt is its tokens packed as little-endian uint32. With XXH64:
 
     root   = XXH64(model ‖ salt)
     id_i   = XXH64(the bytes of block i)
     hash_i = XXH64(LE64(id_i) ‖ LE64(hash_{i-1})),  hash_{-1} = root
 
 so a hash stands for its block and everything before it. A partial tail block is hashed like any
-other. These hashes are internal to the picker and need not equal an engine's.
+other. These hashes are internal to the picker and need not equal an engine's. The seed of XXH64 is
+0 in the reference; a random one keeps clients from making prompts whose hashes collide.
 """
 
 from __future__ import annotations
 
 from struct import Struct
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 BYTES_PER_TOKEN = 4
+BlockHashes = npt.NDArray[np.uint64]
 _LINK = Struct("<QQ")
 
 
-def root_hash(model: str, salt: str = "") -> int:
+def root_hash(model: str, salt: str = "", seed: int = 0) -> int:
     """The hash before block 0; separates models, adapters and salted tenants."""
-    return xxhash.xxh64_intdigest(model.encode() + salt.encode())
+    return xxhash.xxh64_intdigest(model.encode() + salt.encode(errors="surrogatepass"), seed)
 
 
 def block_hashes(
-    tokens: bytes, root: int, block_size_tokens: int, max_blocks: int | None = None
-) -> tuple[int, ...]:
+    tokens: bytes,
+    root: int,
+    block_size_tokens: int,
+    max_blocks: int | None = None,
+    seed: int = 0,
+) -> BlockHashes:
     """The hashes of the blocks of one prompt, first block first, at most `max_blocks` of them.
 
     `tokens` is packed uint32; a length that is no multiple of four is hashed as it is. Raises
@@ -43,6 +51,6 @@ def block_hashes(
     previous = root
     hashes: list[int] = []
     for start in range(0, end, step):
-        previous = digest(link(digest(tokens[start : start + step]), previous))
+        previous = digest(link(digest(tokens[start : start + step], seed), previous), seed)
         hashes.append(previous)
-    return tuple(hashes)
+    return np.array(hashes, np.uint64)

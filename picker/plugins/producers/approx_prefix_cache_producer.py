@@ -1,8 +1,9 @@
 """approx-prefix-cache-producer: guess which endpoint holds how much of the prompt.
 
 It remembers, per endpoint, the hashes of the prompt blocks it sent there (`pre_request`, before the
-endpoint answers and never rolled back) and matches each new prompt against that memory. Nothing is
-asked of the engines.
+endpoint answers) and matches each new prompt against that memory. Nothing is asked of the engines.
+A request that fails after all is not unlearnt: most that fail have been read, and its blocks would
+have to be told from those that others have sent meanwhile.
 
 Block size: with `autoTune` what the first candidate that knows reports, else `blockSizeTokens`, and
 never below 64 tokens. Memory per endpoint: with `autoTune` as many blocks as fit into its KV cache,
@@ -10,7 +11,9 @@ never below 64 tokens. Memory per endpoint: with `autoTune` as many blocks as fi
 as it is, and so may remember four times more than the GPU holds.) Prompt length considered:
 `maxPrefixTokensToMatch`, else `maxPrefixBlocksToMatch` blocks; both 0: all of it.
 
-A match is contiguous from the first block; with several prompts the matches are added.
+A match is contiguous from the first block; with several prompts the matches are added. Models,
+adapters and salts share nothing: the model that the endpoint is asked for and the request's cache
+salt are part of every hash. So is a seed, a random one for each process unless `hashSeed` is given.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Any
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.registry import Parameters, PluginType
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
-from picker.prefix.block_hash import block_hashes, root_hash
+from picker.prefix.block_hash import BlockHashes, block_hashes, root_hash
 from picker.prefix.index import PrefixIndex
 from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidate, EndpointMetrics, InferenceRequest, SchedulingResult
@@ -37,26 +40,33 @@ class ApproxPrefixCacheParameters(Parameters, frozen=True):
 
     auto_tune: bool = True
     block_size_tokens: int = 16
+    block_size: int = 0  # deprecated
     max_prefix_tokens_to_match: int = 131072
     max_prefix_blocks_to_match: int = 2048
     lru_capacity_per_server: int = 31250
+    hash_seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Hashed:
     """The block hashes of one request, from `produce` to `pre_request`."""
 
-    prompts: tuple[tuple[int, ...], ...]
+    prompts: tuple[BlockHashes, ...]
     block_size_tokens: int
 
 
 class ApproxPrefixCacheProducer:
     """Owns one `PrefixIndex`; also hears of decisions and of endpoints that left or restarted."""
 
-    def __init__(self, name: str, parameters: ApproxPrefixCacheParameters) -> None:
-        """Raises `ValueError` for sizes that cannot work."""
+    def __init__(
+        self, name: str, parameters: ApproxPrefixCacheParameters, hash_seed: int = 0
+    ) -> None:
+        """`hash_seed` is for parameters that name none. Raises `ValueError` for sizes that cannot
+        work.
+        """
         _check(parameters)
         self._parameters = parameters
+        self._seed = hash_seed if parameters.hash_seed is None else parameters.hash_seed
         self._index = PrefixIndex()
         self._match_key = match_info_key(name)
         self._hashed_key: DataKey[_Hashed] = DataKey("BlockHashes", name)
@@ -73,7 +83,7 @@ class ApproxPrefixCacheProducer:
 
     @property
     def index_size(self) -> int:
-        """Distinct block hashes remembered."""
+        """Blocks remembered, each once for every endpoint that has it."""
         return len(self._index)
 
     def produce(
@@ -83,9 +93,11 @@ class ApproxPrefixCacheProducer:
         if not request.prompts:
             return request
         block_size = self._block_size(candidates)
-        root = root_hash(request.target_model, request.body.cache_salt)
+        root = root_hash(request.target_model, request.body.cache_salt, self._seed)
         limit = self._max_blocks(block_size)
-        prompts = tuple(block_hashes(prompt, root, block_size, limit) for prompt in request.prompts)
+        prompts = tuple(
+            block_hashes(prompt, root, block_size, limit, self._seed) for prompt in request.prompts
+        )
         attributes.put(self._hashed_key, _Hashed(prompts, block_size))
         total = sum(map(len, prompts))
         info = PrefixCacheMatchInfo(total, block_size, self._matches(prompts))
@@ -99,7 +111,7 @@ class ApproxPrefixCacheProducer:
         hashed = attributes.get(self._hashed_key)
         if hashed is None:
             return
-        for name in {result.primary_profile, PREFILL_PROFILE}:
+        for name in dict.fromkeys((result.primary_profile, PREFILL_PROFILE)):
             profile = result.profiles.get(name)
             if profile is None or not profile.picked:
                 continue
@@ -116,7 +128,7 @@ class ApproxPrefixCacheProducer:
         """Raise `AssertionError` when the index contradicts itself."""
         self._index.check_integrity()
 
-    def _matches(self, prompts: Sequence[Sequence[int]]) -> dict[str, int]:
+    def _matches(self, prompts: Sequence[BlockHashes]) -> dict[str, int]:
         if len(prompts) == 1:
             return self._index.match(prompts[0])
         matched: Counter[str] = Counter()
@@ -150,19 +162,26 @@ class ApproxPrefixCacheProducer:
 
 
 def _check(parameters: ApproxPrefixCacheParameters) -> None:
-    if parameters.block_size_tokens < 1:
-        raise ValueError(f"blockSizeTokens must be positive, got {parameters.block_size_tokens}")
+    size, old = parameters.block_size_tokens, parameters.block_size
+    if size < 0 or (size == 0 and not parameters.auto_tune):
+        raise ValueError(f"blockSizeTokens must be positive without autoTune, got {size}")
+    if old not in (0, size):
+        raise ValueError(f"blockSize is deprecated and must be given as blockSizeTokens: {old}")
     if parameters.lru_capacity_per_server < 1:
         raise ValueError(
             f"lruCapacityPerServer must be positive, got {parameters.lru_capacity_per_server}"
         )
     if parameters.max_prefix_tokens_to_match < 0 or parameters.max_prefix_blocks_to_match < 0:
         raise ValueError("maxPrefixTokensToMatch and maxPrefixBlocksToMatch must not be negative")
+    if not 0 <= (parameters.hash_seed or 0) < 2**64:
+        raise ValueError(f"hashSeed must be within 0..2^64-1, got {parameters.hash_seed}")
 
 
 PLUGIN = PluginType(
     "approx-prefix-cache-producer",
     ApproxPrefixCacheParameters,
-    lambda name, parameters, _services: ApproxPrefixCacheProducer(name, parameters),
+    lambda name, parameters, services: ApproxPrefixCacheProducer(
+        name, parameters, services.hash_seed
+    ),
     default_for=(MATCH_INFO,),
 )

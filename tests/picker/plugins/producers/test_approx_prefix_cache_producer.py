@@ -8,15 +8,21 @@ from typing import Any
 
 import pytest
 
-from picker.framework.attributes import Attributes
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.services import NoHttp, Services
 from picker.plugins.producers.approx_prefix_cache_producer import (
+    PLUGIN,
     ApproxPrefixCacheParameters,
     ApproxPrefixCacheProducer,
 )
+from picker.prefix.block_hash import block_hashes, root_hash
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import (
+    Api,
     Candidate,
+    Endpoint,
     InferenceRequest,
+    ParsedBody,
     ProfileResult,
     SchedulingResult,
     ScoredEndpoint,
@@ -72,7 +78,7 @@ def test_a_prompt_matches_where_it_was_sent(
     s.send(a, blocks(1, 2), prefill=b)
     info = s.find([a, b, c], blocks(1, 3))
     assert info == PrefixCacheMatchInfo(2, B, {"default/a": 1, "default/b": 1})
-    assert s.producer.index_size == 2
+    assert s.producer.index_size == 4
 
 
 def test_matching_alone_teaches_nothing(
@@ -206,7 +212,10 @@ def test_only_the_beginning_of_a_long_prompt_is_considered(
 @pytest.mark.parametrize(
     "parameters",
     [
-        {"block_size_tokens": 0},
+        {"block_size_tokens": -1},
+        {"block_size_tokens": 0, "auto_tune": False},
+        {"block_size": 128},
+        {"hash_seed": -1},
         {"lru_capacity_per_server": 0},
         {"max_prefix_tokens_to_match": -1},
         {"max_prefix_blocks_to_match": -1},
@@ -218,3 +227,50 @@ def test_sizes_that_cannot_work_are_refused(
     """When the picker starts."""
     with pytest.raises(ValueError, match=r"must (not )?be"):
         scene(**parameters)
+
+
+def test_a_block_size_of_zero_leaves_it_to_the_engines(
+    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
+) -> None:
+    """With autoTune, and 64 tokens while they do not say."""
+    s = scene(block_size_tokens=0)
+    for reported, expected in ((128, 1), (None, 2)):
+        info = s.find([candidate("a", block_size_tokens=reported)], blocks(1, 2))
+        assert info is not None
+        assert info.total_blocks == expected
+
+
+def test_a_long_prompt_is_remembered_like_a_short_one(
+    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
+) -> None:
+    """Prompts of 100 blocks that share 90."""
+    a, b = candidate("a"), candidate("b")
+    s = scene()
+    s.send(a, blocks(*range(100)))
+    s.send(b, blocks(*range(40)))
+    info = s.find([a, b], blocks(*range(90), *range(200, 210)))
+    assert info == PrefixCacheMatchInfo(100, B, {"default/a": 90, "default/b": 40})
+
+
+def test_the_seed_is_that_of_the_process_unless_one_is_configured() -> None:
+    """Two pickers that are given a seed agree; others do not."""
+    services = Services(NoHttp(), hash_seed=5)
+    assert _seed_of(PLUGIN.make("p", ApproxPrefixCacheParameters(), services)) == 5
+    given = ApproxPrefixCacheParameters(hash_seed=0)
+    assert _seed_of(PLUGIN.make("p", given, services)) == 0
+
+
+def _seed_of(plugin: object) -> int:
+    """Which of the seeds 0 to 9 a producer uses: the one whose hashes it knows as its own."""
+    assert isinstance(plugin, ApproxPrefixCacheProducer)
+    endpoint = Candidate(Endpoint("a", "10.0.0.1", 8000))
+    request = InferenceRequest("r", {}, ParsedBody(Api.RAW, "m"), "m", "m", prompts=(blocks(1),))
+    attributes = Attributes()
+    plugin.produce(request, [endpoint], attributes)
+    hashed = attributes.get(DataKey("BlockHashes", "p"))
+    found = hashed.prompts[0].tolist()
+    return next(
+        seed
+        for seed in range(10)
+        if found == block_hashes(blocks(1), root_hash("m", "", seed), B, seed=seed).tolist()
+    )

@@ -1,0 +1,166 @@
+"""Doubly linked lists in two arrays: which entries of which list were used least recently.
+
+Theory of operation
+-------------------
+An entry is a small number, a node; `_next` and `_prev` give its neighbours. Every list is a ring
+that begins and ends at a node of its own, its anchor: the anchor's next is the oldest entry, its
+previous the newest. Node 0 belongs to nobody. Free nodes are chained through `_next`.
+
+Many entries are unlinked at once by cutting out whole runs. The blocks of a prompt were linked
+last to first, so what the same endpoint still has of them consists of few runs of neighbours, each
+in the order of the prompt backwards. Whatever does not look like that is unlinked one by one.
+
+Memory: 8 bytes a node, an eighth more at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from picker.prefix.pair_table import Values, grow
+
+_FIRST_NODES = 64
+_OUT = np.uint32(0xFFFF_FFFF)  # `_next` of a node that is being unlinked
+
+
+class RecencyLists:
+    """Owns the nodes of all lists."""
+
+    def __init__(self) -> None:
+        self._next = np.zeros(_FIRST_NODES, np.uint32)
+        self._prev = np.zeros(_FIRST_NODES, np.uint32)
+        self._next_view, self._prev_view = self._next.data, self._prev.data
+        self._unused = 1  # the lowest node that never was used
+        self._free = 0  # the first of the chain of free nodes
+
+    def open(self) -> int:
+        """A new empty list: its anchor."""
+        anchor = self.take_one()
+        self._next_view[anchor] = self._prev_view[anchor] = anchor
+        return anchor
+
+    def take(self, count: int) -> list[int]:
+        """`count` nodes that are in no list."""
+        taken: list[int] = []
+        node, links = self._free, self._next_view
+        for _ in range(count):
+            if not node:
+                break
+            taken.append(node)
+            node = links[node]
+        self._free = node
+        left = count - len(taken)
+        if left > 0:
+            self._fit(self._unused + left)
+            taken.extend(range(self._unused, self._unused + left))
+            self._unused += left
+        return taken
+
+    def take_one(self) -> int:
+        """A node that is in no list."""
+        node = self._free
+        if node:
+            self._free = self._next_view[node]
+            return node
+        node = self._unused
+        self._fit(node + 1)
+        self._unused += 1
+        return node
+
+    def give_back(self, nodes: Iterable[int]) -> None:
+        """Take nodes for free that are in no list any more."""
+        links, free = self._next_view, self._free
+        for node in nodes:
+            links[node] = free
+            free = node
+        self._free = free
+
+    def unlink(self, nodes: Values) -> None:
+        """Take distinct `nodes` out of their list; quickest when they are runs, newest first."""
+        after, before = self._next[nodes], self._prev[nodes]
+        # Run i goes from its newest node, nodes[newest[i]], to its oldest, nodes[oldest[i]].
+        cut = (after[1:] != nodes[:-1]).nonzero()[0]
+        if not len(cut):
+            self._join(int(before[-1]), int(after[0]))
+            return
+        self._next[nodes] = _OUT
+        newest = np.concatenate(([0], cut + 1))
+        oldest = np.concatenate((cut, [len(nodes) - 1]))
+        after_run, before_run = after[newest], before[oldest]
+        if (self._next[after_run] == _OUT).any() or (self._next[before_run] == _OUT).any():
+            # Two runs are neighbours in another order than the one given.
+            self._next[nodes] = after
+            for node in nodes.tolist():
+                self.unlink_one(node)
+            return
+        self._next[before_run] = after_run
+        self._prev[after_run] = before_run
+
+    def unlink_one(self, node: int) -> None:
+        """Take one node out of its list."""
+        self._join(self._prev_view[node], self._next_view[node])
+
+    def append(self, anchor: int, nodes: Values) -> None:
+        """Make `nodes`, at least one, the newest of a list, the first of them the newest of all."""
+        self._next[nodes[1:]] = nodes[:-1]
+        self._prev[nodes[:-1]] = nodes[1:]
+        newest, oldest = int(nodes[0]), int(nodes[-1])
+        last = self._prev_view[anchor]
+        self._next_view[last] = oldest
+        self._prev_view[oldest] = last
+        self._next_view[newest] = anchor
+        self._prev_view[anchor] = newest
+
+    def append_one(self, anchor: int, node: int) -> None:
+        """Make one node the newest of a list."""
+        last = self._prev_view[anchor]
+        self._next_view[last] = self._prev_view[anchor] = node
+        self._prev_view[node] = last
+        self._next_view[node] = anchor
+
+    def cut_oldest(self, anchor: int, count: int) -> list[int]:
+        """Unlink the `count` oldest nodes of a list, oldest first; fewer when it has fewer."""
+        taken: list[int] = []
+        node, links = self._next_view[anchor], self._next_view
+        for _ in range(count):
+            if node == anchor:
+                break
+            taken.append(node)
+            node = links[node]
+        self._join(anchor, node)
+        return taken
+
+    def length(self, anchor: int) -> int:
+        """How many nodes a list has, by counting them."""
+        node, counted = self._next_view[anchor], 0
+        while node != anchor:
+            node = self._next_view[node]
+            counted += 1
+        return counted
+
+    def check_integrity(self, anchor: int) -> None:
+        """Raise `AssertionError` when a list does not read the same in both directions."""
+        node = anchor
+        for _ in range(self._unused):
+            after = self._next_view[node]
+            if self._prev_view[after] != node:
+                raise AssertionError("the links of a list disagree")
+            node = after
+            if node == anchor:
+                return
+        raise AssertionError("a list does not end")
+
+    def _join(self, before: int, after: int) -> None:
+        self._next_view[before] = after
+        self._prev_view[after] = before
+
+    def _fit(self, size: int) -> None:
+        if size <= len(self._next):
+            return
+        self._next_view.release()
+        self._prev_view.release()
+        grow(self._next, size)
+        grow(self._prev, size)
+        self._next_view, self._prev_view = self._next.data, self._prev.data

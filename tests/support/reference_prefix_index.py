@@ -1,0 +1,118 @@
+"""The slow twin of the prefix index: dicts and masks, about 300 bytes a pair.
+
+Theory of operation
+-------------------
+Each endpoint has a slot, a bit position. `_holders` maps a block hash to the bit mask of the slots
+that were sent this block; `_recency` holds, per slot, the same hashes in the order of their last
+use. Every (hash, slot) pair is in both or in neither (`check_integrity`). Recording a prompt
+refreshes its blocks last to first, as paged engines free them, so a slot over its capacity loses
+the tail of a prompt before its beginning, which other prompts are likelier to share.
+
+A match is contiguous from block 0 for every endpoint. (The reference picker counts, for each
+endpoint, all blocks it holds up to the first block that nobody holds; an engine can only reuse an
+unbroken prefix, so that count promises too much.)
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+
+class ReferenceIndex:
+    """Owns the approximate knowledge of prefix placement. Not thread safe; does no I/O."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, int] = {}
+        self._slots: dict[str, int] = {}
+        self._keys: dict[int, str] = {}
+        self._recency: dict[int, OrderedDict[int, None]] = {}
+
+    def __len__(self) -> int:
+        """Number of distinct block hashes known."""
+        return len(self._holders)
+
+    @property
+    def entries(self) -> int:
+        """Number of (hash, endpoint) pairs held."""
+        return sum(len(recency) for recency in self._recency.values())
+
+    def match(self, hashes: Sequence[int]) -> dict[str, int]:
+        """For every endpoint that holds block 0: its unbroken run of blocks from there."""
+        holders = self._holders
+        matched: dict[str, int] = {}
+        alive = -1
+        for index, block in enumerate(hashes):
+            still = alive & holders.get(block, 0)
+            if still != alive:
+                if index:
+                    self._note(alive & ~still, index, matched)
+                alive = still
+                if not alive:
+                    return matched
+        if hashes:
+            self._note(alive, len(hashes), matched)
+        return matched
+
+    def record(self, key: str, hashes: Sequence[int], capacity: int) -> None:
+        """Endpoint `key` is about to hold these blocks; keep its `capacity` most recent ones."""
+        slot = self._slot(key)
+        bit = 1 << slot
+        holders, recency = self._holders, self._recency[slot]
+        for block in reversed(hashes):
+            if block in recency:
+                recency.move_to_end(block)
+            else:
+                recency[block] = None
+                holders[block] = holders.get(block, 0) | bit
+        while len(recency) > capacity:
+            self._release(recency.popitem(last=False)[0], bit)
+
+    def held(self, key: str) -> tuple[int, ...]:
+        """The blocks of an endpoint, least recently used first."""
+        slot = self._slots.get(key)
+        return () if slot is None else tuple(self._recency[slot])
+
+    def remove(self, key: str) -> None:
+        """Forget everything about an endpoint; unknown ones are ignored."""
+        slot = self._slots.pop(key, None)
+        if slot is None:
+            return
+        del self._keys[slot]
+        for block in self._recency.pop(slot):
+            self._release(block, 1 << slot)
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` when the two halves of the index disagree."""
+        expected: dict[int, int] = {}
+        for slot, recency in self._recency.items():
+            for block in recency:
+                expected[block] = expected.get(block, 0) | 1 << slot
+        if expected != self._holders:
+            raise AssertionError("holders and recency disagree")
+        if {slot: key for key, slot in self._slots.items()} != self._keys:
+            raise AssertionError("slots and keys disagree")
+        if self._keys.keys() != self._recency.keys():
+            raise AssertionError("a slot without recency, or the reverse")
+
+    def _slot(self, key: str) -> int:
+        slot = self._slots.get(key)
+        if slot is None:
+            # The lowest free position, so that masks stay as short as the pool is large.
+            slot = next(i for i in range(len(self._keys) + 1) if i not in self._keys)
+            self._slots[key], self._keys[slot] = slot, key
+            self._recency[slot] = OrderedDict()
+        return slot
+
+    def _note(self, mask: int, run: int, matched: dict[str, int]) -> None:
+        while mask:
+            lowest = mask & -mask
+            matched[self._keys[lowest.bit_length() - 1]] = run
+            mask ^= lowest
+
+    def _release(self, block: int, bit: int) -> None:
+        left = self._holders[block] & ~bit
+        if left:
+            self._holders[block] = left
+        else:
+            del self._holders[block]
