@@ -7,10 +7,13 @@ The decode endpoint gets the request; its sidecar asks the others, which it find
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
 
+from picker.errors import Code, RefusedError
 from picker.framework.attributes import DataKey
-from picker.types import Candidate, ProfileResult
+from picker.framework.interfaces import Decider
+from picker.types import Candidate, ProfileResult, SchedulingResult
 
 ROLE_LABEL = "llm-d.ai/role"
 DECODE_ROLES = frozenset(("decode", "prefill-decode", "both", "encode-prefill-decode"))
@@ -26,6 +29,7 @@ ENCODE_PROFILE = "encode"
 PREFILLER_HEADER = "x-prefiller-host-port"
 ENCODERS_HEADER = "x-encoder-hosts-ports"
 DATA_PARALLEL_HEADER = "x-data-parallel-host-port"
+MAX_PORT = 65535
 
 Results = Mapping[str, ProfileResult | None]
 
@@ -76,3 +80,37 @@ def stage_headers(results: Results, prefill: str, encode: str) -> dict[str, str]
             scored.candidate.endpoint.host_port for scored in encoders.picked
         )
     return headers
+
+
+def decoded_result(results: Results, decode: str, headers: Mapping[str, str]) -> SchedulingResult:
+    """The decision for the endpoints that the profile `decode` picked, with headers to set.
+
+    Raises `RefusedError` 429 when it picked none.
+    """
+    result = results.get(decode)
+    if result is None or not result.picked:
+        raise RefusedError(Code.RESOURCE_EXHAUSTED, "failed to find available decode workers")
+    endpoints = tuple(scored.candidate.endpoint for scored in result.picked)
+    found = {name: each for name, each in results.items() if each is not None}
+    return SchedulingResult(endpoints, decode, found, headers)
+
+
+def through_primary_port(result: SchedulingResult, port: int) -> SchedulingResult:
+    """The same decision by way of the pod's sidecar, which listens at `port`.
+
+    The header names the endpoint that the sidecar hands over to. It is wrong for any other pod, so
+    the destination has no fallbacks.
+    """
+    first = result.endpoints[0]
+    headers = {**result.set_headers, DATA_PARALLEL_HEADER: first.host_port}
+    return replace(result, endpoints=(replace(first, port=port),), set_headers=headers)
+
+
+def named_decider(plugins: Mapping[str, object], name: str) -> Decider | None:
+    """The decider called `name`, None for "". Raises `ValueError` when it is none."""
+    if not name:
+        return None
+    plugin = plugins.get(name)
+    if not isinstance(plugin, Decider):
+        raise ValueError(f"'{name}' is not a decider")
+    return plugin

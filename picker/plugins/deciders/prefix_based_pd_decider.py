@@ -1,0 +1,69 @@
+"""prefix-based-pd-decider: prefill elsewhere what the decode endpoint does not hold already.
+
+    run ⇔ input − hit ≥ nonCachedTokens,   hit = cached blocks at the decode endpoint · block size
+
+`input` is the number of tokens of the request's prompts. Never with nonCachedTokens 0 (which turns
+disaggregation off), with input < nonCachedTokens or < promptTokens, without a decode endpoint, and
+while nothing is known of cached prefixes. These are the findings of approx-prefix-cache-producer
+whatever other producers there are; it is created where it is not configured.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.registry import Parameters, PluginType
+from picker.prefix.match import match_info_key
+from picker.types import Candidate, InferenceRequest
+
+_MATCH_KEY = match_info_key("approx-prefix-cache-producer")
+
+
+class PrefixBasedPdDeciderParameters(Parameters, frozen=True):
+    """`parameters` of a prefix-based-pd-decider."""
+
+    non_cached_tokens: int = 0
+    prompt_tokens: int = 0
+
+
+class PrefixBasedPdDecider:
+    """Says yes where much is left to compute. Stateless."""
+
+    def __init__(self, parameters: PrefixBasedPdDeciderParameters) -> None:
+        """Raises `ValueError` for negative thresholds."""
+        self._non_cached_tokens = parameters.non_cached_tokens
+        self._prompt_tokens = parameters.prompt_tokens
+        for name, tokens in (
+            ("nonCachedTokens", self._non_cached_tokens),
+            ("promptTokens", self._prompt_tokens),
+        ):
+            if tokens < 0:
+                raise ValueError(f"{name} must not be negative, got {tokens}")
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The approximate matches, unless it is off."""
+        return (_MATCH_KEY,) if self._non_cached_tokens else ()
+
+    def should_run(
+        self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
+    ) -> bool:
+        """Whether enough of the prompt is not cached at `picked`."""
+        if not self._non_cached_tokens or picked is None:
+            return False
+        tokens = request.num_tokens
+        if tokens < max(self._non_cached_tokens, self._prompt_tokens):
+            return False
+        info = attributes.get(_MATCH_KEY)
+        if info is None:
+            return False
+        hit = info.match_blocks.get(picked.key, 0) * info.block_size_tokens
+        return tokens - hit >= self._non_cached_tokens
+
+
+PLUGIN = PluginType(
+    "prefix-based-pd-decider",
+    PrefixBasedPdDeciderParameters,
+    lambda _name, parameters, _services: PrefixBasedPdDecider(parameters),
+)

@@ -1,0 +1,65 @@
+"""data-parallel-profile-handler: reach a pod's data-parallel rank by way of the pod's sidecar.
+
+    destination = picked ip : primaryPort,   x-data-parallel-host-port = picked ip:port
+
+Runs the only profile. The sidecar listens at `primaryPort` (8000) of each pod and hands the request
+over to the rank that the header names; one that another pod's sidecar gets is refused there, so
+only the best endpoint is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from picker.errors import Code, RefusedError
+from picker.framework.attributes import Attributes
+from picker.framework.disaggregation import MAX_PORT, Results, through_primary_port
+from picker.framework.registry import Parameters, PluginType
+from picker.types import InferenceRequest, SchedulingResult
+
+
+class DataParallelProfileHandlerParameters(Parameters, frozen=True):
+    """`parameters` of a data-parallel-profile-handler."""
+
+    primary_port: int = 8000
+
+
+class DataParallelProfileHandler:
+    """Runs one profile once. Stateless."""
+
+    def __init__(self, parameters: DataParallelProfileHandlerParameters) -> None:
+        """Raises `ValueError` for a port that is none."""
+        self._port = parameters.primary_port
+        if not 1 <= self._port <= MAX_PORT:
+            raise ValueError(f"primaryPort must be within 1..{MAX_PORT}, got {self._port}")
+
+    @property
+    def max_profiles(self) -> int | None:
+        """One."""
+        return 1
+
+    def pick_profiles(
+        self,
+        request: InferenceRequest,
+        profiles: Sequence[str],
+        results: Results,
+        attributes: Attributes,
+    ) -> Sequence[str]:
+        """The profile, unless it ran."""
+        return () if results else profiles[:1]
+
+    def process_results(self, request: InferenceRequest, results: Results) -> SchedulingResult:
+        """The sidecar of the picked rank. Raises `RefusedError` 429 when none was picked."""
+        for name, result in results.items():
+            if result is not None and result.picked:
+                picked = result.picked[0].candidate.endpoint
+                decided = SchedulingResult((picked,), name, {name: result})
+                return through_primary_port(decided, self._port)
+        raise RefusedError(Code.RESOURCE_EXHAUSTED, "failed to find target endpoint")
+
+
+PLUGIN = PluginType(
+    "data-parallel-profile-handler",
+    DataParallelProfileHandlerParameters,
+    lambda _name, parameters, _services: DataParallelProfileHandler(parameters),
+)

@@ -1,0 +1,47 @@
+"""disagg-headers-handler: tell the decode endpoint who prefills and who encodes.
+
+    x-prefiller-host-port = first endpoint of `prefillProfile`
+    x-encoder-hosts-ports = all endpoints of `encodeProfile`, separated by commas
+
+Deprecated: disagg-profile-handler does this by itself. Only needed beside pd-profile-handler and
+profile handlers that set no headers. Formerly `prefill-header-handler`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from picker.framework.attributes import Attributes
+from picker.framework.disaggregation import ENCODE_PROFILE, PREFILL_PROFILE, stage_headers
+from picker.framework.registry import Parameters, PluginType, Stability
+from picker.types import InferenceRequest, SchedulingResult
+
+
+class DisaggHeadersParameters(Parameters, frozen=True):
+    """`parameters` of a disagg-headers-handler."""
+
+    prefill_profile: str = PREFILL_PROFILE
+    encode_profile: str = ENCODE_PROFILE
+
+
+class DisaggHeaders:
+    """Sets the headers of both stages. Stateless."""
+
+    def __init__(self, parameters: DisaggHeadersParameters) -> None:
+        self._prefill = parameters.prefill_profile or PREFILL_PROFILE
+        self._encode = parameters.encode_profile or ENCODE_PROFILE
+
+    def pre_request(
+        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+    ) -> Mapping[str, str] | None:
+        """The headers of the stages that found an endpoint."""
+        return stage_headers(result.profiles, self._prefill, self._encode)
+
+
+PLUGIN = PluginType(
+    "disagg-headers-handler",
+    DisaggHeadersParameters,
+    lambda _name, parameters, _services: DisaggHeaders(parameters),
+    deprecated_aliases=("prefill-header-handler",),
+    stability=Stability.DEPRECATED,
+)

@@ -1,0 +1,71 @@
+"""header-profile-handler: a request header names the profile to run.
+
+    profile = the only one, when there is one
+              headers[headerName] without blanks around it, else defaultProfile
+
+A blank header is no header. A name that is no profile runs none, and the request is refused (429).
+Meant for several pickers in a row, each deciding one stage of a disaggregated request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from picker.errors import Code, RefusedError
+from picker.framework.attributes import Attributes
+from picker.framework.disaggregation import DECODE_PROFILE, Results
+from picker.framework.registry import Parameters, PluginType, Stability
+from picker.types import InferenceRequest, SchedulingResult
+
+DEFAULT_HEADER = "EPP-Profile"
+
+
+class HeaderProfileHandlerParameters(Parameters, frozen=True):
+    """`parameters` of a header-profile-handler."""
+
+    header_name: str = DEFAULT_HEADER
+    default_profile: str = DECODE_PROFILE
+
+
+class HeaderProfileHandler:
+    """Runs the profile that is named. Stateless."""
+
+    def __init__(self, parameters: HeaderProfileHandlerParameters) -> None:
+        self._header = (parameters.header_name.strip() or DEFAULT_HEADER).lower()
+        self._default = parameters.default_profile.strip() or DECODE_PROFILE
+
+    @property
+    def max_profiles(self) -> int | None:
+        """Any number."""
+        return None
+
+    def pick_profiles(
+        self,
+        request: InferenceRequest,
+        profiles: Sequence[str],
+        results: Results,
+        attributes: Attributes,
+    ) -> Sequence[str]:
+        """The named profile, unless one ran."""
+        if results:
+            return ()
+        if len(profiles) == 1:
+            return profiles
+        name = request.headers.get(self._header, "").strip() or self._default
+        return (name,) if name in profiles else ()
+
+    def process_results(self, request: InferenceRequest, results: Results) -> SchedulingResult:
+        """The picked endpoints of the profile. Raises `RefusedError` 429 when it found none."""
+        for name, result in results.items():
+            if result is not None and result.picked:
+                endpoints = tuple(scored.candidate.endpoint for scored in result.picked)
+                return SchedulingResult(endpoints, name, {name: result})
+        raise RefusedError(Code.RESOURCE_EXHAUSTED, "failed to find target endpoint")
+
+
+PLUGIN = PluginType(
+    "header-profile-handler",
+    HeaderProfileHandlerParameters,
+    lambda _name, parameters, _services: HeaderProfileHandler(parameters),
+    stability=Stability.ALPHA,
+)

@@ -1,0 +1,330 @@
+"""disagg-profile-handler: which stages run, in which order, near whom, and who is told of whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from picker.errors import Code, DropReason, RefusedError
+from picker.framework.attributes import Attributes
+from picker.framework.disaggregation import DISAGGREGATION_DECISION_KEY
+from picker.framework.interfaces import PreRequest, ProfileHandler, UsesPlugins
+from picker.plugins.profile_handlers.disagg_profile_handler import PLUGIN
+from picker.types import Candidate, InferenceRequest, ProfileResult
+
+Make = Callable[..., Any]
+PROFILES = ("decode", "prefill", "encode")
+ALL_ROLES = ("decode", "prefill", "encode")
+
+
+@pytest.fixture
+def connected(configured: Make, decider: Make) -> Make:
+    """`connected(order, prefill=…, encode=…)`: a handler and its deciders; None for no decider."""
+
+    def make(order: str = "", prefill: bool | None = None, encode: bool | None = None) -> Any:
+        answers = {"prefill": prefill, "encode": encode}
+        made = {name: decider(answer) for name, answer in answers.items() if answer is not None}
+        names = {name: f"{name}-decider" for name in made}
+        handler = configured(PLUGIN, {"stageOrder": order, "deciders": names})
+        plugins = {f"{name}-decider": plugin for name, plugin in made.items()}
+        handler.connect({**plugins, "something-else": object()})
+        return handler, made
+
+    return make
+
+
+def counted(handler: Any, result: Any, request: InferenceRequest) -> str:
+    """The decision as it is counted."""
+    attributes = Attributes()
+    assert handler.pre_request(request, result, attributes) is None
+    found = attributes.get(DISAGGREGATION_DECISION_KEY)
+    assert found is not None
+    return found.value
+
+
+@pytest.mark.parametrize(
+    ("prefill", "encode", "ran", "headers", "decision"),
+    [
+        (None, None, ["decode"], {}, "decode-only"),
+        (False, False, ["decode"], {}, "decode-only"),
+        (
+            True,
+            None,
+            ["decode", "prefill"],
+            {"x-prefiller-host-port": "10.0.0.1:8000"},
+            "prefill-decode",
+        ),
+        (
+            True,
+            False,
+            ["decode", "prefill"],
+            {"x-prefiller-host-port": "10.0.0.1:8000"},
+            "prefill-decode",
+        ),
+        (
+            False,
+            True,
+            ["decode", "encode"],
+            {"x-encoder-hosts-ports": "10.0.0.2:8000,10.0.0.3:8000"},
+            "encode-decode",
+        ),
+        (
+            True,
+            True,
+            ["decode", "encode", "prefill"],
+            {
+                "x-prefiller-host-port": "10.0.0.1:8000",
+                "x-encoder-hosts-ports": "10.0.0.2:8000,10.0.0.3:8000",
+            },
+            "encode-prefill-decode",
+        ),
+    ],
+)
+def test_decode_first_runs_what_the_deciders_want(
+    connected: Make,
+    schedule: Make,
+    pool: Make,
+    request_for: Callable[..., InferenceRequest],
+    prefill: bool | None,
+    encode: bool | None,
+    ran: list[str],
+    headers: dict[str, str],
+    decision: str,
+) -> None:
+    """Later stages are near the decode endpoint, which deciders see; no decider means never."""
+    handler, deciders = connected("", prefill, encode)
+    result, runs = schedule(handler, PROFILES, pool(*ALL_ROLES, "encode"))
+    assert [name for name, _ in runs] == ran
+    assert [peer for _, peer in runs] == [None] + ["decode0"] * (len(ran) - 1)
+    assert result.primary_profile == "decode"
+    assert [endpoint.name for endpoint in result.endpoints] == ["decode0"]
+    assert result.set_headers == headers
+    assert set(result.profiles) == set(ran)
+    assert counted(handler, result, request_for()) == decision
+    for made in deciders.values():
+        assert set(made.shown) == {"decode0"}
+
+
+@pytest.mark.parametrize(
+    ("encode", "profiles", "runs_expected"),
+    [
+        (None, PROFILES, [("prefill", None), ("decode", "prefill1")]),
+        (False, PROFILES, [("prefill", None), ("decode", "prefill1")]),
+        (
+            True,
+            PROFILES,
+            [("encode", None), ("prefill", "encode2"), ("decode", "prefill1")],
+        ),
+        (True, ("decode", "encode"), [("encode", None), ("decode", "encode2")]),
+        (True, ("decode",), [("decode", None)]),
+    ],
+)
+def test_prefill_first_always_prefills_where_there_is_a_profile(
+    connected: Make,
+    schedule: Make,
+    pool: Make,
+    encode: bool | None,
+    profiles: tuple[str, ...],
+    runs_expected: list[tuple[str, str | None]],
+) -> None:
+    """Each stage is near the one before; the encode decider sees no endpoint."""
+    handler, deciders = connected("prefill-first", None, encode)
+    result, runs = schedule(handler, profiles, pool(*ALL_ROLES))
+    assert runs == runs_expected
+    assert [endpoint.name for endpoint in result.endpoints] == ["decode0"]
+    assert ("x-prefiller-host-port" in result.set_headers) is ("prefill" in profiles)
+    if "encode" in deciders and "encode" in profiles:
+        assert deciders["encode"].shown == [None]
+
+
+@pytest.mark.parametrize("order", ["", "prefill-first"])
+@pytest.mark.parametrize(
+    ("roles", "headers"),
+    [
+        (("decode", "encode"), {"x-encoder-hosts-ports": "10.0.0.1:8000"}),
+        (("decode", "prefill"), {"x-prefiller-host-port": "10.0.0.1:8000"}),
+        (("decode",), {}),
+    ],
+)
+def test_a_stage_that_finds_nothing_is_left_to_the_decode_endpoint(
+    connected: Make,
+    schedule: Make,
+    pool: Make,
+    order: str,
+    roles: tuple[str, ...],
+    headers: dict[str, str],
+) -> None:
+    """The request is not refused for it."""
+    handler, _ = connected(order, None if order else True, True)
+    result, runs = schedule(handler, PROFILES, pool(*roles))
+    assert sorted(name for name, _ in runs) == sorted(PROFILES)
+    assert [endpoint.name for endpoint in result.endpoints] == ["decode0"]
+    assert result.set_headers == headers
+
+
+@pytest.mark.parametrize(
+    ("order", "ran"), [("", ["decode"]), ("prefill-first", ["encode", "prefill", "decode"])]
+)
+def test_without_a_decode_endpoint_the_request_is_refused(
+    connected: Make, schedule: Make, pool: Make, order: str, ran: list[str]
+) -> None:
+    """With what the decode profile says; decode-first, no other stage runs."""
+    handler, deciders = connected(order, None if order else True, True)
+    with pytest.raises(RefusedError) as refusal:
+        schedule(handler, PROFILES, pool("prefill", "encode"))
+    assert refusal.value.code is Code.RESOURCE_EXHAUSTED
+    assert refusal.value.drop_reason is DropReason.SATURATED
+    if not order:
+        assert all(not made.shown for made in deciders.values())
+
+
+def test_a_decode_profile_that_picked_nothing_is_refused_too(
+    connected: Make, request_for: Callable[..., InferenceRequest]
+) -> None:
+    """Even when its profile did not say why."""
+    handler, _ = connected("", True, True)
+    results = {"decode": ProfileResult(())}
+    assert not handler.pick_profiles(request_for(), PROFILES, results, Attributes())
+    with pytest.raises(RefusedError, match="decode workers") as refusal:
+        handler.process_results(request_for(), results)
+    assert refusal.value.code is Code.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("missing", [("decode",), ("decode", "prefill"), ("decode", "encode")])
+def test_a_stage_without_a_profile_never_runs(
+    connected: Make, schedule: Make, pool: Make, missing: tuple[str, ...]
+) -> None:
+    """Whatever its decider would say."""
+    handler, _ = connected("", True, True)
+    _, runs = schedule(handler, missing, pool(*ALL_ROLES))
+    assert [name for name, _ in runs] == list(missing)
+
+
+def test_all_decode_endpoints_are_the_fallback_list(
+    connected: Make, schedule: Make, pool: Make
+) -> None:
+    """And only the first prefill endpoint is named."""
+    handler, _ = connected("", True)
+    result, _ = schedule(handler, PROFILES, pool("decode", "decode", "prefill", "prefill"))
+    assert [endpoint.name for endpoint in result.endpoints] == ["decode0", "decode1"]
+    assert result.set_headers == {"x-prefiller-host-port": "10.0.0.2:8000"}
+
+
+def test_ipv6_endpoints_are_told_in_brackets(
+    connected: Make, schedule: Make, placed: Callable[..., Candidate]
+) -> None:
+    """As in every host:port."""
+    handler, _ = connected("", True)
+    label = "llm-d.ai/role"
+    candidates = [
+        placed("d", {label: "decode"}),
+        placed("p", {label: "prefill"}, address="fd00::7", port=8200),
+    ]
+    result, _ = schedule(handler, PROFILES, candidates)
+    assert result.set_headers == {"x-prefiller-host-port": "[fd00::7]:8200"}
+
+
+def test_profiles_can_have_other_names(
+    configured: Make, decider: Make, schedule: Make, pool: Make
+) -> None:
+    """In both forms of the parameters, which mean the same."""
+    nested = {
+        "profiles": {"decode": "my-decode", "prefill": "my-prefill"},
+        "deciders": {"prefill": "d"},
+    }
+    flat = {
+        "decodeProfile": "my-decode",
+        "prefillProfile": "my-prefill",
+        "deciderPluginName": "d",
+    }
+    for parameters in (nested, flat):
+        handler = configured(PLUGIN, parameters)
+        handler.connect({"d": decider(True)})
+        result, runs = schedule(handler, ("my-decode", "my-prefill"), pool(*ALL_ROLES))
+        assert [name for name, _ in runs] == ["my-decode", "my-prefill"]
+        assert result.primary_profile == "my-decode"
+        assert result.set_headers == {"x-prefiller-host-port": "10.0.0.1:8000"}
+
+
+@pytest.mark.parametrize(
+    ("order", "is_prefill_first"),
+    [
+        ("", False),
+        ("decode", False),
+        ("decode-first", False),
+        ("Decode_First", False),
+        ("DECODEFIRST", False),
+        ("prefill", True),
+        ("prefill-first", True),
+        ("PrefillFirst", True),
+        ("-prefill_first-", True),
+    ],
+)
+def test_the_order_is_read_loosely(
+    configured: Make, schedule: Make, pool: Make, order: str, is_prefill_first: bool
+) -> None:
+    """Case, dashes and underscores do not matter."""
+    _, runs = schedule(configured(PLUGIN, {"stageOrder": order}), PROFILES, pool(*ALL_ROLES))
+    assert (runs[0][0] == "prefill") is is_prefill_first
+
+
+@pytest.mark.parametrize(
+    ("parameters", "references"),
+    [
+        ({}, {}),
+        (
+            {"deciders": {"prefill": "a", "encode": "b"}},
+            {"deciders.prefill": "a", "deciders.encode": "b"},
+        ),
+        (
+            {"prefillDeciderPluginName": "a", "encodeDeciderPluginName": "b"},
+            {"prefillDeciderPluginName": "a", "encodeDeciderPluginName": "b"},
+        ),
+        ({"deciderPluginName": "a"}, {"deciderPluginName": "a"}),
+    ],
+)
+def test_deciders_are_asked_for_by_the_parameter_that_names_them(
+    configured: Make, parameters: dict[str, Any], references: dict[str, str]
+) -> None:
+    """So that they may stand anywhere in the configuration."""
+    handler = configured(PLUGIN, parameters)
+    assert handler.references == references
+    for contract in (ProfileHandler, UsesPlugins, PreRequest):
+        assert isinstance(handler, contract)
+    assert handler.max_profiles is None
+
+
+def test_a_plugin_that_decides_nothing_is_refused(configured: Make) -> None:
+    """By its name."""
+    handler = configured(PLUGIN, {"deciders": {"encode": "queue"}})
+    with pytest.raises(ValueError, match="'queue' is not a decider"):
+        handler.connect({"queue": object()})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ({"stageOrder": "sideways"}, "stageOrder"),
+        ({"stageOrder": "prefill", "deciders": {"prefill": "d"}}, "deciders.prefill"),
+        ({"profiles": {}, "decodeProfile": "d"}, "profiles and decodeProfile"),
+        ({"deciders": {}, "deciderPluginName": "d"}, "deciders and deciderPluginName"),
+        ({"stageOrder": "decode", "encodeProfile": "e"}, "stageOrder and encodeProfile"),
+        (
+            {"prefillDeciderPluginName": "a", "deciderPluginName": "b"},
+            "prefillDeciderPluginName and deciderPluginName",
+        ),
+        ({"profiles": {"decode": "x", "prefill": "x"}}, "profiles"),
+        ({"decodeProfile": "prefill"}, "decodeProfile"),
+        ({"profiles": {"decoder": "x"}}, "decoder"),
+        ({"stages": {}}, "stages"),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(
+    configured: Make, parameters: dict[str, Any], named: str
+) -> None:
+    """Mixing the forms among them."""
+    with pytest.raises((ValueError, msgspec.ValidationError), match=named):
+        configured(PLUGIN, parameters)
