@@ -1,0 +1,107 @@
+"""Data sources say where pages are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from picker.datalayer.sources import DataSource, PageLocation, TlsFiles
+from picker.framework.registry import PluginType
+from picker.plugins.data_sources import (
+    dcgm_data_source,
+    endpoint_notification_source,
+    metrics_data_source,
+    models_data_source,
+)
+from picker.types import Endpoint
+
+
+def location(plugin: PluginType[Any], **parameters: object) -> PageLocation | None:
+    made = plugin.make("name", msgspec.convert(parameters, plugin.parameters))
+    assert isinstance(made, DataSource)
+    return made.location
+
+
+@pytest.mark.parametrize(
+    ("plugin", "expected"),
+    [
+        (metrics_data_source.PLUGIN, PageLocation("http", "/metrics")),
+        (models_data_source.PLUGIN, PageLocation("http", "/v1/models")),
+        (dcgm_data_source.PLUGIN, PageLocation("http", "/metrics", 9400)),
+        (endpoint_notification_source.PLUGIN, None),
+    ],
+)
+def test_sources_have_the_defaults_of_the_reference(
+    plugin: PluginType[Any], expected: PageLocation | None
+) -> None:
+    """Plain http, the endpoint's own port but for DCGM."""
+    assert location(plugin) == expected
+
+
+def test_everything_can_be_said_otherwise() -> None:
+    """Scheme, path, port, interval, certificates."""
+    assert location(
+        metrics_data_source.PLUGIN,
+        scheme="https",
+        path="/m?x=1",
+        port=1,
+        interval="1m30s",
+        insecureSkipVerify=False,
+        caCertPath="ca",
+        clientCertPath="c",
+        clientKeyPath="k",
+    ) == PageLocation("https", "/m?x=1", 1, 90.0, False, TlsFiles(True, "ca", "c", "k"))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"scheme": "ftp"}, "scheme must be http or https"),
+        ({"path": "metrics"}, "path must begin with '/'"),
+        ({"path": "/a\r\nhost: b"}, "path must begin"),
+        ({"path": "/a b"}, "path must begin"),
+        ({"port": 0}, "port must be within"),
+        ({"interval": "fast"}, "no duration"),
+        ({"interval": "0"}, "interval must be more than nothing"),
+        ({"clientCertPath": "c"}, "go together"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(parameters: dict[str, object], reason: str) -> None:
+    """When the configuration is read, not when the first page is asked for."""
+    with pytest.raises(ValueError, match=reason):
+        location(metrics_data_source.PLUGIN, **parameters)
+
+
+def test_a_models_source_has_no_port() -> None:
+    """Models are served where requests are."""
+    with pytest.raises(msgspec.ValidationError, match="port"):
+        location(models_data_source.PLUGIN, port=1)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "endpoint", "address"),
+    [
+        ({}, Endpoint("a", "10.0.0.1", 8000), "10.0.0.1:8000"),
+        ({"port": 9}, Endpoint("a", "fd00::1", 8000), "[fd00::1]:9"),
+        ({}, Endpoint("a", "10.0.0.1", 8000, metrics_host_port="10.0.0.9:90"), "10.0.0.9:90"),
+        ({"port": 9}, Endpoint("a", "10.0.0.1", 8000, metrics_host_port="h:90"), "h:9"),
+    ],
+)
+def test_where_an_endpoint_is_asked_about(
+    parameters: dict[str, object], endpoint: Endpoint, address: str
+) -> None:
+    """At its metrics address; a port of the source's replaces the endpoint's."""
+    where = location(metrics_data_source.PLUGIN, **parameters)
+    assert where is not None
+    assert where.address(endpoint) == address
+
+
+def test_an_exporter_on_the_node_needs_the_node() -> None:
+    """Its address, or the endpoint cannot be asked about."""
+    where = location(dcgm_data_source.PLUGIN, useNodeAddress=True)
+    assert where is not None
+    assert where.address(Endpoint("a", "10.0.0.1", 1, node_address="10.9.0.1")) == "10.9.0.1:9400"
+    assert where.address(Endpoint("a", "10.0.0.1", 1, node_address="fd00::1")) == "[fd00::1]:9400"
+    assert where.address(Endpoint("a", "10.0.0.1", 1)) is None

@@ -1,0 +1,110 @@
+"""The core-metrics-extractor picks the engine and takes engines from the configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from picker.datalayer.sources import Extractor, Findings, Scrape
+from picker.plugins.extractors.core_metrics_extractor import PLUGIN
+from picker.types import Endpoint
+
+PAGE = b"""\
+vllm:num_requests_waiting 1
+vllm:num_requests_running 1
+vllm:kv_cache_usage_perc 0.1
+sglang:num_queue_reqs 2
+sglang:num_running_reqs 2
+sglang:token_usage 0.2
+mine_waiting{kind="a"} 3
+mine_waiting{kind="b"} 4
+mine_info{size="8",count="80"} 1
+mine_power 250
+"""
+MINE = {
+    "name": "mine",
+    "queuedRequestsSpec": "mine_waiting{kind=b}",
+    "cacheInfoSpec": "mine_info",
+    "cacheBlockSizeLabelName": "size",
+    "cacheNumBlocksLabelName": "count",
+    "customMetrics": [{"attributeKey": "Power", "metricSpec": "mine_power"}],
+}
+
+
+def made(**parameters: object) -> Extractor:
+    plugin = PLUGIN.make("x", msgspec.convert(parameters, PLUGIN.parameters))
+    assert isinstance(plugin, Extractor)
+    return plugin
+
+
+def read(extractor: Extractor, **labels: str) -> Findings:
+    renamed = {name.replace("_", "-"): value for name, value in labels.items()}
+    engine = renamed.pop("engine", None)
+    if engine is not None:
+        renamed["llm-d.ai/engine-type"] = engine
+    return extractor.extract(Scrape(PAGE, Endpoint("w", "10.0.0.1", 1, labels=renamed), 0.0))
+
+
+def waiting(findings: Findings) -> int:
+    assert findings.metrics is not None
+    return findings.metrics.waiting_requests
+
+
+def test_the_label_chooses_the_engine() -> None:
+    """vLLM without one, and for one that nobody knows."""
+    extractor = made()
+    assert waiting(read(extractor)) == 1
+    assert waiting(read(extractor, engine="sglang")) == 2
+    assert waiting(read(extractor, engine="else")) == 1
+    assert waiting(read(made(defaultEngine="sglang"))) == 2
+
+
+def test_the_label_may_be_called_otherwise() -> None:
+    """Then the usual one has no say."""
+    extractor = made(engineLabelKey="runs")
+    assert waiting(read(extractor, runs="sglang")) == 2
+    assert waiting(read(extractor, engine="sglang")) == 1
+
+
+def test_an_engine_of_ones_own_adds_to_the_built_in_ones() -> None:
+    """With its own series, geometry and numbers."""
+    extractor = made(engineConfigs=[MINE])
+    findings = read(extractor, engine="mine")
+    assert findings.metrics is not None
+    assert (findings.metrics.waiting_requests, findings.metrics.running_requests) == (4, 0)
+    assert (findings.metrics.block_size_tokens, findings.metrics.num_kv_blocks) == (8, 80)
+    assert findings.attributes == {"Power/core-metrics-extractor": 250.0}
+    assert waiting(read(extractor)) == 1
+
+
+def test_a_built_in_engine_can_be_redefined() -> None:
+    """By its name."""
+    extractor = made(engineConfigs=[MINE | {"name": "vllm"}])
+    assert waiting(read(extractor)) == 4
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"defaultEngine": "x"}, "unknown defaultEngine 'x', allowed: vllm"),
+        ({"engineConfigs": [{"name": "default"}]}, "cannot be called 'default'"),
+        ({"engineConfigs": [{"name": ""}]}, "cannot be called ''"),
+        ({"engineConfigs": [MINE, MINE]}, "'mine' is configured twice"),
+        ({"engineConfigs": [{"name": "a", "loraSpec": "b{"}]}, "engine 'a': .* closing brace"),
+        ({"engineConfigs": [{"name": "a", "cacheInfoSpec": "b"}]}, "cacheInfoSpec needs"),
+        (
+            {
+                "engineConfigs": [
+                    {"name": "a", "customMetrics": [{"attributeKey": "", "metricSpec": "b"}]}
+                ]
+            },
+            "needs an attributeKey and a metricSpec",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(parameters: dict[str, Any], reason: str) -> None:
+    """With the engine's name."""
+    with pytest.raises(ValueError, match=reason):
+        made(**parameters)

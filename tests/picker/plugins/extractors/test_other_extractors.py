@@ -1,0 +1,93 @@
+"""Models, GPUs and places of endpoints become attributes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from picker.datalayer.sources import EndpointExtractor, ExtractError, Extractor, Findings, Scrape
+from picker.framework.findings import Topology
+from picker.framework.served_models import MODELS_ATTRIBUTE, ServedModel
+from picker.plugins.extractors import dcgm_extractor, models_data_extractor, topology_extractor
+from picker.types import Endpoint
+
+POD = Endpoint("pod-rank-1", "10.0.0.1", 8001, rank_index=1)
+
+
+def models(page: bytes) -> Findings:
+    plugin = models_data_extractor.PLUGIN
+    extractor = plugin.make("m", plugin.parameters())
+    assert isinstance(extractor, Extractor)
+    return extractor.extract(Scrape(page, POD, 0.0))
+
+
+def gpu(page: bytes) -> Findings:
+    plugin = dcgm_extractor.PLUGIN
+    extractor = plugin.make("d", plugin.parameters())
+    assert isinstance(extractor, Extractor)
+    return extractor.extract(Scrape(page, POD, 0.0))
+
+
+def test_models_are_listed_in_order() -> None:
+    """What is missing or of another type is left empty."""
+    page = b"""{"object": "list", "data": [
+        {"id": "base", "object": "model", "created": 7, "owned_by": "vllm", "parent": null},
+        {"id": "lora", "object": 5, "created": true, "parent": "base"},
+        {"object": "model"}, "text"]}"""
+    findings = models(page)
+    assert findings.metrics is None
+    assert findings.attributes[MODELS_ATTRIBUTE] == (
+        ServedModel("base", "model", 7, "vllm", ""),
+        ServedModel("lora", "", 0, "", "base"),
+    )
+    assert findings.problems == ("2 models without an id",)
+
+
+@pytest.mark.parametrize("page", [b"", b"{", b"[]", b"{}", b'{"data": {}}', b"\xff", b"[" * 9999])
+def test_what_is_no_list_of_models_is_an_error(page: bytes) -> None:
+    """The models of before stay known."""
+    with pytest.raises(ExtractError, match="list of models"):
+        models(page)
+
+
+def test_the_busiest_gpu_of_the_pod_counts() -> None:
+    """Samples without a pod are the endpoint's as well; nonsense is nobody's."""
+    page = b"""DCGM_FI_DEV_GPU_UTIL{gpu="0",pod="pod"} 40
+DCGM_FI_DEV_GPU_UTIL{gpu="1",pod="other"} 90
+DCGM_FI_DEV_GPU_UTIL{gpu="2"} 35
+DCGM_FI_DEV_GPU_UTIL{gpu="3"} 4000
+DCGM_FI_DEV_GPU_UTIL{gpu="4"} NaN
+"""
+    assert gpu(page).attributes == {"GPUUtilization/dcgm-extractor": 0.4}
+
+
+def test_a_page_without_the_pods_gpus_is_an_error() -> None:
+    """The GPUs of others say nothing."""
+    with pytest.raises(ExtractError, match="DCGM_FI_DEV_GPU_UTIL"):
+        gpu(b'DCGM_FI_DEV_GPU_UTIL{pod="other"} 90\n')
+
+
+def topology(endpoint: Endpoint, **parameters: str) -> object:
+    plugin = topology_extractor.PLUGIN
+    extractor = plugin.make("where", msgspec.convert(parameters, plugin.parameters))
+    assert isinstance(extractor, EndpointExtractor)
+    return extractor.describe(endpoint)["Topology/where"]
+
+
+def test_a_place_is_read_from_labels() -> None:
+    """The usual names, or those of the parameters; unknown tiers are empty."""
+    labels = {
+        "kubernetes.io/hostname": "h",
+        "topology.kubernetes.io/rack": "r",
+        "topology.kubernetes.io/zone": "z",
+        "nvl": "domain",
+    }
+    endpoint = Endpoint("a", "10.0.0.1", 1, labels=labels)
+    assert topology(endpoint) == Topology("h", "r", "z", "")
+    assert topology(endpoint, rack="nvl", hostname="none") == Topology("", "domain", "z", "")
+
+
+def test_the_node_stands_in_for_the_hostname() -> None:
+    """It tells hosts apart as well."""
+    endpoint = Endpoint("a", "10.0.0.1", 1, node_address="10.9.0.1")
+    assert topology(endpoint) == Topology("10.9.0.1")
