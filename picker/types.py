@@ -258,7 +258,11 @@ Metadata: TypeAlias = Mapping[str, Mapping[str, "str | float | Mapping[str, floa
 
 
 class ResponseTap(Protocol):
-    """Watches and changes the response of one request. Called in the order of the protocol."""
+    """Watches and changes the response of one request. Called in the order of the protocol.
+
+    One that raises is asked for `end()` and for nothing else after that, and the response goes on
+    unchanged; so whatever raises must not have taken the piece in before.
+    """
 
     def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
         """The response begins; the headers to set on it."""

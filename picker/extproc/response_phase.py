@@ -1,6 +1,6 @@
 """The response of one stream on its way through the picker: passed on as it is, or as a tap says.
 
-A tap that raises is not asked again; the response goes on unchanged, with what the tap still held.
+A tap that raises is asked for nothing but what it still holds; then the response goes on unchanged.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class ResponsePhase:
         held = self._told_of_end()
         if not held:
             return [SendResponseTrailers()]
-        if self._mode is BodyMode.DUPLEX:
+        if not self.waits_for_replies:
             return [*_pieces(held, False, {}), SendResponseTrailers()]
         log.warning("the proxy's response mode lost %d bytes held back before trailers", len(held))
         return [SendResponseTrailers()]
@@ -167,7 +167,7 @@ class ResponsePhase:
         except Exception:
             log.exception(_FAILED)
             self._tap = None
-            return _with_held(tap, data), {}
+            return _held(tap) + data, {}
 
     def _told_of_end(self) -> bytes:
         tap, self._tap = self._tap, None
@@ -188,9 +188,3 @@ def _held(tap: ResponseTap) -> bytes:
     except Exception:
         log.exception("what was held back of a response is lost")
         return b""
-
-
-def _with_held(tap: ResponseTap, data: bytes) -> bytes:
-    """What `tap` held back and `data`, which it may have taken in before it failed."""
-    held = _held(tap)
-    return held if data and held.endswith(data) else held + data

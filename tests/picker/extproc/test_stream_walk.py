@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_taps import HoldingTap, taps
 
-from picker.errors import Code, RefusedError
+from picker.errors import Code, DropReason, RefusedError
 from picker.extproc.messages import (
     MAX_CHUNK_BYTES,
     Action,
@@ -13,6 +14,7 @@ from picker.extproc.messages import (
     Closed,
     Dropped,
     Ending,
+    Evicted,
     Finish,
     RequestBody,
     RequestHeaders,
@@ -23,14 +25,17 @@ from picker.extproc.messages import (
     Route,
     Routed,
     SendBufferedRequest,
+    SendHeldResponseBody,
     SendImmediate,
     SendRequestBody,
     SendRequestHeaders,
     SendRequestHeadersUnchanged,
     SendRequestTrailers,
     SendResponseBody,
+    SendResponseBodyUnchanged,
     SendResponseHeaders,
     SendResponseTrailers,
+    UnknownMessage,
 )
 from picker.extproc.request_phase import Limits
 from picker.extproc.stream import ProtocolError, StreamMachine
@@ -58,8 +63,20 @@ steps = st.one_of(
     st.builds(ResponseBody, data, st.booleans()),
     st.just(ResponseTrailers()),
     st.builds(Closed, st.sampled_from(list(Ending))),
-    st.builds(Routed, st.builds(RouteDecision, st.just("a:1"), body=st.none() | data)),
+    st.builds(
+        Routed,
+        st.builds(
+            RouteDecision,
+            st.just("a:1"),
+            body=st.none() | data,
+            response=st.none() | taps(),
+            needs_response_body=st.booleans(),
+            skip_response=st.sampled_from([False, False, True]),
+        ),
+    ),
     st.just(Dropped(REFUSAL)),
+    st.just(Evicted(DropReason.EVICTED)),
+    st.just(UnknownMessage()),
 )
 RANK = {
     SendRequestHeaders: 0,
@@ -69,11 +86,14 @@ RANK = {
     SendRequestTrailers: 2,
     SendResponseHeaders: 0,
     SendResponseBody: 1,
+    SendHeldResponseBody: 1,
+    SendResponseBodyUnchanged: 1,
     SendResponseTrailers: 2,
 }
 DECIDED = (SendRequestHeaders, SendBufferedRequest)
 REQUEST_SIDE = (*DECIDED, SendRequestHeadersUnchanged, SendRequestBody, SendRequestTrailers)
-RESPONSE_SIDE = (SendResponseHeaders, SendResponseBody, SendResponseTrailers)
+RESPONSE_BODIES = (SendResponseBody, SendHeldResponseBody, SendResponseBodyUnchanged)
+RESPONSE_SIDE = (SendResponseHeaders, *RESPONSE_BODIES, SendResponseTrailers)
 
 
 def walk(events: list[object]) -> tuple[list[object], list[Action]]:
@@ -86,6 +106,8 @@ def walk(events: list[object]) -> tuple[list[object], list[Action]]:
                 new = machine.routed(event.decision)
             elif isinstance(event, Dropped):
                 new = machine.dropped(event.refusal)
+            elif isinstance(event, Evicted):
+                new = machine.evicted(event.reason)
             else:
                 new = machine.receive(event)  # type: ignore[arg-type]
         except ProtocolError:
@@ -152,13 +174,18 @@ def test_every_walk_keeps_the_promises_of_the_protocol(events: list[object]) -> 
 @settings(deadline=None, max_examples=300)
 @given(walks)
 def test_every_walk_ends_what_it_begins(events: list[object]) -> None:
-    """Nothing of the request is sent after a refusal or beside it, and each end comes once."""
-    _, actions = walk(events)
+    """Nothing is sent after a refusal or an eviction, nothing of the request beside a refusal, and
+    each end comes once.
+    """
+    taken, actions = walk(events)
     immediate = [i for i, action in enumerate(actions) if isinstance(action, SendImmediate)]
     assert len(immediate) <= 1
     if immediate:
-        others = [a for a in actions if isinstance(a, REQUEST_SIDE + RESPONSE_SIDE)]
-        assert others in ([], [SendRequestHeadersUnchanged()])
+        after = actions[immediate[0] + 1 :]
+        assert not [a for a in after if isinstance(a, REQUEST_SIDE + RESPONSE_SIDE)]
+        if not any(isinstance(event, Evicted) for event in taken):
+            others = [a for a in actions if isinstance(a, REQUEST_SIDE + RESPONSE_SIDE)]
+            assert others in ([], [SendRequestHeadersUnchanged()])
         assert isinstance(actions[immediate[0] - 1], Finish)
     for kind in (SendRequestBody, SendResponseBody):
         pieces = [action for action in actions if isinstance(action, kind)]
@@ -183,3 +210,44 @@ def test_any_split_of_a_body_comes_back_whole(
         return
     assert b"".join(piece.data for piece in sent) == (body if replacement is None else replacement)
     assert any(piece.end_of_stream for piece in sent) is not by_trailers
+
+
+def shown_and_sent(events: list[object], tap: HoldingTap) -> tuple[bytes, bytes]:
+    """What a response showed of its body after the decision, and what of it left."""
+    machine = StreamMachine()
+    shown = sent = b""
+    for event in events:
+        if isinstance(event, Routed):
+            machine.routed(event.decision)
+            continue
+        actions = machine.receive(event)  # type: ignore[arg-type]
+        if isinstance(event, ResponseBody):
+            shown += event.data
+        for action in actions:
+            if isinstance(action, SendResponseBody | SendHeldResponseBody):
+                sent += action.data
+            elif isinstance(action, SendResponseBodyUnchanged) and isinstance(event, ResponseBody):
+                sent += event.data
+    return shown, sent
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(data, max_size=6), taps(), st.booleans(), modes)
+def test_a_tap_that_only_holds_back_loses_no_byte_even_when_it_fails(
+    pieces: list[bytes], tap: HoldingTap, by_trailers: bool, mode: BodyMode
+) -> None:
+    """In every mode what went in comes out, in order, except before trailers in lockstep."""
+    if mode is BodyMode.UNKNOWN or (mode is BodyMode.LOCKSTEP and by_trailers):
+        return
+    if mode in (BodyMode.BUFFERED, BodyMode.PARTIAL):
+        pieces = [b"".join(pieces)]
+    events: list[object] = [
+        RequestHeaders({}, response_body=mode),
+        RequestBody(b"{}", end_of_stream=True),
+        Routed(RouteDecision("a:1", response=tap, needs_response_body=True)),
+        ResponseHeaders(200),
+        *(ResponseBody(piece) for piece in pieces),
+        ResponseTrailers() if by_trailers else ResponseBody(b"", end_of_stream=True),
+    ]
+    shown, sent = shown_and_sent(events, tap)
+    assert sent == shown

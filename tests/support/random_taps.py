@@ -1,0 +1,58 @@
+"""Taps that hold back some of a response, change nothing, and may fail at any call."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from picker.types import Metadata, ResponseHead
+
+
+class TapError(Exception):
+    """What a tap that fails raises."""
+
+
+class HoldingTap:
+    """Keeps up to `holds` bytes until a later piece; fails at the call with number `fails_at`.
+
+    It never fails at the end, where nobody could know what it held.
+    """
+
+    def __init__(self, holds: int, fails_at: int | None) -> None:
+        self._holds = holds
+        self._fails_at = fails_at
+        self._held = b""
+        self._calls = 0
+
+    def _fails(self) -> bool:
+        self._calls += 1
+        return self._calls == self._fails_at
+
+    def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
+        """One header of its own."""
+        if self._fails():
+            raise TapError
+        return (("x-tapped", "yes"),)
+
+    def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
+        """What comes before the last bytes; all of it at the end."""
+        if self._fails():
+            raise TapError
+        self._held += data
+        keep = 0 if is_last else self._holds
+        cut = max(0, len(self._held) - keep)
+        out, self._held = self._held[:cut], self._held[cut:]
+        return out, ({"envoy.lb": {"x-cost": len(out)}} if is_last else {})
+
+    def end(self) -> bytes:
+        """What is held."""
+        out, self._held = self._held, b""
+        return out
+
+
+def taps() -> st.SearchStrategy[HoldingTap]:
+    """Such taps, most of which fail never or late."""
+    return st.builds(
+        HoldingTap,
+        st.sampled_from([0, 1, 5, 100_000]),
+        st.none() | st.integers(1, 5),
+    )
