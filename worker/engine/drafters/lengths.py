@@ -141,7 +141,8 @@ class DraftLengths:
         survivals = self._survivals(offers, records, limit)
         ranked = sorted(chain.from_iterable(survivals), reverse=True)[:room]
         costs = self._costs(num, num_other_tokens, len(ranked), self._drafting_seconds)
-        choice = choose_verified(ranked, costs)
+        # A device drafter's drafts are as many for each already, and made by now.
+        choice = choose_verified(ranked, costs, any_size=bool(self._device_drafters))
         self._interest.note(choice.gain, self._times.clock)
         self._prices = self._make_prices(costs, choice.total)
         if choice.total and self._is_control_due(num, choice.gain):

@@ -9,6 +9,7 @@ from itertools import accumulate, chain
 MARGIN = 0.03  # what drafts must win to be worth it
 _MAX_CANDIDATES = 16  # numbers of drafts that are tried out, beyond the first few
 _ALL_TRIED = 8
+_ALL_COMMON = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,24 @@ class Choice:
     drafting_seconds: float = 0.0
 
 
-def choose_verified(ranked: Sequence[float], costs: Costs) -> Choice:
+def is_common_size(num_tokens: int) -> bool:
+    """Whether a step of so many tokens is one of those that drafts are to fill up to.
+
+    A size that was never run has its products compiled, which costs as much as a draft can win; so
+    only some sizes are used, the closer together the smaller: all up to 16, then every fourth, from
+    64 every eighth, and so on.
+    """
+    if num_tokens <= _ALL_COMMON:
+        return True
+    step = max(4, 1 << (num_tokens.bit_length() - 4))
+    return num_tokens % step == 0
+
+
+def choose_verified(ranked: Sequence[float], costs: Costs, any_size: bool = False) -> Choice:
     """How many of the drafts to verify whose survivals are these, in falling order.
 
-    Stops at what cannot be afforded, once it would be better than all before it.
+    Stops at what cannot be afforded, once it would be better than all before it. Without `any_size`
+    the step gets one of the common sizes.
     """
     best, best_rate = 0, (1.0 + MARGIN) * costs.num_sequences / costs.plain
     tokens = float(costs.num_sequences)
@@ -62,7 +77,7 @@ def choose_verified(ranked: Sequence[float], costs: Costs) -> Choice:
     for index, (survival, more) in enumerate(zip(ranked, costs.extra[1:], strict=False), start=1):
         tokens += survival
         rate = tokens / (base + more)
-        if rate > best_rate:
+        if rate > best_rate and (any_size or is_common_size(costs.num_sequences + index)):
             if more > affordable:
                 is_saving = True
                 break
