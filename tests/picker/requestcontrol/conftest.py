@@ -200,7 +200,7 @@ def house() -> House:
     return House()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_house() -> type[House]:
     """Makes directors over other pools, or several."""
     return House

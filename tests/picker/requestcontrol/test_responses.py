@@ -1,0 +1,330 @@
+"""Responses are measured, read, shown to hooks and given their model's name back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from picker.framework.interfaces import Flight
+from picker.plugins.parsers.openai_parser import OpenAIParser
+from picker.requestcontrol.parsing import ParserTable
+from picker.types import (
+    FinishCause,
+    Metadata,
+    ParsedBody,
+    RawRequest,
+    ResponseHead,
+    ResponseProgress,
+    ResponseTap,
+    Usage,
+)
+
+HEADERS = {":path": "/v1/completions", "x-request-id": "id-1"}
+RENAMING = {**HEADERS, "x-llm-d-model-name-rewrite": "served"}
+BODY = b'{"model":"asked","prompt":"hello"}'
+JSON = {"content-type": "application/json"}
+EVENTS = {"content-type": "text/event-stream; charset=utf-8"}
+
+
+@dataclass
+class Reader:
+    """A reader that counts bytes as tokens, and may break."""
+
+    error: Exception | None = None
+    usage: Usage | None = None
+    fed: list[tuple[bytes, bool]] = field(default_factory=list)
+
+    def feed(self, data: bytes, is_last: bool) -> None:
+        """Count."""
+        if self.error is not None:
+            raise self.error
+        self.fed.append((data, is_last))
+        self.usage = Usage(5, sum(len(piece) for piece, _ in self.fed))
+
+
+class ReadingParser(OpenAIParser):
+    """A parser that understands responses."""
+
+    def __init__(self, reader: Reader | Exception) -> None:
+        super().__init__()
+        self.reader = reader
+        self.asked: list[tuple[str, str]] = []
+
+    def response_reader(self, body: ParsedBody, content_type: str) -> Any:
+        """The reader."""
+        self.asked.append((body.model, content_type))
+        if isinstance(self.reader, Exception):
+            raise self.reader
+        return self.reader
+
+
+@dataclass
+class Hook:
+    """A hook of every moment of a response."""
+
+    headers: Mapping[str, str] | None = None
+    metadata: Metadata | None = None
+    error: Exception | None = None
+    heads: list[ResponseHead] = field(default_factory=list)
+    progress: list[ResponseProgress] = field(default_factory=list)
+    ends: list[tuple[Flight, FinishCause, Usage | None, float]] = field(default_factory=list)
+
+    def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str] | None:
+        """Keep it."""
+        self.heads.append(head)
+        return self._answer(self.headers)
+
+    def response_progress(self, flight: Flight, progress: ResponseProgress) -> Metadata | None:
+        """Keep it."""
+        self.progress.append(progress)
+        return self._answer(self.metadata)
+
+    def request_ended(
+        self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
+    ) -> None:
+        """Keep it."""
+        self.ends.append((flight, cause, usage, now_seconds))
+        self._answer(None)
+
+    def _answer(self, answer: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return answer
+
+
+async def under_way(
+    house: Any,
+    *hooks: Hook,
+    reader: Reader | Exception | None = None,
+    headers: Mapping[str, str] = HEADERS,
+    body: bytes = BODY,
+) -> tuple[Any, ResponseTap]:
+    """A routed request and what watches its response."""
+    fields: dict[str, Any] = {
+        "response_heads": hooks,
+        "response_progress": hooks,
+        "request_ends": hooks,
+    }
+    pipeline = house.pipeline(**fields)
+    if reader is not None:
+        pipeline = replace(pipeline, parsers=ParserTable([ReadingParser(reader)]))
+    house.director.use(pipeline)
+    exchange, decision = await house.route(RawRequest(headers, body))
+    return exchange, decision.response
+
+
+async def test_headers_of_all_hooks_are_set_on_the_response(house: Any) -> None:
+    """Of two that set the same one the later one does; one that fails sets none."""
+    hooks = Hook({"x-a": "1", "x-b": "1"}), Hook(error=ValueError()), Hook({"x-a": "3"})
+    _, tap = await under_way(house, *hooks)
+    head = ResponseHead(200, JSON, "10.0.0.1:8000", True)
+    assert dict(tap.head(head)) == {"x-a": "3", "x-b": "1"}
+    assert [hook.heads for hook in hooks] == [[head]] * 3
+    assert house.recorder.failed == ["Hook"]
+
+
+async def test_hooks_see_how_far_a_response_has_come(house: Any) -> None:
+    """Counts and usage are from the beginning; metadata goes with the last piece alone."""
+    hook = Hook(metadata={"envoy.lb": {"cost": 10.0}})
+    _, tap = await under_way(house, hook, reader=Reader())
+    tap.head(ResponseHead(200, EVENTS))
+    house.step = 0.0
+    assert tap.body(b"", False) == (b"", {})
+    house.now = 100.0
+    assert tap.body(b"abc", False) == (b"abc", {})
+    house.now = 101.0
+    assert tap.body(b"de", False) == (b"de", {})
+    house.now = 102.0
+    assert tap.body(b"", True) == (b"", {"envoy.lb": {"cost": 10.0}})
+    assert hook.progress == [
+        ResponseProgress(100.0, 3, Usage(5, 3), is_first=True),
+        ResponseProgress(101.0, 5, Usage(5, 5)),
+        ResponseProgress(102.0, 5, Usage(5, 5), is_last=True),
+    ]
+    assert house.recorder.gaps == [1.0]
+
+
+async def test_metadata_of_several_hooks_is_merged(house: Any) -> None:
+    """Namespace by namespace; the later one wins."""
+    first = Hook(metadata={"envoy.lb": {"a": 1.0, "b": 1.0}, "other": {"x": "y"}})
+    second = Hook(metadata={"envoy.lb": {"b": 2.0}})
+    _, tap = await under_way(house, first, Hook(), second)
+    assert tap.body(b"x", True)[1] == {"envoy.lb": {"a": 1.0, "b": 2.0}, "other": {"x": "y"}}
+
+
+async def test_the_outcome_says_how_the_response_went(house: Any) -> None:
+    """Times are from the arrival of the request; the usage is what the response said last."""
+    house.step = 0.0
+    exchange, tap = await under_way(house, reader=Reader())
+    house.now = 10.0
+    tap.head(ResponseHead(200, EVENTS))
+    house.now = 12.0
+    tap.body(b"abc", False)
+    house.now = 15.0
+    tap.body(b"de", True)
+    exchange.finish(FinishCause.COMPLETED, 200)
+    (outcome,) = house.recorder.outcomes
+    assert outcome.usage == Usage(5, 5)
+    response = outcome.response
+    assert (response.is_streaming, response.num_bytes, response.ttft_seconds) == (True, 5, 12.0)
+    assert house.recorder.gaps == [3.0]
+
+
+async def test_a_response_that_is_no_stream_has_no_gaps(house: Any) -> None:
+    """Its pieces are an accident of the transport."""
+    exchange, tap = await under_way(house)
+    tap.head(ResponseHead(200, JSON))
+    tap.body(b"abc", False)
+    tap.body(b"de", True)
+    exchange.finish(FinishCause.COMPLETED, 200)
+    assert house.recorder.gaps == []
+    assert house.recorder.outcomes[0].response.is_streaming is False
+    assert house.recorder.outcomes[0].usage is None
+
+
+async def test_a_response_whose_body_is_not_shown_says_nothing(house: Any) -> None:
+    """Its reader is not even made."""
+    reader = Reader()
+    hook = Hook()
+    exchange, tap = await under_way(house, hook, reader=reader)
+    tap.head(ResponseHead(200, JSON))
+    assert tap.end() == b""
+    exchange.finish(FinishCause.COMPLETED, 200)
+    outcome = house.recorder.outcomes[0]
+    assert (outcome.response, outcome.usage, hook.progress) == (None, None, [])
+
+
+@pytest.mark.parametrize("headers", [JSON, EVENTS, {"content-type": "application/problem+json"}])
+async def test_the_models_name_is_given_back(house: Any, headers: Mapping[str, str]) -> None:
+    """However the body is cut; the rest of it comes with the last piece."""
+    _, tap = await under_way(house, headers=RENAMING)
+    tap.head(ResponseHead(200, headers))
+    pieces = (b'data: {"model":"ser', b'ved"}\n', b'{"mod')
+    out = [tap.body(piece, False)[0] for piece in pieces]
+    out.append(tap.body(b"", True)[0])
+    assert out == [b"data: {", b'"model":"asked"}\n', b"{", b'"mod']
+
+
+async def test_what_is_held_back_comes_with_trailers_as_well(house: Any) -> None:
+    """Once."""
+    _, tap = await under_way(house, headers=RENAMING)
+    tap.head(ResponseHead(200, JSON))
+    assert tap.body(b'{"model":"served', False) == (b"{", {})
+    assert (tap.end(), tap.end()) == (b'"model":"served', b"")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {**JSON, "content-encoding": "gzip"},
+        {"content-type": "text/plain"},
+        {"content-type": "application/octet-stream"},
+        {},
+    ],
+)
+async def test_bodies_of_other_kinds_pass_unchanged(house: Any, headers: Mapping[str, str]) -> None:
+    """Compressed ones too, whatever their bytes look like."""
+    _, tap = await under_way(house, headers=RENAMING)
+    tap.head(ResponseHead(200, headers))
+    piece = b'{"model":"served"}{"mod'
+    assert tap.body(piece, False)[0] == piece
+
+
+async def test_a_compressed_body_is_not_read(house: Any) -> None:
+    """There is nothing in it to be understood."""
+    reader = Reader()
+    _, tap = await under_way(house, reader=reader)
+    tap.head(ResponseHead(200, {**JSON, "content-encoding": "br"}))
+    tap.body(b"x", True)
+    assert reader.fed == []
+
+
+async def test_a_request_that_was_not_renamed_is_left_alone(house: Any) -> None:
+    """Though its response may name a model as the header would have."""
+    _, tap = await under_way(house)
+    tap.head(ResponseHead(200, JSON))
+    assert tap.body(b'{"model":"served"}', True)[0] == b'{"model":"served"}'
+
+
+async def test_pieces_after_the_last_one_pass_unseen(house: Any) -> None:
+    """A proxy that says twice that it is done does not count twice."""
+    hook = Hook()
+    _, tap = await under_way(house, hook, headers=RENAMING)
+    tap.head(ResponseHead(200, JSON))
+    tap.body(b"a", True)
+    assert tap.body(b"b", True) == (b"b", {})
+    assert len(hook.progress) == 1
+
+
+@pytest.mark.parametrize("reader", [Reader(ValueError("odd")), ValueError("none")])
+async def test_a_reader_that_breaks_is_reported_once(
+    house: Any, reader: Reader | Exception
+) -> None:
+    """The response goes on, its usage is unknown, and the other reader's hooks are still told."""
+    hook = Hook()
+    exchange, tap = await under_way(house, hook, reader=reader)
+    tap.head(ResponseHead(200, JSON))
+    assert [tap.body(b"x", False)[0] for _ in range(3)] == [b"x"] * 3
+    exchange.finish(FinishCause.COMPLETED, 200)
+    assert len(house.recorder.failed) == 1
+    assert len(hook.progress) == 3
+    assert hook.ends[0][2] is None
+
+
+async def test_a_hook_that_breaks_is_not_asked_about_the_response_again(house: Any) -> None:
+    """The others are; the end is told to all of them."""
+    broken, sound = Hook(error=ValueError("odd")), Hook(metadata={"n": {"k": 1.0}})
+    exchange, tap = await under_way(house, broken, sound)
+    tap.body(b"x", False)
+    assert tap.body(b"y", True) == (b"y", {"n": {"k": 1.0}})
+    exchange.finish(FinishCause.COMPLETED, 200)
+    assert (len(broken.progress), len(sound.progress)) == (1, 2)
+    assert (len(broken.ends), len(sound.ends)) == (1, 1)
+    assert house.recorder.failed == ["Hook", "Hook"]
+    assert house.inflight.total == 0
+    assert len(house.recorder.outcomes) == 1
+
+
+@pytest.mark.parametrize("cause", list(FinishCause))
+async def test_hooks_are_told_of_the_end_once_whatever_ended_it(
+    house: Any, cause: FinishCause
+) -> None:
+    """With the decision, the cause and what the response had said by then."""
+    hook = Hook()
+    exchange, tap = await under_way(house, hook, reader=Reader())
+    tap.head(ResponseHead(200, JSON))
+    tap.body(b"abc", False)
+    exchange.finish(cause, 200)
+    exchange.finish(FinishCause.COMPLETED, 200)
+    ((flight, told, usage, now),) = hook.ends
+    assert (told, usage) == (cause, Usage(5, 3))
+    assert flight.result.endpoints[0].name == "pod-1"
+    assert now == house.now
+
+
+async def test_hooks_that_were_told_of_a_request_are_told_that_it_did_not_leave(
+    house: Any,
+) -> None:
+    """One of them refused it; the others hold something of it."""
+
+    class Refuses:
+        def pre_request(self, request: object, result: object, attributes: object) -> None:
+            raise ValueError("odd")
+
+    hook = Hook()
+    house.use(hooks=[Refuses()], request_ends=(hook,))
+    await house.refusal(RawRequest(HEADERS, BODY))
+    assert [cause for _, cause, _, _ in hook.ends] == [FinishCause.REFUSED]
+
+
+async def test_hooks_are_not_told_of_the_end_of_what_they_never_saw(house: Any) -> None:
+    """Neither a refused request nor one without a body was anything to them."""
+    hook = Hook()
+    house.use(request_ends=(hook,))
+    await house.refusal(RawRequest(HEADERS, b"{"))
+    exchange, _ = await house.route(RawRequest(HEADERS, None))
+    exchange.finish(FinishCause.COMPLETED)
+    assert hook.ends == []
