@@ -84,7 +84,12 @@ class RenderedTokenProducer:
     url: str
     model_name: str
     text_timeout_seconds: float
-    timeout_seconds: float
+    media_timeout_seconds: float
+
+    @property
+    def timeout_seconds(self) -> float:
+        """The longest that an answer may take."""
+        return max(self.text_timeout_seconds, self.media_timeout_seconds)
 
     @property
     def produces(self) -> tuple[DataKey[Any], ...]:
@@ -105,12 +110,11 @@ class RenderedTokenProducer:
         question = question_of(request.body, self.model_name)
         if question is None:
             return request
+        has_blocks = question.has_blocks
         answer = await self.http.post_json(
             self.url + question.path,
             question.body,
-            timeout_seconds=(
-                self.timeout_seconds if question.has_blocks else self.text_timeout_seconds
-            ),
+            timeout_seconds=self.media_timeout_seconds if has_blocks else self.text_timeout_seconds,
         )
         try:
             return _with(request, prompts_of(answer))
@@ -150,12 +154,11 @@ def _create(
     vllm = parameters.vllm or VllmParameters()
     if not vllm.url.startswith(("http://", "https://")):
         raise ValueError(f"vllm.url must begin with http:// or https://, got '{vllm.url}'")
-    timeouts = parse_duration(vllm.timeout), parse_duration(vllm.mm_timeout)
-    if min(timeouts) <= 0:
+    text, media = parse_duration(vllm.timeout), parse_duration(vllm.mm_timeout)
+    if min(text, media) <= 0:
         raise ValueError("vllm.timeout and vllm.mmTimeout must be positive")
-    return RenderedTokenProducer(
-        services.http, vllm.url.rstrip("/"), parameters.model_name, *timeouts
-    )
+    url = vllm.url.rstrip("/")
+    return RenderedTokenProducer(services.http, url, parameters.model_name, text, media)
 
 
 PLUGIN = PluginType(

@@ -1,115 +1,205 @@
-"""token-producer: prompts become pseudo-tokens that share what prompts share."""
+"""token-producer: prompts become tokens, estimated or asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from struct import pack
 from typing import Any
 
+import msgspec
 import pytest
-import xxhash
 
 from picker.framework.attributes import Attributes
-from picker.plugins.producers.token_producer import TokenProducer
-from picker.types import Api, InferenceRequest
+from picker.framework.interfaces import AsyncDataProducer, DataProducer, ProducesData
+from picker.framework.services import HttpError, Services
+from picker.plugins.producers.token_producer import PLUGIN, TOKENIZED_PROMPT
+from picker.types import Api, InferenceRequest, MultiModalFeature, ParsedBody
 
-Prompts = Callable[[Api, dict[str, Any] | None], tuple[bytes, ...]]
-
-
-@pytest.fixture
-def prompts(request_for: Callable[..., InferenceRequest]) -> Prompts:
-    def produce(api: Api, payload: dict[str, Any] | None) -> tuple[bytes, ...]:
-        request = request_for(api, payload)
-        return TokenProducer().produce(request, [], Attributes()).prompts
-
-    return produce
+RequestFor = Callable[..., InferenceRequest]
+HELLO = pack("<3I", 1819043176, 1870078063, 6581362)
+IMAGE = {"type": "image_url", "image_url": {"url": "http://x/i.png"}}
 
 
-def test_text_is_packed_four_bytes_a_token(prompts: Prompts) -> None:
+class Server:
+    """An `HttpClient` with one answer; remembers what it was asked."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, Any, float]] = []
+
+    async def post_json(
+        self,
+        url: str,
+        body: Any,
+        *,
+        timeout_seconds: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """The answer, or the error that it is."""
+        self.asked.append((url, body, timeout_seconds))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def make(server: Server | None = None, **parameters: Any) -> object:
+    """A producer with parameters as the configuration writes them."""
+    decoded = msgspec.convert(parameters, PLUGIN.parameters)
+    return PLUGIN.make("mine", decoded, Services(server or Server()))
+
+
+def estimated(request: InferenceRequest, **parameters: Any) -> InferenceRequest:
+    """The request after an estimating producer."""
+    producer = make(**parameters)
+    assert isinstance(producer, DataProducer)
+    return producer.produce(request, [], Attributes())
+
+
+async def asked(request: InferenceRequest, server: Server, **vllm: Any) -> InferenceRequest:
+    """The request after a producer that asks `server`."""
+    producer = make(server, modelName="real", vllm={"url": "http://render:8000/", **vllm})
+    assert isinstance(producer, AsyncDataProducer)
+    return await producer.look_up(request, [], Attributes())
+
+
+@pytest.mark.parametrize("parameters", [{}, {"estimate": {}}, {"modelName": "m"}])
+def test_it_produces_the_tokenized_prompt_whatever_its_name(parameters: dict[str, Any]) -> None:
+    """The prompt travels in the request, so consumers need not know the instance."""
+    producer = make(**parameters)
+    assert isinstance(producer, ProducesData)
+    assert producer.produces == (TOKENIZED_PROMPT,)
+    assert PLUGIN.default_for == ("TokenizedPrompt",)
+    assert PLUGIN.deprecated_aliases == ("tokenizer",)
+
+
+def test_text_is_packed_four_bytes_a_token(request_for: RequestFor) -> None:
     """Little endian, zero-padded: `hello world` is [1819043176, 1870078063, 6581362]."""
-    packed = pack("<3I", 1819043176, 1870078063, 6581362)
-    assert prompts(Api.COMPLETIONS, {"prompt": "hello world"}) == (packed,)
+    request = estimated(request_for(Api.COMPLETIONS, {"prompt": "hello world"}))
+    assert (request.prompts, request.features) == ((HELLO,), ((),))
 
 
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [
-        (["one", "two!!"], (b"one\0", b"two!!\0\0\0")),
-        ([1, 2, 4294967295], (pack("<3I", 1, 2, 4294967295),)),
-        ([[1], [2, 3]], (pack("<I", 1), pack("<2I", 2, 3))),
-        ([], ()),
-        ("", ()),
-        (None, ()),
-        ([True, 5], ()),
-        ([-1], ()),
-        ([{"a": 1}], ()),
-    ],
-)
-def test_a_completion_has_a_prompt_for_each_string_or_token_list(
-    prompts: Prompts, prompt: object, expected: tuple[bytes, ...]
-) -> None:
-    """Token ids pass through; what is neither is no prompt."""
-    assert prompts(Api.COMPLETIONS, {"prompt": prompt}) == expected
-    assert prompts(Api.EMBEDDINGS, {"input": prompt}) == expected
+def test_each_prompt_has_its_features(request_for: RequestFor) -> None:
+    """None of its own is an empty tuple, so both can be walked side by side."""
+    request = estimated(request_for(Api.COMPLETIONS, {"prompt": ["a", "b"]}))
+    assert (request.prompts, request.features) == ((b"a\0\0\0", b"b\0\0\0"), ((), ()))
+    chat = {"messages": [{"role": "user", "content": [IMAGE]}]}
+    ((feature,),) = estimated(request_for(Api.CHAT_COMPLETIONS, chat)).features
+    assert (feature.modality, feature.offset, feature.length) == ("image", 1, 225)
 
 
-def test_a_chat_is_tools_then_roles_and_contents(prompts: Prompts) -> None:
-    """No separators, keys of tools sorted, tool calls ignored."""
-    payload = {
-        "tools": [{"type": "function", "function": {"name": "f"}}],
-        "messages": [
-            {"role": "system", "content": "Be kind."},
-            {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "odd"}]},
-            {"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]},
-        ],
+def test_the_estimate_can_be_tuned(request_for: RequestFor) -> None:
+    """By the names of the configuration, and by the headers of the request."""
+    video = {"type": "video_url", "video_url": {"url": "http://x/v"}}
+    chat = {"messages": [{"role": "user", "content": [IMAGE, video]}]}
+    body = ParsedBody(Api.CHAT_COMPLETIONS, "m", payload=chat)
+    request = InferenceRequest("r", {"x-llm-d-video-duration-seconds": "1"}, body, "m", "m")
+    estimate = {
+        "image": {"mode": "static", "static": {"staticToken": 10}},
+        "video": {"frames": {"sampled": {"sampleFPS": 1}}},
     }
-    tools = b'[{"function":{"name":"f"},"type":"function"}]'
-    (prompt,) = prompts(Api.CHAT_COMPLETIONS, payload)
-    assert prompt.rstrip(b"\0") == tools + b"systemBe kind.userHiassistant"
-    assert len(prompt) % 4 == 0
+    (features,) = estimated(request, estimate=estimate).features
+    assert [feature.length for feature in features] == [10, 225]
 
 
-def test_a_longer_chat_begins_with_the_shorter_one(prompts: Prompts) -> None:
-    """That is what a prefix cache lives on."""
-    first = [{"role": "user", "content": "a" * 400}]
-    (short,) = prompts(Api.CHAT_COMPLETIONS, {"messages": first})
-    more = [*first, {"role": "assistant", "content": "b"}]
-    (long,) = prompts(Api.CHAT_COMPLETIONS, {"messages": more})
-    assert long.startswith(short.rstrip(b"\0"))
+def test_tokens_of_the_body_are_taken_as_they_are() -> None:
+    """With the items that the body places among them."""
+    feature = MultiModalFeature("image", "h", 0, 1)
+    body = ParsedBody(Api.GENERATE, prompts=(b"abcd",), features=((feature,),), can_rewrite=False)
+    request = estimated(InferenceRequest("r", {}, body, "", ""))
+    assert (request.prompts, request.features) == ((b"abcd",), ((feature,),))
+    bare = ParsedBody(Api.COMPLETIONS, payload={"prompt": [1]}, prompts=(b"abcd", b"efgh"))
+    request = estimated(InferenceRequest("r", {}, bare, "", ""))
+    assert (request.prompts, request.features) == ((b"abcd", b"efgh"), ((), ()))
+
+
+def test_what_has_no_prompt_stays_as_it_is(request_for: RequestFor) -> None:
+    """Raw bodies, images, and requests that come with tokens."""
+    for request in (
+        request_for(Api.RAW, None),
+        request_for(Api.IMAGES, {"prompt": "a cat"}),
+        request_for(Api.CHAT_COMPLETIONS, {"messages": "nonsense"}),
+        request_for(Api.COMPLETIONS, {"prompt": "x"}, prompts=(b"abcd",)),
+    ):
+        assert estimated(request) is request
+
+
+async def test_a_server_is_asked_for_the_tokens_of_its_model(request_for: RequestFor) -> None:
+    """With the client's body, by the client's API."""
+    server = Server([{"token_ids": [1]}, {"token_ids": [2, 3]}])
+    payload = {"model": "alias", "prompt": ["a", "b"]}
+    request = await asked(request_for(Api.COMPLETIONS, payload), server)
+    assert (request.prompts, request.features) == ((pack("<I", 1), pack("<2I", 2, 3)), ((), ()))
+    body = {"model": "real", "prompt": ["a", "b"]}
+    assert server.asked == [("http://render:8000/v1/completions/render", body, 5.0)]
 
 
 @pytest.mark.parametrize(
-    ("block", "content", "count"),
+    ("content", "vllm", "seconds"),
     [
-        ({"type": "image_url", "image_url": {"url": "http://x/i.png"}}, b"http://x/i.png", 225),
-        ({"type": "video_url", "video_url": {"url": "http://x/v"}}, b"http://x/v", 4500),
-        ({"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}}, b"QUJDwav", 2),
+        ("hi", {}, 5.0),
+        ([{"type": "text", "text": "hi"}], {}, 30.0),
+        ("hi", {"timeout": "1500ms"}, 1.5),
+        ([IMAGE], {"mmTimeout": "1m"}, 60.0),
     ],
 )
-def test_media_are_tokens_made_from_their_content(
-    prompts: Prompts, block: dict[str, Any], content: bytes, count: int
+async def test_a_chat_with_blocks_has_more_time(
+    request_for: RequestFor, content: Any, vllm: dict[str, str], seconds: float
 ) -> None:
-    """Aligned to a token, as many as the medium is estimated to take."""
-    message = {"role": "user", "content": [{"type": "text", "text": "s"}, block]}
-    (prompt,) = prompts(Api.CHAT_COMPLETIONS, {"messages": [message]})
-    token = pack("<I", xxhash.xxh64_intdigest(content) & 0xFFFFFFFF)
-    assert prompt == b"users\0\0\0" + token * count
+    """As a server may have to fetch and look at media."""
+    server = Server({"token_ids": [1]})
+    chat = {"messages": [{"role": "user", "content": content}]}
+    request = await asked(request_for(Api.CHAT_COMPLETIONS, chat), server, **vllm)
+    assert request.prompts == (pack("<I", 1),)
+    assert server.asked[0][::2] == ("http://render:8000/v1/chat/completions/render", seconds)
 
 
-def test_responses_and_conversations_are_their_json(prompts: Prompts) -> None:
-    """Instructions, tools and input in this order, those that are there."""
-    (prompt,) = prompts(Api.RESPONSES, {"input": "hi", "instructions": "x", "model": "m"})
-    assert prompt.rstrip(b"\0") == b'[{"instructions":"x"},{"input":"hi"}]'
-    (prompt,) = prompts(Api.CONVERSATIONS, {"items": [1]})
-    assert prompt == b"[1]\0"
+async def test_nothing_is_asked_about_tokens_that_are_there(request_for: RequestFor) -> None:
+    """Nor about APIs that are not rendered."""
+    server = Server()
+    body = ParsedBody(Api.GENERATE, prompts=(b"abcd",))
+    generate = await asked(InferenceRequest("r", {}, body, "", ""), server)
+    assert generate.prompts == (b"abcd",)
+    for request in (
+        request_for(Api.COMPLETIONS, {"prompt": "x"}, prompts=(b"abcd",)),
+        request_for(Api.EMBEDDINGS, {"input": "x"}),
+        request_for(Api.RAW, None),
+    ):
+        assert await asked(request, server) is request
+    assert server.asked == []
 
 
-def test_what_has_no_prompt_stays_as_it_is(
-    prompts: Prompts, request_for: Callable[..., InferenceRequest]
-) -> None:
-    """Raw bodies, images, and requests that come with tokens."""
-    assert prompts(Api.RAW, None) == ()
-    assert prompts(Api.IMAGES, {"prompt": "a cat"}) == ()
-    assert prompts(Api.CHAT_COMPLETIONS, {"messages": "nonsense"}) == ()
-    request = request_for(Api.COMPLETIONS, {"prompt": "x"}, prompts=(b"abcd",))
-    assert TokenProducer().produce(request, [], Attributes()) is request
+@pytest.mark.parametrize("answer", [HttpError("gone"), [], {}, "x", {"token_ids": []}])
+async def test_a_server_that_fails_makes_no_tokens(request_for: RequestFor, answer: Any) -> None:
+    """The error is the caller's to log; the request has no tokens then."""
+    request = request_for(Api.COMPLETIONS, {"prompt": "x"})
+    with pytest.raises(HttpError):
+        await asked(request, Server(answer))
+
+
+def test_the_longest_wait_is_what_the_caller_is_told() -> None:
+    """It cuts the looking-up off by itself."""
+    producer = make(modelName="m", vllm={"mmTimeout": "45s"})
+    assert isinstance(producer, AsyncDataProducer)
+    assert producer.timeout_seconds == 45.0
+    longer = make(modelName="m", vllm={"timeout": "2m"})
+    assert isinstance(longer, AsyncDataProducer)
+    assert longer.timeout_seconds == 120.0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"vllm": {}}, "needs modelName"),
+        ({"vllm": {}, "estimate": {}, "modelName": "m"}, "estimate excludes"),
+        ({"estimate": {}, "modelName": "m"}, "estimate excludes"),
+        ({"udsTokenizerConfig": {"socketFile": "/x"}, "modelName": "m"}, "use vllm.url"),
+        ({"vllm": {"url": "render:8000"}, "modelName": "m"}, "vllm.url must begin"),
+        ({"vllm": {"timeout": "5"}, "modelName": "m"}, "no duration"),
+        ({"vllm": {"mmTimeout": "0s"}, "modelName": "m"}, "must be positive"),
+        ({"estimate": {"image": {"dynamic": {"factor": 0}}}}, "image.dynamic.factor"),
+    ],
+)
+def test_parameters_that_cannot_work_are_refused(parameters: dict[str, Any], message: str) -> None:
+    """With the way out, where there is one."""
+    with pytest.raises(ValueError, match=message):
+        make(**parameters)

@@ -1,0 +1,122 @@
+"""Anthropic's Messages as OpenAI's chat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from picker.tokenization.anthropic_chat import chat_of
+
+TEXT = {"type": "text", "text": "hi"}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}}
+IMAGE_URL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}}
+
+
+def messages_of(role: str, content: Any) -> list[dict[str, Any]]:
+    """What one message becomes."""
+    messages = chat_of({"messages": [{"role": role, "content": content}]})["messages"]
+    assert isinstance(messages, list)
+    return messages
+
+
+def test_the_system_comes_first_and_tools_are_functions() -> None:
+    """Options of a tool are kept where there are any."""
+    schema = {"type": "object"}
+    payload = {
+        "system": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [
+            {"name": "t", "input_schema": schema},
+            {"name": "u", "description": "d", "strict": False, "defer_loading": True},
+        ],
+    }
+    assert chat_of(payload) == {
+        "messages": [{"role": "system", "content": "ab"}, {"role": "user", "content": "hi"}],
+        "tools": [
+            {"type": "function", "function": {"name": "t", "parameters": schema}},
+            {
+                "type": "function",
+                "function": {
+                    "name": "u",
+                    "parameters": None,
+                    "description": "d",
+                    "strict": False,
+                    "defer_loading": True,
+                },
+            },
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("hi", "hi"),
+        (None, None),
+        ([TEXT], "hi"),
+        ([TEXT, TEXT], [TEXT, TEXT]),
+        ([IMAGE], [IMAGE_URL]),
+        ([TEXT, IMAGE], [TEXT, IMAGE_URL]),
+        ([{"type": "text", "text": "hi", "cache_control": {}}, {"type": "text", "text": ""}], "hi"),
+        ([{"type": "odd"}, TEXT], "hi"),
+        (
+            [{"type": "image", "source": {"data": "QUJD"}}],
+            [{"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,QUJD"}}],
+        ),
+        (
+            [{"type": "image", "source": {"type": "url", "url": "http://x"}}],
+            [{"type": "image_url", "image_url": {"url": "http://x"}}],
+        ),
+        ([{"type": "image"}, TEXT], "hi"),
+    ],
+)
+def test_texts_and_images(content: Any, expected: Any) -> None:
+    """A lone text stands without a block around it."""
+    assert messages_of("user", content) == [{"role": "user", "content": expected}]
+
+
+def test_thoughts_and_uses_of_tools() -> None:
+    """Arguments are written as Python writes JSON, with spaces and escapes."""
+    content = [
+        {"type": "thinking", "thinking": "h", "signature": "s"},
+        {"type": "thinking", "thinking": "m"},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "tool_use", "id": "i", "name": "n", "input": {"b": "é", "a": [1, 2]}},
+        {"type": "tool_use", "id": "j", "name": "o"},
+    ]
+    assert messages_of("assistant", content) == [
+        {
+            "role": "assistant",
+            "reasoning": "hm",
+            "tool_calls": [
+                {
+                    "id": "i",
+                    "type": "function",
+                    "function": {"name": "n", "arguments": '{"b": "\\u00e9", "a": [1, 2]}'},
+                },
+                {"id": "j", "type": "function", "function": {"name": "o", "arguments": "{}"}},
+            ],
+        }
+    ]
+
+
+def test_results_of_tools_go_ahead_of_the_users_message() -> None:
+    """Their images stay with the user's message, as the role `tool` has texts only."""
+    result = {"type": "tool_result", "tool_use_id": "i", "content": [TEXT, IMAGE, TEXT]}
+    assert messages_of("user", [TEXT, result]) == [
+        {"role": "tool", "tool_call_id": "i", "content": "hi\nhi"},
+        {"role": "user", "content": [TEXT, IMAGE_URL]},
+    ]
+    assert messages_of("user", [{"type": "tool_result", "tool_use_id": "i", "content": "r"}]) == [
+        {"role": "tool", "tool_call_id": "i", "content": "r"}
+    ]
+    assert messages_of("assistant", [{"type": "tool_result", "content": "r"}]) == [
+        {"role": "assistant", "content": "Tool result: r"}
+    ]
+
+
+def test_a_message_of_which_nothing_is_left_is_left_out() -> None:
+    """As vLLM leaves it out."""
+    assert messages_of("user", []) == []
+    assert messages_of("user", [{"type": "odd"}]) == []

@@ -1,0 +1,47 @@
+"""JSON values as text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picker.tokenization.json_text import json_text, string
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text('ab<é"\n'),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc"), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(values)
+def test_the_text_is_the_value_again(value: object) -> None:
+    """Whatever the size of its integers."""
+    assert json.loads(json_text(value)) == value
+
+
+def test_the_order_of_members_does_not_matter() -> None:
+    """At any depth; no space is between them."""
+    assert json_text({"b": [{"d": 1, "c": 2}], "a": "é<"}) == '{"a":"é<","b":[{"c":2,"d":1}]}'
+    assert json_text({"b": 10**30, "a": 1}) == '{"a":1,"b":1000000000000000000000000000000}'
+
+
+def test_what_is_nested_too_deeply_is_no_text() -> None:
+    """Nothing is raised."""
+    value: list[object] = []
+    for _ in range(100_000):
+        value = [value]
+    assert json_text(value) == ""
+
+
+@pytest.mark.parametrize(("value", "expected"), [("a", "a"), (1, ""), (None, ""), ([], "")])
+def test_what_is_no_string_is_empty(value: object, expected: str) -> None:
+    """So that members of wrong types add nothing."""
+    assert string(value) == expected
