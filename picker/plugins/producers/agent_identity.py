@@ -1,0 +1,74 @@
+"""agent-identity: all turns of an agent's session are one flow.
+
+    identity = first non-empty of additionalSessionHeaders, x-claude-code-session-id,
+               x-session-affinity, session-id, session_id
+
+It becomes the fairness id of a request that names none, before admission. As a finding it is there
+for other plugins whatever the fairness id is, e.g. for session affinity with a source
+`{attribute: agent-identity}`. Without such a header nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.findings import agent_identity_key
+from picker.framework.registry import Parameters, PluginType, Stability
+from picker.types import Candidate, InferenceRequest
+
+# Claude Code, OpenCode, Codex, and older Codex.
+_AGENT_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "session-id", "session_id")
+_FAIRNESS_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+
+
+class AgentIdentityParameters(Parameters, frozen=True):
+    """`parameters` of an agent-identity."""
+
+    additional_session_headers: tuple[str, ...] = ()
+
+
+class AgentIdentity:
+    """Reads the headers that agents send. Stateless."""
+
+    def __init__(self, name: str, parameters: AgentIdentityParameters) -> None:
+        """Raises `ValueError` for a header without a name."""
+        extra = [header.strip().lower() for header in parameters.additional_session_headers]
+        if not all(extra):
+            raise ValueError("additionalSessionHeaders must not hold an empty name")
+        self._headers = (*extra, *_AGENT_HEADERS)
+        self._key = agent_identity_key(name)
+
+    @property
+    def produces(self) -> tuple[DataKey[Any], ...]:
+        """The identity under this instance's name."""
+        return (self._key,)
+
+    def process(self, request: InferenceRequest) -> InferenceRequest:
+        """The request with the identity as its fairness id, unless a header names one."""
+        if any(request.headers.get(header) for header in _FAIRNESS_HEADERS):
+            return request
+        identity = self._identity(request)
+        return replace(request, fairness_id=identity) if identity else request
+
+    def produce(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> InferenceRequest:
+        """Write the identity, if there is one."""
+        if identity := self._identity(request):
+            attributes.put(self._key, identity)
+        return request
+
+    def _identity(self, request: InferenceRequest) -> str:
+        values = (request.headers.get(header, "").strip() for header in self._headers)
+        return next(filter(None, values), "")
+
+
+PLUGIN = PluginType(
+    "agent-identity",
+    AgentIdentityParameters,
+    lambda name, parameters, _services: AgentIdentity(name, parameters),
+    stability=Stability.ALPHA,
+)

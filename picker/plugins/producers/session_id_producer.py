@@ -1,0 +1,78 @@
+"""session-id-producer: find out which session a request belongs to.
+
+    session = headers[headerName]     or     the cookie called cookieName
+
+Exactly one of the two parameters is needed. Blanks around the value do not count; an empty value is
+no session, and then nothing is written. The session affinity plugins read the finding with a
+source `{attribute: SessionID}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.findings import session_id_key
+from picker.framework.registry import Parameters, PluginType
+from picker.types import Candidate, InferenceRequest
+
+_COOKIES = "cookie"
+
+
+class SessionIdProducerParameters(Parameters, frozen=True):
+    """`parameters` of a session-id-producer."""
+
+    header_name: str = ""
+    cookie_name: str = ""
+
+
+class SessionIdProducer:
+    """Reads one header or one cookie. Stateless."""
+
+    def __init__(self, name: str, parameters: SessionIdProducerParameters) -> None:
+        """Raises `ValueError` unless exactly one source is named."""
+        self._header = parameters.header_name.strip().lower()
+        self._cookie = parameters.cookie_name.strip()
+        if bool(self._header) == bool(self._cookie):
+            raise ValueError("exactly one of headerName and cookieName is needed")
+        self._key = session_id_key(name)
+
+    @property
+    def produces(self) -> tuple[DataKey[Any], ...]:
+        """The session's id under this instance's name."""
+        return (self._key,)
+
+    def produce(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> InferenceRequest:
+        """Write the session's id, if there is one."""
+        if self._header:
+            session = request.headers.get(self._header, "").strip()
+        else:
+            session = cookie(request.headers.get(_COOKIES, ""), self._cookie)
+        if session:
+            attributes.put(self._key, session)
+        return request
+
+
+def cookie(header: str, name: str) -> str:
+    """The value of the first cookie of that name in a `cookie` header, "" without one.
+
+    Names are case-sensitive; quotes around a value are not part of it (RFC 6265, section 4.1.1).
+    What is no cookie is passed over.
+    """
+    for pair in header.split(";"):
+        key, equals, value = pair.partition("=")
+        if equals and key.strip() == name:
+            value = value.strip()
+            is_quoted = len(value) > 1 and value[0] == value[-1] == '"'
+            return value[1:-1] if is_quoted else value
+    return ""
+
+
+PLUGIN = PluginType(
+    "session-id-producer",
+    SessionIdProducerParameters,
+    lambda name, parameters, _services: SessionIdProducer(name, parameters),
+)

@@ -1,0 +1,80 @@
+"""agent-identity: an agent's session is a flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from picker.framework.attributes import Attributes
+from picker.framework.findings import agent_identity_key
+from picker.framework.interfaces import DataProducer, RequestProcessor
+from picker.plugins.producers.agent_identity import PLUGIN
+from picker.types import InferenceRequest
+
+CLAUDE, OPENCODE, CODEX, OLD_CODEX = (
+    "x-claude-code-session-id",
+    "x-session-affinity",
+    "session-id",
+    "session_id",
+)
+
+
+@pytest.mark.parametrize(
+    ("extra", "headers", "expected"),
+    [
+        ([], {CLAUDE: "a"}, "a"),
+        ([], {OPENCODE: "a"}, "a"),
+        ([], {CODEX: "a"}, "a"),
+        ([], {OLD_CODEX: "a"}, "a"),
+        ([], {OLD_CODEX: "d", CODEX: "c", OPENCODE: "b", CLAUDE: "a"}, "a"),
+        ([], {OLD_CODEX: "d", CODEX: "c", CLAUDE: "  "}, "c"),
+        (["X-Mine", "x-other"], {CLAUDE: "a", "x-other": "o"}, "o"),
+        (["X-Mine", "x-other"], {"x-mine": " m ", "x-other": "o"}, "m"),
+        (["x-mine"], {"x-mine": "", CLAUDE: "a"}, "a"),
+        ([], {"x-session-id": "s"}, None),
+        ([], {}, None),
+    ],
+)
+def test_the_first_header_with_a_value_is_the_identity(
+    configured: Callable[..., Any],
+    request_for: Callable[..., InferenceRequest],
+    extra: list[str],
+    headers: dict[str, str],
+    expected: str | None,
+) -> None:
+    """Additional ones come first; it is the fairness id and a finding."""
+    plugin = configured(PLUGIN, {"additionalSessionHeaders": extra}, "mine")
+    assert isinstance(plugin, RequestProcessor)
+    assert isinstance(plugin, DataProducer)
+    request = replace(request_for(), headers=headers)
+    assert plugin.process(request).fairness_id == (expected or "default-flow")
+    attributes = Attributes()
+    assert plugin.produce(request, [], attributes) is request
+    assert attributes.get(agent_identity_key("mine")) == expected
+    assert plugin.produces == (agent_identity_key("mine"),)
+
+
+@pytest.mark.parametrize(
+    "header", ["x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"]
+)
+def test_a_fairness_header_is_left_to_itself(
+    configured: Callable[..., Any], request_for: Callable[..., InferenceRequest], header: str
+) -> None:
+    """By either name; the finding is made all the same, and an empty one is none."""
+    plugin = configured(PLUGIN)
+    named = replace(request_for(), headers={header: "user-123", CLAUDE: "session-abc"})
+    assert plugin.process(named) is named
+    attributes = Attributes()
+    plugin.produce(named, [], attributes)
+    assert attributes.get(agent_identity_key()) == "session-abc"
+    empty = replace(request_for(), headers={header: "", CLAUDE: "session-abc"})
+    assert plugin.process(empty).fairness_id == "session-abc"
+
+
+def test_an_empty_header_name_is_refused(configured: Callable[..., Any]) -> None:
+    """By the parameter's name."""
+    with pytest.raises(ValueError, match="additionalSessionHeaders"):
+        configured(PLUGIN, {"additionalSessionHeaders": ["x", " "]})

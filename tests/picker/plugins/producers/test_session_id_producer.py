@@ -1,0 +1,64 @@
+"""session-id-producer: a header or a cookie names the session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from picker.framework.attributes import Attributes
+from picker.framework.findings import session_id_key
+from picker.framework.interfaces import DataProducer, ProducesData
+from picker.plugins.producers.session_id_producer import PLUGIN
+from picker.types import InferenceRequest
+
+
+@pytest.mark.parametrize(
+    ("parameters", "headers", "expected"),
+    [
+        ({"headerName": "X-Session"}, {"x-session": " abc "}, "abc"),
+        ({"headerName": "x-session"}, {"x-session": ""}, None),
+        ({"headerName": "x-session"}, {"x-session": "  "}, None),
+        ({"headerName": "x-session"}, {"x-other": "abc"}, None),
+        ({"headerName": "x-session"}, {"cookie": "x-session=abc"}, None),
+        ({"cookieName": "sid"}, {"cookie": "sid=abc"}, "abc"),
+        ({"cookieName": "sid"}, {"cookie": "a=b; sid=abc; sid=second"}, "abc"),
+        ({"cookieName": "sid"}, {"cookie": 'sid="quoted value"'}, "quoted value"),
+        ({"cookieName": "sid"}, {"cookie": "sid=a=b"}, "a=b"),
+        ({"cookieName": "sid"}, {"cookie": "SID=abc"}, None),
+        ({"cookieName": "sid"}, {"cookie": "xsid=abc;sid"}, None),
+        ({"cookieName": "sid"}, {"cookie": "sid="}, None),
+        ({"cookieName": "sid"}, {"cookie": 'sid="'}, '"'),
+        ({"cookieName": "sid"}, {"cookie": ";;=;sid = abc ;"}, "abc"),
+        ({"cookieName": "sid"}, {}, None),
+        ({"cookieName": "sid"}, {"sid": "abc"}, None),
+    ],
+)
+def test_the_session_is_read_from_its_one_source(
+    configured: Callable[..., Any],
+    request_for: Callable[..., InferenceRequest],
+    parameters: dict[str, str],
+    headers: dict[str, str],
+    expected: str | None,
+) -> None:
+    """Nothing is written without a value; the request stays as it is."""
+    producer = configured(PLUGIN, parameters, "mine")
+    assert isinstance(producer, DataProducer)
+    assert isinstance(producer, ProducesData)
+    assert producer.produces == (session_id_key("mine"),)
+    request, attributes = replace(request_for(), headers=headers), Attributes()
+    assert producer.produce(request, [], attributes) is request
+    assert attributes.get(session_id_key("mine")) == expected
+
+
+@pytest.mark.parametrize(
+    "parameters", [{}, {"headerName": "a", "cookieName": "b"}, {"headerName": " "}]
+)
+def test_exactly_one_source_is_needed(
+    configured: Callable[..., Any], parameters: dict[str, str]
+) -> None:
+    """So an instance that is made without parameters is refused."""
+    with pytest.raises(ValueError, match="headerName and cookieName"):
+        configured(PLUGIN, parameters)

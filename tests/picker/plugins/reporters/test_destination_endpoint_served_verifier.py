@@ -1,0 +1,39 @@
+"""destination-endpoint-served-verifier: who has served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from picker.framework.interfaces import Flight, ResponseHeadHook
+from picker.plugins.reporters.destination_endpoint_served_verifier import PLUGIN
+from picker.types import ResponseHead
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (ResponseHead(200, {}, "10.0.0.1:3000", True), "10.0.0.1:3000"),
+        (ResponseHead(503, {}, "[fd00::1]:3000", True), "[fd00::1]:3000"),
+        (
+            ResponseHead(200, {}, None, True),
+            "fail: missing destination endpoint served metadata",
+        ),
+        (
+            ResponseHead(200, {}, "", True),
+            "fail: missing destination endpoint served metadata",
+        ),
+        (ResponseHead(200), "fail: missing envoy lb metadata"),
+        (ResponseHead(None), "fail: missing envoy lb metadata"),
+    ],
+)
+def test_every_response_says_who_has_served(
+    configured: Callable[..., Any], flight: Flight, head: ResponseHead, expected: str
+) -> None:
+    """Or what the proxy left out."""
+    plugin = configured(PLUGIN)
+    assert isinstance(plugin, ResponseHeadHook)
+    answer = plugin.response_head(flight, head)
+    assert answer == {"x-conformance-test-served-endpoint": expected}
