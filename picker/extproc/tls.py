@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 CERTIFICATE_FILE, KEY_FILE = "tls.crt", "tls.key"
 WATCH_STEP_MS = 50
 WATCH_DEBOUNCE_MS = 200  # the two files of a pair are rarely replaced in one moment
-RECHECK_MS = 5000  # finds what a file system without change events hides
+RECHECK_MS = 500  # finds what a file system without change events, or a race at start, hides
 
 MIN_VERSIONS: Mapping[str, ssl.TLSVersion] = MappingProxyType(
     {"VersionTLS12": ssl.TLSVersion.TLSv1_2, "VersionTLS13": ssl.TLSVersion.TLSv1_3}
@@ -104,9 +104,9 @@ class CertificateFolder:
 
     def load(self) -> TlsMaterial:
         """The pair that is there now. Raises `ConfigError` when it cannot be read or used."""
-        material = TlsMaterial(
-            private_key=self._read(KEY_FILE), certificate_chain=self._read(CERTIFICATE_FILE)
-        )
+        material = TlsMaterial(self._read(KEY_FILE), self._read(CERTIFICATE_FILE))
+        if material == self._last:
+            return material
         try:
             _show(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), material)
         except OSError as error:  # ssl.SSLError is one
