@@ -85,9 +85,14 @@ class Datastore:
 
     def use(self, observers: Iterable[EndpointObserver], describers: Iterable[Describe]) -> None:
         """Go on with the plugins of another configuration; what is known of endpoints stays."""
-        self._observers, self._describers = tuple(observers), tuple(describers)
+        before, self._describers = self._describers, tuple(describers)
+        self._observers = tuple(observers)
         for key, candidate in self._candidates.items():
-            self._candidates[key] = self._described(candidate, candidate.endpoint)
+            endpoint = candidate.endpoint
+            gone = frozenset(name for describe in before for name in describe(endpoint))
+            kept = {name: value for name, value in candidate.attributes.items() if name not in gone}
+            stripped = replace(candidate, attributes=MappingProxyType(kept))
+            self._candidates[key] = self._described(stripped, endpoint)
         self._changed()
 
     def snapshot(self) -> Snapshot:

@@ -104,3 +104,62 @@ def test_news_of_endpoints_that_left_are_ignored() -> None:
     store.mark_stale("default/ghost")
     assert store.snapshot().candidates == ()
     assert store.get("default/ghost") is None
+
+
+def test_what_was_known_last_outlives_what_is_known() -> None:
+    """Whoever wants old numbers rather than none finds them."""
+    store = Datastore()
+    store.set_endpoints([endpoint("a")])
+    store.update_metrics("default/a", EndpointMetrics(waiting_requests=4))
+    store.mark_stale("default/a")
+    (candidate,) = store.snapshot().candidates
+    assert candidate.metrics is None
+    assert candidate.last_metrics == EndpointMetrics(waiting_requests=4)
+
+
+def test_attributes_are_added_replaced_and_dropped_by_name() -> None:
+    """Earlier snapshots keep theirs; saying the same again changes nothing."""
+    store = Datastore()
+    store.set_endpoints([endpoint("a")])
+    store.set_attributes("default/a", {"x/p": 1, "y/p": 2})
+    store.update_metrics("default/a", EndpointMetrics(), {"x/p": 3})
+    before = store.snapshot()
+    store.set_attributes("default/a", {"y/p": 2})
+    assert store.snapshot() is before
+    store.drop_attributes("default/a", ["x/p", "unknown"])
+    assert before.candidates[0].attributes == {"x/p": 3, "y/p": 2}
+    assert store.snapshot().candidates[0].attributes == {"y/p": 2}
+    after = store.snapshot()
+    store.drop_attributes("default/a", ["x/p"])
+    store.set_attributes("default/ghost", {"x/p": 1})
+    store.drop_attributes("default/ghost", ["x/p"])
+    assert store.snapshot() is after
+
+
+def test_attributes_that_follow_from_an_endpoint_are_there_from_the_start() -> None:
+    """They change with its labels, and with the configuration."""
+    store = Datastore([], [lambda one: {"Role/d": one.labels.get("role", "")}])
+    store.set_endpoints([endpoint("a", role="decode")])
+    store.set_attributes("default/a", {"x/p": 1})
+    assert store.snapshot().candidates[0].attributes == {"Role/d": "decode", "x/p": 1}
+    store.set_endpoints([endpoint("a", role="prefill")])
+    assert store.snapshot().candidates[0].attributes == {"Role/d": "prefill", "x/p": 1}
+    observer = Forgetful()
+    store.use([observer], [lambda one: {"Name/d": one.name}])
+    assert store.snapshot().candidates[0].attributes == {"Name/d": "a", "x/p": 1}
+    store.set_endpoints([])
+    assert observer.forgotten == ["default/a"]
+
+
+def test_listeners_hear_of_updates_until_they_do_not_listen() -> None:
+    """Where an endpoint's metrics are may change while it stays."""
+    store = Datastore()
+    heard: list[EndpointChanges] = []
+    store.subscribe(heard.append)
+    store.set_endpoints([endpoint("a")])
+    moved = Endpoint("a", "10.0.0.1", 8000, metrics_host_port="10.0.0.9:1")
+    assert not store.set_endpoints([moved])
+    assert [change.updated for change in heard] == [(), (moved,)]
+    store.unsubscribe(heard.append)
+    store.set_endpoints([])
+    assert len(heard) == 2
