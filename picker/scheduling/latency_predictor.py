@@ -1,0 +1,196 @@
+"""What is exchanged with a latency predictor: settings, rows of features, answers, samples.
+
+The predictor is two servers, kept apart so that learning does not slow answers down:
+
+    POST <prediction>/predict/bulk/strict        {"requests": [row, …]}
+                                                 → {"predictions": [{"ttft_ms", "tpot_ms"}, …]}
+    POST <training>/add_training_data_bulk       {"entries": [row + actual latencies, …]} → 202
+
+All pure; asking is the producer's part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from typing import Any
+
+PREDICT_PATH = "/predict/bulk/strict"
+TRAIN_PATH = "/add_training_data_bulk"
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorSettings:
+    """Where the servers are and how they are asked.
+
+    Without `prediction_urls` nothing is predicted, without `training_url` nothing is learned.
+    """
+
+    prediction_urls: tuple[str, ...] = ()
+    training_url: str | None = None
+    max_samples: int = 1000
+    flush_interval_seconds: float = 1.0
+    timeout_seconds: float = 10.0
+    max_rows: int = 100
+
+
+def predictor_settings(
+    prediction_urls: str, training_url: str, environment: Mapping[str, str]
+) -> PredictorSettings:
+    """Settings of a configuration, each else from the environment variables of the reference.
+
+    `prediction_urls` is a comma list. Raises `ValueError` for what cannot be understood.
+    """
+    prediction = prediction_urls or environment.get("PREDICTION_SERVER_URL", "")
+    training = training_url or environment.get("TRAINING_SERVER_URL", "")
+    urls = tuple(_url(text.strip()) for text in prediction.split(",") if text.strip())
+    return PredictorSettings(
+        prediction_urls=urls,
+        training_url=_url(training.strip()) if training.strip() else None,
+        max_samples=int(_positive(environment, "LATENCY_MAX_SAMPLE_SIZE", 1000)),
+        flush_interval_seconds=_positive(environment, "LATENCY_FLUSH_INTERVAL_SEC", 1.0),
+        timeout_seconds=_positive(environment, "LATENCY_HTTP_TIMEOUT_SEC", 10.0),
+        max_rows=int(_positive(environment, "LATENCY_MAX_BULK_SIZE", 100)),
+    )
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise ValueError(f"'{text}' is no URL of a latency predictor: http:// or https:// first")
+    return text.rstrip("/")
+
+
+def _positive(environment: Mapping[str, str], name: str, default: float) -> float:
+    text = environment.get(name, "")
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and (value >= 1 or (value > 0 and name.endswith("_SEC")))):
+        raise ValueError(f"{name} must be a positive number, got '{text}'")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """One request at one endpoint, as the predictor's models see it; names are the wire's.
+
+    `num_request_running` is what this picker has under way there, `kv_cache_percentage` within 0..1
+    all the same.
+    """
+
+    kv_cache_percentage: float
+    input_token_length: int
+    num_request_waiting: int
+    num_request_running: int
+    prefix_cache_score: float
+    num_tokens_generated: int = 1
+    encoder_input_size: float = 0.0
+    encoder_matched_size: float = 0.0
+    pod_type: str = ""
+    prefill_tokens_in_flight: int = 0
+    decode_tokens_in_flight: int = 0
+
+    def row(self) -> dict[str, Any]:
+        """The JSON object."""
+        return {name: getattr(self, name) for name in _FEATURES}
+
+
+_FEATURES = tuple(field.name for field in fields(Features))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a request really saw; 0 stands for "not measured" on the wire, None here."""
+
+    features: Features
+    taken_at_seconds: float
+    ttft_ms: float | None
+    tpot_ms: float | None
+    num_tokens_generated: int
+
+    def entry(self, now_seconds: float, unix_seconds: float) -> dict[str, Any]:
+        """The JSON object; the times are the same moment on the two clocks."""
+        taken = datetime.fromtimestamp(unix_seconds - (now_seconds - self.taken_at_seconds), UTC)
+        return self.features.row() | {
+            "num_tokens_generated": self.num_tokens_generated,
+            "actual_ttft_ms": self.ttft_ms or 0.0,
+            "actual_tpot_ms": self.tpot_ms or 0.0,
+            "timestamp": taken.isoformat(timespec="milliseconds"),
+        }
+
+
+class Measurement:
+    """One request under way: what was known when it left, and the times of its response.
+
+    Owned by the producer that made it; `features` is None when nothing was known.
+    """
+
+    __slots__ = ("__weakref__", "failed", "features", "first", "key", "last", "tpot_objective_ms")
+
+    def __init__(
+        self, key: str, features: Features | None, tpot_objective_ms: float | None
+    ) -> None:
+        self.key = key
+        self.features = features
+        self.tpot_objective_ms = tpot_objective_ms
+        self.first: float | None = None
+        self.last: float | None = None
+        self.failed = False
+
+    def whole(self, features: Features, begun: float, now_seconds: float, generated: int) -> Sample:
+        """The time to the end; `begun` is when the request came, `generated` its tokens."""
+        took_ms = _ms(now_seconds - begun)
+        return Sample(features, now_seconds, took_ms, None, max(1, generated))
+
+    def streamed(
+        self, features: Features, begun: float, now_seconds: float, generated: int
+    ) -> Sample | None:
+        """The time to the first piece, and per token after it; None when no piece was seen."""
+        if self.first is None:
+            return None
+        tpot_ms = None
+        if self.last is not None and generated > 1:
+            tpot_ms = _ms((self.last - self.first) / (generated - 1))
+        ttft_ms = _ms(self.first - begun)
+        return Sample(features, now_seconds, ttft_ms, tpot_ms, max(1, generated))
+
+
+def _ms(seconds: float) -> float:
+    return max(0.0, seconds * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Milliseconds, finite and not negative."""
+
+    ttft_ms: float
+    tpot_ms: float
+
+
+def read_predictions(answer: Any, expected: int) -> tuple[Predicted | None, ...]:
+    """The predictions in the order of the rows, None for one that is unusable.
+
+    Raises `ValueError` when the answer is not about `expected` rows.
+    """
+    found = answer.get("predictions") if isinstance(answer, Mapping) else None
+    if not isinstance(found, list) or len(found) != expected:
+        raise ValueError(f"the answer does not hold {expected} predictions")
+    return tuple(_predicted(one) for one in found)
+
+
+def _predicted(value: Any) -> Predicted | None:
+    if not isinstance(value, Mapping):
+        return None
+    ttft_ms, tpot_ms = _milliseconds(value.get("ttft_ms")), _milliseconds(value.get("tpot_ms"))
+    return None if ttft_ms is None or tpot_ms is None else Predicted(ttft_ms, tpot_ms)
+
+
+def _milliseconds(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value < 1e15 else None

@@ -1,0 +1,419 @@
+"""predicted-latency-producer: what a server predicts, and what it is taught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from picker.framework.attributes import Attributes
+from picker.framework.findings import (
+    EncoderMatch,
+    EndpointLoad,
+    InFlightLoad,
+    LatencyPrediction,
+    encoder_matches_key,
+    inflight_load_key,
+    latency_predictions_key,
+)
+from picker.framework.interfaces import (
+    AsyncDataProducer,
+    BackgroundFlush,
+    DataProducer,
+    EndpointObserver,
+    Flight,
+    PreRequest,
+    RequestEndHook,
+    ResponseHeadHook,
+    ResponseProgressHook,
+)
+from picker.framework.services import HttpError, Services
+from picker.plugins.producers.predicted_latency_producer import (
+    PLUGIN,
+    PredictedLatencyParameters,
+    PredictedLatencyProducer,
+)
+from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.types import (
+    Candidate,
+    FinishCause,
+    InferenceRequest,
+    ProfileResult,
+    ResponseHead,
+    ResponseProgress,
+    SchedulingResult,
+    ScoredEndpoint,
+    Usage,
+)
+
+ENVIRONMENT = {
+    "PREDICTION_SERVER_URL": "http://p1,http://p2",
+    "TRAINING_SERVER_URL": "http://t",
+    "LATENCY_MAX_BULK_SIZE": "2",
+    "LATENCY_MAX_SAMPLE_SIZE": "3",
+}
+NAME = "predicted-latency-producer"
+
+
+@dataclass
+class _Predictor:
+    """Both servers: predicts 100 ms and 10 ms times the row's number, or fails."""
+
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+    failing: bool = False
+    answer: Any = None
+
+    async def post_json(
+        self,
+        url: str,
+        body: Any,
+        *,
+        timeout_seconds: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        assert 0 < timeout_seconds <= 10
+        self.asked.append((url, body))
+        if self.failing:
+            raise HttpError("no")
+        if "entries" in body:
+            return None
+        if self.answer is not None:
+            return self.answer
+        rows = range(1, len(body["requests"]) + 1)
+        return {"predictions": [{"ttft_ms": 100.0 * n, "tpot_ms": 10.0 * n} for n in rows]}
+
+
+@pytest.fixture
+def predictor() -> _Predictor:
+    return _Predictor()
+
+
+@pytest.fixture
+def make(predictor: _Predictor) -> Callable[..., PredictedLatencyProducer]:
+    def build(
+        environment: Mapping[str, str] = ENVIRONMENT, **parameters: Any
+    ) -> PredictedLatencyProducer:
+        plugin = PLUGIN.make(
+            NAME, PredictedLatencyParameters(**parameters), Services(predictor, environment)
+        )
+        assert isinstance(plugin, PredictedLatencyProducer)
+        return plugin
+
+    return build
+
+
+@pytest.fixture
+def asking(request_for: Callable[..., InferenceRequest]) -> InferenceRequest:
+    """A request of 100 tokens for 150 ms and 12 ms, received at 10 s."""
+    headers = {"x-llm-d-slo-ttft-ms": "150", "x-llm-d-slo-tpot-ms": "12"}
+    request = request_for(prompts=(bytes(400),), received_at_seconds=10.0)
+    return replace(request, headers=headers)
+
+
+async def _look_up(
+    producer: PredictedLatencyProducer, request: InferenceRequest, *candidates: Candidate
+) -> Attributes:
+    attributes = Attributes()
+    assert await producer.look_up(request, candidates, attributes) is request
+    return attributes
+
+
+def _leave(
+    producer: PredictedLatencyProducer,
+    request: InferenceRequest,
+    candidate: Candidate,
+    attributes: Attributes,
+) -> Flight:
+    profile = ProfileResult((ScoredEndpoint(candidate, 1.0),))
+    result = SchedulingResult((candidate.endpoint,), "default", {"default": profile})
+    producer.pre_request(request, result, attributes)
+    return Flight(request, result, attributes)
+
+
+def _answer(producer: PredictedLatencyProducer, flight: Flight, tokens: int = 5) -> None:
+    """Head, first piece after 0.2 s, last after 1 s, end."""
+    producer.response_head(flight, ResponseHead(200))
+    producer.response_progress(flight, ResponseProgress(10.2, 10, is_first=True))
+    producer.response_progress(flight, ResponseProgress(11.0, 90, is_last=True))
+    producer.request_ended(flight, FinishCause.COMPLETED, Usage(100, tokens, 100 + tokens), 11.5)
+
+
+def test_it_fulfils_the_contracts_it_needs(
+    make: Callable[..., PredictedLatencyProducer],
+) -> None:
+    """It asks, measures, and flushes; it is no synchronous producer."""
+    plugin = make()
+    for contract in (
+        AsyncDataProducer,
+        PreRequest,
+        ResponseHeadHook,
+        ResponseProgressHook,
+        RequestEndHook,
+        EndpointObserver,
+        BackgroundFlush,
+    ):
+        assert isinstance(plugin, contract)
+    assert not isinstance(plugin, DataProducer)
+    assert plugin.flush_interval_seconds == 1.0
+    assert latency_predictions_key() in plugin.produces
+    assert inflight_load_key() in plugin.consumes
+    assert encoder_matches_key() not in plugin.consumes
+    assert encoder_matches_key() in make(use_encoder_cache_features=True).consumes
+
+
+async def test_each_known_endpoint_gets_a_row(
+    make: Callable[..., PredictedLatencyProducer],
+    predictor: _Predictor,
+    asking: InferenceRequest,
+    candidate: Callable[..., Candidate],
+) -> None:
+    """With everything that is known of it; unknown load is not asked about."""
+    producer = make(endpoint_role_label="role", use_encoder_cache_features=True)
+    attributes = Attributes()
+    loads = {"default/a": EndpointLoad(3, 70), "default/b": EndpointLoad(1, 30)}
+    attributes.put(inflight_load_key(), InFlightLoad(loads, {}))
+    match = PrefixCacheMatchInfo(4, 64, {"default/a": 1})
+    attributes.put(match_info_key("approx-prefix-cache-producer"), match)
+    attributes.put(encoder_matches_key(), EncoderMatch(4.0, {"default/b": 2.0}))
+    a = candidate("a", kv_cache_usage=0.5, waiting_requests=2)
+    b = candidate("b")
+    b = replace(b, endpoint=replace(b.endpoint, labels={"role": "decode"}))
+    await producer.look_up(asking, [a, candidate("c", known=False), b], attributes)
+    [(url, body)] = predictor.asked
+    assert url == "http://p1/predict/bulk/strict"
+    first, second = body["requests"]
+    assert first == {
+        "kv_cache_percentage": 0.5,
+        "input_token_length": 100,
+        "num_request_waiting": 2,
+        "num_request_running": 3,
+        "num_tokens_generated": 1,
+        "prefix_cache_score": 0.25,
+        "encoder_input_size": 4.0,
+        "encoder_matched_size": 0.0,
+        "pod_type": "",
+        "prefill_tokens_in_flight": 70,
+        "decode_tokens_in_flight": 0,
+    }
+    assert second["pod_type"] == "decode"
+    assert second["encoder_matched_size"] == 2.0
+    assert (second["prefill_tokens_in_flight"], second["decode_tokens_in_flight"]) == (0, 30)
+    predictions = attributes.get(latency_predictions_key())
+    assert predictions is not None
+    assert set(predictions) == {"default/a", "default/b"}
+    assert predictions["default/a"].dispatched == 3
+
+
+async def test_predictions_are_held_against_the_objectives(
+    make: Callable[..., PredictedLatencyProducer],
+    asking: InferenceRequest,
+    candidate: Callable[..., Candidate],
+) -> None:
+    """TPOT counts in streaming mode only."""
+    pool = [candidate("a"), candidate("b")]
+    whole = (await _look_up(make(), asking, *pool)).get(latency_predictions_key())
+    assert whole == {
+        "default/a": LatencyPrediction(100.0, 10.0, 50.0, 0.0, True),
+        "default/b": LatencyPrediction(200.0, 20.0, -50.0, 0.0, False),
+    }
+    producer = make(streaming_mode=True, slo_buffer_factor=0.5)
+    streamed = (await _look_up(producer, asking, *pool)).get(latency_predictions_key())
+    assert streamed == {
+        "default/a": LatencyPrediction(100.0, 10.0, 50.0, -4.0, False),
+        "default/b": LatencyPrediction(200.0, 20.0, -50.0, -14.0, False),
+    }
+
+
+async def test_nothing_meets_an_objective_that_is_not_named(
+    make: Callable[..., PredictedLatencyProducer],
+    asking: InferenceRequest,
+    candidate: Callable[..., Candidate],
+) -> None:
+    """It is 0."""
+    found = await _look_up(make(), replace(asking, headers={}), candidate("a"))
+    predictions = found.get(latency_predictions_key())
+    assert predictions == {"default/a": LatencyPrediction(100.0, 10.0, -100.0, 0.0, False)}
+
+
+async def test_a_stricter_request_under_way_tightens_the_objective(
+    make: Callable[..., PredictedLatencyProducer],
+    asking: InferenceRequest,
+    candidate: Callable[..., Candidate],
+) -> None:
+    """Until it ends, or vanishes, or its endpoint leaves."""
+    producer = make(streaming_mode=True)
+    strict = replace(asking, headers={**asking.headers, "x-llm-d-slo-tpot-ms": "11"})
+
+    async def headroom() -> float:
+        found = (await _look_up(producer, asking, candidate("a"))).get(latency_predictions_key())
+        assert found is not None
+        return found["default/a"].tpot_headroom_ms
+
+    assert await headroom() == 2.0
+    flight: Flight | None = _leave(producer, strict, candidate("a"), Attributes())
+    assert await headroom() == 1.0
+    assert flight is not None
+    _answer(producer, flight)
+    assert await headroom() == 2.0
+    flight = _leave(producer, strict, candidate("a"), Attributes())
+    assert await headroom() == 1.0
+    flight = None
+    assert await headroom() == 2.0
+    flight = _leave(producer, strict, candidate("a"), Attributes())
+    producer.endpoint_removed("default/a")
+    assert await headroom() == 2.0
+
+
+async def test_servers_are_asked_in_turn_and_in_batches(
+    make: Callable[..., PredictedLatencyProducer],
+    predictor: _Predictor,
+    asking: InferenceRequest,
+    candidate: Callable[..., Candidate],
+) -> None:
+    """One server a request, as many rows at once as it takes."""
+    producer = make()
+    found = await _look_up(producer, asking, *(candidate(name) for name in "abc"))
+    predictions = found.get(latency_predictions_key())
+    assert predictions is not None
+    assert [predictions[f"default/{name}"].ttft_ms for name in "abc"] == [100.0, 200.0, 100.0]
+    await _look_up(producer, asking, candidate("a"))
+    urls = [url.partition("/predict")[0] for url, _ in predictor.asked]
+    assert urls == ["http://p1", "http://p1", "http://p2"]
+
+
+@pytest.mark.parametrize(
+    ("failing", "answer"), [(True, None), (False, {"predictions": []}), (False, ["?"])]
+)
+async def test_a_server_that_fails_predicts_nothing(
+    make: Callable[..., PredictedLatencyProducer],
+    predictor: _Predictor,
+    asking: InferenceRequest,
+    candidate: Callable[..., Candidate],
+    caplog: pytest.LogCaptureFixture,
+    failing: bool,
+    answer: Any,
+) -> None:
+    """And says so once, until it answers again."""
+    producer = make()
+    predictor.failing, predictor.answer = failing, answer
+    for _ in range(2):
+        found = await _look_up(producer, asking, candidate("a"))
+        assert found.get(latency_predictions_key()) is None
+    predictor.failing, predictor.answer = False, None
+    found = await _look_up(producer, asking, candidate("a"))
+    assert found.get(latency_predictions_key()) is not None
+    assert ["fail from now on" in text for text in caplog.messages] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("environment", "parameters"),
+    [
+        ({}, {}),
+        ({"TRAINING_SERVER_URL": "http://t"}, {}),
+        (ENVIRONMENT, {"predict_in_produce": False}),
+    ],
+)
+async def test_nobody_is_asked_unless_that_is_wanted(
+    make: Callable[..., PredictedLatencyProducer],
+    predictor: _Predictor,
+    asking: InferenceRequest,
+    candidate: Callable[..., Candidate],
+    environment: dict[str, str],
+    parameters: dict[str, Any],
+) -> None:
+    """Without a prediction server, or with `predictInProduce: false`."""
+    found = await _look_up(make(environment, **parameters), asking, candidate("a"))
+    assert found.get(latency_predictions_key()) is None
+    assert predictor.asked == []
+
+
+@pytest.mark.parametrize(
+    ("streaming", "tokens", "ttft_ms", "tpot_ms"),
+    [(True, 5, 200.0, 200.0), (True, 1, 200.0, 0.0), (False, 5, 1500.0, 0.0)],
+)
+async def test_samples_say_what_a_request_saw(
+    make: Callable[..., PredictedLatencyProducer],
+    predictor: _Predictor,
+    asking: InferenceRequest,
+    candidate: Callable[..., Candidate],
+    streaming: bool,
+    tokens: int,
+    ttft_ms: float,
+    tpot_ms: float,
+) -> None:
+    """Sent in the background, once, with the features of its endpoint."""
+    producer = make(streaming_mode=streaming)
+    endpoint = candidate("a", kv_cache_usage=0.5)
+    attributes = await _look_up(producer, asking, endpoint)
+    flight = _leave(producer, asking, endpoint, attributes)
+    _answer(producer, flight, tokens)
+    _answer(producer, flight, tokens)
+    predictor.asked.clear()
+    await producer.flush(12.0, 1_700_000_000.5)
+    [(url, body)] = predictor.asked
+    assert url == "http://t/add_training_data_bulk"
+    [entry] = body["entries"]
+    assert entry["actual_ttft_ms"] == pytest.approx(ttft_ms)
+    assert entry["actual_tpot_ms"] == pytest.approx(tpot_ms)
+    assert entry["num_tokens_generated"] == tokens
+    assert entry["kv_cache_percentage"] == 0.5
+    assert entry["timestamp"] == "2023-11-14T22:13:20.000+00:00"
+    await producer.flush(13.0, 1_700_000_001.5)
+    assert len(predictor.asked) == 1
+
+
+async def test_failed_requests_are_no_samples(
+    make: Callable[..., PredictedLatencyProducer],
+    asking: InferenceRequest,
+    candidate: Callable[..., Candidate],
+) -> None:
+    """Nor those whose endpoint nothing was known of, nor those that nobody collects."""
+    producer = make()
+    known, unknown = candidate("a"), candidate("b", known=False)
+    refused = _leave(producer, asking, known, await _look_up(producer, asking, known))
+    producer.response_head(refused, ResponseHead(503))
+    producer.request_ended(refused, FinishCause.COMPLETED, None, 11.0)
+    reset = _leave(producer, asking, known, await _look_up(producer, asking, known))
+    producer.request_ended(reset, FinishCause.RESET, None, 11.0)
+    _answer(producer, _leave(producer, asking, unknown, await _look_up(producer, asking, known)))
+    _answer(producer, Flight(asking, reset.result, Attributes()))
+    assert producer.take_training_samples() == []
+    deaf = make({"PREDICTION_SERVER_URL": "http://p1"})
+    _answer(deaf, _leave(deaf, asking, known, await _look_up(deaf, asking, known)))
+    assert deaf.take_training_samples() == []
+
+
+async def test_samples_wait_for_a_server_that_is_away(
+    make: Callable[..., PredictedLatencyProducer],
+    predictor: _Predictor,
+    asking: InferenceRequest,
+    candidate: Callable[..., Candidate],
+) -> None:
+    """The latest three of them, and go in batches of two."""
+    producer = make()
+    for index in range(5):
+        endpoint = candidate("a", waiting_requests=index)
+        attributes = await _look_up(producer, asking, endpoint)
+        _answer(producer, _leave(producer, asking, endpoint, attributes))
+        if index == 1:
+            predictor.failing = True
+            await producer.flush(12.0, 0.0)
+            predictor.failing = False
+    predictor.asked.clear()
+    await producer.flush(12.0, 1_700_000_000.0)
+    sent = [
+        [entry["num_request_waiting"] for entry in body["entries"]] for _, body in predictor.asked
+    ]
+    assert sent == [[2, 3], [4]]
+
+
+def test_settings_that_cannot_be_meant_are_refused(
+    make: Callable[..., PredictedLatencyProducer],
+) -> None:
+    """When the picker starts."""
+    with pytest.raises(ValueError, match="sloBufferFactor"):
+        make(slo_buffer_factor=0.0)
+    with pytest.raises(ValueError, match="URL"):
+        make(prediction_server_url="localhost")
