@@ -21,13 +21,17 @@ class BlockAdder(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OpenAIBlocks:
-    """`text`, `image_url`, `video_url`, `audio_url` and `input_audio`."""
+    """`text`, `image_url`, `video_url`, `audio_url` and `input_audio`.
+
+    `headers` are the request's, and so are the same for all of its videos.
+    """
 
     stream: PromptStream
     media: MediaTokens
     headers: Mapping[str, str]
+    _video_tokens: int | None = None
 
     def add(self, block: dict[str, Any]) -> None:
         """Add one block."""
@@ -41,7 +45,9 @@ class OpenAIBlocks:
         if kind == "image_url":
             self.stream.add_media("image", content, self.media.of_image_url(content))
         elif kind == "video_url":
-            self.stream.add_media("video", content, self.media.of_video(self.headers))
+            if self._video_tokens is None:
+                self._video_tokens = self.media.of_video(self.headers)
+            self.stream.add_media("video", content, self._video_tokens)
         elif kind in ("input_audio", "audio_url"):
             content += string(members.get("format"))
             self.stream.add_media("audio", content, self.media.of_sound(len(content)))
