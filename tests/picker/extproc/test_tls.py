@@ -130,7 +130,7 @@ async def test_a_client_older_than_the_least_version_is_turned_away(
         _,
         port,
     ):
-        with pytest.raises(OSError, match=r"alert|reset|version"):
+        with pytest.raises((ConnectionResetError, ssl.SSLError)):
             await handshake(port, **old)
         assert (await handshake(port))[0] == "h2"
 

@@ -1,0 +1,253 @@
+"""Random ext_proc streams against the pump: whatever arrives, it ends in order and holds nothing.
+
+Messages are valid ones in any order, valid ones that were damaged, and plain noise; directors
+decide, refuse, crash, wait or evict; taps hold back and fail; proxies leave or reset at any point.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from google.protobuf.message import DecodeError
+from hypothesis import strategies as st
+from random_taps import taps
+
+from picker.errors import Code, DropReason, RefusedError
+from picker.extproc.pump import StreamFailedError, serve_stream
+from picker.extproc.request_phase import Limits
+from picker.types import FinishCause, RawRequest, RouteDecision
+
+LIMITS = Limits(max_body_bytes=100_000, max_headers=8, max_header_bytes=2_000)
+SLACK_BYTES = 2_000_000  # what the interpreter and protobuf need beside the messages
+LIMIT_SECONDS = 60.0
+
+# What a proxy sends
+
+
+def message(**kind: Any) -> bytes:
+    """One message as the proxy sends it."""
+    return bytes(pb.ProcessingRequest(**kind).SerializeToString())
+
+
+names = st.sampled_from(
+    [":path", ":status", "status", "content-length", "x-llm-d-slo-ttft-ms", "a"]
+)
+values = st.sampled_from([b"", b"200", b"503", b"x", b"\xff"]) | st.binary(max_size=300)
+headers = st.lists(
+    st.builds(lambda name, value: {"key": name, "raw_value": value}, names, values), max_size=10
+).map(lambda pairs: {"headers": {"headers": pairs}})
+bodies = st.binary(max_size=30) | st.sampled_from([0, 62_000, 62_001, 99_000]).map(bytes)
+modes = st.sampled_from(processing_mode_pb2.ProcessingMode.BodySendMode.values())
+likely_modes = st.sampled_from([2, 4])  # BUFFERED, FULL_DUPLEX_STREAMED
+ends = st.booleans()
+begin = st.builds(
+    lambda shown, end, request, response, observes: message(
+        request_headers={**shown, "end_of_stream": end},
+        protocol_config={"request_body_mode": request, "response_body_mode": response},
+        observability_mode=observes,
+    ),
+    headers,
+    ends,
+    likely_modes | modes,
+    modes,
+    st.sampled_from([False] * 9 + [True]),
+)
+whole = st.one_of(
+    begin,
+    st.builds(
+        lambda body, end: message(request_body={"body": body, "end_of_stream": end}), bodies, ends
+    ),
+    st.just(message(request_trailers={})),
+    st.builds(
+        lambda shown, end: message(response_headers={**shown, "end_of_stream": end}), headers, ends
+    ),
+    st.builds(
+        lambda body, end: message(response_body={"body": body, "end_of_stream": end}), bodies, ends
+    ),
+    st.just(message(response_trailers={})),
+    st.just(b"\x9a\x06\x02hi"),  # a field that does not exist yet
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """A valid message with a byte changed, a part cut out, or its end missing."""
+    data = bytearray(draw(whole)[:500])
+    if not data:
+        return b""
+    at = draw(st.integers(0, len(data) - 1))
+    how = draw(st.sampled_from(["flip", "cut", "end"]))
+    if how == "flip":
+        data[at] ^= 1 << draw(st.integers(0, 7))
+    elif how == "cut":
+        del data[at : at + draw(st.integers(1, 8))]
+    else:
+        del data[at:]
+    return bytes(data)
+
+
+PATH = (
+    message(request_headers={}),
+    message(request_body={"body": b"{}", "end_of_stream": True}),
+    message(response_headers={}),
+)
+wild = st.lists(whole | whole | whole | damaged() | st.binary(max_size=40), max_size=12)
+beginnings = st.builds(lambda first, rest: [first, *rest], begin, wild)
+responses = st.builds(lambda some, rest: [*PATH[:some], *rest], st.integers(0, 3), wild)
+messages = wild | beginnings | responses
+
+
+@dataclass(frozen=True)
+class Play:
+    """One stream: what comes, how it ends, and what the director and its tap do."""
+
+    messages: list[bytes]
+    reset: bool  # instead of an orderly end
+    decision: RouteDecision | RefusedError | Exception
+    waits: bool  # the decision comes only when the proxy has sent everything
+    evict_after: int | None  # messages
+
+
+plays = st.builds(
+    Play,
+    messages,
+    st.booleans(),
+    st.builds(
+        RouteDecision,
+        st.just("10.0.0.1:8000"),
+        body=st.none() | bodies,
+        response=st.none() | taps(),
+        skip_response=st.sampled_from([False, False, True]),
+        needs_response_body=st.booleans(),
+        metadata=st.sampled_from([{}, {"envoy.lb": {"x": 1.0}}]),
+    )
+    | st.just(RefusedError(Code.RESOURCE_EXHAUSTED, "full", DropReason.SATURATED))
+    | st.just(ZeroDivisionError("a bug")),
+    st.booleans(),
+    st.none() | st.integers(0, 6),
+)
+
+# The rest of the world
+
+
+@dataclass
+class Exchange:
+    """Does what the play says; counts its ends."""
+
+    play: Play
+    routed: list[RawRequest] = field(default_factory=list)
+    causes: list[FinishCause] = field(default_factory=list)
+    sent_all: asyncio.Event = field(default_factory=asyncio.Event)
+    evict: Callable[[DropReason], None] | None = None
+
+    def begin(self) -> Exchange:
+        """There is one stream."""
+        return self
+
+    def allow_eviction(self, evict: Callable[[DropReason], None]) -> None:
+        """Remember how."""
+        self.evict = evict
+
+    async def route(self, raw: RawRequest) -> RouteDecision:
+        """Decide as the play says."""
+        self.routed.append(raw)
+        if self.play.waits:
+            await self.sent_all.wait()
+        if isinstance(self.play.decision, Exception):
+            raise self.play.decision
+        return self.play.decision
+
+    def finish(self, cause: FinishCause, *_: object) -> None:
+        """Count."""
+        self.causes.append(cause)
+
+
+async def perform(play: Play) -> tuple[Exchange, list[pb.ProcessingResponse]]:
+    """Play the proxy's part to the end; everything that the picker wrote."""
+    exchange, written, remaining = Exchange(play), [], iter(play.messages)
+    loop = asyncio.get_running_loop()
+    given = 0
+
+    async def read() -> bytes | None:
+        nonlocal given
+        if given == play.evict_after and exchange.evict is not None:
+            exchange.evict(DropReason.EVICTED)
+        given += 1
+        await asyncio.sleep(0)
+        data = next(remaining, None)
+        if data is None:
+            exchange.sent_all.set()
+            await asyncio.sleep(0)
+            if play.reset:
+                loop.call_soon(serving.cancel)
+                await asyncio.Event().wait()
+        return data
+
+    async def write(data: bytes) -> None:
+        written.append(pb.ProcessingResponse.FromString(data))
+
+    serving = asyncio.ensure_future(
+        serve_stream(read, write, exchange, limits=LIMITS, is_stopping=lambda: False)
+    )
+    async with asyncio.timeout(LIMIT_SECONDS):
+        done = await asyncio.gather(serving, return_exceptions=True)
+    assert done[0] is None or isinstance(done[0], StreamFailedError | asyncio.CancelledError), done
+    return exchange, written
+
+
+def check(play: Play) -> None:
+    """What holds of every stream."""
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    exchange, written = asyncio.run(perform(play))
+    assert len(exchange.causes) == 1
+    assert len(exchange.routed) <= 1
+    for raw in exchange.routed:
+        assert len(raw.body or b"") <= LIMITS.max_body_bytes
+    kinds = [reply.WhichOneof("response") for reply in written]
+    assert None not in kinds
+    assert kinds.count("immediate_response") <= 1
+    assert "immediate_response" not in kinds[:-1]  # nothing follows it
+    for kind in ("request_body", "response_body"):
+        assert sum(ends_stream(reply, kind) for reply in written) <= 1
+    sent = sum(map(len, play.messages))
+    held = LIMITS.max_body_bytes + len(getattr(play.decision, "body", None) or b"")
+    peak = tracemalloc.get_traced_memory()[1] - before
+    assert peak <= SLACK_BYTES + 8 * (sent + held)
+
+
+def ends_stream(reply: pb.ProcessingResponse, kind: str) -> bool:
+    """Whether a reply of that kind carries the end of the stream."""
+    if reply.WhichOneof("response") != kind:
+        return False
+    return bool(getattr(reply, kind).response.body_mutation.streamed_response.end_of_stream)
+
+
+@pytest.fixture
+def measured(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Memory is traced, and the log, which is full of the bugs of this play, is not kept."""
+    caplog.set_level(logging.CRITICAL + 1)
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+@pytest.mark.usefixtures("measured")
+def test_any_stream_ends_once_and_in_order(for_seconds: Any) -> None:
+    """No exception escapes, one finish, nothing after an answer of our own, memory bounded."""
+    for_seconds(plays, check)
+
+
+def test_damaged_messages_are_mostly_not_valid_any_more() -> None:
+    """The damage of this play is real."""
+    good = message(request_headers={"headers": {"headers": [{"key": "a", "raw_value": b"b"}]}})
+    with pytest.raises(DecodeError):
+        pb.ProcessingRequest.FromString(good[:-1])
