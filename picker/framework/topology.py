@@ -8,8 +8,9 @@ shared tier counts: whoever shares a host is near, whatever the labels say about
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
-from picker.framework.attributes import Attributes
+from picker.framework.attributes import Attributes, DataKey
 from picker.framework.findings import PEER_ENDPOINT_KEY, TOPOLOGY, Topology
 from picker.types import Candidate
 
@@ -23,6 +24,11 @@ class Tier(IntEnum):
     ZONE = 2
     RACK = 3
     HOST = 4
+
+
+def topology_findings(producer: str) -> tuple[DataKey[Any], ...]:
+    """What a plugin reads that compares candidates with the endpoint of the stage before."""
+    return (PEER_ENDPOINT_KEY, DataKey(TOPOLOGY, producer))
 
 
 def topology_of(candidate: Candidate, producer: str) -> Topology | None:

@@ -80,8 +80,10 @@ class UtilizationFilter:
         rng: Random,
     ) -> Sequence[Candidate]:
         """The candidates within all limits; see the module for those of unknown load."""
-        load = attributes.get(self._key)
-        active = [candidate for candidate in candidates if self._is_calm(candidate, load)]
+        active: Sequence[Candidate] = candidates
+        if self._max_active is not None:
+            load, limit = attributes.get(self._key), self._max_active
+            active = [one for one in candidates if _active_requests(one, load) <= limit]
         if not self._scraped:
             kept = active
         else:
@@ -90,15 +92,13 @@ class UtilizationFilter:
             kept = kept or [candidate for candidate in active if candidate.metrics is None]
         return candidates if self._fallback and not kept else kept
 
-    def _is_calm(self, candidate: Candidate, load: InFlightLoad | None) -> bool:
-        if self._max_active is None:
-            return True
-        found = None if load is None else load.by_endpoint.get(candidate.key)
-        active = max(candidate.inflight_requests, 0 if found is None else found.requests)
-        return active <= self._max_active
-
     def _is_within(self, candidate: Candidate) -> bool:
         return all(_value(candidate, one.metric) <= one.max_value for one in self._scraped)
+
+
+def _active_requests(candidate: Candidate, load: InFlightLoad | None) -> int:
+    found = None if load is None else load.by_endpoint.get(candidate.key)
+    return max(candidate.inflight_requests, 0 if found is None else found.requests)
 
 
 def _value(candidate: Candidate, metric: str) -> float:

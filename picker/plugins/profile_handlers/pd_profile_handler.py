@@ -15,8 +15,9 @@ and do nothing: what is cached is the decider's business.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from picker.framework.attributes import Attributes
+from picker.framework.attributes import Attributes, DataKey
 from picker.framework.disaggregation import (
     DECODE_PROFILE,
     DISAGGREGATION_DECISION_KEY,
@@ -69,6 +70,11 @@ class PdProfileHandler:
     def max_profiles(self) -> int | None:
         """Any number; those it does not know never run."""
         return None
+
+    @property
+    def produces(self) -> tuple[DataKey[Any], ...]:
+        """What later stages have to be near, and what was decided."""
+        return (PEER_ENDPOINT_KEY, DISAGGREGATION_DECISION_KEY)
 
     @property
     def references(self) -> Mapping[str, str]:

@@ -9,14 +9,16 @@ everybody.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from picker.framework.attributes import Attributes
+from picker.framework.attributes import Attributes, DataKey
 from picker.framework.registry import Parameters, PluginType, Stability
 from picker.framework.topology import (
     DEFAULT_TOPOLOGY_PRODUCER,
     Tier,
     peer_topology,
     shared_tier,
+    topology_findings,
     topology_of,
 )
 from picker.types import Candidate, InferenceRequest
@@ -35,6 +37,11 @@ class TopologyAffinityScorer:
 
     def __init__(self, parameters: TopologyAffinityScorerParameters) -> None:
         self._producer = parameters.topology_producer_name or DEFAULT_TOPOLOGY_PRODUCER
+
+    @property
+    def may_consume(self) -> tuple[DataKey[Any], ...]:
+        """The endpoint of the stage before, and where endpoints stand."""
+        return topology_findings(self._producer)
 
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
