@@ -6,88 +6,52 @@ Nothing else in the picker constructs collaborators.
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import logging
+import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 
 from picker.admin.pool_metrics import PoolCollector
+from picker.admin.remembered import RememberedCollector
 from picker.admin.request_metrics import RequestMetrics
 from picker.admin.server import AdminServer
-from picker.config.build import build, default_config
+from picker.config.build import Assembly, BuildOptions, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.load import LoadedConfig, load_config
+from picker.config.watch import ConfigWatch, read_config_file
 from picker.datalayer.activity import Activity, WatchedSnapshots
-from picker.datalayer.datastore import Datastore
+from picker.datalayer.datastore import Datastore, Describe
 from picker.datalayer.discovery import FileDiscovery
 from picker.datalayer.inflight import InflightLoad
 from picker.datalayer.reading import Patience
 from picker.datalayer.scrape import MIN_TICK_SECONDS, Scraper, ScrapeSettings, polled
 from picker.datalayer.sources import describers
-from picker.errors import ConfigError, PickerError
+from picker.errors import ConfigError
 from picker.extproc.health import HealthService
-from picker.extproc.server import (
-    DEFAULT_MAX_MESSAGE_BYTES,
-    GrpcServer,
-    ServerOptions,
-    TlsMaterial,
-    TlsOptions,
-    Transport,
-    build_health_server,
-    build_server,
-)
+from picker.framework.services import Services
 from picker.metrics import PickerMetrics
 from picker.plugins.discoveries.file_discovery import FileDiscoverySettings
-from picker.requestcontrol.director import Director, RequestPipeline
-from picker.requestcontrol.parsing import ParserTable
+from picker.requestcontrol.director import Director, RequestPolicies
+from picker.running.flushing import Flushes
+from picker.running.in_use import BuildContext, ConfigInUse, pipeline_of
+from picker.running.json_client import JsonClient
+from picker.running.listeners import Listeners, StartError
+from picker.running.options import Options, Ports
 
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 0.5  # no request for so long while draining: the proxies know
 DRAIN_POLL_SECONDS = 0.05
+FLUSH_SECONDS = 2.0  # for plugins to hand over what they have gathered, at the end
 
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line decides. Ports: 0 takes a free one."""
-
-    config_file: Path | None = None
-    config_text: str | None = None
-    endpoints_file: Path | None = None
-    pool_name: str = "default"
-    bind_address: str = "0.0.0.0"
-    grpc_port: int = 9002
-    grpc_health_port: int = 9003
-    metrics_bind_address: str = "127.0.0.1"
-    metrics_port: int = 9090
-    refresh_metrics_interval_seconds: float = 0.05
-    metrics_staleness_threshold_seconds: float = 2.0
-    drain_timeout_seconds: float = 30.0
-    secure_serving: bool = False
-    cert_path: Path | None = None
-    grpc_max_recv_msg_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
-    health_checking: bool = False
-    grpc_transport: Transport = Transport.H2
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """Where a started picker listens."""
-
-    grpc: int
-    health: int
-    metrics: int
-
-
-class StartError(PickerError):
-    """A picker that cannot start although its configuration is fine."""
+__all__ = ["Options", "Picker", "Ports", "StartError", "read_config", "serve"]
 
 
 class Picker:
@@ -99,20 +63,28 @@ class Picker:
         self._draining = False
         self._stopped, self._hurried = asyncio.Event(), asyncio.Event()
         self._metrics = PickerMetrics()
-        config = read_config(options)
-        self._assembly = build(config, builtin_plugins(), self._metrics, time.perf_counter)
+        self._http = JsonClient()
+        loaded, content = read_config(options)
+        self._config = ConfigInUse(loaded, self._build_context())
+        self._watch = self._config_watch(content)
+        self._flushes = Flushes(time.monotonic, time.time)
         self._inflight = InflightLoad()
-        self._datastore = Datastore(
-            self._assembly.observers, describers(self._assembly.data_layer.bindings)
-        )
+        assembly = self._config.assembly
+        self._datastore = Datastore(assembly.observers, self._describers(assembly))
         self._requests = RequestMetrics(self._metrics)
-        self._metrics.register(PoolCollector(options.pool_name, self._datastore, self._inflight))
-        self._metrics.info.labels("", version("pointsman")).set(1)
+        self._register_metrics()
         self._discovery, self._follows_file = self._file_discovery()
         self._activity = Activity(self._inflight)
         self._scraper = self._data_layer()
-        self._server, self._health_server = self._grpc_servers()
-        self._admin = AdminServer(self._metrics, self._datastore, self._inflight, self.is_ready)
+        self._director = self._make_director()
+        self._listeners = Listeners(
+            options,
+            self._director,
+            HealthService(self.is_ready),
+            AdminServer(self._metrics, self._datastore, self._inflight, self.is_ready),
+        )
+        self._use(assembly)
+        self._config.subscribe(self._use)
 
     def is_ready(self) -> bool:
         """Whether new requests should come here: endpoints are known and no drain has begun."""
@@ -129,15 +101,15 @@ class Picker:
 
         Raises `ConfigError` for an unusable endpoints file and `StartError` for a busy port.
         """
-        for warning in self._assembly.warnings:
+        for warning in self._config.assembly.warnings:
             log.warning("configuration: %s", warning)
         self._discovery.load()
         async with AsyncExitStack() as stack:
-            ports = await self._listen(stack)
+            await stack.enter_async_context(self._http)
+            ports = await self._listeners.open(stack)
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._scraper.run(), name="scraper")]
-                if self._follows_file:
-                    tasks.append(group.create_task(self._discovery.run(), name="discovery"))
+                tasks = self._start(group)
+                flushing = group.create_task(self._flushes.run(), name="flushes")
                 gc.collect()
                 gc.freeze()  # what start-up allocated stays; no later collection need look at it
                 announce(ports)
@@ -145,28 +117,21 @@ class Picker:
                 await self._drain()
                 for task in tasks:
                     task.cancel()
+                self._flushes.stop()
+                await asyncio.wait([flushing], timeout=FLUSH_SECONDS)
+                flushing.cancel()
 
-    async def _listen(self, stack: AsyncExitStack) -> Ports:
-        """Open the ports; what is open is closed with `stack`, whatever happens."""
-        options = self._options
-        stack.push_async_callback(self._admin.stop)
-        stack.push_async_callback(self._health_server.stop, 0)
-        stack.push_async_callback(self._server.stop, 0)
-        return Ports(
-            metrics=await _bound(
-                self._admin.start(options.metrics_bind_address, options.metrics_port),
-                "--metrics-port",
-                f"{options.metrics_bind_address}:{options.metrics_port}",
-            ),
-            health=await _bound(
-                self._health_server.start(),
-                "--grpc-health-port",
-                f"{options.bind_address}:{options.grpc_health_port}",
-            ),
-            grpc=await _bound(
-                self._server.start(), "--grpc-port", f"{options.bind_address}:{options.grpc_port}"
-            ),
-        )
+    def _start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """Begin everything that goes on beside the requests until the end."""
+        tasks = [group.create_task(self._scraper.run(), name="scraper")]
+        if self._follows_file:
+            tasks.append(group.create_task(self._discovery.run(), name="discovery"))
+        if self._watch is not None:
+            tasks.append(group.create_task(self._watch.run(), name="configuration"))
+        if self._listeners.follows_certificates:
+            following = self._listeners.follow_certificates()
+            tasks.append(group.create_task(following, name="certificates"))
+        return tasks
 
     async def _drain(self) -> None:
         """Say "not serving", but serve on until proxies have stopped sending or time is up.
@@ -186,11 +151,43 @@ class Picker:
                 break
             await asyncio.sleep(DRAIN_POLL_SECONDS)
         grace = 0.0 if self._hurried.is_set() else max(0.0, deadline - loop.time())
-        await self._server.stop(grace)
+        await self._listeners.close_ext_proc(grace)
+
+    # Configuration
+
+    def _build_context(self) -> BuildContext:
+        options = BuildOptions(
+            services=Services(self._http, MappingProxyType(dict(os.environ))),
+            allow_experimental=self._options.allow_experimental_plugins,
+            strict_data_scope=self._options.strict_data_scope,
+        )
+        return BuildContext(builtin_plugins(), self._metrics, options)
+
+    def _config_watch(self, content: bytes | None) -> ConfigWatch | None:
+        path = self._options.config_file
+        if path is None or content is None or not self._options.watch_config:
+            return None
+        return ConfigWatch(path, content, self._config.apply, self._metrics, time.time)
+
+    def _use(self, assembly: Assembly) -> None:
+        """Serve new requests with `assembly`."""
+        self._datastore.use(assembly.observers, self._describers(assembly))
+        self._flushes.use(assembly.flushes)
+        self._director.use(pipeline_of(assembly))
+
+    # Collaborators
+
+    def _register_metrics(self) -> None:
+        options = self._options
+        pool = PoolCollector(options.pool_name, self._datastore, self._inflight)
+        interval = options.pool_gauges_interval_seconds
+        self._metrics.register(RememberedCollector(pool, interval, time.monotonic))
+        self._metrics.info.labels("", version("pointsman")).set(1)
 
     def _file_discovery(self) -> tuple[FileDiscovery, bool]:
         """The discovery, and whether it follows changes of its file."""
-        path, configured = self._options.endpoints_file, self._assembly.data_layer.discovery
+        path = self._options.endpoints_file
+        configured = self._config.assembly.data_layer.discovery
         if path is not None and configured is not None:
             raise ConfigError(
                 "endpoints come from --endpoints-file or from dataLayer.discovery, not both"
@@ -210,43 +207,31 @@ class Picker:
         )
         return Scraper(
             self._datastore,
-            polled(self._assembly.data_layer.bindings),
+            polled(self._config.assembly.data_layer.bindings),
             self._metrics,
             settings,
             Random(),
             self._activity,
         )
 
-    def _grpc_servers(self) -> tuple[GrpcServer, GrpcServer]:
-        """The ext_proc server and the health server."""
-        options, assembly = self._options, self._assembly
-        pipeline = RequestPipeline(
-            ParserTable(assembly.parsers), assembly.scheduler, assembly.producers, assembly.hooks
+    def _make_director(self) -> Director:
+        options = self._options
+        policies = RequestPolicies(
+            emit_endpoint_scores=options.emit_endpoint_scores,
+            ignore_subset_hint=options.disable_endpoint_subset_filter,
         )
-        director = Director(
-            pipeline,
+        return Director(
+            pipeline_of(self._config.assembly),
             WatchedSnapshots(self._datastore, self._activity),
             inflight=self._inflight,
             rng=Random(),
             observer=self._requests,
+            policies=policies,
         )
-        health = HealthService(self.is_ready)
-        ext_proc = ServerOptions(
-            host=options.bind_address,
-            port=options.grpc_port,
-            tls=_tls(options),
-            max_message_bytes=options.grpc_max_recv_msg_bytes,
-            transport=options.grpc_transport,
-        )
-        server = build_server(
-            director, options=ext_proc, health=health if options.health_checking else None
-        )
-        plain = ServerOptions(
-            host=options.bind_address,
-            port=options.grpc_health_port,
-            transport=options.grpc_transport,
-        )
-        return server, build_health_server(health, options=plain)
+
+    @staticmethod
+    def _describers(assembly: Assembly) -> tuple[Describe, ...]:
+        return tuple(describers(assembly.data_layer.bindings))
 
 
 async def serve(options: Options, announce: Callable[[Ports], None]) -> None:
@@ -262,41 +247,17 @@ async def serve(options: Options, announce: Callable[[Ports], None]) -> None:
             loop.remove_signal_handler(number)
 
 
-def read_config(options: Options) -> LoadedConfig:
-    """The configuration that the options name, else the built-in one. Raises `ConfigError`."""
+def read_config(options: Options) -> tuple[LoadedConfig, bytes | None]:
+    """The configuration that the options name, else the built-in one, and what its file held.
+
+    Raises `ConfigError`.
+    """
     if options.config_file is not None and options.config_text is not None:
         raise ConfigError("--config-file and --config-text exclude each other")
     if options.config_text is not None:
-        return load_config(options.config_text.encode(), "--config-text")
+        content = options.config_text.encode(errors="surrogatepass")
+        return load_config(content, "--config-text"), None
     if options.config_file is None:
-        return default_config()
-    return load_config(_read(options.config_file, "--config-file"), str(options.config_file))
-
-
-def _read(path: Path, flag: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{flag}: cannot read {path}: {error.strerror or error}") from error
-
-
-def _tls(options: Options) -> TlsOptions | None:
-    if not options.secure_serving:
-        return None
-    if options.cert_path is None:
-        raise ConfigError("--secure-serving needs --cert-path, a folder with tls.crt and tls.key")
-    return TlsOptions(
-        TlsMaterial(
-            private_key=_read(options.cert_path / "tls.key", "--cert-path"),
-            certificate_chain=_read(options.cert_path / "tls.crt", "--cert-path"),
-        )
-    )
-
-
-async def _bound(start: Coroutine[None, None, int], flag: str, address: str) -> int:
-    try:
-        return await start
-    except OSError as error:
-        busy = error.errno == errno.EADDRINUSE or "in use" in str(error).lower()
-        reason = "the port is already in use" if busy else (error.strerror or str(error))
-        raise StartError(f"cannot listen on {address} ({flag}): {reason}") from error
+        return default_config(), None
+    content = read_config_file(options.config_file, "--config-file")
+    return load_config(content, str(options.config_file)), content

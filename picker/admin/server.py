@@ -5,6 +5,7 @@ It has no authentication, so it listens on the loopback address unless told othe
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -35,8 +36,11 @@ class AdminServer:
         self._is_ready = is_ready
         self._runner: web.AppRunner | None = None
 
-    async def start(self, host: str, port: int) -> int:
-        """Listen; returns the bound port (`port` 0 takes a free one). Raises `OSError`."""
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+        """Listen; returns the bound port (`port` 0 takes a free one). Raises `OSError`.
+
+        Without `tls` the port is plain text.
+        """
         application = web.Application()
         application.add_routes(
             [
@@ -49,7 +53,7 @@ class AdminServer:
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
         self._runner = runner
-        await web.TCPSite(runner, host, port).start()
+        await web.TCPSite(runner, host, port, ssl_context=tls).start()
         return int(runner.addresses[0][1])
 
     async def stop(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +22,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from picker.app import Options, Picker, Ports, StartError
 from picker.errors import ConfigError
+from picker.extproc.self_signed import self_signed
+from picker.running.options import MetricsTls, TlsFlags
 
 PATIENCE_SECONDS = 30.0
 PAGE = """\
@@ -104,7 +107,7 @@ def options(folder: Path, *workers: int, **changes: Any) -> Options:
     rows = [{"name": f"w{i}", "address": "127.0.0.1", "port": p} for i, p in enumerate(workers)]
     path.write_text(json.dumps({"endpoints": rows}))
     chosen = {"grpc_port": 0, "grpc_health_port": 0, "metrics_port": 0} | changes
-    return Options(endpoints_file=path, bind_address="127.0.0.1", **chosen)
+    return Options(endpoints_file=path, **{"bind_address": "127.0.0.1", **chosen})
 
 
 @asynccontextmanager
@@ -152,7 +155,7 @@ async def test_a_prompt_goes_where_its_prefix_is(fleet: Running) -> None:
     assert len(set(destinations)) == 1
     _, page = await fleet.get("/metrics")
     assert "llm_d_epp_prefix_indexer_size{" in page
-    assert 'llm_d_epp_request_total{fairness_id="",model_name="m"' in page
+    assert 'llm_d_epp_request_total{model_name="m"' in page
 
 
 async def test_a_burst_spreads_before_any_scrape_sees_it(fleet: Running) -> None:
@@ -230,13 +233,12 @@ async def test_a_busy_port_is_said_in_one_sentence(tmp_path: Path, flag: str) ->
     ("changes", "reason"),
     [
         ({"config_text": "kind: x"}, "--config-text:1:1: the key 'apiVersion' is missing"),
+        ({"config_text": "kind: x"}, "--config-text:1:1: kind: 'x' is unknown"),
         ({"config_file": Path("/nowhere/c.yaml")}, "--config-file: cannot read /nowhere/c.yaml"),
         ({"config_text": "", "config_file": Path("c")}, "exclude each other"),
-        ({"secure_serving": True}, "--secure-serving needs --cert-path"),
-        (
-            {"secure_serving": True, "cert_path": Path("/nowhere")},
-            "--cert-path: cannot read /nowhere/tls.key",
-        ),
+        ({"tls": TlsFlags(Path("/nowhere"))}, "--cert-path: cannot read /nowhere/tls.key"),
+        ({"tls": TlsFlags(min_version="SSLv3")}, "'SSLv3' is no TLS version"),
+        ({"metrics_tls": MetricsTls(Path("/nowhere"))}, "--metrics-cert-dir: cannot use /nowhere"),
     ],
 )
 async def test_options_that_cannot_work_are_refused(
@@ -269,3 +271,73 @@ async def test_endpoints_have_exactly_one_source(tmp_path: Path) -> None:
     )
     async with running(configured) as fleet:
         assert len(await fleet.endpoints()) == 1
+
+
+def with_weights(queue: int, more: str = "") -> str:
+    """A configuration whose one profile weighs queues."""
+    return (
+        "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
+        "plugins:\n- {type: prefix-cache-scorer}\n- {type: queue-scorer}\n"
+        "schedulingProfiles:\n- name: default\n  plugins:\n"
+        "  - {pluginRef: prefix-cache-scorer, weight: 3}\n"
+        f"  - {{pluginRef: queue-scorer, weight: {queue}}}\n{more}"
+    )
+
+
+async def test_a_changed_configuration_is_used_and_a_bad_one_is_not(tmp_path: Path) -> None:
+    """The prefix index survives, as its entry has not changed; metrics tell how it went."""
+    path = tmp_path / "config.yaml"
+    path.write_text(with_weights(1))
+
+    async def page_has(fleet: Running, line: str) -> bool:
+        return line in (await fleet.get("/metrics"))[1]
+
+    async with metrics_page() as one, metrics_page() as two:
+        chosen = options(tmp_path, one, two, config_file=path)
+        async with running(chosen) as fleet:
+            await until(fleet.all_scraped)
+            stream, first = await fleet.route("a long prompt " * 200)
+            stream.cancel()
+            replacement = tmp_path / "new.yaml"
+            replacement.write_text(with_weights(1) + "surprise: 1\n")
+            replacement.rename(path)
+            await until(lambda: page_has(fleet, 'config_reloads_total{result="failure"} 1'))
+            assert await page_has(fleet, "pointsman_config_last_reload_successful 0")
+            path.write_text(with_weights(1, "dataLayer: {sources: []}\n") + "# more\n")
+            await until(lambda: page_has(fleet, 'config_reloads_total{result="success"} 1'))
+            assert await page_has(fleet, "pointsman_config_last_reload_successful 1")
+            for _ in range(5):
+                stream, again = await fleet.route("a long prompt " * 200)
+                stream.cancel()
+                assert again == first
+            path.write_text(with_weights(1, "dataLayer: {injectDefaults: false}\n"))
+            await until(lambda: page_has(fleet, 'config_reloads_total{result="failure"} 2'))
+            path.write_text(with_weights(2))
+            await until(lambda: page_has(fleet, 'config_reloads_total{result="success"} 2'))
+
+
+async def test_the_http_port_can_speak_tls(tmp_path: Path) -> None:
+    """With a certificate of its own."""
+    made = self_signed()
+    (tmp_path / "tls.crt").write_bytes(made.certificate_chain)
+    (tmp_path / "tls.key").write_bytes(made.private_key)
+    chosen = options(tmp_path, metrics_tls=MetricsTls(tmp_path))
+    async with running(chosen) as fleet:
+        url = f"https://127.0.0.1:{fleet.ports.metrics}/readyz"
+        trusting = ssl.create_default_context(cadata=made.certificate_chain.decode())
+        async with fleet.http.get(url, ssl=trusting) as response:
+            assert response.status == 200
+
+
+async def test_ext_proc_can_listen_on_a_unix_socket(tmp_path: Path) -> None:
+    """Next to Envoy in a pod; health stays on TCP, where the kubelet can reach it."""
+    socket = tmp_path / "epp.sock"
+    async with running(options(tmp_path, bind_address=f"unix://{socket}")) as fleet:
+        assert fleet.ports.grpc == 0
+        assert fleet.ports.health != 0
+        async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+            stream = pb_grpc.ExternalProcessorStub(channel).Process()
+            headers = pb.HttpHeaders(end_of_stream=True)
+            headers.headers.headers.add(key=":path", raw_value=b"/v1/models")
+            await stream.write(pb.ProcessingRequest(request_headers=headers))
+            assert (await stream.read()).immediate_response.status.code == 503

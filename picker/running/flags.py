@@ -1,0 +1,320 @@
+"""The flags of the picker, named as the reference picker names them.
+
+A flag of the reference that this picker cannot honour is refused with the reason; it is never
+ignored.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from picker.config.units import duration_seconds, quantity_bytes
+from picker.config.unsupported import FLAGS, reason
+from picker.errors import ConfigError
+from picker.extproc.server import Transport
+from picker.running.options import MetricsTls, Options, TlsFlags
+
+T = TypeVar("T")
+_DEFAULTS = Options()
+# The largest message that the picker ever sends: a piece of a body and what is said about it.
+MIN_SENT_MESSAGE_BYTES = 1024 * 1024
+_ENGINE_METRICS = (
+    "--total-queued-requests-metric",
+    "--total-running-requests-metric",
+    "--kv-cache-usage-percentage-metric",
+    "--lora-info-metric",
+    "--cache-info-metric",
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All flags, in groups."""
+    parser = argparse.ArgumentParser(
+        prog="pointsman picker",
+        description="Endpoint picker: an Envoy external processor that sends each LLM request to "
+        "the right worker.",
+        allow_abbrev=False,
+    )
+    _add_configuration(parser.add_argument_group("configuration"))
+    _add_pool(parser.add_argument_group("pool"))
+    _add_ext_proc(parser.add_argument_group("ext_proc"))
+    _add_tls(parser.add_argument_group("TLS"))
+    _add_http(parser.add_argument_group("health and metrics"))
+    _add_behaviour(parser.add_argument_group("behaviour"))
+    _add_logging(parser.add_argument_group("logging and tracing"))
+    _add_refused(parser.add_argument_group("refused"))
+    return parser
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    """What the parsed flags ask for. Raises `ConfigError` for flags that contradict each other."""
+    return Options(
+        config_file=arguments.config_file,
+        config_text=arguments.config_text,
+        watch_config=arguments.watch_config,
+        allow_experimental_plugins=arguments.allow_experimental_plugins,
+        strict_data_scope=arguments.strict_data_scope,
+        endpoints_file=arguments.endpoints_file,
+        pool_name=arguments.pool_name,
+        bind_address=arguments.bind_address,
+        grpc_port=arguments.grpc_port,
+        grpc_health_port=arguments.grpc_health_port,
+        grpc_max_recv_msg_bytes=arguments.grpc_max_recv_msg_size,
+        grpc_transport=arguments.grpc_transport,
+        health_checking=arguments.health_checking,
+        tls=_tls_of(arguments),
+        metrics_bind_address=arguments.metrics_bind_address,
+        metrics_port=arguments.metrics_port,
+        metrics_tls=_metrics_tls_of(arguments),
+        pool_gauges_interval_seconds=arguments.refresh_prometheus_metrics_interval,
+        refresh_metrics_interval_seconds=arguments.refresh_metrics_interval,
+        metrics_staleness_threshold_seconds=arguments.metrics_staleness_threshold,
+        disable_endpoint_subset_filter=arguments.disable_endpoint_subset_filter,
+        emit_endpoint_scores=arguments.emit_endpoint_scores,
+        tracing=arguments.tracing,
+        drain_timeout_seconds=arguments.drain_timeout,
+    )
+
+
+def _tls_of(arguments: argparse.Namespace) -> TlsFlags | None:
+    secure = arguments.secure_serving
+    if arguments.enable_cert_reload and arguments.cert_path is None:
+        raise ConfigError("--enable-cert-reload needs --cert-path, the folder to follow")
+    if not (arguments.cert_path is not None if secure is None else secure):
+        asked = arguments.tls_min_version or arguments.tls_cipher_suites
+        if asked or arguments.enable_cert_reload:
+            raise ConfigError("flags about TLS have no effect without --secure-serving")
+        return None
+    return TlsFlags(
+        cert_path=arguments.cert_path,
+        reload=arguments.enable_cert_reload,
+        min_version=arguments.tls_min_version,
+        cipher_suites=arguments.tls_cipher_suites,
+    )
+
+
+def _metrics_tls_of(arguments: argparse.Namespace) -> MetricsTls | None:
+    if arguments.metrics_cert_dir is None:
+        if arguments.metrics_client_ca_file is not None:
+            raise ConfigError("--metrics-client-ca-file needs --metrics-cert-dir")
+        return None
+    return MetricsTls(arguments.metrics_cert_dir, arguments.metrics_client_ca_file)
+
+
+class _Group:
+    """Adds flags to a group of argparse; every flag takes `--flag value` and `--flag=value`."""
+
+    def __init__(self, group: argparse._ArgumentGroup) -> None:
+        self._group = group
+
+    def flag(
+        self, name: str, parse: Callable[[str], Any], metavar: str, text: str, default: Any
+    ) -> None:
+        """A flag with a value."""
+        self._group.add_argument(
+            name, type=_checked(parse), metavar=metavar, help=text, default=default
+        )
+
+    def switch(self, name: str, text: str, default: bool | None = False) -> None:
+        """A flag that is true without a value, as with Go's programs."""
+        self._group.add_argument(
+            name,
+            type=_checked(_truth),
+            nargs="?",
+            const=True,
+            default=default,
+            metavar="true|false",
+            help=text,
+        )
+
+    def refused(self, name: str, why: str, harmless: tuple[str, ...] = ("false",)) -> None:
+        """A flag that may only ask for what is so anyway: for one of `harmless`."""
+
+        def refuse(text: str) -> str:
+            if text.lower() not in harmless:
+                raise ConfigError(why)
+            return text
+
+        self._group.add_argument(
+            name,
+            type=_checked(refuse),
+            nargs="?",
+            const="true",
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
+
+
+def _add_configuration(arguments: argparse._ArgumentGroup) -> None:
+    group = _Group(arguments)
+    group.flag(
+        "--config-file", Path, "FILE", "EndpointPickerConfig in YAML (default: built in)", None
+    )
+    group.flag("--config-text", str, "YAML", "the same as text", None)
+    group.switch("--watch-config", "apply changes of --config-file while running", default=True)
+    group.switch("--allow-experimental-plugins", "allow plugin types that are alpha")
+    group.switch(
+        "--strict-data-scope", "keep from plugins the findings that they do not declare to read"
+    )
+
+
+def _add_pool(arguments: argparse._ArgumentGroup) -> None:
+    group = _Group(arguments)
+    text = "the pool as a YAML list of endpoints; changes apply at once"
+    group.flag("--endpoints-file", Path, "FILE", text, None)
+    text = "name of the pool in metric labels"
+    group.flag("--pool-name", str, "NAME", text, _DEFAULTS.pool_name)
+    text = "how often endpoints are scraped while requests come; at least 50ms"
+    default = _DEFAULTS.refresh_metrics_interval_seconds
+    group.flag("--refresh-metrics-interval", duration_seconds, "DURATION", text, default)
+    text = "how long failing scrapes may leave old metrics in use"
+    default = _DEFAULTS.metrics_staleness_threshold_seconds
+    group.flag("--metrics-staleness-threshold", duration_seconds, "DURATION", text, default)
+
+
+def _add_ext_proc(arguments: argparse._ArgumentGroup) -> None:
+    group = _Group(arguments)
+    text = "where ext_proc and health listen, or unix:///PATH for ext_proc (default: everywhere)"
+    group.flag("--bind-address", str, "ADDRESS", text, _DEFAULTS.bind_address)
+    group.flag("--grpc-port", _port, "PORT", "ext_proc; 0: a free port", _DEFAULTS.grpc_port)
+    text = "largest gRPC message taken, e.g. 10MiB"
+    default = _DEFAULTS.grpc_max_recv_msg_bytes
+    group.flag("--grpc-max-recv-msg-size", quantity_bytes, "SIZE", text, default)
+    text = "largest gRPC message sent; the picker sends none over 1MiB, so less is refused"
+    group.flag("--grpc-max-send-msg-size", _sent_bytes, "SIZE", text, None)
+    text = "what carries gRPC: own HTTP/2 frames, the h2 library or grpc.aio"
+    names = "|".join(transport.value for transport in Transport)
+    group.flag("--grpc-transport", _transport, names, text, _DEFAULTS.grpc_transport)
+    group.switch("--disable-endpoint-subset-filter", "ignore the proxy's choice of endpoints")
+    group.switch("--emit-endpoint-scores", "tell the proxy every candidate's score as metadata")
+
+
+def _add_tls(arguments: argparse._ArgumentGroup) -> None:
+    group = _Group(arguments)
+    text = "TLS on ext_proc; without --cert-path with a certificate made on the spot "
+    text += "(default: exactly when --cert-path is given)"
+    group.switch("--secure-serving", text, default=None)
+    group.flag("--cert-path", Path, "DIR", "folder with tls.crt and tls.key", None)
+    group.switch("--enable-cert-reload", "show new certificates as they appear in --cert-path")
+    text = "VersionTLS12 or VersionTLS13"
+    group.flag("--tls-min-version", str, "VERSION", text, "")
+    text = "names of TLS 1.2 suites, separated by commas (default: the library's)"
+    group.flag("--tls-cipher-suites", _names, "NAMES", text, ())
+
+
+def _add_http(arguments: argparse._ArgumentGroup) -> None:
+    group = _Group(arguments)
+    default: Any = _DEFAULTS.grpc_health_port
+    group.flag("--grpc-health-port", _port, "PORT", "gRPC health, plain", default)
+    group.switch("--health-checking", "answer health checks on the ext_proc port too")
+    text = "/metrics /healthz /readyz /endpoints"
+    group.flag("--metrics-port", _port, "PORT", text, _DEFAULTS.metrics_port)
+    text = "where the HTTP port listens (default: loopback only)"
+    group.flag("--metrics-bind-address", str, "ADDRESS", text, _DEFAULTS.metrics_bind_address)
+    text = "folder with tls.crt and tls.key for the HTTP port"
+    group.flag("--metrics-cert-dir", Path, "DIR", text, None)
+    text = "CAs (PEM) that must have signed the certificates of its clients"
+    group.flag("--metrics-client-ca-file", Path, "FILE", text, None)
+    text = "how long gauges of the pool are told again (default: computed whenever asked)"
+    default = _DEFAULTS.pool_gauges_interval_seconds
+    flag = "--refresh-prometheus-metrics-interval"
+    group.flag(flag, duration_seconds, "DURATION", text, default)
+
+
+def _add_behaviour(arguments: argparse._ArgumentGroup) -> None:
+    text = "how long requests under way may take after SIGTERM"
+    default = _DEFAULTS.drain_timeout_seconds
+    _Group(arguments).flag("--drain-timeout", duration_seconds, "DURATION", text, default)
+
+
+def _add_logging(arguments: argparse._ArgumentGroup) -> None:
+    arguments.add_argument(
+        "-v", "--v", type=int, default=2, metavar="LEVEL", help="2: normal, 4 and above: debug"
+    )
+    group = _Group(arguments)
+    text = "debug, info, error, or a number as for -v; wins over -v"
+    group.flag("--zap-log-level", _log_level, "LEVEL", text, None)
+    text = "console, or json: one object a line"
+    group.flag("--zap-encoder", _encoder, "console|json", text, "console")
+    group.switch("--tracing", "send OpenTelemetry spans where OTEL_* variables say")
+
+
+def _add_refused(arguments: argparse._ArgumentGroup) -> None:
+    group = _Group(arguments)
+    for name, feature in FLAGS.items():
+        defaults = (
+            ("false", "inference.networking.k8s.io") if name == "--pool-group" else ("false",)
+        )
+        group.refused(name, reason(feature), defaults)
+    for name in _ENGINE_METRICS:
+        why = "is gone: use engineConfigs in the parameters of a core-metrics-extractor"
+        group.refused(name, why, harmless=())
+    group.refused("--enable-pprof", "profiles of Go programs; of this one: py-spy")
+    why = "not supported yet: metrics of gRPC streams are not there"
+    group.refused("--enable-grpc-stream-metrics", why)
+    for name in ("--zap-devel", "--zap-stacktrace-level", "--zap-time-encoding"):
+        why = "settings of Go's zap: use --zap-encoder, --zap-log-level and -v"
+        group.refused(name, why)
+
+
+def _checked(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """`parse` as an argparse type, whose errors become argparse's."""
+
+    def convert(text: str) -> T:
+        try:
+            return parse(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text) > 65535:
+        raise ConfigError(f"'{text}' is no port; write a number from 0 to 65535")
+    return int(text)
+
+
+def _sent_bytes(text: str) -> int:
+    size = quantity_bytes(text)
+    if 0 < size < MIN_SENT_MESSAGE_BYTES:
+        raise ConfigError(f"'{text}' is too little: the picker's messages may have 1MiB")
+    return size
+
+
+def _transport(text: str) -> Transport:
+    try:
+        return Transport(text)
+    except ValueError:
+        names = ", ".join(transport.value for transport in Transport)
+        raise ConfigError(f"'{text}' is no transport; write one of {names}") from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _log_level(text: str) -> int:
+    named = {"debug": 4, "info": 2, "error": 0}
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    if text not in named:
+        raise ConfigError(f"'{text}' is no level; write debug, info, error or a number")
+    return named[text]
+
+
+def _encoder(text: str) -> str:
+    if text not in ("console", "json"):
+        raise ConfigError(f"'{text}' is no encoder; write console or json")
+    return text
+
+
+def _truth(text: str) -> bool:
+    if text.lower() in ("true", "t", "1"):
+        return True
+    if text.lower() in ("false", "f", "0"):
+        return False
+    raise ConfigError(f"'{text}' is neither true nor false")

@@ -1,0 +1,91 @@
+"""The configuration that is in use, and its replacement by another one as a whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from picker.config.build import Assembly, BuildOptions, build
+from picker.config.findings import Finding
+from picker.config.load import LoadedConfig
+from picker.config.wrapping import expose_sizes
+from picker.framework.registry import Registry
+from picker.metrics import PickerMetrics
+from picker.requestcontrol.director import RequestPipeline
+from picker.requestcontrol.parsing import ParserTable
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """What a configuration is built with, the first as well as those that follow."""
+
+    registry: Registry
+    metrics: PickerMetrics
+    options: BuildOptions
+
+
+class ConfigInUse:
+    """Owns the reference to the assembly in use.
+
+    `apply` replaces it and tells `listeners`, which must not fail: all that can go wrong goes wrong
+    before.
+    """
+
+    def __init__(self, loaded: LoadedConfig, context: BuildContext) -> None:
+        """Raises `ConfigError`."""
+        self._context = context
+        self._assembly = self._build(loaded, context.options)
+        self._listeners: list[Callable[[Assembly], None]] = []
+        expose_sizes(context.metrics, self._assembly.instances.values())
+
+    @property
+    def assembly(self) -> Assembly:
+        """What is in use now."""
+        return self._assembly
+
+    def subscribe(self, listener: Callable[[Assembly], None]) -> None:
+        """Call `listener` with every later assembly."""
+        self._listeners.append(listener)
+
+    def apply(self, loaded: LoadedConfig) -> tuple[Finding, ...]:
+        """Put another configuration to use; its warnings.
+
+        Plugins whose entries are unchanged go on with their state. Raises `ConfigError`, and then
+        nothing has changed: for what is wrong, and for a change of what is fixed while the picker
+        runs.
+        """
+        before = self._assembly
+        known = MappingProxyType(dict(before.instances))
+        assembly = self._build(loaded, replace(self._context.options, before=known))
+        for section in assembly.data_layer.differences(before.data_layer):
+            text = "cannot change while the picker runs; restart it"
+            loaded.findings.error(tuple(section.split(".")), text)
+        loaded.findings.refuse_errors()
+        self._assembly = assembly
+        expose_sizes(self._context.metrics, assembly.instances.values(), before.instances.values())
+        for listener in self._listeners:
+            listener(assembly)
+        return assembly.warnings
+
+    def _build(self, loaded: LoadedConfig, options: BuildOptions) -> Assembly:
+        context = self._context
+        return build(loaded, context.registry, context.metrics, time.perf_counter, options)
+
+
+def pipeline_of(assembly: Assembly) -> RequestPipeline:
+    """What the director needs of a configuration."""
+    return RequestPipeline(
+        parsers=ParserTable(assembly.parsers),
+        scheduler=assembly.scheduler,
+        producers=assembly.producers,
+        hooks=assembly.hooks,
+        processors=assembly.processors,
+        screeners=assembly.screeners,
+        admitters=assembly.admitters,
+        saturation=assembly.saturation,
+        response_heads=assembly.response_heads,
+        response_progress=assembly.response_progress,
+        request_ends=assembly.request_ends,
+    )

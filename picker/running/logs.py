@@ -1,0 +1,42 @@
+"""How the picker logs: a line of text, or one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+DEBUG_LEVEL = 4
+QUIET_LEVEL = 1  # below it only errors are told
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line, with the keys that the reference picker's logs have."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        entry = {
+            "level": record.levelname.lower(),
+            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "logger": record.name,
+            "msg": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["stacktrace"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def set_up_logging(verbosity: int, *, as_json: bool) -> None:
+    """Log to standard error: 2 is normal, 4 and above is debug, 0 errors only."""
+    target = logging.StreamHandler(sys.stderr)
+    text = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    target.setFormatter(JsonFormatter() if as_json else logging.Formatter(text))
+    logging.basicConfig(handlers=[target], level=_level(verbosity))
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)
+
+
+def _level(verbosity: int) -> int:
+    if verbosity >= DEBUG_LEVEL:
+        return logging.DEBUG
+    return logging.INFO if verbosity >= QUIET_LEVEL else logging.ERROR

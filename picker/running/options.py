@@ -1,0 +1,74 @@
+"""What the command line decides, as values, and where a started picker listens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from picker.extproc.server import DEFAULT_MAX_MESSAGE_BYTES, ServerOptions, Transport
+
+_SERVER = ServerOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFlags:
+    """TLS of the ext_proc port. Without `cert_path` it shows a certificate that it made itself."""
+
+    cert_path: Path | None = None
+    reload: bool = False
+    min_version: str = ""
+    cipher_suites: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsTls:
+    """TLS of the HTTP port, and whose certificates clients must show (None: nobody's)."""
+
+    cert_path: Path
+    client_ca_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Ports: 0 takes a free one. `tls` None: plain text.
+
+    `pool_gauges_interval_seconds` is how long gauges of the pool may be told again before they are
+    computed anew.
+    """
+
+    config_file: Path | None = None
+    config_text: str | None = None
+    watch_config: bool = True
+    allow_experimental_plugins: bool = False
+    strict_data_scope: bool = False
+    endpoints_file: Path | None = None
+    pool_name: str = "default"
+    bind_address: str = "0.0.0.0"
+    grpc_port: int = 9002
+    grpc_health_port: int = 9003
+    grpc_max_recv_msg_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    grpc_transport: Transport = _SERVER.transport
+    health_checking: bool = False
+    tls: TlsFlags | None = None
+    metrics_bind_address: str = "127.0.0.1"
+    metrics_port: int = 9090
+    metrics_tls: MetricsTls | None = None
+    pool_gauges_interval_seconds: float = 0.0
+    refresh_metrics_interval_seconds: float = 0.05
+    metrics_staleness_threshold_seconds: float = 2.0
+    disable_endpoint_subset_filter: bool = False
+    emit_endpoint_scores: bool = False
+    tracing: bool = False
+    drain_timeout_seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where a started picker listens; `grpc` 0 is a unix socket."""
+
+    grpc: int
+    health: int
+    metrics: int
+
+
+__all__ = ["MetricsTls", "Options", "Ports", "TlsFlags"]

@@ -1,0 +1,139 @@
+"""Flags have the names, spellings and defaults of the reference; what cannot be had is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from picker.__main__ import main
+from picker.errors import ConfigError
+from picker.extproc.server import Transport
+from picker.running.flags import build_parser, options_of
+from picker.running.options import MetricsTls, Options, TlsFlags
+
+
+def parsed(*argv: str) -> Options:
+    return options_of(build_parser().parse_args(argv))
+
+
+def test_without_flags_the_defaults_of_the_reference_apply() -> None:
+    """But TLS only with a certificate, and the HTTP port on loopback."""
+    assert parsed() == Options()
+    ports = (parsed().grpc_port, parsed().grpc_health_port, parsed().metrics_port)
+    assert ports == (9002, 9003, 9090)
+    assert parsed().tls is None
+    assert not parsed().tracing
+
+
+def test_flags_are_read_in_the_spelling_of_the_reference() -> None:
+    """Durations as Go writes them, sizes as Kubernetes does, lists with commas."""
+    suite = "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"
+    chosen = parsed(
+        *("--config-file", "c.yaml", "--endpoints-file", "e.yaml", "--grpc-port", "1"),
+        *("--refresh-metrics-interval", "1m", "--drain-timeout=5s", "--cert-path", "certs"),
+        *("--grpc-max-recv-msg-size", "10MiB", "--health-checking", "-v", "4"),
+        *("--grpc-transport", "grpcio", "--tls-min-version=VersionTLS13", "--enable-cert-reload"),
+        *("--tls-cipher-suites", f"{suite}, {suite}", "--allow-experimental-plugins"),
+        *("--disable-endpoint-subset-filter", "--emit-endpoint-scores=true", "--tracing"),
+        *("--refresh-prometheus-metrics-interval", "5s", "--watch-config=false"),
+        *("--metrics-cert-dir", "m", "--metrics-client-ca-file", "ca.pem", "--strict-data-scope"),
+        *("--grpc-max-send-msg-size", "4Mi", "--zap-encoder=json", "--zap-log-level", "debug"),
+    )
+    assert chosen == Options(
+        config_file=Path("c.yaml"),
+        watch_config=False,
+        allow_experimental_plugins=True,
+        strict_data_scope=True,
+        endpoints_file=Path("e.yaml"),
+        grpc_port=1,
+        grpc_max_recv_msg_bytes=10 * 1024 * 1024,
+        grpc_transport=Transport.GRPCIO,
+        health_checking=True,
+        tls=TlsFlags(Path("certs"), True, "VersionTLS13", (suite, suite)),
+        metrics_tls=MetricsTls(Path("m"), Path("ca.pem")),
+        pool_gauges_interval_seconds=5.0,
+        refresh_metrics_interval_seconds=60.0,
+        disable_endpoint_subset_filter=True,
+        emit_endpoint_scores=True,
+        tracing=True,
+        drain_timeout_seconds=5.0,
+    )
+
+
+def test_tls_is_on_with_a_certificate_or_when_asked_for() -> None:
+    """And off when that is said."""
+    assert parsed("--secure-serving").tls == TlsFlags()
+    assert parsed("--secure-serving=true", "--cert-path", "c").tls == TlsFlags(Path("c"))
+    assert parsed("--cert-path", "c", "--secure-serving=false").tls is None
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--enable-cert-reload", "--secure-serving"],
+        ["--tls-min-version", "VersionTLS13"],
+        ["--tls-cipher-suites", "x"],
+        ["--metrics-client-ca-file", "ca.pem"],
+    ],
+)
+def test_flags_that_would_have_no_effect_are_refused(argv: list[str]) -> None:
+    """Each names the flag that it needs."""
+    with pytest.raises(ConfigError, match="--"):
+        parsed(*argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["--ha-enable-leader-election"], "Kubernetes"),
+        (["--endpoint-selector", "app=x"], "Kubernetes"),
+        (["--endpoint-target-ports", "8000"], "Kubernetes"),
+        (["--pool-namespace", "x"], "Kubernetes"),
+        (["--pool-group", "x.io"], "Kubernetes"),
+        (["--metrics-endpoint-auth"], "Kubernetes"),
+        (["--total-queued-requests-metric", "x"], "engineConfigs"),
+        (["--total-running-requests-metric", "x"], "engineConfigs"),
+        (["--kv-cache-usage-percentage-metric", "x"], "engineConfigs"),
+        (["--lora-info-metric", "x"], "engineConfigs"),
+        (["--cache-info-metric=x"], "engineConfigs"),
+        (["--enable-pprof"], "py-spy"),
+        (["--enable-grpc-stream-metrics=true"], "not supported yet"),
+        (["--zap-devel"], "--zap-encoder"),
+        (["--grpc-port", "70000"], "from 0 to 65535"),
+        (["--drain-timeout", "5"], "1m30s"),
+        (["--grpc-max-recv-msg-size", "big"], "10MiB"),
+        (["--grpc-max-send-msg-size", "1k"], "1MiB"),
+        (["--secure-serving=maybe"], "neither true nor false"),
+        (["--grpc-transport", "carrier-pigeon"], "native, h2, grpcio"),
+        (["--zap-encoder", "xml"], "console or json"),
+        (["--zap-log-level", "loud"], "debug, info, error"),
+        (["--enable-cert-reload"], "needs --cert-path"),
+        (["--grpc-po", "1"], "unrecognized"),
+    ],
+)
+def test_what_is_not_supported_or_wrong_is_refused(
+    argv: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 2, the flag's name and why; nothing is ignored or guessed."""
+    with pytest.raises(SystemExit) as status:
+        main(argv)
+    assert status.value.code == 2
+    said = capsys.readouterr().err
+    assert argv[0].partition("=")[0] in said
+    assert reason in said
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--ha-enable-leader-election=false",
+        "--metrics-endpoint-auth=false",
+        "--enable-pprof=false",
+        "--pool-group=inference.networking.k8s.io",
+        "--zap-devel=false",
+    ],
+)
+def test_a_refused_flag_may_say_what_is_so_anyway(flag: str) -> None:
+    """Manifests that write defaults out go on working."""
+    assert parsed(flag) == Options()
