@@ -7,12 +7,11 @@ from types import MappingProxyType
 
 from picker.errors import Code, RefusedError
 from picker.framework.interfaces import Flight, PreRequest
-from picker.requestcontrol.headers import DESTINATION_NAMESPACE
+from picker.requestcontrol.headers import DESTINATION_NAMESPACE, DESTINATION_SCORES
 from picker.requestcontrol.plugin_log import PluginLog
 from picker.requestcontrol.rewrite import changes, with_members
 from picker.types import InferenceRequest, Metadata, ParsedBody, SchedulingResult
 
-ENDPOINT_SCORES = "x-gateway-destination-endpoint-scores"
 _NO_METADATA: Metadata = MappingProxyType({})
 
 
@@ -68,4 +67,4 @@ def endpoint_scores(result: SchedulingResult) -> Metadata:
     if primary is None or not primary.scored:
         return _NO_METADATA
     scores = {one.candidate.endpoint.host_port: one.score for one in primary.scored}
-    return {DESTINATION_NAMESPACE: {ENDPOINT_SCORES: scores}}
+    return {DESTINATION_NAMESPACE: {DESTINATION_SCORES: scores}}
