@@ -48,6 +48,10 @@ def attribute_number(candidate: Candidate, attribute: str, producer: str) -> flo
     if value is None and producer == CORE_METRICS and candidate.metrics is not None:
         read = _CORE.get(attribute)
         value = None if read is None else read(candidate.metrics)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

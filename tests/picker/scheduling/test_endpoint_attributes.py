@@ -33,7 +33,15 @@ def test_core_metrics_are_known_by_name(attribute: str, number: float | None) ->
 
 @pytest.mark.parametrize(
     ("value", "number"),
-    [(7, 7.0), (0.25, 0.25), (True, None), ("7", None), (math.nan, None), (math.inf, None)],
+    [
+        (7, 7.0),
+        (0.25, 0.25),
+        (True, None),
+        ("7", None),
+        (math.nan, None),
+        (math.inf, None),
+        (10**400, None),
+    ],
 )
 def test_findings_of_extractors_count_when_they_are_numbers(
     value: object, number: float | None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_latency_predictor import FakeLatencyPredictor
 
 from picker.framework.attributes import Attributes
 from picker.framework.findings import (
@@ -29,7 +30,7 @@ from picker.framework.interfaces import (
     ResponseHeadHook,
     ResponseProgressHook,
 )
-from picker.framework.services import HttpError, Services
+from picker.framework.services import Services
 from picker.plugins.producers.predicted_latency_producer import (
     PLUGIN,
     PredictedLatencyParameters,
@@ -57,41 +58,13 @@ ENVIRONMENT = {
 NAME = "predicted-latency-producer"
 
 
-@dataclass
-class _Predictor:
-    """Both servers: predicts 100 ms and 10 ms times the row's number, or fails."""
-
-    asked: list[tuple[str, Any]] = field(default_factory=list)
-    failing: bool = False
-    answer: Any = None
-
-    async def post_json(
-        self,
-        url: str,
-        body: Any,
-        *,
-        timeout_seconds: float,
-        headers: Mapping[str, str] | None = None,
-    ) -> Any:
-        assert 0 < timeout_seconds <= 10
-        self.asked.append((url, body))
-        if self.failing:
-            raise HttpError("no")
-        if "entries" in body:
-            return None
-        if self.answer is not None:
-            return self.answer
-        rows = range(1, len(body["requests"]) + 1)
-        return {"predictions": [{"ttft_ms": 100.0 * n, "tpot_ms": 10.0 * n} for n in rows]}
+@pytest.fixture
+def predictor() -> FakeLatencyPredictor:
+    return FakeLatencyPredictor()
 
 
 @pytest.fixture
-def predictor() -> _Predictor:
-    return _Predictor()
-
-
-@pytest.fixture
-def make(predictor: _Predictor) -> Callable[..., PredictedLatencyProducer]:
+def make(predictor: FakeLatencyPredictor) -> Callable[..., PredictedLatencyProducer]:
     def build(
         environment: Mapping[str, str] = ENVIRONMENT, **parameters: Any
     ) -> PredictedLatencyProducer:
@@ -165,7 +138,7 @@ def test_it_fulfils_the_contracts_it_needs(
 
 async def test_each_known_endpoint_gets_a_row(
     make: Callable[..., PredictedLatencyProducer],
-    predictor: _Predictor,
+    predictor: FakeLatencyPredictor,
     asking: InferenceRequest,
     candidate: Callable[..., Candidate],
 ) -> None:
@@ -268,7 +241,7 @@ async def test_a_stricter_request_under_way_tightens_the_objective(
 
 async def test_servers_are_asked_in_turn_and_in_batches(
     make: Callable[..., PredictedLatencyProducer],
-    predictor: _Predictor,
+    predictor: FakeLatencyPredictor,
     asking: InferenceRequest,
     candidate: Callable[..., Candidate],
 ) -> None:
@@ -288,7 +261,7 @@ async def test_servers_are_asked_in_turn_and_in_batches(
 )
 async def test_a_server_that_fails_predicts_nothing(
     make: Callable[..., PredictedLatencyProducer],
-    predictor: _Predictor,
+    predictor: FakeLatencyPredictor,
     asking: InferenceRequest,
     candidate: Callable[..., Candidate],
     caplog: pytest.LogCaptureFixture,
@@ -317,7 +290,7 @@ async def test_a_server_that_fails_predicts_nothing(
 )
 async def test_nobody_is_asked_unless_that_is_wanted(
     make: Callable[..., PredictedLatencyProducer],
-    predictor: _Predictor,
+    predictor: FakeLatencyPredictor,
     asking: InferenceRequest,
     candidate: Callable[..., Candidate],
     environment: dict[str, str],
@@ -335,7 +308,7 @@ async def test_nobody_is_asked_unless_that_is_wanted(
 )
 async def test_samples_say_what_a_request_saw(
     make: Callable[..., PredictedLatencyProducer],
-    predictor: _Predictor,
+    predictor: FakeLatencyPredictor,
     asking: InferenceRequest,
     candidate: Callable[..., Candidate],
     streaming: bool,
@@ -387,7 +360,7 @@ async def test_failed_requests_are_no_samples(
 
 async def test_samples_wait_for_a_server_that_is_away(
     make: Callable[..., PredictedLatencyProducer],
-    predictor: _Predictor,
+    predictor: FakeLatencyPredictor,
     asking: InferenceRequest,
     candidate: Callable[..., Candidate],
 ) -> None:

@@ -1,0 +1,40 @@
+"""A latency predictor in place of the HTTP client that would ask one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from picker.framework.services import HttpError
+
+
+@dataclass
+class FakeLatencyPredictor:
+    """Is both servers: predicts 100 ms and 10 ms times the row's number, or fails.
+
+    `asked` are the URLs and bodies in order; `answer` replaces the predictions when it is not None.
+    """
+
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+    failing: bool = False
+    answer: Any = None
+
+    async def post_json(
+        self,
+        url: str,
+        body: Any,
+        *,
+        timeout_seconds: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Answer as the server at `url` does; raises `HttpError` while it is failing."""
+        self.asked.append((url, body))
+        if self.failing:
+            raise HttpError("no")
+        if "entries" in body:
+            return None
+        if self.answer is not None:
+            return self.answer
+        rows = range(1, len(body["requests"]) + 1)
+        return {"predictions": [{"ttft_ms": 100.0 * n, "tpot_ms": 10.0 * n} for n in rows]}
