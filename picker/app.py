@@ -22,6 +22,7 @@ from picker.admin.pool_metrics import PoolCollector
 from picker.admin.remembered import RememberedCollector
 from picker.admin.request_metrics import RequestMetrics
 from picker.admin.server import AdminServer
+from picker.admin.tracing import build_tracing
 from picker.config.build import Assembly, BuildOptions, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.load import LoadedConfig, load_config
@@ -64,6 +65,7 @@ class Picker:
         self._stopped, self._hurried = asyncio.Event(), asyncio.Event()
         self._metrics = PickerMetrics()
         self._http = JsonClient()
+        self._tracing = build_tracing(options.tracing, os.environ)
         loaded, content = read_config(options)
         self._config = ConfigInUse(loaded, self._build_context())
         self._watch = self._config_watch(content)
@@ -105,6 +107,7 @@ class Picker:
             log.warning("configuration: %s", warning)
         self._discovery.load()
         async with AsyncExitStack() as stack:
+            stack.callback(self._tracing.close)
             await stack.enter_async_context(self._http)
             ports = await self._listeners.open(stack)
             async with asyncio.TaskGroup() as group:
@@ -217,6 +220,7 @@ class Picker:
     def _make_director(self) -> Director:
         options = self._options
         policies = RequestPolicies(
+            tracer=self._tracing.tracer,
             emit_endpoint_scores=options.emit_endpoint_scores,
             ignore_subset_hint=options.disable_endpoint_subset_filter,
         )
