@@ -41,8 +41,3 @@ def build_tracing(enabled: bool, environment: Mapping[str, str]) -> Tracing:
         raise ConfigError(f"--tracing needs `pip install pointsman[otel]`: {error}") from error
     tracing: Tracing = implementation.tracing_from(environment)
     return tracing
-
-
-def build_tracer(enabled: bool, environment: Mapping[str, str]) -> Tracer:
-    """The tracer alone; see `build_tracing`."""
-    return build_tracing(enabled, environment).tracer

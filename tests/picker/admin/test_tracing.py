@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from picker.admin.tracing import build_tracer, build_tracing
+from picker.admin.tracing import build_tracing
 from picker.errors import ConfigError
 from picker.requestcontrol.tracing import NO_SPAN, NoTracer, Tracer
 
@@ -26,7 +26,7 @@ def recording(environment: Mapping[str, str] | None = None) -> tuple[Tracer, obj
 
 def test_tracing_is_off_unless_asked_for() -> None:
     """Then there are no spans, and no headers for endpoints."""
-    tracer = build_tracer(False, {})
+    tracer = build_tracing(False, {}).tracer
     assert isinstance(tracer, NoTracer)
     span = tracer.begin_request(SAMPLED, 0.0)
     assert (span, dict(span.propagation())) == (NO_SPAN, {})
