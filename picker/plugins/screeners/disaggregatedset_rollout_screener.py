@@ -1,0 +1,194 @@
+"""disaggregatedset-rollout-screener: all stages of a request on one revision of a DisaggregatedSet.
+
+While a set is rolled out, endpoints of two revisions stand side by side, whose KV caches may not
+understand each other. So:
+
+1. For each header selector of mode `strict` whose header the request has, those remain whose label
+   equals it; when that is nobody, nobody remains and the request is refused (503). Selectors of
+   mode `prefer` narrow nothing: header-label-affinity-scorer prefers by the same header and label.
+2. Unless `revisionGating.mode` is `disabled`, the revisions remain that have an endpoint of every
+   role in `requireRoles.values`, among the endpoints that `scope.labelSelector` selects. An
+   endpoint that names no revision belongs to none.
+3. One of these revisions is drawn, and its endpoints remain:
+
+       sum:       weight(revision) = endpoints of all required roles in it
+       max-role:  weight(revision) = endpoints in it of the role that most endpoints have, over all
+                  these revisions; of equal roles, the first in requireRoles.values
+
+   Not so when a strict selector that is about the revision's label was given its header: then only
+   whether the revision is complete is looked at.
+
+Every response tells the labels of the endpoint that it comes from, one header per selector of
+either mode, so that a picker of a later stage can be given them.
+
+Endpoints are counted among the request's candidates: those of the pool that are ready, or those of
+the gateway's subset hint. (The reference counts the pods of its namespace; where stages have pools
+of their own, use mode `disabled` and hand the revision on in its header.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Literal
+
+from picker.framework.interfaces import Flight
+from picker.framework.label_selector import LabelSelector
+from picker.framework.registry import Parameters, PluginType, Stability
+from picker.types import Candidate, InferenceRequest, ResponseHead
+
+DEFAULT_REVISION_LABEL = "disaggregatedset.x-k8s.io/revision"
+DEFAULT_ROLE_LABEL = "disaggregatedset.x-k8s.io/role"
+
+
+class RolloutScope(Parameters, frozen=True):
+    """`scope`: the endpoints that belong to the set."""
+
+    label_selector: str
+
+
+class HeaderSelector(Parameters, frozen=True):
+    """One entry of `headerSelectors`: a header of requests and responses, and its label."""
+
+    name: str
+    header_name: str
+    label_key: str
+    mode: Literal["strict", "prefer"]
+
+
+class RequireRoles(Parameters, frozen=True):
+    """`revisionGating.requireRoles`: what a revision needs to be complete."""
+
+    values: tuple[str, ...] = ()
+
+
+class RevisionGating(Parameters, frozen=True):
+    """`revisionGating`: how a revision is drawn."""
+
+    mode: Literal["sum", "max-role", "disabled"]
+    revision_label_key: str = DEFAULT_REVISION_LABEL
+    role_label_key: str = DEFAULT_ROLE_LABEL
+    require_roles: RequireRoles = RequireRoles()
+
+
+class RolloutScreenerParameters(Parameters, frozen=True):
+    """`parameters` of a disaggregatedset-rollout-screener."""
+
+    scope: RolloutScope
+    revision_gating: RevisionGating
+    header_selectors: tuple[HeaderSelector, ...] = ()
+
+
+class DisaggregatedSetRolloutScreener:
+    """Narrows to one revision. Stateless."""
+
+    def __init__(self, parameters: RolloutScreenerParameters) -> None:
+        """Raises `ValueError` that names the parameter at fault."""
+        self._scope = _scope(parameters.scope)
+        self._selectors = tuple(
+            _selector(selector, f"headerSelectors[{index}]")
+            for index, selector in enumerate(parameters.header_selectors)
+        )
+        gating = parameters.revision_gating
+        self._mode = gating.mode
+        self._roles = gating.require_roles.values
+        self._revision_label = gating.revision_label_key or DEFAULT_REVISION_LABEL
+        self._role_label = gating.role_label_key or DEFAULT_ROLE_LABEL
+        if gating.mode != "disabled" and not all((self._roles, *self._roles)):
+            raise ValueError(
+                f"revisionGating.requireRoles.values must name roles with mode {gating.mode}"
+            )
+
+    def screen(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], rng: Random
+    ) -> Sequence[Candidate]:
+        """The endpoints of one revision; none when no revision can serve."""
+        wanted = {
+            selector.label_key: request.headers[selector.header_name]
+            for selector in self._selectors
+            if selector.mode == "strict" and request.headers.get(selector.header_name)
+        }
+        kept = [one for one in candidates if _has_all(one, wanted)]
+        if self._mode == "disabled" or not kept:
+            return kept
+        weights = self._weights(candidates)
+        present = {self._revision(one) for one in kept}
+        revisions = sorted(revision for revision in weights if revision in present)
+        if not revisions:
+            return ()
+        if self._revision_label in wanted:
+            chosen = revisions[0]
+        else:
+            chosen = rng.choices(revisions, [weights[one] for one in revisions])[0]
+        return [one for one in kept if self._revision(one) == chosen]
+
+    def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str] | None:
+        """The labels of the endpoint that the request was sent to; none for one it has not."""
+        labels = flight.result.endpoints[0].labels
+        return {
+            selector.header_name: labels[selector.label_key]
+            for selector in self._selectors
+            if selector.label_key in labels
+        }
+
+    def _revision(self, candidate: Candidate) -> str:
+        return candidate.endpoint.labels.get(self._revision_label, "")
+
+    def _weights(self, candidates: Sequence[Candidate]) -> dict[str, int]:
+        """The weight of each revision that is complete."""
+        counts: dict[str, Counter[str]] = {}
+        for candidate in candidates:
+            revision = self._revision(candidate)
+            if revision and self._scope.matches(candidate.endpoint.labels):
+                role = candidate.endpoint.labels.get(self._role_label, "")
+                counts.setdefault(revision, Counter())[role] += 1
+        complete = {
+            revision: roles
+            for revision, roles in counts.items()
+            if all(roles[role] for role in self._roles)
+        }
+        if self._mode == "sum":
+            required = frozenset(self._roles)
+            return {
+                revision: sum(roles[role] for role in required)
+                for revision, roles in complete.items()
+            }
+        totals = {role: sum(roles[role] for roles in complete.values()) for role in self._roles}
+        dominant = max(totals, key=totals.__getitem__)  # the first of equal ones
+        return {revision: roles[dominant] for revision, roles in complete.items()}
+
+
+def _scope(scope: RolloutScope) -> LabelSelector:
+    try:
+        if not scope.label_selector.strip():
+            raise ValueError("must not be empty")
+        return LabelSelector.parse(scope.label_selector)
+    except ValueError as error:
+        raise ValueError(f"scope.labelSelector: {error}") from None
+
+
+def _selector(selector: HeaderSelector, where: str) -> HeaderSelector:
+    """The selector with its header in lower case."""
+    for word, value in (
+        ("name", selector.name),
+        ("headerName", selector.header_name),
+        ("labelKey", selector.label_key),
+    ):
+        if not value.strip():
+            raise ValueError(f"{where}.{word} must not be empty")
+    header = selector.header_name.strip().lower()
+    return HeaderSelector(selector.name, header, selector.label_key.strip(), selector.mode)
+
+
+def _has_all(candidate: Candidate, labels: Mapping[str, str]) -> bool:
+    own = candidate.endpoint.labels
+    return all(own.get(key) == value for key, value in labels.items())
+
+
+PLUGIN = PluginType(
+    "disaggregatedset-rollout-screener",
+    RolloutScreenerParameters,
+    lambda _name, parameters, _services: DisaggregatedSetRolloutScreener(parameters),
+    stability=Stability.ALPHA,
+)
