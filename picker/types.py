@@ -121,10 +121,11 @@ class ParsedBody:
     """A request body after its parser.
 
     `payload` is the decoded JSON object, or None when the parser keeps the body raw; of a gRPC
-    request with text it is `{"prompt": text}`. `model` is "" when the body names none. `can_rewrite` says that the model stands in `payload["model"]` and may
-    be replaced there; only then is a request without a model refused. `prompts` holds real token
-    ids, packed as little-endian uint32, where the request carries them. `skip_response` asks for a
-    response that the picker does not look at.
+    request with text it is `{"prompt": text}`. `model` is "" when the body names none.
+    `can_rewrite` says that the model stands in `payload["model"]` and may be replaced there; only
+    then is a request without a model refused. `prompts` holds real token ids, packed as
+    little-endian uint32, where the request carries them. `skip_response` asks for a response that
+    the picker does not look at.
     """
 
     api: Api
