@@ -4,17 +4,20 @@
 
 One decision is what happens between a parsed request and its destination: candidates with in-flight
 counts, data producers (tokens, prefix match), scorers, picker, and the hooks that learn from it;
-timing wrappers included. Prompts share one of eight system prompts. Fixed seed. Prints a table and
-writes benchmarks/results/scheduling.json.
+timing wrappers included, parsing and the end of the request not. Prompts share one of eight system
+prompts. Fixed seed. Prints a table and writes benchmarks/results/scheduling.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import json
 import platform
 import time
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -23,13 +26,25 @@ from picker.config.catalog import builtin_plugins
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.inflight import InflightLoad
 from picker.framework.attributes import Attributes
+from picker.framework.interfaces import Flight
 from picker.metrics import PickerMetrics
 from picker.requestcontrol.candidates import candidates_for
-from picker.types import Api, Endpoint, EndpointMetrics, InferenceRequest, ParsedBody
+from picker.requestcontrol.observer import NoObserver
+from picker.requestcontrol.plugin_log import PluginLog
+from picker.requestcontrol.preparing import tell_hooks
+from picker.requestcontrol.producing import produce
+from picker.types import (
+    Api,
+    Endpoint,
+    EndpointMetrics,
+    FinishCause,
+    InferenceRequest,
+    ParsedBody,
+)
 
 SEED = 20260822
-ENDPOINTS = (10, 100, 1000)
-PROMPT_BYTES = (1_000, 40_000)
+ENDPOINTS = (10, 100, 1000, 5000)
+PROMPT_BYTES = (1_000, 40_000, 400_000)
 SYSTEM_PROMPTS = 8
 RESULTS = Path(__file__).parent / "results" / "scheduling.json"
 
@@ -52,48 +67,55 @@ def pool(count: int, datastore: Datastore, rng: Random) -> None:
         datastore.update_metrics(endpoint.key, metrics)
 
 
-def requests(size: int, count: int, rng: Random) -> list[InferenceRequest]:
+def requests(size: int, count: int, rng: Random) -> Iterator[InferenceRequest]:
     """Chat requests of `size` bytes: four fifths a shared system prompt, the rest their own."""
     shared = ["".join(rng.choices("abcdefgh ", k=size * 4 // 5)) for _ in range(SYSTEM_PROMPTS)]
-    made = []
+    text = "".join(rng.choices("abcdefgh ", k=size))
     for index in range(count):
-        own = "".join(rng.choices("abcdefgh ", k=size // 5))
+        start = rng.randrange(size * 4 // 5)
+        own = f"{index} {text[start : start + size // 5]}"
         messages = [
             {"role": "system", "content": rng.choice(shared)},
             {"role": "user", "content": own},
         ]
         payload = {"model": "m", "messages": messages}
         body = ParsedBody(Api.CHAT_COMPLETIONS, model="m", payload=payload)
-        made.append(InferenceRequest(str(index), {}, body, "m", "m", size))
-    return made
+        now = time.monotonic()
+        yield InferenceRequest(str(index), {}, body, "m", "m", size, received_at_seconds=now)
 
 
-def decide(
+async def decide(
     assembly: Assembly,
     datastore: Datastore,
     inflight: InflightLoad,
     request: InferenceRequest,
     rng: Random,
-) -> str:
-    """One decision, as the director makes it; returns the chosen endpoint's key."""
-    attributes = Attributes()
+) -> Flight:
+    """One decision, as the director makes it."""
+    attributes, log = Attributes(), PluginLog(NoObserver(), time.monotonic)
     candidates = candidates_for(datastore.snapshot().candidates, None, inflight.counts)
-    for producer in assembly.producers:
-        request = producer.produce(request, candidates, attributes)
+    request = await produce(assembly.producers, request, candidates, attributes, log)
     result = assembly.scheduler.schedule(request, candidates, attributes, rng)
-    for hook in assembly.hooks:
-        hook.pre_request(request, result, attributes)
-    return result.endpoints[0].key
+    flight = Flight(request, result, attributes)
+    tell_hooks(assembly.hooks, flight, log)
+    return flight
 
 
-def measure(endpoints: int, size: int, decisions: int) -> dict[str, float]:
+def end(assembly: Assembly, inflight: InflightLoad, flight: Flight) -> None:
+    """The request of `flight` is over."""
+    inflight.release(flight.result.endpoints[0].key)
+    for hook in assembly.request_ends:
+        hook.request_ended(flight, FinishCause.COMPLETED, None, time.monotonic())
+
+
+async def measure(endpoints: int, size: int, decisions: int) -> dict[str, float]:
     """Microseconds per decision; every decision follows one metrics update, as under load."""
     rng = Random(SEED)
     assembly = build(default_config(), builtin_plugins(), PickerMetrics(), time.perf_counter)
     datastore, inflight = Datastore(assembly.observers), InflightLoad()
     pool(endpoints, datastore, rng)
     keys = [candidate.key for candidate in datastore.snapshot().candidates]
-    under_way: list[str] = []
+    under_way: deque[Flight] = deque()
     took: list[float] = []
     for index, request in enumerate(requests(size, decisions + decisions // 10, rng)):
         key = rng.choice(keys)
@@ -102,12 +124,12 @@ def measure(endpoints: int, size: int, decisions: int) -> dict[str, float]:
         assert known.metrics is not None
         datastore.update_metrics(key, known.metrics)
         started = time.perf_counter()
-        chosen = decide(assembly, datastore, inflight, request, rng)
+        flight = await decide(assembly, datastore, inflight, request, rng)
         elapsed = time.perf_counter() - started
-        inflight.acquire(chosen)
-        under_way.append(chosen)
+        inflight.acquire(flight.result.endpoints[0].key)
+        under_way.append(flight)
         if len(under_way) > 4 * min(endpoints, 64):
-            inflight.release(under_way.pop(0))
+            end(assembly, inflight, under_way.popleft())
         if index >= decisions // 10:
             took.append(elapsed * 1e6)
     took.sort()
@@ -130,7 +152,7 @@ def main() -> None:
     for endpoints in ENDPOINTS:
         for size in PROMPT_BYTES:
             gc.collect()
-            row = measure(endpoints, size, decisions)
+            row = asyncio.run(measure(endpoints, size, decisions))
             rows.append(row)
             print(
                 f"{endpoints:>9} {size:>8} {row['p50_us']:>8} {row['p99_us']:>8} "
