@@ -8,6 +8,7 @@ exactly that name. It never raises: a line that is not a well-formed sample is n
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +18,10 @@ MAX_REMEMBERED_BYTES = 1024
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
 _BLANKS = b" \t"
 _NEWLINE = 10
+_LABEL = re.compile(
+    rb'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*(,?)', re.DOTALL
+)
+_CLOSE = re.compile(rb"[ \t]*}")
 _ESCAPES = {ord("\\"): "\\", ord('"'): '"', ord("n"): "\n"}
 
 
@@ -154,40 +159,18 @@ def _labels(body: bytes) -> tuple[dict[str, str] | None, bytes]:
     labels: dict[str, str] = {}
     position = 1
     while True:
-        position = _skip(body, position, b" \t,")
-        if body[position : position + 1] == b"}":
-            return labels, body[position + 1 :]
-        equals = body.find(b"=", position)
-        if equals < 0:
+        match = _LABEL.match(body, position)
+        if match is None:
+            break
+        name = match[1].decode()
+        if name in labels:
             return None, b""
-        name = body[position:equals].strip()
-        quote = _skip(body, equals + 1, _BLANKS)
-        if not name or body[quote : quote + 1] != b'"':
-            return None, b""
-        end = _closing_quote(body, quote + 1)
-        if end is None:
-            return None, b""
-        labels[name.decode(errors="replace")] = _unescape(body[quote + 1 : end])
-        position = end + 1
-
-
-def _skip(body: bytes, position: int, ignored: bytes) -> int:
-    while position < len(body) and body[position] in ignored:
-        position += 1
-    return position
-
-
-def _closing_quote(body: bytes, position: int) -> int | None:
-    while True:
-        quote = body.find(b'"', position)
-        if quote < 0:
-            return None
-        backslashes = 0
-        while body[quote - 1 - backslashes : quote - backslashes] == b"\\":
-            backslashes += 1
-        if backslashes % 2 == 0 or quote - backslashes < position:
-            return quote
-        position = quote + 1
+        labels[name] = _unescape(match[2])
+        position = match.end()
+        if not match[3]:
+            break
+    end = _CLOSE.match(body, position)
+    return (None, b"") if end is None else (labels, body[end.end() :])
 
 
 def _unescape(raw: bytes) -> str:

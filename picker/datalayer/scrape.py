@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 JITTER = 0.1  # share of the interval by which a wait is shorter or longer
 MIN_TICK_SECONDS = 0.05
 MAX_BACKOFF_SECONDS = 0.25  # while an address does not answer
+MAX_SHARE = 0.05  # of the event loop's time, for reading the pages of one address
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,9 @@ class Scraper:
                     log.exception("scraping %s", target.address)
                 target.fail(repr(error), loop.time())
             else:
-                target.take(page, loop.time(), interval)
+                arrived = loop.time()
+                target.take(page, arrived, interval)
+                interval = max(interval, (loop.time() - arrived) / MAX_SHARE)
             await target.pause(interval * self._rng.uniform(1 - JITTER, 1 + JITTER))
 
     def _interval_seconds(self, target: _Target) -> float:

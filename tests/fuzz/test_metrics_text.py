@@ -1,0 +1,213 @@
+"""The targeted scan against the general parser, and extraction against whatever a page may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from picker.datalayer.engines import ENGINES
+from picker.datalayer.exposition import greatest, scan
+from picker.datalayer.extract import extract
+from picker.datalayer.sources import ExtractError, Scrape
+from picker.types import Endpoint, EndpointMetrics
+
+ForSeconds = Callable[..., None]
+
+NAMES = ["vllm:running", "vllm:running_total", "a", "x:vllm:running", "vllm:run"]
+LABELS = ["model", "engine", "le", "running_lora_adapters"]
+ENGINE_LABELS = (
+    *("engine", "dp_rank", "tp_rank", "block_size", "num_gpu_blocks", "max_lora"),
+    *("running_lora_adapters", "request_type", "kv_cache_block_type"),
+)
+TEXT = st.text(alphabet=[*'ab0\\"\n{},=# \t}', "é", "☃"], max_size=10)
+VALUES = st.one_of(
+    st.sampled_from(["0", "NaN", "nan", "+Inf", "-Inf", "inf", "-0", "1e400", "5e-324", "0x1p3"]),
+    st.floats().map(repr),
+    st.integers(-(2**70), 2**70).map(str),
+)
+BLANKS = st.sampled_from(["", " ", "  ", "\t"])
+COMMENTS = st.sampled_from(
+    [
+        "",
+        "# HELP vllm:running vllm:running 7",
+        "# TYPE vllm:running gauge",
+        "# vllm:running 7",
+        "#",
+        "   # a 5",
+    ]
+)
+
+
+def escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+@st.composite
+def sample_lines(draw: st.DrawFn) -> str:
+    labels = draw(st.dictionaries(st.sampled_from(LABELS), TEXT, max_size=3))
+    inside = ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items())
+    if labels and draw(st.booleans()):
+        inside += ","
+    line = draw(BLANKS) + draw(st.sampled_from(NAMES))
+    if labels or draw(st.booleans()):
+        line += draw(st.sampled_from(["", " "])) + f"{{{inside}}}"
+    line += draw(st.sampled_from([" ", "  ", "\t"])) + draw(VALUES)
+    line += draw(st.sampled_from(["", "", " 1700000000000", " -5", " 0"]))
+    return line + draw(BLANKS)
+
+
+@st.composite
+def pages(draw: st.DrawFn) -> str:
+    lines = draw(st.lists(st.one_of(sample_lines(), COMMENTS), max_size=20))
+    ending = draw(st.sampled_from(["\n", "\n", "\r\n"]))
+    return ending.join(lines * draw(st.sampled_from([1, 1, 1, 50]))) + ending
+
+
+def same(value: float, other: float) -> bool:
+    return value == other or (math.isnan(value) and math.isnan(other))
+
+
+def oracle(page: str, name: str) -> list[tuple[dict[str, str], float, float | None]] | None:
+    """What the general parser finds; None when it refuses the page."""
+    try:
+        families = list(text_string_to_metric_families(page))
+    except (ValueError, IndexError, KeyError):
+        return None
+    found = [sample for family in families for sample in family.samples if sample.name == name]
+    return [(sample.labels, sample.value, sample.timestamp) for sample in found]
+
+
+def agree(page: str) -> None:
+    for name in NAMES:
+        expected = oracle(page, name)
+        found = scan(page.encode(), [name]).get(name, ())
+        if expected is None:
+            continue
+        assert len(found) == len(expected), name
+        for sample, (labels, value, timestamp) in zip(found, expected, strict=True):
+            assert dict(sample.labels) == labels
+            assert same(sample.value, float(value))
+            seconds = None if sample.timestamp_ms is None else sample.timestamp_ms / 1000
+            assert seconds == timestamp
+        best = greatest(page.encode(), name)
+        numbers = [float(value) for _, value, _ in expected if not math.isnan(value)]
+        assert (best is None) == (not numbers)
+        assert best is None or best.value == max(numbers)
+
+
+def test_the_scan_agrees_with_the_general_parser(for_seconds: ForSeconds) -> None:
+    """On every page that a careful exporter, or an untidy one, may write."""
+    for_seconds(pages(), agree)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """A page with bytes lost, doubled and changed."""
+    page = bytearray(draw(pages()).encode())
+    for _ in range(draw(st.integers(0, 6))):
+        if not page:
+            break
+        at = draw(st.integers(0, len(page) - 1))
+        page[at : at + draw(st.integers(0, 3))] = draw(
+            st.sampled_from([b"", b'"', b"{", b"}", b"\\", b"\n", b"\0", b"\xff", b" ", b"#", b"="])
+        )
+    return bytes(page)
+
+
+def test_no_page_makes_anything_raise(for_seconds: ForSeconds) -> None:
+    """Lines that are no samples are not found; those around them are."""
+
+    def check(page: bytes) -> None:
+        scan(page, NAMES)
+        whole = scan(page + b"\nlast 7\n", ["last"])["last"]
+        assert [sample.value for sample in whole][-1] == 7
+        for name in NAMES:
+            greatest(page, name)
+
+    for_seconds(damaged(), check)
+
+
+def exemplars(numbers: list[tuple[str, float]]) -> CollectorRegistry:
+    """Series with exemplars that look like the end of a line."""
+    registry = CollectorRegistry()
+    counter = Counter("requests", "Requests # 1.", ["model"], registry=registry)
+    gauge = Gauge("load", "Load {x}.", ["model"], registry=registry)
+    times = Histogram("times", "Times.", ["model"], registry=registry)
+    for model, number in numbers:
+        exemplar = {"trace": f'{model[:9]}"}} #'}
+        counter.labels(model).inc(abs(number), exemplar)
+        gauge.labels(model).set(number)
+        times.labels(model).observe(number, exemplar)
+    return registry
+
+
+def test_exemplars_do_no_harm(for_seconds: ForSeconds) -> None:
+    """Samples of an OpenMetrics page, which may end in a brace, a quote or a hash sign."""
+
+    def check(numbers: list[tuple[str, float]]) -> None:
+        registry = exemplars(numbers)
+        page = generate_latest(registry)
+        samples = [sample for family in registry.collect() for sample in family.samples]
+        for name in ("requests_total", "load", "times_bucket", "times_count"):
+            expected = [(one.labels, one.value) for one in samples if one.name == name]
+            found = scan(page, [name]).get(name, ())
+            assert [(dict(one.labels), one.value) for one in found] == expected
+            best = greatest(page, name)
+            assert (best.value if best else None) == max((v for _, v in expected), default=None)
+
+    for_seconds(st.lists(st.tuples(TEXT, st.floats(-1e9, 1e9))), check)
+
+
+@st.composite
+def engine_pages(draw: st.DrawFn) -> tuple[str, bytes]:
+    """An engine, and a page that may have its series, with any labels and values."""
+    engine = draw(st.sampled_from(sorted(ENGINES)))
+    names = [*ENGINES[engine].names, "vllm:lora_requests_info"]
+    labels = st.dictionaries(
+        st.sampled_from(ENGINE_LABELS),
+        st.sampled_from(["0", "1", "16", "a,b", "waiting", "fraction", "٣", "9" * 30]),
+        max_size=4,
+    )
+    lines = [
+        name
+        + "{"
+        + ",".join(f'{key}="{text}"' for key, text in draw(labels).items())
+        + "} "
+        + draw(VALUES)
+        for name in draw(st.lists(st.sampled_from(names), max_size=15))
+    ]
+    return engine, "\n".join(lines).encode()
+
+
+def usable(metrics: EndpointMetrics) -> bool:
+    numbers: list[Any] = [metrics.waiting_requests, metrics.running_requests]
+    return (
+        all(isinstance(number, int) and number >= 0 for number in numbers)
+        and 0 <= metrics.kv_cache_usage <= 1
+        and (metrics.block_size_tokens is None or metrics.block_size_tokens > 0)
+        and (metrics.num_kv_blocks is None or metrics.num_kv_blocks > 0)
+    )
+
+
+def test_metrics_of_any_page_are_usable(for_seconds: ForSeconds) -> None:
+    """A load from zero up and a usage within 0 and 1, or the reason why there is none."""
+
+    def check(case: tuple[str, bytes]) -> None:
+        engine, page = case
+        for previous in (None, EndpointMetrics(1, 1, 0.5)):
+            for rank in (None, 1):
+                scrape = Scrape(page, Endpoint("w", "10.0.0.1", 1), 0.0, previous, rank)
+                try:
+                    findings = extract(scrape, ENGINES[engine])
+                except ExtractError:
+                    continue
+                assert findings.metrics is not None
+                assert usable(findings.metrics)
+
+    for_seconds(engine_pages(), check)
