@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from picker.framework.attributes import DataKey
 
 MATCH_INFO = "PrefixCacheMatchInfo"
+_NO_TIERS: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +18,14 @@ class PrefixCacheMatchInfo:
 
     `match_blocks` maps an endpoint key to a number of blocks in [0, `total_blocks`]; an endpoint
     that is absent matches nothing. Blocks have `block_size_tokens` tokens, the last of a prompt
-    perhaps fewer.
+    perhaps fewer. `tier_blocks`, where tiers are known, counts the blocks at each endpoint by tier
+    (`gpu`, `cpu`; a block may be in several).
     """
 
     total_blocks: int
     block_size_tokens: int
     match_blocks: Mapping[str, int]
+    tier_blocks: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: _NO_TIERS)
 
 
 def match_info_key(producer: str) -> DataKey[PrefixCacheMatchInfo]:

@@ -1,0 +1,242 @@
+"""What engines say about their KV caches: bytes → values. Pure; trusts nothing.
+
+A message has a topic, `kv@<pod>@<model>`, a number that grows by one with each message of an
+engine, and a payload, msgpack: the array `[seconds, events, rank?]`. Newer vLLM sends an event as a
+map with `type`, older vLLM and SGLang as an array that begins with the type and may leave out
+trailing fields:
+
+    BlockStored       block_hashes, parent_block_hash, token_ids, block_size, lora_id, medium,
+                      lora_name, extra_keys, group_idx, kv_cache_spec_kind
+    BlockRemoved      block_hashes, medium, group_idx
+    AllBlocksCleared
+
+A hash is an integer or bytes, of which the last eight count. An extra key of a block is a text, or
+a list that begins with one. Fields behind these are ignored; an unknown type or a field that makes
+no sense spoils the whole message, because what follows in it cannot be understood without it.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+import msgspec
+
+from picker.errors import PickerError
+
+TOPIC_PREFIX = "kv@"
+DEFAULT_TIER = "gpu"
+_FULL_ATTENTION = ("", "full_attention", "mla_attention", "sink_full_attention")
+_MASK = 2**64 - 1
+_STORED = (
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+    "kv_cache_spec_kind",
+)
+_REMOVED = ("block_hashes", "medium", "group_idx")
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "BlockStored": _STORED,
+    "BlockRemoved": _REMOVED,
+    "AllBlocksCleared": (),
+}
+_REQUIRED = {"BlockStored": 4, "BlockRemoved": 1, "AllBlocksCleared": 0}
+
+
+class KvEventError(PickerError):
+    """A message that cannot be understood."""
+
+
+class EngineType(Enum):
+    """Which dialect an engine speaks; SGLang sends no maps."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """Who a message is from; `model` is "" when the topic does not say."""
+
+    pod: str
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """Consecutive blocks are in a cache now.
+
+    `tokens` are packed uint32, `block_size` of them for each hash, or empty when only the tier is
+    new. `parent` is None at the beginning of a prompt. `kind` is the kind of cache that the group
+    is, "" when it is not said.
+    """
+
+    hashes: tuple[int, ...]
+    parent: int | None
+    tokens: bytes
+    block_size: int
+    tier: str = DEFAULT_TIER
+    adapter: str = ""
+    extras: tuple[tuple[str, ...], ...] = ()
+    group: int | None = None
+    kind: str = ""
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether the cache keeps every token of a prompt; windows and states do not."""
+        return self.kind in _FULL_ATTENTION
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    """Blocks are not in a cache any more."""
+
+    hashes: tuple[int, ...]
+    tier: str = DEFAULT_TIER
+    group: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCleared:
+    """Nothing is in any cache of the engine any more."""
+
+
+KvEvent: TypeAlias = BlocksStored | BlocksRemoved | CacheCleared
+
+
+def parse_topic(topic: str) -> Topic:
+    """Read `kv@<pod>@<model>`; what has not these three parts is a pod's name as it stands."""
+    parts = topic.split("@", 2)
+    return Topic(parts[1], parts[2]) if len(parts) == 3 else Topic(topic)
+
+
+def decode_events(payload: bytes, engine: EngineType = EngineType.VLLM) -> list[KvEvent]:
+    """The events of one message, in order. Raises `KvEventError`."""
+    try:
+        batch = msgspec.msgpack.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise KvEventError(f"a message is not msgpack: {error}") from None
+    if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
+        raise KvEventError("a message is not an array of a time and events")
+    return [_event(raw, engine) for raw in batch[1]]
+
+
+def _event(raw: object, engine: EngineType) -> KvEvent:
+    tag, fields = _fields(raw, engine)
+    if tag == "BlockStored":
+        return _stored(fields)
+    if tag == "BlockRemoved":
+        return BlocksRemoved(
+            _hashes(fields["block_hashes"]),
+            _tier(fields.get("medium")),
+            _optional(fields.get("group_idx"), int, "group_idx"),
+        )
+    return CacheCleared()
+
+
+def _fields(raw: object, engine: EngineType) -> tuple[str, dict[str, Any]]:
+    """The type and the named fields of an event in either form."""
+    if isinstance(raw, dict) and engine is EngineType.VLLM:
+        tag = _known(raw.get("type"))
+        fields = {name: raw[name] for name in _FIELDS[tag] if name in raw}
+    elif isinstance(raw, list) and raw:
+        tag = _known(raw[0])
+        fields = dict(zip(_FIELDS[tag], raw[1:], strict=False))
+    else:
+        raise KvEventError("an event is neither an array nor a map of this engine")
+    missing = [name for name in _FIELDS[tag][: _REQUIRED[tag]] if name not in fields]
+    if missing:
+        raise KvEventError(f"{tag} without {', '.join(missing)}")
+    return tag, fields
+
+
+def _known(tag: object) -> str:
+    if not isinstance(tag, str) or tag not in _FIELDS:
+        raise KvEventError(f"unknown event {tag!r:.50}")
+    return tag
+
+
+def _stored(fields: dict[str, Any]) -> BlocksStored:
+    hashes = _hashes(fields["block_hashes"])
+    size = fields["block_size"]
+    if type(size) is not int or size < 1:
+        raise KvEventError("block_size is not a positive number")
+    tokens = _tokens(fields["token_ids"])
+    if tokens and len(tokens) != len(hashes) * size * 4:
+        raise KvEventError("the number of tokens is not that of the blocks")
+    parent = fields["parent_block_hash"]
+    adapter = _optional(fields.get("lora_name"), str, "lora_name") or ""
+    return BlocksStored(
+        hashes=hashes,
+        parent=None if parent is None else _hash(parent) or None,
+        tokens=tokens,
+        block_size=size,
+        tier=_tier(fields.get("medium")),
+        adapter=adapter,
+        extras=_extras(fields.get("extra_keys"), adapter),
+        group=_optional(fields.get("group_idx"), int, "group_idx"),
+        kind=_optional(fields.get("kv_cache_spec_kind"), str, "kv_cache_spec_kind") or "",
+    )
+
+
+def _hashes(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise KvEventError("block_hashes is not a list")
+    return tuple(map(_hash, value))
+
+
+def _hash(value: object) -> int:
+    if isinstance(value, bytes):
+        return int.from_bytes(value[-8:], "big")
+    if type(value) is not int:
+        raise KvEventError("a block hash is neither a number nor bytes")
+    return value & _MASK
+
+
+def _tokens(value: object) -> bytes:
+    if not isinstance(value, list):
+        raise KvEventError("token_ids is not a list")
+    try:
+        return struct.pack(f"<{len(value)}I", *value)
+    except struct.error as error:
+        raise KvEventError(f"token_ids holds something else: {error}") from None
+
+
+def _tier(value: object) -> str:
+    return (_optional(value, str, "medium") or DEFAULT_TIER).lower()
+
+
+def _extras(value: object, adapter: str) -> tuple[tuple[str, ...], ...]:
+    """The extra keys of each block. The adapter's name is left out: it is in the root already."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise KvEventError("extra_keys is not a list")
+    return tuple(() if own is None else _extra_texts(own, adapter) for own in value)
+
+
+def _extra_texts(own: object, adapter: str) -> tuple[str, ...]:
+    if not isinstance(own, list):
+        raise KvEventError("the extra keys of a block are not a list")
+    texts: list[str] = []
+    for entry in own:
+        text = entry[0] if isinstance(entry, list) and entry else entry
+        if not isinstance(text, str):
+            raise KvEventError("an extra key is not a text")
+        if text != adapter:
+            texts.append(text)
+    return tuple(texts)
+
+
+def _optional(value: object, kind: type[Any], name: str) -> Any:
+    if value is not None and type(value) is not kind:
+        raise KvEventError(f"{name} is not what it should be: {value!r:.50}")
+    return value

@@ -1,0 +1,371 @@
+"""Which endpoint holds which prompt blocks, as the engines themselves say.
+
+Theory of operation
+-------------------
+An endpoint has a shelf for each tier and cache group. A shelf maps the engine's own block hashes to
+the keys that this picker made of the same tokens (`block_keys`); `_holders` maps a key to the
+shelves that have it. What is said of an engine hash — removed, stored in another tier, the parent
+of a new block — is thereby said of keys.
+
+Engine blocks and keys may differ in size. A chain of engine blocks that does not end where a key
+ends leaves tokens over; they wait at its last hash (`loose`) for the block that continues it. A key
+that was made of several engine blocks is given up with the first of them that is removed. What an
+engine stores twice it removes twice.
+
+Blocks whose parent is unknown are dropped: without the tokens before them they have no key. That,
+like a message that was lost, makes matches too short, never wrong.
+
+A request that was just sent somewhere can be noted for a while (`expect`), until the engine says so
+itself.
+
+Memory: some 250 bytes for each block that an engine holds, and never more keys than `max_keys`:
+then new ones are left out until others have gone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from picker.prefix.block_keys import BlockKeys, Extras
+from picker.prefix.kv_event_codec import BlocksRemoved, BlocksStored, CacheCleared, KvEvent
+from picker.types import BYTES_PER_TOKEN
+
+SPECULATIVE = "speculative"
+_MAX_LOOSE = 4096  # chains of an endpoint that end within a key
+
+
+@dataclass(slots=True, eq=False)
+class _Shelf:
+    """What one endpoint has in one tier and cache group: engine hash → keys, and stores beyond the
+    first.
+    """
+
+    endpoint: str
+    tier: str
+    keys: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    again: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loose:
+    """Where a chain of engine blocks stands: the last key, and what is left over behind it."""
+
+    key: int
+    tokens: bytes = b""
+    extras: Extras = ()
+    hashes: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Engine:
+    """An endpoint's shelves by tier and group, and its chains that end within a key."""
+
+    shelves: dict[tuple[str, int | None], _Shelf] = field(default_factory=dict)
+    loose: dict[int, _Loose] = field(default_factory=dict)
+
+    def known(self, block: int) -> tuple[int, ...]:
+        """The keys of an engine hash, whatever tier it is in; empty when nobody knows."""
+        for shelf in self.shelves.values():
+            keys = shelf.keys.get(block)
+            if keys:
+                return keys
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """A request that was sent to an endpoint; believed until `until_seconds`."""
+
+    until_seconds: float
+    endpoint: str
+    keys: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreciseMatch:
+    """How much of a prompt an endpoint has from its beginning on.
+
+    `score` is the sum of the blocks' tier weights, `blocks` their number; `tiers` counts by tier.
+    """
+
+    score: float
+    blocks: int
+    tiers: Mapping[str, int]
+
+
+class PreciseIndex:
+    """Owns what engines have said. Not thread safe; does no I/O."""
+
+    def __init__(
+        self, maker: BlockKeys, tier_weights: Mapping[str, float], max_keys: int = 10**8
+    ) -> None:
+        """`tier_weights` is by tier, in lower case; other tiers weigh 1."""
+        self._maker = maker
+        self._weights = dict(tier_weights)
+        self._max_keys = max_keys
+        self._holders: dict[int, tuple[_Shelf, ...]] = {}
+        self._engines: dict[str, _Engine] = {}
+        self._expected: deque[_Expected] = deque()
+        self._expected_at: dict[int, dict[str, int]] = {}
+        self.dropped_blocks = 0  # without a known parent
+
+    def __len__(self) -> int:
+        """Number of keys that some engine holds."""
+        return len(self._holders)
+
+    # What engines say
+
+    def apply(self, endpoint: str, model: str, event: KvEvent) -> None:
+        """Take in one event of an endpoint that serves `model`."""
+        if isinstance(event, BlocksStored):
+            self._store(endpoint, model, event)
+        elif isinstance(event, BlocksRemoved):
+            self._remove(endpoint, event)
+        elif isinstance(event, CacheCleared):
+            self.clear(endpoint)
+
+    def clear(self, endpoint: str) -> None:
+        """Forget what an endpoint has said, and what was expected of it."""
+        engine = self._engines.pop(endpoint, _Engine())
+        for shelf in engine.shelves.values():
+            for keys in shelf.keys.values():
+                for key in keys:
+                    self._take_off(key, shelf)
+        if any(one.endpoint == endpoint for one in self._expected):
+            kept = [one for one in self._expected if one.endpoint != endpoint]
+            self._expected, self._expected_at = deque(kept), {}
+            for one in kept:
+                self._count_expected(one, 1)
+
+    def expect(
+        self, endpoint: str, keys: Sequence[int], now_seconds: float, for_seconds: float
+    ) -> None:
+        """Believe for a while that an endpoint holds these blocks, which it was just sent.
+
+        `for_seconds` is the same in every call.
+        """
+        self._expire(now_seconds)
+        one = _Expected(now_seconds + for_seconds, endpoint, tuple(keys))
+        self._expected.append(one)
+        self._count_expected(one, 1)
+
+    def match(self, keys: Sequence[int], now_seconds: float) -> dict[str, PreciseMatch]:
+        """For every endpoint that holds block 0: what it holds from there without a gap."""
+        self._expire(now_seconds)
+        matches: dict[str, PreciseMatch] = {}
+        alive: dict[str, _Tally] | None = None
+        for tiers, count in self._runs(keys):
+            if alive is None:
+                alive = {endpoint: _Tally() for endpoint in tiers}
+            for endpoint in [one for one in alive if one not in tiers]:
+                matches[endpoint] = alive.pop(endpoint).match()
+            for endpoint, tally in alive.items():
+                tally.add(tiers[endpoint], count, self._weights)
+        for endpoint, tally in (alive or {}).items():
+            matches[endpoint] = tally.match()
+        return matches
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` when shelves and holders disagree."""
+        for key, shelves in self._holders.items():
+            if not shelves or len(set(map(id, shelves))) != len(shelves):
+                raise AssertionError("a key has no shelf, or one twice")
+            for shelf in shelves:
+                if self._engines.get(shelf.endpoint) is None:
+                    raise AssertionError("a shelf belongs to nobody")
+                if not any(key in keys for keys in shelf.keys.values()):
+                    raise AssertionError("a key is not on its shelf")
+        for engine in self._engines.values():
+            for shelf in engine.shelves.values():
+                if not shelf.again.keys() <= shelf.keys.keys():
+                    raise AssertionError("a block is stored again that is not there")
+        if sum(len(one.keys) for one in self._expected) != sum(
+            sum(counts.values()) for counts in self._expected_at.values()
+        ):
+            raise AssertionError("expectations are miscounted")
+
+    def _store(self, endpoint: str, model: str, event: BlocksStored) -> None:
+        if not event.is_resumable:
+            return
+        engine = self._engines.setdefault(endpoint, _Engine())
+        shelf = engine.shelves.get((event.tier, event.group))
+        if shelf is None:
+            shelf = _Shelf(endpoint, event.tier)
+            engine.shelves[event.tier, event.group] = shelf
+        if not event.tokens:
+            for block in event.hashes:
+                self._put(shelf, block, engine.known(block))
+            return
+        start = self._start(engine, shelf, model, event)
+        if start is None:
+            self.dropped_blocks += len(event.hashes)
+        elif event.block_size == self._maker.block_size_tokens and not start.tokens:
+            keys = self._maker.chain(start.key, event.tokens, event.extras)
+            for block, key in zip(event.hashes, keys, strict=True):
+                self._put(shelf, block, (key,))
+        else:
+            self._store_unequal(engine, shelf, event, start)
+
+    def _start(
+        self, engine: _Engine, shelf: _Shelf, model: str, event: BlocksStored
+    ) -> _Loose | None:
+        """Where the event's first block continues."""
+        if event.parent is None:
+            return _Loose(self._maker.root(event.adapter or model))
+        loose = engine.loose.get(event.parent)
+        if loose is not None:
+            return loose if all(block in shelf.keys for block in loose.hashes) else None
+        known = engine.known(event.parent)
+        return _Loose(known[-1]) if known else None
+
+    def _store_unequal(
+        self, engine: _Engine, shelf: _Shelf, event: BlocksStored, start: _Loose
+    ) -> None:
+        """Store blocks of another size than that of keys."""
+        size, own = event.block_size, self._maker.block_size_tokens
+        blocks = (*start.hashes, *event.hashes)
+        tokens = start.tokens + event.tokens
+        total = len(tokens) // BYTES_PER_TOKEN
+        # Where each block begins; the first of those that waited perhaps before the first key.
+        begins = [total - (len(blocks) - i) * size for i in range(len(blocks))]
+        extras = _extras_of_keys(start, event, begins[len(start.hashes) :], total, own)
+        keys = self._maker.chain(start.key, tokens, extras)
+        for i, (block, begin) in enumerate(zip(blocks, begins, strict=True)):
+            part = tuple(keys[max(0, begin) // own : -(-(begin + size) // own)])
+            self._put(shelf, block, part, is_again=i >= len(start.hashes))
+        left = total - len(keys) * own
+        if left:
+            while len(engine.loose) >= _MAX_LOOSE:
+                del engine.loose[next(iter(engine.loose))]
+            waiting = -(-left // size)
+            engine.loose[blocks[-1]] = _Loose(
+                keys[-1] if keys else start.key,
+                tokens[-left * BYTES_PER_TOKEN :],
+                extras[len(keys)] if len(extras) > len(keys) else (),
+                blocks[-waiting:],
+            )
+
+    def _put(self, shelf: _Shelf, block: int, keys: tuple[int, ...], is_again: bool = True) -> None:
+        """Put a block on a shelf, or more keys of one that is there (then not `is_again`)."""
+        before = shelf.keys.get(block)
+        if before is None:
+            shelf.keys[block] = keys
+        else:
+            if is_again:
+                shelf.again[block] = shelf.again.get(block, 0) + 1
+            shelf.keys[block] = before + tuple(key for key in keys if key not in before)
+        for key in keys:
+            held = self._holders.get(key)
+            if held is None:
+                if len(self._holders) < self._max_keys:
+                    self._holders[key] = (shelf,)
+            elif shelf not in held:
+                self._holders[key] = (*held, shelf)
+
+    def _remove(self, endpoint: str, event: BlocksRemoved) -> None:
+        engine = self._engines.get(endpoint)
+        shelf = engine.shelves.get((event.tier, event.group)) if engine else None
+        if engine is None or shelf is None:
+            return
+        for block in event.hashes:
+            again = shelf.again.pop(block, 0)
+            if again > 1:
+                shelf.again[block] = again - 1
+            if not again:
+                engine.loose.pop(block, None)
+                for key in shelf.keys.pop(block, ()):
+                    self._take_off(key, shelf)
+
+    def _take_off(self, key: int, shelf: _Shelf) -> None:
+        left = tuple(one for one in self._holders.get(key, ()) if one is not shelf)
+        if left:
+            self._holders[key] = left
+        else:
+            self._holders.pop(key, None)
+
+    # Lookup
+
+    def _runs(self, keys: Sequence[int]) -> Iterator[tuple[dict[str, set[str]], int]]:
+        """Endpoint → tiers, and how many keys in a row that holds for; up to the first that nobody
+        has.
+        """
+        shelves: tuple[_Shelf, ...] = ()
+        expected: dict[str, int] = {}
+        count = 0
+        for key in keys:
+            here = self._holders.get(key, ())
+            hoped = self._expected_at.get(key, _NOTHING)
+            if count and here == shelves and hoped.keys() == expected.keys():
+                count += 1
+                continue
+            if count:
+                yield _tiers(shelves, expected), count
+            shelves, expected, count = here, hoped, 1
+            if not here and not hoped:
+                return
+        if count:
+            yield _tiers(shelves, expected), count
+
+    # What is expected
+
+    def _expire(self, now_seconds: float) -> None:
+        while self._expected and self._expected[0].until_seconds <= now_seconds:
+            self._count_expected(self._expected.popleft(), -1)
+
+    def _count_expected(self, one: _Expected, by: int) -> None:
+        for key in one.keys:
+            counts = self._expected_at.setdefault(key, {})
+            counts[one.endpoint] = counts.get(one.endpoint, 0) + by
+            if not counts[one.endpoint]:
+                del counts[one.endpoint]
+            if not counts:
+                del self._expected_at[key]
+
+
+class _Tally:
+    """Adds up one endpoint's match."""
+
+    __slots__ = ("_blocks", "_score", "_tiers")
+
+    def __init__(self) -> None:
+        self._score, self._blocks = 0.0, 0
+        self._tiers: dict[str, int] = {}
+
+    def add(self, tiers: set[str], count: int, weights: Mapping[str, float]) -> None:
+        """`count` more blocks that are in these tiers."""
+        self._score += count * max(weights.get(tier, 1.0) for tier in tiers)
+        self._blocks += count
+        for tier in tiers:
+            self._tiers[tier] = self._tiers.get(tier, 0) + count
+
+    def match(self) -> PreciseMatch:
+        """The sum."""
+        return PreciseMatch(self._score, self._blocks, self._tiers)
+
+
+_NOTHING: dict[str, int] = {}
+
+
+def _tiers(shelves: Sequence[_Shelf], expected: Mapping[str, int]) -> dict[str, set[str]]:
+    tiers: dict[str, set[str]] = {}
+    for shelf in shelves:
+        tiers.setdefault(shelf.endpoint, set()).add(shelf.tier)
+    for endpoint in expected:
+        tiers.setdefault(endpoint, set()).add(SPECULATIVE)
+    return tiers
+
+
+def _extras_of_keys(
+    start: _Loose, event: BlocksStored, begins: Sequence[int], total: int, own: int
+) -> list[Extras]:
+    """The extra keys of each key, the last perhaps not full: those of the blocks it overlaps."""
+    if not start.extras and not any(event.extras):
+        return []
+    extras: list[list[str]] = [[] for _ in range(-(-total // own))]
+    extras[0].extend(start.extras)
+    for begin, texts in zip(begins, event.extras, strict=False):
+        for index in range(begin // own, -(-(begin + event.block_size) // own)):
+            extras[index].extend(text for text in texts if text not in extras[index])
+    return [tuple(texts) for texts in extras]

@@ -1,0 +1,182 @@
+"""What engines say about their caches is read as they wrote it, or refused as a whole."""
+
+from __future__ import annotations
+
+from struct import pack
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.prefix.kv_event_codec import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    EngineType,
+    KvEventError,
+    Topic,
+    decode_events,
+    parse_topic,
+)
+
+# vLLM 0.32's own bytes at 1.5 s, rank 0: two blocks of two tokens stored, one removed, cleared.
+VLLM_BYTES = bytes.fromhex(
+    "93cb3ff8000000000000"
+    "93"
+    "88a474797065ab426c6f636b53746f726564ac626c6f636b5f686173686573920102b1706172656e745f626c6f636b"
+    "5f68617368c0a9746f6b656e5f6964739401020304aa626c6f636b5f73697a6502a76c6f72615f6964c0a66d656469"
+    "756da3475055a96c6f72615f6e616d65c0"
+    "83a474797065ac426c6f636b52656d6f766564ac626c6f636b5f6861736865739101a66d656469756da3475055"
+    "81a474797065b0416c6c426c6f636b73436c6561726564"
+    "00"
+)
+
+
+def tokens(*ids: int) -> bytes:
+    return pack(f"<{len(ids)}I", *ids)
+
+
+def message(*events: Any) -> bytes:
+    return msgspec.msgpack.encode([1.5, list(events), 0])
+
+
+def stored(**fields: Any) -> dict[str, Any]:
+    return {
+        "type": "BlockStored",
+        "block_hashes": [1],
+        "parent_block_hash": None,
+        "token_ids": [1, 2],
+        "block_size": 2,
+        **fields,
+    }
+
+
+def test_maps_are_read_as_vllm_writes_them() -> None:
+    """Its own bytes, one event of each kind."""
+    assert decode_events(VLLM_BYTES) == [
+        BlocksStored((1, 2), None, tokens(1, 2, 3, 4), 2, "gpu"),
+        BlocksRemoved((1,), "gpu"),
+        CacheCleared(),
+    ]
+
+
+@pytest.mark.parametrize("engine", list(EngineType))
+def test_arrays_say_the_same_with_trailing_fields_left_out(engine: EngineType) -> None:
+    """Older vLLM, and SGLang; fields that are not known are ignored."""
+    payload = message(
+        ["BlockStored", [1], 7, [1, 2], 2],
+        ["BlockStored", [2], 1, [3, 4], 2, 5, "CPU", "ad", [["x"]], 1, "mla_attention", 9, "new"],
+        ["BlockRemoved", [1]],
+        ["BlockRemoved", [2], "CPU", 1],
+        ["AllBlocksCleared"],
+    )
+    assert decode_events(payload, engine) == [
+        BlocksStored((1,), 7, tokens(1, 2), 2),
+        BlocksStored((2,), 1, tokens(3, 4), 2, "cpu", "ad", (("x",),), 1, "mla_attention"),
+        BlocksRemoved((1,)),
+        BlocksRemoved((2,), "cpu", 1),
+        CacheCleared(),
+    ]
+
+
+def test_a_hash_is_its_last_eight_bytes() -> None:
+    """As a digest, as an unsigned or a signed number; short ones are padded; 0 is no parent."""
+    digest = b"\x11" * 24 + b"\x00" * 7 + b"\x09"
+    event = stored(
+        block_hashes=[digest, -1, b"\x05"], parent_block_hash=0, token_ids=[1, 2, 3], block_size=1
+    )
+    (read,) = decode_events(message(event))
+    assert isinstance(read, BlocksStored)
+    assert read.hashes == (9, 2**64 - 1, 5)
+    assert read.parent is None
+
+
+def test_extra_keys_are_texts_without_the_adapter() -> None:
+    """Each block has its own; a legacy entry has its text first; the root knows the adapter."""
+    extra_keys = [["ad", "image", ["audio", 3]], None]
+    event = stored(
+        block_hashes=[1, 2], token_ids=[1, 2, 3, 4], lora_name="ad", extra_keys=extra_keys
+    )
+    (read,) = decode_events(message(event))
+    assert isinstance(read, BlocksStored)
+    assert read.extras == (("image", "audio"), ())
+    assert read.adapter == "ad"
+
+
+def test_only_caches_that_keep_every_token_can_be_resumed_from() -> None:
+    """A sliding window or a state space cannot."""
+    kinds = [None, "full_attention", "sliding_window", "mamba"]
+    events = decode_events(message(*(stored(kv_cache_spec_kind=kind) for kind in kinds)))
+    assert [isinstance(e, BlocksStored) and e.is_resumable for e in events] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "Unheard"},
+        {"block_hashes": [1]},
+        ["BlockStored", [1], None, [1, 2]],
+        ["BlockRemoved"],
+        [],
+        7,
+        stored(block_hashes=7),
+        stored(block_hashes=["1"]),
+        stored(token_ids=[1, -2]),
+        stored(token_ids=[1, 2**32]),
+        stored(token_ids=["a", "b"]),
+        stored(token_ids=[1]),
+        stored(token_ids=None),
+        stored(block_size=0),
+        stored(block_size=True),
+        stored(medium=5),
+        stored(lora_name=5),
+        stored(extra_keys=5),
+        stored(extra_keys=[5]),
+        stored(extra_keys=[[5]]),
+        stored(group_idx="a"),
+    ],
+)
+def test_a_message_with_a_bad_event_is_refused_as_a_whole(event: Any) -> None:
+    """Even when the others are fine."""
+    with pytest.raises(KvEventError):
+        decode_events(message(["AllBlocksCleared"], event))
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"\xc1", msgspec.msgpack.encode(5), msgspec.msgpack.encode([1.0, 2])]
+)
+def test_what_is_no_batch_is_refused(payload: bytes) -> None:
+    """Broken msgpack and other shapes."""
+    with pytest.raises(KvEventError):
+        decode_events(payload)
+
+
+def test_sglang_sends_no_maps() -> None:
+    """One that comes all the same is not of that engine."""
+    with pytest.raises(KvEventError, match="neither an array nor a map"):
+        decode_events(VLLM_BYTES, EngineType.SGLANG)
+
+
+def test_a_topic_names_pod_and_model() -> None:
+    """Models may contain the separator; anything else is a pod's name."""
+    assert parse_topic("kv@10.0.0.1:8000@org/model@v2") == Topic("10.0.0.1:8000", "org/model@v2")
+    assert parse_topic("10.0.0.1:8000") == Topic("10.0.0.1:8000")
+    assert parse_topic("") == Topic("")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=60), st.integers(0, len(VLLM_BYTES)))
+def test_no_bytes_raise_anything_else(noise: bytes, at: int) -> None:
+    """Noise, and real messages with noise in them."""
+    for payload in (noise, VLLM_BYTES[:at] + noise, VLLM_BYTES[:at] + noise + VLLM_BYTES[at:]):
+        try:
+            decode_events(payload)
+        except KvEventError:
+            continue

@@ -1,0 +1,278 @@
+"""The precise index says what the engines said, in tiers, for as long as they hold it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from struct import pack
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from picker.prefix.block_keys import BlockKeys
+from picker.prefix.kv_event_codec import BlocksRemoved, BlocksStored, CacheCleared
+from picker.prefix.precise_index import PreciseIndex, PreciseMatch
+
+MAKER = BlockKeys(4)
+WEIGHTS = {"gpu": 1.0, "cpu": 0.8}
+
+
+def tokens(*ids: int) -> bytes:
+    return pack(f"<{len(ids)}I", *ids)
+
+
+def stored(
+    first_hash: int, *ids: int, parent: int | None = None, size: int = 4, **fields: Any
+) -> BlocksStored:
+    """Blocks of `size` tokens, named by consecutive hashes."""
+    count = len(ids) // size
+    hashes = tuple(range(first_hash, first_hash + count))
+    return BlocksStored(hashes, parent, tokens(*ids), size, **fields)
+
+
+class Scene:
+    """An index with keys of four tokens, and the model `m`."""
+
+    def __init__(self, max_keys: int = 1000) -> None:
+        self.index = PreciseIndex(MAKER, WEIGHTS, max_keys)
+
+    def say(self, endpoint: str, *events: Any) -> None:
+        for event in events:
+            self.index.apply(endpoint, "m", event)
+            self.index.check_integrity()
+
+    def find(self, *ids: int, now: float = 0.0, model: str = "m") -> dict[str, PreciseMatch]:
+        return self.index.match(MAKER.prompt(model, tokens(*ids)), now)
+
+    def blocks(self, *ids: int, now: float = 0.0) -> dict[str, int]:
+        return {name: match.blocks for name, match in self.find(*ids, now=now).items()}
+
+
+def test_what_is_stored_matches_until_it_is_removed() -> None:
+    """Contiguous from the beginning; the parent says what came before."""
+    scene = Scene()
+    scene.say("a", stored(1, *range(8)))
+    scene.say("b", stored(1, *range(4)))
+    scene.say("a", stored(3, *range(8, 12), parent=2))
+    assert scene.blocks(*range(12)) == {"a": 3, "b": 1}
+    assert scene.blocks(*range(4), 9, 9, 9, 9) == {"a": 1, "b": 1}
+    assert scene.blocks(9, 9, 9, 9) == {}
+    scene.say("a", BlocksRemoved((2,)))
+    assert scene.blocks(*range(12)) == {"a": 1, "b": 1}
+    scene.say("b", CacheCleared())
+    assert scene.blocks(*range(12)) == {"a": 1}
+
+
+def test_a_block_in_two_tiers_counts_with_the_better_one() -> None:
+    """Weights 1.0 and 0.8; a tier that nobody weighed counts whole."""
+    scene = Scene()
+    scene.say("a", stored(1, *range(8)), BlocksStored((1,), None, b"", 4, "cpu"))
+    scene.say("b", stored(1, *range(8), tier="cpu"))
+    scene.say("c", stored(1, *range(4), tier="disk"))
+    assert scene.find(*range(8)) == {
+        "a": PreciseMatch(2.0, 2, {"gpu": 2, "cpu": 1}),
+        "b": PreciseMatch(1.6, 2, {"cpu": 2}),
+        "c": PreciseMatch(1.0, 1, {"disk": 1}),
+    }
+    scene.say("a", BlocksRemoved((1,), "gpu"))
+    assert scene.find(*range(8))["a"] == PreciseMatch(1.8, 2, {"gpu": 1, "cpu": 1})
+
+
+def test_what_is_stored_twice_is_removed_twice() -> None:
+    """Equal contents may be cached twice."""
+    scene = Scene()
+    scene.say("a", stored(1, *range(4)), stored(1, *range(4)), BlocksRemoved((1,)))
+    assert scene.blocks(*range(4)) == {"a": 1}
+    scene.say("a", BlocksRemoved((1,)))
+    assert scene.blocks(*range(4)) == {}
+    assert len(scene.index) == 0
+
+
+def test_adapters_and_salts_share_nothing() -> None:
+    """The adapter's name takes the place of the model's."""
+    scene = Scene()
+    scene.say("a", stored(1, *range(4), adapter="ad"), stored(2, *range(4), extras=(("salt",),)))
+    assert scene.blocks(*range(4)) == {}
+    assert set(scene.find(*range(4), model="ad")) == {"a"}
+    salted = MAKER.prompt("m", tokens(*range(4)), salt="salt")
+    assert set(scene.index.match(salted, 0.0)) == {"a"}
+
+
+def test_blocks_without_a_known_parent_are_dropped_and_counted() -> None:
+    """Nobody knows what came before them."""
+    scene = Scene()
+    scene.say("a", stored(5, *range(8), parent=99))
+    assert scene.index.dropped_blocks == 2
+    assert len(scene.index) == 0
+
+
+def test_caches_that_forget_are_not_believed() -> None:
+    """A sliding window holds the block, but not what is before it."""
+    scene = Scene()
+    scene.say("a", stored(1, *range(4), kind="sliding_window"))
+    assert scene.blocks(*range(4)) == {}
+
+
+def test_groups_are_removed_apart() -> None:
+    """A block that two cache groups hold is there until both have lost it."""
+    scene = Scene()
+    scene.say("a", stored(1, *range(4), group=0), stored(1, *range(4), group=1))
+    scene.say("a", BlocksRemoved((1,), group=0))
+    assert scene.blocks(*range(4)) == {"a": 1}
+    scene.say("a", BlocksRemoved((1,), group=1))
+    assert scene.blocks(*range(4)) == {}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8, 12])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_engine_blocks_may_have_any_size(size: int, at_once: bool) -> None:
+    """Every full key of what was stored matches, in one event or block by block."""
+    ids = list(range(24))
+    scene = Scene()
+    if at_once:
+        scene.say("a", stored(1, *ids, size=size))
+    else:
+        for i in range(24 // size):
+            part = ids[i * size : (i + 1) * size]
+            scene.say("a", stored(1 + i, *part, size=size, parent=i or None))
+    assert scene.blocks(*ids) == {"a": 6}
+    scene.say("a", BlocksRemoved((24 // size,)))
+    assert scene.blocks(*ids) == {"a": (24 - size) // 4}
+    scene.say("a", *(BlocksRemoved((i,)) for i in range(1, 25)))
+    assert len(scene.index) == 0
+
+
+def test_a_chain_within_a_key_needs_all_its_blocks() -> None:
+    """One that was removed meanwhile leaves a hole."""
+    scene = Scene()
+    scene.say("a", stored(1, 0, 1, 2, size=1), BlocksRemoved((2,)))
+    scene.say("a", stored(4, 3, parent=3, size=1))
+    assert scene.blocks(*range(4)) == {}
+    assert scene.index.dropped_blocks == 1
+
+
+def test_extras_of_small_blocks_belong_to_the_key_they_are_in() -> None:
+    """And those of a large block to all its keys."""
+    scene = Scene()
+    small = stored(1, *range(8), size=2, extras=((), ("x",), ("x",), ()))
+    scene.say("a", small)
+    scene.say("b", stored(1, *range(8), size=8, extras=(("y",),)))
+    root = MAKER.root("m")
+    prompt = tokens(*range(8))
+    assert set(scene.index.match(MAKER.chain(root, prompt, [("x",), ("x",)]), 0.0)) == {"a"}
+    both = scene.index.match(MAKER.chain(root, prompt, [("y",), ("y",)]), 0.0)
+    assert {name: match.blocks for name, match in both.items()} == {"b": 2}
+
+
+def test_a_request_that_was_just_sent_is_believed_for_a_while() -> None:
+    """Until its time is up, or the endpoint starts anew; what the engine says itself stays."""
+    scene = Scene()
+    keys = MAKER.prompt("m", tokens(*range(8)))
+    scene.index.expect("a", keys, 10.0, 2.0)
+    scene.index.expect("b", keys, 11.0, 2.0)
+    scene.index.check_integrity()
+    assert scene.find(*range(8), now=11.9) == {
+        "a": PreciseMatch(2.0, 2, {"speculative": 2}),
+        "b": PreciseMatch(2.0, 2, {"speculative": 2}),
+    }
+    scene.say("a", stored(1, *range(4)))
+    assert scene.blocks(*range(8), now=12.0) == {"a": 1, "b": 2}
+    scene.index.clear("b")
+    scene.index.check_integrity()
+    assert scene.blocks(*range(8), now=12.0) == {"a": 1}
+
+
+def test_no_more_keys_are_held_than_allowed() -> None:
+    """New ones are left out until others have gone."""
+    scene = Scene(max_keys=2)
+    scene.say("a", stored(1, *range(16)))
+    assert scene.blocks(*range(16)) == {"a": 2}
+    scene.say("a", BlocksRemoved((1, 2, 3, 4)))
+    assert len(scene.index) == 0
+    scene.say("a", stored(9, *range(50, 54)))
+    assert scene.blocks(*range(50, 54)) == {"a": 1}
+
+
+Prefix = tuple[int, ...]
+
+
+class PreciseModel(RuleBasedStateMachine):
+    """Compares the index with a multiset of prefixes for each endpoint and tier."""
+
+    endpoints = st.sampled_from(["a", "b", "c"])
+    tiers = st.sampled_from(["gpu", "cpu"])
+    prompts = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(tuple)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scene = Scene()
+        self.held: Counter[tuple[str, str, Prefix]] = Counter()
+
+    @rule(endpoint=endpoints, tier=tiers, prompt=prompts, start=st.integers(0, 3))
+    def store(self, endpoint: str, tier: str, prompt: Prefix, start: int) -> None:
+        """Blocks of a prompt become hits, from some block on whose parent is cached somewhere."""
+        start = min(start, len(prompt) - 1)
+        parent = prompt[:start]
+        if parent and not any(self.held[endpoint, one, parent] for one in WEIGHTS):
+            return
+        prefixes = [prompt[:end] for end in range(start + 1, len(prompt) + 1)]
+        ids = [token for prefix in prefixes for token in [prefix[-1]] * 4]
+        self.scene.say(
+            endpoint,
+            BlocksStored(
+                tuple(map(self._name, prefixes)),
+                self._name(parent) if parent else None,
+                tokens(*ids),
+                4,
+                tier,
+            ),
+        )
+        self.held.update((endpoint, tier, prefix) for prefix in prefixes)
+
+    @rule(endpoint=endpoints, tier=tiers, prompt=prompts)
+    def remove(self, endpoint: str, tier: str, prompt: Prefix) -> None:
+        """A block is used for something else, if it was there."""
+        self.scene.say(endpoint, BlocksRemoved((self._name(prompt),), tier))
+        if self.held[endpoint, tier, prompt]:
+            self.held[endpoint, tier, prompt] -= 1
+
+    @rule(endpoint=endpoints)
+    def clear(self, endpoint: str) -> None:
+        """An engine starts anew."""
+        self.scene.say(endpoint, CacheCleared())
+        for held in list(self.held):
+            if held[0] == endpoint:
+                del self.held[held]
+
+    @rule(prompt=prompts)
+    def match(self, prompt: Prefix) -> None:
+        """Blocks, scores and tiers."""
+        ids = [token for block in prompt for token in [block] * 4]
+        found = self.scene.find(*ids)
+        for endpoint in ("a", "b", "c"):
+            score, tally, blocks = 0.0, Counter[str](), 0
+            for end in range(1, len(prompt) + 1):
+                here = [tier for tier in WEIGHTS if self.held[endpoint, tier, prompt[:end]]]
+                if not here:
+                    break
+                blocks += 1
+                score += max(WEIGHTS[tier] for tier in here)
+                tally.update(here)
+            match = found.get(endpoint, PreciseMatch(0.0, 0, {}))
+            assert (match.blocks, match.tiers) == (blocks, tally)
+            assert match.score == pytest.approx(score)
+
+    @invariant()
+    def sized(self) -> None:
+        """Each prefix that is held somewhere is one key."""
+        assert len(self.scene.index) == len({held[2] for held in +self.held})
+
+    @staticmethod
+    def _name(prefix: Prefix) -> int:
+        return int("1" + "".join(map(str, prefix)))
+
+
+TestPreciseModel = PreciseModel.TestCase
+TestPreciseModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
