@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
@@ -11,9 +13,17 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from picker.admin.pool_metrics import PoolCollector
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.inflight import InflightLoad
 from picker.label_caps import MAX_LABEL_SETS, BoundedLabels, RequestLabels
 from picker.metrics import PickerMetrics
 
+METRICS_DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+SERIES_NAME = re.compile(
+    r"\b(?:llm_d_epp|pointsman|inference_(?:objective|pool|extension)|llm_d_inference_scheduler)"
+    r"_[a-z0-9_]+"
+)
 REQUEST = ("model_name", "target_model_name", "fairness_id", "priority")
 MODELS = REQUEST[:2]
 PLUGIN = ("extension_point", "plugin_type", "plugin_name")
@@ -238,3 +248,15 @@ def test_combinations_of_labels_are_bounded_and_stay_what_they_were() -> None:
     assert len(set(first)) <= MAX_LABEL_SETS + 3
     assert ("other", "other", "other", "1") in first
     assert [labels.of(*one) for one in asked] == first
+
+
+def test_every_series_is_documented_and_nothing_else() -> None:
+    """docs/metrics.md names each one, deprecated names too."""
+    metrics = PickerMetrics()
+    metrics.register(PoolCollector("pool", Datastore(), InflightLoad()))
+    told = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in metrics.registry.collect()
+    }
+    written = set(SERIES_NAME.findall(METRICS_DOCUMENT.read_text()))
+    assert written - {"llm_d_epp_"} == told
