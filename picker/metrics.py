@@ -103,6 +103,7 @@ class PickerMetrics:
         self.registry = CollectorRegistry()
         self._declare_requests()
         self._declare_responses()
+        self._declare_response_times()
         self._declare_decisions()
         self._declare_pool()
         self._declare_config()
@@ -204,6 +205,8 @@ class PickerMetrics:
             INPUT_TOKENS,
             "prompt_cached_tokens",
         )
+
+    def _declare_response_times(self) -> None:
         self.request_ntpot_seconds = self._of_requests(
             "request_ntpot_seconds",
             "Duration of a request per generated token.",

@@ -328,3 +328,23 @@ async def test_hooks_are_not_told_of_the_end_of_what_they_never_saw(house: Any) 
     exchange, _ = await house.route(RawRequest(HEADERS, None))
     exchange.finish(FinishCause.COMPLETED)
     assert hook.ends == []
+
+
+async def test_the_usage_of_a_real_stream_is_read_while_its_model_is_renamed(house: Any) -> None:
+    """With the parser and the reader of the running program, cut in the middle of everything."""
+    stream = (
+        b'data: {"model":"served","choices":[{"text":"a"}]}\n\n'
+        b'data: {"model": "served","usage":{"prompt_tokens":7,"completion_tokens":10,'
+        b'"total_tokens":17,"prompt_tokens_details":{"cached_tokens":4}}}\n\n'
+        b"data: [DONE]\n\n"
+    )
+    for size in (1, 7, 50, len(stream)):
+        exchange, decision = await house.route(RawRequest(RENAMING, BODY))
+        assert decision.needs_response_body
+        tap = decision.response
+        tap.head(ResponseHead(200, EVENTS))
+        pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
+        out = b"".join(tap.body(piece, False)[0] for piece in pieces) + tap.body(b"", True)[0]
+        assert out == stream.replace(b"served", b"asked")
+        exchange.finish(FinishCause.COMPLETED, 200)
+        assert house.recorder.outcomes[-1].usage == Usage(7, 10, 17, 4)
