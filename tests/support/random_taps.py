@@ -54,5 +54,5 @@ def taps() -> st.SearchStrategy[HoldingTap]:
     return st.builds(
         HoldingTap,
         st.sampled_from([0, 1, 5, 100_000]),
-        st.none() | st.integers(1, 5),
+        st.none() | st.integers(1, 4),
     )
