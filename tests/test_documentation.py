@@ -17,7 +17,7 @@ import worker.training.flags
 from picker.config.build import build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
-from picker.datalayer.discovery import parse_endpoints
+from picker.datalayer.endpoints_file import parse_endpoints
 from picker.metrics import PickerMetrics
 
 ROOT = Path(__file__).parent.parent

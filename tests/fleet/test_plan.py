@@ -10,7 +10,7 @@ import yaml
 
 from fleet.envoy.settings import Mechanism, SocketAddress
 from fleet.plan import Options, Plan, Site, plan
-from picker.datalayer.discovery import parse_endpoints
+from picker.datalayer.endpoints_file import parse_endpoints
 from picker.types import Endpoint
 
 SITE = Site(Path("/run/x"), (1, 2, 3), (11, 12), cores=5, envoy=Path("/bin/envoy"))

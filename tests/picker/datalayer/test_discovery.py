@@ -4,78 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from picker.datalayer.datastore import Datastore, EndpointChanges
-from picker.datalayer.discovery import MAX_FILE_BYTES, FileDiscovery, parse_endpoints
+from picker.datalayer.discovery import FileDiscovery
 from picker.errors import ConfigError
 from picker.metrics import PickerMetrics
-from picker.types import Endpoint
 
-ONE = "endpoints: [{name: a, address: 10.0.0.1, port: 8000}]\n"
+ONE = "endpoints:\n- {name: a, address: 10.0.0.1, port: 8000}\n"
 TWO = (
     "endpoints: [{name: a, address: 10.0.0.1, port: 8000}, {name: b, address: '::1', port: '1'}]\n"
 )
-
-
-def test_an_entry_becomes_an_endpoint() -> None:
-    """Ports may be strings or numbers, addresses of either family; JSON is YAML too."""
-    content = b"""
-endpoints:
-- {name: a, address: 10.0.0.1, port: "8000", namespace: prod, labels: {llm-d.ai/role: decode}}
-- {"name": "b", "address": "fd00::1", "port": 9000}
-"""
-    found = parse_endpoints(content)
-    assert found.problems == ()
-    assert found.endpoints == (
-        Endpoint("a", "10.0.0.1", 8000, "prod", {"llm-d.ai/role": "decode"}),
-        Endpoint("b", "fd00::1", 9000),
-    )
-
-
-@pytest.mark.parametrize(
-    ("entry", "problem"),
-    [
-        ("just text", "expected a mapping"),
-        ("{address: 10.0.0.1, port: 1}", "'name' must be"),
-        ("{name: 5, address: 10.0.0.1, port: 1}", "'name' must be"),
-        ("{name: x, address: example.com, port: 1}", "must be an IP address, got 'example.com'"),
-        ("{name: x, address: 10.0.0.1}", "'port' must be a number from 1 to 65535, got None"),
-        ("{name: x, address: 10.0.0.1, port: 0}", "'port' must be"),
-        ("{name: x, address: 10.0.0.1, port: '65536'}", "'port' must be"),
-        ("{name: x, address: 10.0.0.1, port: true}", "'port' must be"),
-        ("{name: x, address: 10.0.0.1, port: 1, labels: [a]}", "'labels' must be a mapping"),
-        ("{name: x, address: 10.0.0.1, port: 1, labels: {a: 1}}", "label 'a' must map"),
-        ("{name: x, adress: 10.0.0.1, port: 1}", "unknown key 'adress', allowed: name"),
-        ("{name: good, address: 10.0.0.9, port: 1}", "'default/good' is already taken"),
-    ],
-)
-def test_a_bad_entry_is_skipped_and_reported(entry: str, problem: str) -> None:
-    """The good one beside it applies."""
-    text = f"endpoints:\n- {{name: good, address: 10.0.0.1, port: 1}}\n- {entry}\n"
-    found = parse_endpoints(text.encode())
-    assert [endpoint.name for endpoint in found.endpoints] == ["good"]
-    assert len(found.problems) == 1
-    assert found.problems[0].startswith("endpoints[1]: ")
-    assert problem in found.problems[0]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"[]", b"endpoints: 5", b"a: [", b"\xff\xfe\xff", b"x" * (MAX_FILE_BYTES + 1)],
-)
-def test_what_is_no_list_of_endpoints_is_refused(content: bytes) -> None:
-    """There is nothing to skip in it."""
-    with pytest.raises(ConfigError):
-        parse_endpoints(content)
-
-
-def test_an_empty_list_is_an_empty_pool() -> None:
-    """All workers may be gone."""
-    assert parse_endpoints(b"endpoints: []").endpoints == ()
 
 
 def test_an_unreadable_file_is_fatal_at_the_start(tmp_path: Path) -> None:
@@ -85,36 +28,102 @@ def test_an_unreadable_file_is_fatal_at_the_start(tmp_path: Path) -> None:
         discovery.load()
 
 
-async def test_changes_of_the_file_apply_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:
-    """Written in place, replaced by renaming, broken and mended."""
-    path = tmp_path / "endpoints.yaml"
-    path.write_text(ONE)
-    store = Datastore()
-    changed = asyncio.Event()
+class Watched:
+    """A pool that follows a file, and how to wait for it."""
 
-    def note(_: EndpointChanges) -> None:
-        changed.set()
+    def __init__(self, path: Path) -> None:
+        self.store = Datastore()
+        self.metrics = PickerMetrics()
+        self.changed = asyncio.Event()
+        self.store.subscribe(self.note)
+        self.discovery = FileDiscovery(path, self.store, self.metrics)
+        self.discovery.load()
+        self.changed.clear()
 
-    store.subscribe(note)
-    discovery = FileDiscovery(path, store, PickerMetrics())
-    discovery.load()
-    changed.clear()
-    task = asyncio.create_task(discovery.run())
+    def note(self, _: EndpointChanges) -> None:
+        self.changed.set()
+
+    async def next(self) -> list[str]:
+        """The pool's names after the next change."""
+        await asyncio.wait_for(self.changed.wait(), 30)
+        self.changed.clear()
+        return [candidate.endpoint.name for candidate in self.store.snapshot().candidates]
+
+
+@asynccontextmanager
+async def watching(path: Path) -> AsyncIterator[Watched]:
+    watched = Watched(path)
+    task = asyncio.create_task(watched.discovery.run())
     try:
-        path.write_text(TWO)
-        await asyncio.wait_for(changed.wait(), 30)
-        assert len(store.snapshot().candidates) == 2
-        changed.clear()
-        path.write_text("endpoints: [")
-        replacement = tmp_path / "endpoints.yaml.new"
-        replacement.write_text("endpoints: []\n")
-        os.replace(replacement, path)
-        await asyncio.wait_for(changed.wait(), 30)
-        assert store.snapshot().candidates == ()
+        yield watched
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+async def test_changes_of_the_file_apply_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:
+    """Written in place, broken, replaced by renaming, removed and written anew."""
+    path = tmp_path / "endpoints.yaml"
+    path.write_text(ONE)
+    async with watching(path) as watched:
+        path.write_text(TWO)
+        assert await watched.next() == ["a", "b"]
+        path.write_text("endpoints: [")
+        replacement = tmp_path / "endpoints.yaml.new"
+        replacement.write_text("endpoints: []\n")
+        os.replace(replacement, path)
+        assert await watched.next() == []
+        path.unlink()
+        path.write_text(ONE)
+        assert await watched.next() == ["a"]
+
+
+async def test_links_may_be_turned(tmp_path: Path) -> None:
+    """The file itself is one, as is the folder of a Kubernetes volume, or any folder above."""
+    for version, text in (("v1", ONE), ("v2", TWO), ("v3", "endpoints: []")):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "endpoints.yaml").write_text(text)
+    current, link = tmp_path / "..data", tmp_path / "endpoints.yaml"
+    current.symlink_to("v1")
+    link.symlink_to("..data/endpoints.yaml")
+    async with watching(link) as watched:
+        turn(current, "v2")
+        assert await watched.next() == ["a", "b"]
+        turn(link, "v3/endpoints.yaml")
+        assert await watched.next() == []
+    async with watching(current / "endpoints.yaml") as watched:
+        turn(current, "v1")
+        assert await watched.next() == ["a"]
+
+
+def turn(link: Path, target: str) -> None:
+    """Point a link elsewhere, atomically."""
+    new = link.with_name("new")
+    new.symlink_to(target)
+    os.replace(new, link)
+
+
+def test_a_bad_entry_is_told_and_counted_and_the_others_apply(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the start as later."""
+    path = tmp_path / "endpoints.yaml"
+    path.write_text(ONE + "- {name: worse, address: example.com, port: 1}\n")
+    watched = Watched(path)
+    assert [one.endpoint.name for one in watched.store.snapshot().candidates] == ["a"]
+    assert "skipped endpoints[1] ('worse'): 'address' must be an IP address" in caplog.text
+    value = watched.metrics.registry.get_sample_value("pointsman_discovery_errors_total")
+    assert value == 1
+
+
+@pytest.mark.parametrize("what", ["folder", "pipe"])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, what: str) -> None:
+    """A pipe would never end."""
+    path = tmp_path / "endpoints.yaml"
+    path.mkdir() if what == "folder" else os.mkfifo(path)
+    with pytest.raises(ConfigError, match="is not a file"):
+        FileDiscovery(path, Datastore(), PickerMetrics()).load()
 
 
 def test_a_reload_of_a_broken_file_keeps_the_endpoints(tmp_path: Path) -> None:

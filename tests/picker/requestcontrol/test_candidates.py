@@ -32,6 +32,9 @@ POOL = (
         (("2001:db8::1",), ["six"]),
         (("2001:DB8:0:0:0:0:0:1",), ["six"]),
         (("[2001:db8::1]:8001",), []),
+        (("2001:db8::1]:8000", "[2001:db8::1", "[10.0.0.1]:8000", "[10.0.0.1]"), []),
+        (("localhost", "localhost:8000", "::1]]", "10.0.0.1:8000:8001"), []),
+        (("unknown", "10.0.0.2:8000"), ["b"]),
         (("10.0.0.1:", "10.0.0.1:http", ":8000", "", "10.0.0.1:99999999"), []),
     ],
 )
@@ -52,3 +55,10 @@ def test_the_pickers_own_load_is_filled_in() -> None:
 def test_an_idle_pool_is_passed_through_untouched() -> None:
     """Nothing is copied when there is nothing to say."""
     assert candidates_for(POOL, None, {}) is POOL
+
+
+def test_attributes_and_last_metrics_come_along() -> None:
+    """Load is added, nothing is lost."""
+    known = Candidate(POOL[0].endpoint, None, 0, METRICS, {"x/y": 1})
+    (found,) = candidates_for([known], None, {"default/a": 1})
+    assert found == Candidate(POOL[0].endpoint, None, 1, METRICS, {"x/y": 1})

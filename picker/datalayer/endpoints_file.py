@@ -1,0 +1,179 @@
+"""An endpoints file, YAML or JSON → endpoints.
+
+    endpoints:
+    - {name: w0, namespace: default, address: 127.0.0.1, port: "8000", labels: {role: decode}}
+
+`port` may be a number or a string, `address` IPv4 or IPv6. Beyond the reference's keys there are
+`rank`, the data-parallel rank of the entry's pod that it serves, and `nodeAddress`, the machine it
+runs on. The labels `metricsAddress` and `metricsPort` say where its metrics are when that is not
+its own address; the port alone says nothing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from picker.errors import ConfigError
+from picker.types import Endpoint
+
+MAX_FILE_BYTES = 1024 * 1024
+MAX_NAME_LENGTH = 253
+METRICS_ADDRESS_LABEL = "metricsAddress"
+METRICS_PORT_LABEL = "metricsPort"
+_FIELDS = ("name", "namespace", "address", "port", "labels", "rank", "nodeAddress")
+_SHOWN_LENGTH = 60
+_Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NAME = re.compile(r"[^/\s\x00-\x1f\x7f]+")
+_DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_DNS_NAME = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*")
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointList:
+    """The usable entries of an endpoints file, and what is wrong with the others."""
+
+    endpoints: tuple[Endpoint, ...]
+    problems: tuple[str, ...] = ()
+
+
+def parse_endpoints(content: bytes) -> EndpointList:
+    """Decode an endpoints file. Raises `ConfigError` when it is not one at all."""
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"the file is larger than {MAX_FILE_BYTES} bytes")
+    try:
+        document = yaml.load(content, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: impossible dates
+        raise ConfigError(f"not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(document, dict) or not isinstance(document.get("endpoints"), list):
+        raise ConfigError("expected a mapping with a list under the key 'endpoints'")
+    endpoints: dict[str, Endpoint] = {}
+    problems = [f"unknown key {_shown(key)}" for key in document if key != "endpoints"]
+    for index, entry in enumerate(document["endpoints"]):
+        try:
+            endpoint = _endpoint(entry)
+            if endpoint.key in endpoints:
+                raise ValueError(f"'{endpoint.key}' is already taken by an earlier entry")
+        except ValueError as error:
+            problems.append(f"endpoints[{index}]{_named(entry)}: {error}")
+        else:
+            endpoints[endpoint.key] = endpoint
+    return EndpointList(tuple(endpoints.values()), tuple(problems))
+
+
+def _named(entry: object) -> str:
+    name = entry.get("name") if isinstance(entry, dict) else None
+    return f" ({_shown(name)})" if isinstance(name, str) else ""
+
+
+def _shown(value: object) -> str:
+    """`value` in a message; short, whatever it is: anchors make small files of huge values."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= _SHOWN_LENGTH else f"{value[:_SHOWN_LENGTH]}…")
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "a huge number"
+    if value is None or isinstance(value, int | float):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
+def _endpoint(entry: object) -> Endpoint:
+    if not isinstance(entry, dict):
+        raise ValueError(f"expected a mapping, got {_shown(entry)}")
+    unknown = [key for key in entry if key not in _FIELDS]
+    if unknown:
+        raise ValueError(f"unknown key {_shown(unknown[0])}, allowed: {', '.join(_FIELDS)}")
+    node = entry.get("nodeAddress")
+    address, port = _address(entry, "address"), _port(entry.get("port"), "port")
+    labels = _labels(entry.get("labels"))
+    return Endpoint(
+        name=_name(entry, "name"),
+        namespace=_name(entry, "namespace", "default"),
+        address=address,
+        port=port,
+        labels=labels,
+        rank_index=_rank(entry.get("rank", 0)),
+        metrics_host_port=_metrics_host_port(labels, port),
+        node_address=None if node is None else _address(entry, "nodeAddress"),
+    )
+
+
+def _text(entry: Mapping[str, Any], key: str, default: str | None = None) -> str:
+    value = entry.get(key, default)
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"'{key}' must be a non-empty string")
+    return value
+
+
+def _name(entry: Mapping[str, Any], key: str, default: str | None = None) -> str:
+    text = _text(entry, key, default)
+    if len(text) > MAX_NAME_LENGTH or not _NAME.fullmatch(text):
+        raise ValueError(
+            f"'{key}' must have at most {MAX_NAME_LENGTH} characters, no blanks and no '/'"
+        )
+    return text
+
+
+def _address(entry: Mapping[str, Any], key: str) -> str:
+    text = _text(entry, key)
+    address = _ip(text)
+    if address is None:
+        raise ValueError(
+            f"'{key}' must be an IP address, got {_shown(text)} (a proxy cannot route to a name)"
+        )
+    if address.is_unspecified or address.is_multicast or "%" in text:
+        raise ValueError(f"'{key}' must be the address of one host, got '{address}'")
+    return str(address)
+
+
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+def _port(value: object, key: str) -> int:
+    number = value
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 5:
+        number = int(value)
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 65535:
+        raise ValueError(f"'{key}' must be a number from 1 to 65535, got {_shown(value)}")
+    return number
+
+
+def _rank(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 65535:
+        raise ValueError(f"'rank' must be a number from 0, got {_shown(value)}")
+    return value
+
+
+def _labels(value: object) -> Mapping[str, str]:
+    if value is None:
+        return MappingProxyType({})
+    if not isinstance(value, dict):
+        raise ValueError("'labels' must be a mapping")
+    for key, text in value.items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise ValueError(f"label {_shown(key)} must map a string to a string (quote numbers)")
+    return MappingProxyType(dict(value))
+
+
+def _metrics_host_port(labels: Mapping[str, str], port: int) -> str | None:
+    """Where the labels say that metrics are; None: at the endpoint's own address."""
+    host = labels.get(METRICS_ADDRESS_LABEL)
+    if host is None:
+        return None
+    address = _ip(host)
+    if address is None and (len(host) > MAX_NAME_LENGTH or not _DNS_NAME.fullmatch(host)):
+        text = f"the label '{METRICS_ADDRESS_LABEL}' must be an IP address or a DNS name"
+        raise ValueError(f"{text}, got {_shown(host)}")
+    at = labels.get(METRICS_PORT_LABEL)
+    metrics_port = port if at is None else _port(at, METRICS_PORT_LABEL)
+    return f"[{address}]:{metrics_port}" if host.count(":") else f"{host}:{metrics_port}"
