@@ -12,7 +12,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, cast
 
 from picker.datalayer.http_response import ResponseError, ResponseReader
 from picker.datalayer.sources import PageLocation, TlsFiles
@@ -185,9 +185,8 @@ class _Connection(asyncio.Protocol):
     # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection stands."""
-        if isinstance(transport, asyncio.Transport):
-            self._transport = transport
+        """The connection stands. (uvloop's transports are not of asyncio's class.)"""
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         """A part of the answer, or something nobody asked for."""

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from picker.datalayer.http_pages import MAX_PAGE_BYTES, HttpPages, ScrapeError, tls_context
 from picker.datalayer.sources import PageLocation, TlsFiles
@@ -89,6 +90,20 @@ async def test_many_pages_come_over_one_connection() -> None:
     assert asked[0] == asked[2]
     assert asked[0].startswith(b"GET /metrics HTTP/1.1\r\nHost: " + server.address.encode())
     assert b"Accept-Encoding: identity" in asked[0]
+
+
+def test_pages_are_fetched_on_the_event_loop_that_the_picker_runs_on() -> None:
+    """uvloop's transports are of no class of asyncio."""
+
+    async def fetch() -> bytes:
+        async def answer(visit: Visit) -> None:
+            await visit.request()
+            await visit.answer(OK)
+
+        async with serving(answer) as server, HttpPages(PageLocation()) as pages:
+            return await pages.fetch(server.address)
+
+    assert uvloop.run(fetch()) == PAGE
 
 
 async def test_an_address_may_be_ipv6() -> None:
