@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client.core import GaugeMetricFamily
 
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.inflight import InflightLoad
-from picker.metrics import Collector, Metric, gauge_family
+from picker.metrics import OWN_PREFIX, Collector, Metric, gauge_family
 from picker.types import Candidate, EndpointMetrics
 
 
 class PoolCollector(Collector):
-    """Averages and deviations over the endpoints whose load is known, and counts of all."""
+    """Averages and deviations over the endpoints whose load is known, and counts of all.
 
-    def __init__(self, pool_name: str, datastore: Datastore, inflight: InflightLoad) -> None:
+    `clock` is the one that scrapes are timed with, in seconds.
+    """
+
+    def __init__(
+        self,
+        pool_name: str,
+        datastore: Datastore,
+        inflight: InflightLoad,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._pool = pool_name
         self._datastore = datastore
         self._inflight = inflight
+        self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
         """One pass over a snapshot."""
@@ -37,13 +50,12 @@ class PoolCollector(Collector):
         }
         for name, values in readings.items():
             average = gauge_family(f"average_{name}", f"Mean {name} of the pool.", ("name",))
-            average.add_metric([self._pool], statistics.fmean(values) if values else 0.0)
+            average.add_metric([self._pool], _mean(values))
             yield average
             deviation = gauge_family(
                 f"std_dev_{name}", f"Sample standard deviation of {name} in the pool.", ("name",)
             )
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            deviation.add_metric([self._pool], spread)
+            deviation.add_metric([self._pool], _sample_deviation(values))
             yield deviation
 
     def _per_endpoint(self, candidates: Sequence[Candidate]) -> Iterator[Metric]:
@@ -57,13 +69,44 @@ class PoolCollector(Collector):
             "Requests this picker has under way at an endpoint.",
             ("endpoint_name", "namespace", "producer_name", "fairness_id", "priority"),
         )
+        # Endpoints of different namespaces may share a name; a series may not appear twice.
+        waiting: dict[str, int] = {}
         for candidate in candidates:
             endpoint = candidate.endpoint
             if candidate.metrics is not None:
-                queues.add_metric([self._pool, endpoint.name], candidate.metrics.waiting_requests)
+                before = waiting.get(endpoint.name, 0)
+                waiting[endpoint.name] = before + candidate.metrics.waiting_requests
             inflight.add_metric(
                 [endpoint.name, endpoint.namespace, "", "", ""],
                 self._inflight.requests(candidate.key),
             )
+        for name, requests in waiting.items():
+            queues.add_metric([self._pool, name], requests)
         yield queues
         yield inflight
+        yield self._ages(candidates)
+
+    def _ages(self, candidates: Sequence[Candidate]) -> Metric:
+        ages = GaugeMetricFamily(
+            OWN_PREFIX + "endpoint_metrics_age_seconds",
+            "Time since an endpoint's load was last known.",
+            labels=("name", "namespace", "model_server_endpoint"),
+        )
+        now = self._clock()
+        for candidate in candidates:
+            endpoint, last = candidate.endpoint, candidate.last_metrics
+            if last is not None:
+                age = max(0.0, now - last.updated_at_seconds)
+                ages.add_metric([self._pool, endpoint.namespace, endpoint.name], age)
+        return ages
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def _sample_deviation(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    mean = _mean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
