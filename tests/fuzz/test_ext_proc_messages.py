@@ -112,7 +112,7 @@ def plausible(draw: st.DrawFn) -> list[bytes]:
     stream += [message(response_body={"body": body}) for body in draw(pieces)]
     last = message(response_body={"body": draw(bodies), "end_of_stream": True})
     stream.append(draw(st.just(last) | st.just(message(response_trailers={}))))
-    for foreign in draw(st.lists(noise, max_size=2)):
+    for foreign in draw(st.just([]) | st.lists(noise, max_size=2)):
         stream.insert(draw(st.integers(0, len(stream))), foreign)
     return stream
 
@@ -132,6 +132,7 @@ class Play:
     decision: RouteDecision | RefusedError | Exception
     waits: bool  # the decision comes only when the proxy has sent everything
     evict_after: int | None  # messages
+    patience: int  # turns of the loop that the proxy leaves the picker between two messages
 
 
 decisions = st.builds(
@@ -154,8 +155,9 @@ plays = st.builds(
     messages,
     st.booleans(),
     decisions | decisions | decisions | failures,
-    st.booleans(),
-    st.none() | st.integers(0, 6),
+    st.sampled_from([False, False, False, True]),
+    st.none() | st.none() | st.none() | st.integers(0, 6),
+    st.sampled_from([0, 5, 5]),
 )
 
 # The rest of the world
@@ -221,11 +223,11 @@ async def perform(play: Play) -> tuple[Exchange, list[Reply]]:
         if given == play.evict_after and exchange.evict is not None:
             exchange.evict(DropReason.EVICTED)
         given += 1
-        await asyncio.sleep(0)
+        for _ in range(play.patience):
+            await asyncio.sleep(0)
         data = next(remaining, None)
         if data is None:
             exchange.sent_all.set()
-            await asyncio.sleep(0)
             if play.reset:
                 loop.call_soon(serving.cancel)
                 await asyncio.Event().wait()
