@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import os
+import secrets
 import signal
 import time
 from collections.abc import Callable
@@ -160,7 +161,11 @@ class Picker:
 
     def _build_context(self) -> BuildContext:
         options = BuildOptions(
-            services=Services(self._http, MappingProxyType(dict(os.environ))),
+            services=Services(
+                http=self._http,
+                environment=MappingProxyType(dict(os.environ)),
+                hash_seed=secrets.randbits(64),
+            ),
             allow_experimental=self._options.allow_experimental_plugins,
             strict_data_scope=self._options.strict_data_scope,
         )

@@ -44,14 +44,15 @@ class Finding:
         return f"{self.file}:{self.line}:{self.column}"
 
     def __str__(self) -> str:
-        """`file:line:column: key: message; did you mean …? allowed: …`."""
+        """`file:line:column: key: message; did you mean …? allowed: …`, in one printable line."""
         head = f"{self.key}: " if self.key else ""
         hints = []
         if self.nearest is not None:
             hints.append(f"did you mean '{self.nearest}'?")
         elif self.allowed:
             hints.append(f"allowed: {', '.join(self.allowed)}")
-        return f"{self.where}: {head}{'; '.join((self.message, *hints))}"
+        text = f"{self.where}: {head}{'; '.join((self.message, *hints))}"
+        return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
     def as_dict(self) -> dict[str, str | int | list[str] | None]:
         """For JSON."""

@@ -122,7 +122,8 @@ class PluginInstances:
         One that was taken over is connected already. If a plugin that it names was not taken over,
         it is made anew after all.
         """
-        self._check_loops()
+        if not self._is_free_of_loops():
+            return
         while stale := [one for one in self if self._lost_a_reference(one)]:
             for instance in stale:
                 fresh = self._create(instance)
@@ -208,7 +209,7 @@ class PluginInstances:
 
     # Connecting
 
-    def _check_loops(self) -> None:
+    def _is_free_of_loops(self) -> bool:
         sorter: TopologicalSorter[str] = TopologicalSorter()
         for instance in self:
             sorter.add(instance.name, *self.names_in(instance))
@@ -218,6 +219,8 @@ class PluginInstances:
             loop: list[str] = error.args[1]
             path = self._by_name[loop[0]].path
             self._findings.error(path, f"plugins name each other in a circle: {' → '.join(loop)}")
+            return False
+        return True
 
     def _is_taken_over(self, instance: Instance) -> bool:
         before = self._before.get(instance.name)

@@ -43,7 +43,7 @@ class Scope:
         self._readable_types = {read.partition("/")[0] for read in self._reads}
         self._violations = violations
         self._labels = labels
-        self._told: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
         self._calls_left: int | None = WATCHED_CALLS
 
     def never_lift(self) -> None:
@@ -82,8 +82,8 @@ class Scope:
 
     def _violated(self, access: str, key: str) -> bool:
         self._violations.labels(*self._labels, access).inc()
-        if key not in self._told:
-            self._told.add(key)
+        if (access, key) not in self._told:
+            self._told.add((access, key))
             log.warning(
                 "plugin '%s' has no %s of %s declared%s",
                 self.name,

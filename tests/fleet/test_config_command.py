@@ -1,0 +1,112 @@
+"""`pointsman config`: findings with positions, exit statuses, what is in effect."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fleet.cli import main
+
+GOOD = """\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- {type: queue-scorer}
+"""
+BAD = GOOD + "- {type: queue-scorrer}\n- {type: by-label, parameters: {label: 5}}\nplugin: 1\n"
+
+
+def test_a_good_file_is_said_to_be_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 0."""
+    path = tmp_path / "c.yaml"
+    path.write_text(GOOD)
+    assert main(["config", "check", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}: nothing wrong\n"
+
+
+def test_every_finding_is_a_line_with_its_position(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 1 when one is an error."""
+    path = tmp_path / "c.yaml"
+    path.write_text(BAD)
+    assert main(["config", "check", str(path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{path}:5:4: error: plugins[1].type: unknown plugin type")
+    assert lines[0].endswith("did you mean 'queue-scorer'?")
+    assert lines[1].startswith(f"{path}:6:4: warning: plugins[2].type: ")
+    assert lines[2].startswith(f"{path}:6:33: error: plugins[2].parameters")
+    assert lines[-1] == f"{path}: 3 errors, 1 warning"
+
+
+def test_findings_as_json_are_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    """For editors and pipelines."""
+    assert main(["config", "check", "--json", "--config-text", BAD]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["file"], report["valid"]) == ("--config-text", False)
+    first = report["findings"][0]
+    assert (first["line"], first["column"], first["key"]) == (5, 4, "plugins[1].type")
+    assert (first["severity"], first["nearest"]) == ("error", "queue-scorer")
+    assert "queue-scorer" in first["allowed"]
+    assert {one["severity"] for one in report["findings"]} == {"error", "warning"}
+
+
+def test_warnings_alone_are_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """The picker would start."""
+    text = GOOD + "parser: {pluginRef: openai-parser}\n"
+    assert main(["config", "check", "--json", "--config-text", text]) == 0
+    assert json.loads(capsys.readouterr().out)["valid"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["config", "check", "/nowhere/c.yaml"], "cannot read /nowhere/c.yaml"),
+        (["config", "check"], "give a file"),
+        (["config", "check", "f", "--config-text", "x"], "not both"),
+    ],
+)
+def test_what_cannot_be_read_is_status_2(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, on standard error."""
+    assert main(argv) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_wrong_command_line_is_status_2() -> None:
+    """As with every program."""
+    for argv in (["config"], ["config", "chek"], ["config", "check", "--jsn", "f"]):
+        with pytest.raises(SystemExit) as status:
+            main(argv)
+        assert status.value.code == 2
+
+
+def test_what_is_in_effect_is_shown_with_its_origin(capsys: pytest.CaptureFixture[str]) -> None:
+    """And without, as plain YAML."""
+    assert main(["config", "show", "--origin", "--config-text", GOOD]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    written = [line for line in lines if line.startswith("- type: queue-scorer")]
+    assert [line.endswith("  # --config-text:4") for line in written] == [True]
+    assert any(line.strip().endswith("# default") for line in lines)
+    assert main(["config", "show"]) == 0
+    assert "#" not in capsys.readouterr().out
+
+
+def test_a_configuration_with_errors_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """The findings are, on standard error."""
+    assert main(["config", "show", "--config-text", BAD]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "unknown plugin type" in captured.err
+
+
+def test_experimental_plugins_need_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    """As they do when the picker starts."""
+    text = GOOD + "- {type: agent-identity}\n"
+    assert main(["config", "check", "--config-text", text]) == 1
+    assert "--allow-experimental-plugins" in capsys.readouterr().out
+    allowed = ["config", "check", "--allow-experimental-plugins", "--config-text", text]
+    assert main(allowed) == 0

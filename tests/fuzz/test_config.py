@@ -1,0 +1,140 @@
+"""Whatever is written as a configuration is built or refused with a reason, and in no other way."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+from hypothesis import strategies as st
+
+from picker.config.build import BuildOptions, build
+from picker.config.catalog import builtin_plugins
+from picker.config.check import check_config
+from picker.config.findings import Severity
+from picker.config.load import load_config
+from picker.config.units import duration_seconds, quantity_bytes
+from picker.errors import ConfigError
+from picker.metrics import PickerMetrics
+
+FOLDER = Path(__file__).parents[1] / "golden" / "config"
+GOLDENS = [path.read_text() for path in sorted(FOLDER.glob("*.in.yaml"))]
+WORDS = sorted({word for text in GOLDENS for word in text.replace(",", " ").split()})
+REGISTRY = builtin_plugins()
+OPTIONS = BuildOptions(allow_experimental=True)
+
+NOISE = st.sampled_from(
+    [
+        *("- &a [*a]", "a: &x {b: *x}", "{", "plugins: 5", "? [a]: b", "!!set {a}", "null", "[]"),
+        *("<<: *a", "!!python/object:os.system {}", "2001-01-01", ".nan", "0x7fffffffffffffffffff"),
+        *("!!binary aGk=", "- - - -", "'", "\t", "%YAML 9.9", "---", "...", "&a *a", "\x00"),
+    ]
+)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from(sorted(REGISTRY.names)),
+    st.dates(),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=6), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+class ForSeconds(Protocol):
+    """See `conftest`."""
+
+    def __call__(self, strategy: st.SearchStrategy[Any], check: Callable[[Any], Any]) -> None: ...
+
+
+@st.composite
+def mangled(draw: st.DrawFn) -> bytes:
+    """A golden configuration with lines and words of others, noise, and cuts."""
+    lines = draw(st.sampled_from(GOLDENS)).splitlines()
+    for _ in range(draw(st.integers(0, 5))):
+        at = draw(st.integers(0, len(lines)))
+        kind = draw(st.integers(0, 3))
+        if kind == 0:
+            lines.insert(at, draw(st.one_of(NOISE, st.text(max_size=12))))
+        elif kind == 1 and lines:
+            del lines[min(at, len(lines) - 1)]
+        elif kind == 2 and lines:
+            words = lines[min(at, len(lines) - 1)].split(" ")
+            words[draw(st.integers(0, len(words) - 1))] = draw(st.sampled_from(WORDS))
+            lines[min(at, len(lines) - 1)] = " ".join(words)
+        else:
+            other = draw(st.sampled_from(GOLDENS)).splitlines()
+            lines.insert(at, draw(st.sampled_from(other or ["-"])))
+    return "\n".join(lines).encode(errors="surrogatepass")
+
+
+@st.composite
+def altered(draw: st.DrawFn) -> bytes:
+    """A golden configuration as a tree, some of whose values are something else."""
+    text = draw(st.sampled_from([text for text in GOLDENS if _is_mapping(text)]))
+    document = yaml.safe_load(text)
+    for _ in range(draw(st.integers(1, 4))):
+        node = document
+        while isinstance(node, dict | list) and node:
+            keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+            key = draw(st.sampled_from(keys))
+            if draw(st.booleans()) or not isinstance(node[key], dict | list):
+                node[key] = draw(VALUES)
+                break
+            node = node[key]
+    return yaml.safe_dump(document, allow_unicode=True).encode(errors="surrogatepass")
+
+
+def _is_mapping(text: str) -> bool:
+    try:
+        return isinstance(yaml.safe_load(text), dict)
+    except (yaml.YAMLError, RecursionError):
+        return False
+
+
+def build_or_refuse(content: bytes) -> None:
+    """A reason begins with the file's name; checking comes to the same conclusion."""
+    said = ""
+    try:
+        loaded = load_config(content, "f")
+        build(loaded, REGISTRY, PickerMetrics(), lambda: 0.0, OPTIONS)
+    except ConfigError as error:
+        said = str(error)
+    assert not said or all(line.startswith("f") for line in said.splitlines() if line)
+    findings = check_config(content, "f", REGISTRY, OPTIONS)
+    assert any(one.severity is Severity.ERROR for one in findings) == bool(said)
+
+
+def test_mangled_text_is_built_or_refused(for_seconds: ForSeconds) -> None:
+    """Lines that are missing, doubled, moved and damaged."""
+    for_seconds(mangled(), build_or_refuse)
+
+
+def test_other_values_are_built_or_refused(for_seconds: ForSeconds) -> None:
+    """Of any type, at any place, parameters of plugins included."""
+    for_seconds(altered(), build_or_refuse)
+
+
+def test_bytes_are_built_or_refused(for_seconds: ForSeconds) -> None:
+    """Also those that are no text."""
+    for_seconds(st.binary(max_size=64), build_or_refuse)
+
+
+def test_quantities_and_durations_are_read_or_refused(for_seconds: ForSeconds) -> None:
+    """Whatever stands behind a flag."""
+
+    def read(text: str) -> None:
+        for parse in (duration_seconds, quantity_bytes):
+            with contextlib.suppress(ConfigError):
+                assert parse(text) >= 0
+
+    for_seconds(st.from_regex(r"[0-9.]{0,6}[a-zA-Z\u00b5\u0664 -]{0,4}[0-9]{0,3}[a-z]{0,2}"), read)

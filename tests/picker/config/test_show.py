@@ -1,0 +1,103 @@
+"""What `config show` prints is a configuration with the same meaning, and says where it is from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from picker.config.build import Assembly, BuildOptions
+from picker.config.catalog import builtin_plugins
+from picker.config.check import assemble, check_config
+from picker.config.findings import InvalidConfigError, Severity
+from picker.config.load import LoadedConfig
+from picker.config.show import aligned, effective_lines
+
+FOLDER = Path(__file__).parents[2] / "golden" / "config"
+GOOD = sorted(
+    path.name.removesuffix(".in.yaml")
+    for path in FOLDER.glob("*.in.yaml")
+    if "errors" not in (path.parent / path.name.replace(".in.", ".out.")).read_text()[:7]
+)
+OPTIONS = BuildOptions(allow_experimental=True)
+SMALL = b"""\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- {type: prefix-cache-scorer, parameters: {matchLengthWeight: 0.5}}
+- type: max-score-picker
+  name: two
+  parameters: {maxNumOfEndpoints: 2}
+schedulingProfiles:
+- name: default
+  plugins: [{pluginRef: prefix-cache-scorer, weight: 3}]
+"""
+
+
+def assembled(content: bytes) -> tuple[LoadedConfig, Assembly]:
+    return assemble(content, "c.yaml", builtin_plugins(), OPTIONS)
+
+
+def essence(assembly: Assembly) -> list[object]:
+    """Everything that decides about requests, by name and parameters."""
+    parts = [
+        (plan.name, [(one.instance.name, one.weight) for one in (*plan.filters, *plan.scorers)])
+        for plan in assembly.plans
+    ]
+    steps = (assembly.producers, assembly.hooks, assembly.admitters, assembly.screeners)
+    return [
+        {name: (one.type_name, one.parameters) for name, one in assembly.instances.items()},
+        [(plan.name, plan.picker.instance.name) for plan in assembly.plans if plan.picker],
+        parts,
+        [[getattr(one, "name", "") for one in step] for step in steps],
+        [type(parser).__name__ for parser in assembly.parsers],
+        [
+            (one.source.name, [x.name for x in one.extractors])
+            for one in assembly.data_layer.sources
+        ],
+        assembly.detector and assembly.detector.name,
+    ]
+
+
+@pytest.mark.parametrize("case", [case for case in GOOD if case != "inject_defaults_off"])
+def test_what_is_shown_means_the_same(case: str) -> None:
+    """Nothing is left to defaults."""
+    loaded, before = assembled((FOLDER / f"{case}.in.yaml").read_bytes())
+    text = aligned(effective_lines(loaded, before), with_origin=True)
+    _, after = assembled(text.encode())
+    assert essence(after) == essence(before)
+
+
+def test_every_value_says_where_it_is_from() -> None:
+    """A line of the file, a default, or a plugin that another one needs."""
+    loaded, assembly = assembled(SMALL)
+    lines = {line.text.strip(" -"): line.origin for line in effective_lines(loaded, assembly)}
+    assert lines["matchLengthWeight: 0.5"] == "c.yaml:4"
+    assert lines["matchLengthScaleTokens: 8192"] == "default"
+    assert lines["name: two"] == "c.yaml:6"
+    assert lines["pluginRef: two"] == "default"
+    assert lines["weight: 3.0"] == "c.yaml:10"
+    assert lines["type: token-producer"] == "auto-created"
+    assert lines["type: single-profile-handler"] == "default"
+    assert lines["plugins:"] is None
+
+
+def test_checking_says_everything_at_once() -> None:
+    """Errors and warnings, in the order of the file."""
+    content = (FOLDER / "bad_many_things.in.yaml").read_bytes()
+    findings = check_config(content, "c.yaml", builtin_plugins(), OPTIONS)
+    positions = [(one.line, one.column) for one in findings]
+    assert len(findings) >= 15
+    assert positions == sorted(positions)
+    misspelt = next(one for one in findings if one.key == "plugins[2].type")
+    assert misspelt.nearest == "kv-cache-utilization-scorer"
+    assert "queue-scorer" in misspelt.allowed
+    assert misspelt.severity is Severity.ERROR
+
+
+def test_checking_what_is_no_yaml_is_one_finding() -> None:
+    """With its position."""
+    (finding,) = check_config(b"a: [", "c.yaml", builtin_plugins(), OPTIONS)
+    assert finding.where.startswith("c.yaml:")
+    with pytest.raises(InvalidConfigError):
+        assembled(b"a: [")

@@ -1,0 +1,165 @@
+"""The configuration file is followed however it is replaced, and a bad one changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from picker.config.build import DEFAULT_CONFIG
+from picker.config.findings import Finding
+from picker.config.load import MAX_CONFIG_BYTES, LoadedConfig
+from picker.config.watch import ConfigWatch, read_config_file
+from picker.errors import ConfigError
+from picker.metrics import PickerMetrics
+
+PATIENCE_SECONDS = 30.0
+
+
+class Recorder:
+    """Applies configurations that name no plugin called `refuse`."""
+
+    def __init__(self) -> None:
+        self.applied: list[LoadedConfig] = []
+        self.happened = asyncio.Event()
+
+    def __call__(self, loaded: LoadedConfig) -> tuple[Finding, ...]:
+        self.happened.set()
+        loaded.findings.refuse_errors()
+        if any(spec.type == "refuse" for spec in loaded.config.plugins):
+            raise ConfigError("no")
+        self.applied.append(loaded)
+        return ()
+
+
+def config(plugin: str) -> bytes:
+    return b"apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n" + (
+        f"plugins: [{{type: {plugin}}}]\n".encode()
+    )
+
+
+def reloads(metrics: PickerMetrics) -> dict[str, float]:
+    return {labels[0]: number for labels, number in metrics.config_reloads_total.numbers()}
+
+
+def healthy(metrics: PickerMetrics) -> float:
+    ((_, number),) = metrics.config_last_reload_successful.numbers()
+    return number
+
+
+def loaded_at(metrics: PickerMetrics) -> float:
+    ((_, number),) = metrics.config_last_reload_success_timestamp_seconds.numbers()
+    return number
+
+
+@asynccontextmanager
+async def following(
+    path: Path, recorder: Recorder, content: bytes = DEFAULT_CONFIG
+) -> AsyncIterator[PickerMetrics]:
+    metrics = PickerMetrics()
+    watch = ConfigWatch(path, content, recorder, metrics, lambda: 12.0)
+    task = asyncio.create_task(watch.run())
+    yield metrics
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def told(recorder: Recorder) -> None:
+    await asyncio.wait_for(recorder.happened.wait(), PATIENCE_SECONDS)
+    recorder.happened.clear()
+
+
+async def test_a_file_replaced_by_renaming_is_applied(tmp_path: Path) -> None:
+    """As editors do it."""
+    path, recorder = tmp_path / "c.yaml", Recorder()
+    path.write_bytes(DEFAULT_CONFIG)
+    async with following(path, recorder) as metrics:
+        other = tmp_path / "other.yaml"
+        other.write_bytes(config("queue-scorer"))
+        other.rename(path)
+        await told(recorder)
+        assert [one.config.plugins[0].type for one in recorder.applied] == ["queue-scorer"]
+        assert reloads(metrics) == {"success": 1, "failure": 0}
+
+
+async def test_a_volume_of_kubernetes_is_followed_through_its_links(tmp_path: Path) -> None:
+    """The file is a link to `..data/config.yaml`, and `..data` is turned."""
+    for version, plugin in (("..1", "queue-scorer"), ("..2", "random-picker")):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "config.yaml").write_bytes(config(plugin))
+    (tmp_path / "..data").symlink_to("..1")
+    path, recorder = tmp_path / "config.yaml", Recorder()
+    path.symlink_to("..data/config.yaml")
+    async with following(path, recorder, config("queue-scorer")):
+        (tmp_path / "..tmp").symlink_to("..2")
+        (tmp_path / "..tmp").rename(tmp_path / "..data")
+        await told(recorder)
+        assert recorder.applied[-1].config.plugins[0].type == "random-picker"
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> tuple[Path, Recorder, PickerMetrics, ConfigWatch]:
+    """A watch that is asked to look by hand; the time of day goes up with each question."""
+    path, recorder, metrics = tmp_path / "c.yaml", Recorder(), PickerMetrics()
+    path.write_bytes(DEFAULT_CONFIG)
+    times = iter(range(100, 200))
+    watch = ConfigWatch(path, DEFAULT_CONFIG, recorder, metrics, lambda: float(next(times)))
+    return path, recorder, metrics, watch
+
+
+async def test_a_bad_change_is_told_once_and_a_good_one_heals_it(
+    watched: tuple[Path, Recorder, PickerMetrics, ConfigWatch], caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the log and in the metrics."""
+    path, recorder, metrics, watch = watched
+    assert (healthy(metrics), loaded_at(metrics)) == (1, 100)
+    path.write_bytes(config("refuse"))
+    watch.check()
+    watch.check()
+    assert (reloads(metrics), healthy(metrics)) == ({"success": 0, "failure": 1}, 0)
+    assert "the configuration of before stays in use" in caplog.records[-1].message
+    path.write_bytes(b"a: [")
+    watch.check()
+    assert reloads(metrics)["failure"] == 2
+    path.write_bytes(config("queue-scorer"))
+    watch.check()
+    assert (reloads(metrics), healthy(metrics)) == ({"success": 1, "failure": 2}, 1)
+    assert loaded_at(metrics) == 101
+    assert len(recorder.applied) == 1
+
+
+async def test_a_file_that_is_gone_is_told_once(
+    watched: tuple[Path, Recorder, PickerMetrics, ConfigWatch],
+) -> None:
+    """What it held before counts as a change when it comes back."""
+    path, recorder, metrics, watch = watched
+    path.unlink()
+    watch.check()
+    watch.check()
+    assert (reloads(metrics), healthy(metrics)) == ({"success": 0, "failure": 1}, 0)
+    path.write_bytes(DEFAULT_CONFIG)
+    watch.check()
+    assert (len(recorder.applied), healthy(metrics)) == (1, 1)
+
+
+async def test_nothing_happens_while_the_content_is_the_same(
+    watched: tuple[Path, Recorder, PickerMetrics, ConfigWatch],
+) -> None:
+    """A touched file is no change."""
+    path, recorder, metrics, watch = watched
+    path.write_bytes(DEFAULT_CONFIG)
+    watch.check()
+    assert recorder.applied == []
+    assert reloads(metrics) == {"success": 0, "failure": 0}
+
+
+def test_no_more_of_a_file_is_read_than_is_needed_to_refuse_it(tmp_path: Path) -> None:
+    """And one that cannot be read is a reason."""
+    path = tmp_path / "c.yaml"
+    path.write_bytes(b"#" * (MAX_CONFIG_BYTES + 100))
+    assert len(read_config_file(path, "--config-file")) == MAX_CONFIG_BYTES + 1
+    with pytest.raises(ConfigError, match="--config-file: cannot read"):
+        read_config_file(tmp_path / "none", "--config-file")
