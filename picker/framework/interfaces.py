@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from picker.framework.attributes import Attributes, DataKey
 from picker.types import (
     Candidate,
+    Endpoint,
     FinishCause,
     InferenceRequest,
     Metadata,
@@ -338,4 +339,51 @@ class EndpointObserver(Protocol):
 
     def endpoint_removed(self, key: str) -> None:
         """Forget everything about the endpoint `key`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KvEventFeed:
+    """How a consumer of KV events wants to be fed.
+
+    Either the engines connect to `bind_address` (a ZMQ address), or, where that is None, the picker
+    connects to each endpoint. Only topics that begin with `topic_prefix` are wanted.
+    """
+
+    bind_address: str | None = None
+    topic_prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KvEventSource:
+    """The ZMQ addresses of one endpoint's engine; None: nothing can be asked for again."""
+
+    address: str
+    replay_address: str | None = None
+
+
+@runtime_checkable
+class KvEventConsumer(Protocol):
+    """Learns from what engines say about their KV caches; `datalayer.kv_events` does the listening.
+
+    Calls for one endpoint come in the order in which its engine spoke.
+    """
+
+    @property
+    def kv_event_feed(self) -> KvEventFeed:
+        """Where to listen; the same for the life of the plugin."""
+        ...
+
+    def kv_event_source(self, endpoint: Endpoint) -> KvEventSource | None:
+        """Where to connect to hear this endpoint; None: it is not wanted."""
+        ...
+
+    def kv_events(self, key: str, topic: str, payload: bytes) -> None:
+        """Endpoint `key` sent this. Raises `PickerError` for what cannot be understood; then
+        nothing of it was taken in.
+        """
+        ...
+
+    def kv_events_lost(self, key: str) -> None:
+        """What endpoint `key` said so far does not hold any more: forget it."""
         ...

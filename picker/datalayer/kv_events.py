@@ -1,0 +1,303 @@
+"""Listens to what engines say about their KV caches, over ZMQ, for one consumer.
+
+Theory of operation
+-------------------
+Either there is a task for each endpoint of the pool, with a SUB socket connected to its engine, or
+one task with a SUB socket that all engines connect to. ZMQ itself connects again whenever a
+connection breaks; what was lost meanwhile shows in the numbers (`prefix.kv_stream`), and is asked
+for again where the engine has a replay address: an empty frame and the first number wanted, to
+which it answers with messages as it sent them and one with an empty payload at the end.
+
+A replay that stalls is tried again from where it got to; after three attempts without progress, or
+two minutes, it has failed. Then the endpoint is forgotten, because nobody knows what left its cache
+meanwhile, and no replay is tried for half a minute. Without a replay address a gap is passed over:
+what entered the cache is missed, and what left it is believed to be there until it is stored and
+removed again. A new life of an engine is noticed either way.
+
+A message that cannot be understood is dropped, logged and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import zmq
+import zmq.asyncio
+
+from picker.datalayer.datastore import Datastore, EndpointChanges
+from picker.errors import PickerError
+from picker.framework.interfaces import KvEventConsumer, KvEventSource
+from picker.prefix.kv_event_codec import parse_topic
+from picker.prefix.kv_stream import EventStream, Verdict
+
+log = logging.getLogger(__name__)
+
+_NUMBER_BYTES = 8
+_MAX_UNREAD = 100_000  # messages that ZMQ keeps while a replay is under way
+_RECONNECT_MS, _RECONNECT_MAX_MS = 100, 5000
+_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
+_MAX_FRAME_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings:
+    """How patient replays are."""
+
+    idle_seconds: float = 2.0
+    total_seconds: float = 120.0
+    attempts_without_progress: int = 3
+    cooldown_seconds: float = 30.0
+    at_once: int = 8
+
+
+@dataclass(slots=True)
+class KvEventCounts:
+    """What a listener has seen, by endpoint key."""
+
+    messages: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    gaps: Counter[str] = field(default_factory=Counter)
+    replays: Counter[str] = field(default_factory=Counter)
+    failed_replays: Counter[str] = field(default_factory=Counter)
+    restarts: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class _Engine:
+    """One engine: its endpoint's key, its numbers, and its last topic (None: never heard)."""
+
+    key: str
+    replay_address: str | None = None
+    stream: EventStream = field(default_factory=EventStream)
+    topic: str | None = None
+    no_replay_before: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """Topic, number and payload. A replayed one may come without a topic (None)."""
+
+    topic: str | None
+    number: int
+    payload: bytes
+
+
+class KvEventListener:
+    """Feeds one consumer for as long as `run` runs. Owns the sockets and what is known of each
+    engine's numbers.
+    """
+
+    def __init__(
+        self,
+        consumer: KvEventConsumer,
+        datastore: Datastore,
+        replay: ReplaySettings = ReplaySettings(),
+    ) -> None:
+        self._consumer = consumer
+        self._datastore = datastore
+        self._replay = replay
+        self._replays = asyncio.Semaphore(replay.at_once)
+        self.counts = KvEventCounts()
+
+    async def run(self) -> None:
+        """Listen until cancelled. Raises `PickerError` when the address cannot be bound."""
+        feed = self._consumer.kv_event_feed
+        with zmq.asyncio.Context() as context:
+            if feed.bind_address is None:
+                await self._follow_endpoints(context)
+            else:
+                await self._serve(context, feed.bind_address)
+
+    # Engines that the picker connects to
+
+    async def _follow_endpoints(self, context: zmq.asyncio.Context) -> None:
+        """Keep one task for each endpoint of the pool."""
+        changed = asyncio.Event()
+        listening: dict[str, tuple[KvEventSource, asyncio.Task[None]]] = {}
+
+        def note(_: EndpointChanges) -> None:
+            changed.set()
+
+        self._datastore.subscribe(note)
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    changed.clear()
+                    wanted = self._wanted()
+                    for key, (source, task) in list(listening.items()):
+                        if wanted.get(key) != source:
+                            del listening[key]
+                            task.cancel()
+                    for key, source in wanted.items():
+                        if key not in listening:
+                            following = self._follow(context, key, source)
+                            task = group.create_task(following, name=f"kv-events {key}")
+                            listening[key] = (source, task)
+                    await changed.wait()
+        finally:
+            self._datastore.unsubscribe(note)
+
+    def _wanted(self) -> dict[str, KvEventSource]:
+        pool = self._datastore.snapshot().candidates
+        sources = {one.key: self._consumer.kv_event_source(one.endpoint) for one in pool}
+        return {key: source for key, source in sources.items() if source is not None}
+
+    async def _follow(self, context: zmq.asyncio.Context, key: str, source: KvEventSource) -> None:
+        """Listen to one engine, for as long as its endpoint is in the pool."""
+        self._consumer.kv_events_lost(key)  # or a replay would count it twice
+        engine = _Engine(key, source.replay_address)
+        prefix = self._consumer.kv_event_feed.topic_prefix
+        try:
+            with _socket(context, zmq.SUB, source.address) as sub:
+                sub.subscribe(prefix)
+                sub.connect(source.address)
+                await self._fill(context, engine)
+                while True:
+                    await self._take(context, engine, await sub.recv_multipart())
+        except zmq.ZMQError as error:
+            self._failed(key, f"cannot listen at {source.address}: {error}")
+
+    # Engines that connect to the picker
+
+    async def _serve(self, context: zmq.asyncio.Context, address: str) -> None:
+        engines: dict[str, _Engine] = {}
+        with _socket(context, zmq.SUB, address) as sub:
+            sub.subscribe(self._consumer.kv_event_feed.topic_prefix)
+            try:
+                sub.bind(address)
+            except zmq.ZMQError as error:
+                raise PickerError(f"cannot listen for KV events on {address}: {error}") from error
+            while True:
+                frames = await sub.recv_multipart()
+                pod = parse_topic(frames[0].decode(errors="replace")).pod
+                key = self._key_of(pod)
+                if key is None:
+                    self._failed(pod, "no endpoint of the pool has this address")
+                    continue
+                engine = engines.setdefault(key, _Engine(key))
+                await self._take(context, engine, frames)
+
+    def _key_of(self, pod: str) -> str | None:
+        for candidate in self._datastore.snapshot().candidates:
+            if pod in (candidate.endpoint.host_port, candidate.key):
+                return candidate.key
+        return None
+
+    # Messages
+
+    async def _take(
+        self, context: zmq.asyncio.Context, engine: _Engine, frames: Sequence[bytes]
+    ) -> None:
+        """Deal with a message that came the ordinary way."""
+        message = _message(frames)
+        if message is None:
+            self._failed(engine.key, f"a message of {len(frames)} frames")
+            return
+        self.counts.messages[engine.key] += 1
+        engine.topic = message.topic
+        stream, now = engine.stream, asyncio.get_running_loop().time()
+        verdict = stream.heard(message.number, now)
+        if verdict is Verdict.RESTARTED:
+            self.counts.restarts[engine.key] += 1
+            self._consumer.kv_events_lost(engine.key)
+            verdict = stream.heard(message.number, now)
+        if verdict is Verdict.GAP:
+            self.counts.gaps[engine.key] += 1
+            await self._fill(context, engine)
+        if stream.applied is None or message.number > stream.applied:
+            self._apply(engine, message)
+
+    def _apply(self, engine: _Engine, message: _Message) -> None:
+        engine.stream.taken(message.number)
+        try:
+            self._consumer.kv_events(
+                engine.key, message.topic or engine.topic or "", message.payload
+            )
+        except PickerError as error:
+            self._failed(engine.key, str(error))
+
+    def _failed(self, who: str, why: str) -> None:
+        self.counts.errors[who] += 1
+        count = self.counts.errors[who]
+        if count & (count - 1) == 0:  # the first, second, fourth, … of them
+            log.warning("KV events of %s: %s (%d so far)", who, why, count)
+
+    # Replay
+
+    async def _fill(self, context: zmq.asyncio.Context, engine: _Engine) -> None:
+        """Ask for what is missing, if that is possible; forget the endpoint if it fails."""
+        clock = asyncio.get_running_loop().time
+        if engine.replay_address is None or clock() < engine.no_replay_before:
+            return
+        async with self._replays:
+            self.counts.replays[engine.key] += 1
+            deadline, attempts = clock() + self._replay.total_seconds, 0
+            while attempts < self._replay.attempts_without_progress and clock() < deadline:
+                before = engine.stream.wanted
+                if await self._ask(context, engine, engine.replay_address):
+                    engine.stream.replayed(clock())
+                    return
+                attempts = 0 if engine.stream.wanted > before else attempts + 1
+        self.counts.failed_replays[engine.key] += 1
+        self._failed(engine.key, f"no replay from {engine.replay_address}")
+        self._consumer.kv_events_lost(engine.key)
+        engine.no_replay_before = clock() + self._replay.cooldown_seconds
+
+    async def _ask(self, context: zmq.asyncio.Context, engine: _Engine, address: str) -> bool:
+        """Ask once. Whether the answer came to its end."""
+        with _socket(context, zmq.DEALER, address) as dealer:
+            dealer.connect(address)
+            await dealer.send_multipart((b"", engine.stream.wanted.to_bytes(_NUMBER_BYTES, "big")))
+            while True:
+                try:
+                    async with asyncio.timeout(self._replay.idle_seconds):
+                        frames = await dealer.recv_multipart()
+                except TimeoutError:
+                    return False
+                if not frames[-1]:
+                    return True
+                message = _message(frames[1:])
+                if message is None:
+                    self._failed(engine.key, f"a replayed message of {len(frames)} frames")
+                elif message.topic is None and engine.topic is None:
+                    return True  # of which model this is will be known from the first message
+                else:
+                    self._take_replayed(engine, message)
+
+    def _take_replayed(self, engine: _Engine, message: _Message) -> None:
+        wanted = engine.stream.wanted
+        if message.number < wanted:
+            return
+        if message.number > wanted > 0:  # what is between is gone, and may have been removals
+            self._consumer.kv_events_lost(engine.key)
+        self._apply(engine, message)
+
+
+def _message(frames: Sequence[bytes]) -> _Message | None:
+    """The message in three frames, or two without the topic; None for any others."""
+    if not 2 <= len(frames) <= 3 or len(frames[-2]) != _NUMBER_BYTES:
+        return None
+    topic = frames[0].decode(errors="replace") if len(frames) == 3 else None
+    return _Message(topic, int.from_bytes(frames[-2], "big"), frames[-1])
+
+
+@contextmanager
+def _socket(context: zmq.asyncio.Context, kind: int, address: str) -> Iterator[zmq.asyncio.Socket]:
+    """A socket that keeps trying to connect and notices when the other side is gone."""
+    socket = context.socket(kind)
+    try:
+        socket.set_hwm(_MAX_UNREAD)
+        socket.setsockopt(zmq.IPV6, int("[" in address))
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+        yield socket
+    finally:
+        socket.close(linger=0)

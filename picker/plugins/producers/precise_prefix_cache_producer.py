@@ -1,0 +1,334 @@
+"""precise-prefix-cache-producer: what the engines themselves say they hold of the prompt.
+
+Engines publish each block that enters or leaves their KV cache (vLLM's and SGLang's KV events). For
+each endpoint
+
+    score = Σ weight of the best tier of each block, from block 0 to the first one it does not hold
+    match = ⌊score⌋ blocks
+
+with weights from `kvCacheBackendConfigs` (gpu 1.0, cpu 0.8; a tier that is not named 1.0). Several
+prompts add up. Only full blocks of `tokenProcessorConfig.blockSizeTokens` (16) count, best the size
+of the engines' own. The prompt has to be tokenized as the engines do, so a token-producer with a
+real backend is needed; what it estimates matches nothing.
+
+With `speculativeIndexing` the endpoint that a request was sent to counts as holding its prompt for
+`speculativeTTL` (2s), until its engine says so itself.
+
+Events come over ZMQ: with `discoverPods` from every endpoint at `socketPort` (5557) + rank, else to
+`zmqEndpoint`, where engines connect and say in the topic who they are (`kv@ip:port@model`). The
+labels `kv-events-port` and `kv-events-replay-port` of an endpoint are ports of its own, for several
+engines at one address. An endpoint that leaves or restarts is forgotten.
+
+The index is in memory. An index in Redis and one by cost are refused: each replica of the picker
+hears all engines. `inMemoryConfig.size` is the largest number of distinct blocks; `podCacheSize`
+and `concurrency` are accepted and have no effect, because no endpoint that holds a block is ever
+left out, and messages are taken in one by one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.durations import parse_duration
+from picker.framework.interfaces import KvEventFeed, KvEventSource
+from picker.framework.label_selector import LabelSelector
+from picker.framework.registry import Parameters, PluginType
+from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
+from picker.prefix.block_keys import BlockKeys, HashAlgorithm
+from picker.prefix.kv_event_codec import EngineType, decode_events, parse_topic
+from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.prefix.precise_index import PreciseIndex, PreciseMatch
+from picker.types import Candidate, Endpoint, InferenceRequest, SchedulingResult
+
+PREFILL_PROFILE = "prefill"
+DEFAULT_TIER_WEIGHTS = {"gpu": 1.0, "cpu": 0.8}
+DEFAULT_SELECTOR = "llm-d.ai/inference-serving=true"
+PORT_LABEL = "kv-events-port"
+REPLAY_PORT_LABEL = "kv-events-replay-port"
+_ROUNDING = 1e-6  # a sum of weights is a little off
+
+
+class TokenProcessorParameters(Parameters, frozen=True):
+    """`tokenProcessorConfig`: how prompts are cut into blocks and keys are made of them."""
+
+    block_size_tokens: int = 16
+    block_size: int = 0  # deprecated; counts where the other is left at 16
+    hash_seed: str = ""
+    hash_algorithm: str = ""  # "" is the faster one: keys never leave the picker
+
+
+class InMemoryParameters(Parameters, frozen=True):
+    """`inMemoryConfig`."""
+
+    size: int = 10**8
+    pod_cache_size: int = 10
+
+
+class BlockIndexParameters(Parameters, frozen=True):
+    """`kvBlockIndexConfig`."""
+
+    in_memory_config: InMemoryParameters = InMemoryParameters()
+    redis_config: dict[str, Any] | None = None
+    valkey_config: dict[str, Any] | None = None
+    cost_aware_memory_config: dict[str, Any] | None = None
+    enable_metrics: bool = False
+    metrics_logging_interval: str | int = 0
+
+
+class TierParameters(Parameters, frozen=True):
+    """One of `kvCacheBackendConfigs`."""
+
+    name: str
+    weight: float
+
+
+class IndexerParameters(Parameters, frozen=True):
+    """`indexerConfig`."""
+
+    kv_block_index_config: BlockIndexParameters = BlockIndexParameters()
+    kv_cache_backend_configs: tuple[TierParameters, ...] = ()
+    tokenizers_pool_config: dict[str, Any] | None = None
+
+
+class PodDiscoveryParameters(Parameters, frozen=True):
+    """`podDiscoveryConfig`.
+
+    The pool decides which endpoints there are; a selector other than the default, and a namespace,
+    narrow it.
+    """
+
+    pod_label_selector: str = DEFAULT_SELECTOR
+    pod_namespace: str = ""
+    socket_port: int = 5557
+    replay_socket_port: int = 0
+
+
+class KvEventsParameters(Parameters, frozen=True):
+    """`kvEventsConfig`."""
+
+    zmq_endpoint: str = ""
+    topic_filter: str = "kv@"
+    concurrency: int = 4
+    engine_type: str = EngineType.VLLM.value
+    discover_pods: bool = True
+    pod_discovery_config: PodDiscoveryParameters = PodDiscoveryParameters()
+
+
+class PrecisePrefixCacheParameters(Parameters, frozen=True):
+    """`parameters` of a precise-prefix-cache-producer."""
+
+    token_processor_config: TokenProcessorParameters = TokenProcessorParameters()
+    indexer_config: IndexerParameters = IndexerParameters()
+    kv_events_config: KvEventsParameters = KvEventsParameters()
+    speculative_indexing: bool = False
+    speculative_ttl: str = msgspec.field(default="2s", name="speculativeTTL")
+
+
+class PrecisePrefixCacheProducer:
+    """Owns one `PreciseIndex`, which the engines' events fill."""
+
+    def __init__(self, name: str, parameters: PrecisePrefixCacheParameters) -> None:
+        """Raises `ValueError` for what makes no sense or is not supported."""
+        self._maker = _maker(parameters.token_processor_config)
+        weights = _tier_weights(parameters.indexer_config)
+        size = parameters.indexer_config.kv_block_index_config.in_memory_config.size
+        self._index = PreciseIndex(self._maker, weights, size)
+        events = parameters.kv_events_config
+        self._feed = _feed(events)
+        self._engine = _engine(events)
+        discovery = events.pod_discovery_config
+        self._port, self._replay_port = discovery.socket_port, discovery.replay_socket_port
+        self._namespace = discovery.pod_namespace
+        text = discovery.pod_label_selector
+        self._selector = LabelSelector.parse("" if text == DEFAULT_SELECTOR else text)
+        self._ttl_seconds = parse_duration(parameters.speculative_ttl)
+        self._is_speculative = parameters.speculative_indexing and self._ttl_seconds > 0
+        self._match_key = match_info_key(name)
+        self._keys_key: DataKey[tuple[tuple[int, ...], ...]] = DataKey("BlockKeys", name)
+
+    @property
+    def produces(self) -> tuple[DataKey[Any], ...]:
+        """The match info under this instance's name."""
+        return (self._match_key,)
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The tokenized prompt."""
+        return (TOKENIZED_PROMPT,)
+
+    @property
+    def index_size(self) -> int:
+        """Distinct blocks that engines hold."""
+        return len(self._index)
+
+    def produce(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> InferenceRequest:
+        """Write the match info of all endpoints; nothing for a request without prompts."""
+        if not request.prompts:
+            return request
+        prompts = tuple(
+            tuple(self._keys(request, number)) for number in range(len(request.prompts))
+        )
+        attributes.put(self._keys_key, prompts)
+        now = request.received_at_seconds
+        found = [self._index.match(keys, now) for keys in prompts]
+        info = _match_info(found, sum(map(len, prompts)), self._maker.block_size_tokens)
+        attributes.put(self._match_key, info)
+        return request
+
+    def pre_request(
+        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+    ) -> None:
+        """Expect the prompt at the first endpoint of the primary profile and of `prefill`."""
+        prompts = attributes.get(self._keys_key)
+        if prompts is None or not self._is_speculative:
+            return
+        for name in dict.fromkeys((result.primary_profile, PREFILL_PROFILE)):
+            profile = result.profiles.get(name)
+            if profile is None or not profile.picked:
+                continue
+            key = profile.picked[0].candidate.key
+            for keys in prompts:
+                self._index.expect(key, keys, request.received_at_seconds, self._ttl_seconds)
+
+    def endpoint_removed(self, key: str) -> None:
+        """Forget what its engine said."""
+        self._index.clear(key)
+
+    def describe(self, endpoint: Endpoint) -> Mapping[str, Any]:
+        """Nothing: listing this plugin under an endpoint-notification-source is not needed here."""
+        return {}
+
+    # What engines say
+
+    @property
+    def kv_event_feed(self) -> KvEventFeed:
+        """Where to listen."""
+        return self._feed
+
+    def kv_event_source(self, endpoint: Endpoint) -> KvEventSource | None:
+        """Where its engine publishes; None for one outside the configured namespace and labels."""
+        if self._namespace and endpoint.namespace != self._namespace:
+            return None
+        if not self._selector.matches(endpoint.labels):
+            return None
+        rank = endpoint.rank_index
+        port = _own_port(endpoint, PORT_LABEL) or self._port + rank
+        replay = _own_port(endpoint, REPLAY_PORT_LABEL)
+        if not replay and self._replay_port:
+            replay = self._replay_port + rank
+        return KvEventSource(
+            _address(endpoint, port), _address(endpoint, replay) if replay else None
+        )
+
+    def kv_events(self, key: str, topic: str, payload: bytes) -> None:
+        """Take in a message. Raises `KvEventError`, and then has taken in nothing of it."""
+        model = parse_topic(topic).model
+        for event in decode_events(payload, self._engine):
+            self._index.apply(key, model, event)
+
+    def kv_events_lost(self, key: str) -> None:
+        """Forget what the engine said so far."""
+        self._index.clear(key)
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` when the index contradicts itself."""
+        self._index.check_integrity()
+
+    def _keys(self, request: InferenceRequest, number: int) -> list[int]:
+        features = request.features[number] if number < len(request.features) else ()
+        salt = request.body.cache_salt
+        return self._maker.prompt(request.target_model, request.prompts[number], features, salt)
+
+
+def _match_info(
+    found: Sequence[Mapping[str, PreciseMatch]], total: int, block_size_tokens: int
+) -> PrefixCacheMatchInfo:
+    scores: Counter[str] = Counter()
+    tiers: dict[str, Counter[str]] = {}
+    for matches in found:
+        for key, match in matches.items():
+            scores[key] += int(match.score + _ROUNDING)
+            tiers.setdefault(key, Counter()).update(match.tiers)
+    matched = {key: score for key, score in scores.items() if score}
+    return PrefixCacheMatchInfo(total, block_size_tokens, matched, tiers)
+
+
+def _maker(parameters: TokenProcessorParameters) -> BlockKeys:
+    default = TokenProcessorParameters.__struct_defaults__[0]
+    size = parameters.block_size_tokens
+    if parameters.block_size and size == default:
+        size = parameters.block_size
+    if size < 1:
+        raise ValueError(f"tokenProcessorConfig.blockSizeTokens must be positive, got {size}")
+    name = parameters.hash_algorithm or HashAlgorithm.XXH64.value
+    allowed = [one.value for one in HashAlgorithm]
+    if name not in allowed:
+        text = f"tokenProcessorConfig.hashAlgorithm must be one of {', '.join(allowed)}"
+        raise ValueError(f"{text}, got '{name}'")
+    return BlockKeys(size, parameters.hash_seed, HashAlgorithm(name))
+
+
+def _tier_weights(parameters: IndexerParameters) -> Mapping[str, float]:
+    index = parameters.kv_block_index_config
+    if index.cost_aware_memory_config is not None:
+        raise ValueError("costAwareMemoryConfig is not supported: use inMemoryConfig.size")
+    if index.redis_config is not None or index.valkey_config is not None:
+        text = "is not supported: every replica of the picker hears all engines itself"
+        raise ValueError(f"redisConfig or valkeyConfig {text}")
+    if parameters.tokenizers_pool_config is not None:
+        raise ValueError("tokenizersPoolConfig is gone: configure a token-producer")
+    if index.in_memory_config.size < 1:
+        raise ValueError(f"inMemoryConfig.size must be positive, got {index.in_memory_config.size}")
+    for tier in parameters.kv_cache_backend_configs:
+        if not tier.weight >= 0:
+            raise ValueError(f"the weight of '{tier.name}' must not be negative, got {tier.weight}")
+    named = {tier.name.lower(): tier.weight for tier in parameters.kv_cache_backend_configs}
+    return named or DEFAULT_TIER_WEIGHTS
+
+
+def _engine(parameters: KvEventsParameters) -> EngineType:
+    allowed = [one.value for one in EngineType]
+    if parameters.engine_type not in allowed:
+        text = f"kvEventsConfig.engineType must be one of {', '.join(allowed)}"
+        raise ValueError(f"{text}, got '{parameters.engine_type}'")
+    return EngineType(parameters.engine_type)
+
+
+def _feed(parameters: KvEventsParameters) -> KvEventFeed:
+    discovery = parameters.pod_discovery_config
+    for name, port in (
+        ("socketPort", discovery.socket_port),
+        ("replaySocketPort", discovery.replay_socket_port),
+    ):
+        if not 0 <= port < 65536 or (name == "socketPort" and not port):
+            raise ValueError(f"podDiscoveryConfig.{name} must be a port, got {port}")
+    if not parameters.discover_pods and not parameters.zmq_endpoint:
+        raise ValueError("without discoverPods, kvEventsConfig needs a zmqEndpoint")
+    return KvEventFeed(
+        bind_address=None if parameters.discover_pods else parameters.zmq_endpoint,
+        topic_prefix=parameters.topic_filter,
+    )
+
+
+def _own_port(endpoint: Endpoint, label: str) -> int | None:
+    text = endpoint.labels.get(label, "")
+    return int(text) if text.isdecimal() and 0 < int(text) < 65536 else None
+
+
+def _address(endpoint: Endpoint, port: int) -> str:
+    host = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
+    return f"tcp://{host}:{port}"
+
+
+PLUGIN = PluginType(
+    "precise-prefix-cache-producer",
+    PrecisePrefixCacheParameters,
+    lambda name, parameters, _services: PrecisePrefixCacheProducer(name, parameters),
+)

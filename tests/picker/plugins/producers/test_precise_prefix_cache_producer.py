@@ -1,0 +1,308 @@
+"""precise-prefix-cache-producer: it knows what engines say, and refuses what it cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import pack
+from typing import Any
+
+import msgspec
+import pytest
+
+from picker.framework.attributes import Attributes
+from picker.framework.interfaces import KvEventConsumer, KvEventFeed, KvEventSource
+from picker.plugins.producers.precise_prefix_cache_producer import (
+    PLUGIN,
+    PrecisePrefixCacheParameters,
+    PrecisePrefixCacheProducer,
+)
+from picker.prefix.kv_event_codec import KvEventError
+from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.types import (
+    Candidate,
+    Endpoint,
+    InferenceRequest,
+    MultiModalFeature,
+    ProfileResult,
+    SchedulingResult,
+    ScoredEndpoint,
+)
+
+TOPIC = "kv@10.0.0.1:8000@m"
+MakeRequest = Callable[..., InferenceRequest]
+
+
+def parameters(text: str = "{}") -> PrecisePrefixCacheParameters:
+    """Parameters as a configuration would write them, in JSON."""
+    return msgspec.json.decode(text, type=PrecisePrefixCacheParameters)
+
+
+def producer(text: str = "{}") -> PrecisePrefixCacheProducer:
+    made = PLUGIN.make("p", parameters(text))
+    assert isinstance(made, PrecisePrefixCacheProducer)
+    return made
+
+
+def tokens(*ids: int) -> bytes:
+    return pack(f"<{len(ids)}I", *ids)
+
+
+def stored(first: int, count: int, size: int = 16, **fields: Any) -> bytes:
+    """A message: the engine stored `count` blocks of the tokens 0, 1, 2 and so on."""
+    event = {
+        "type": "BlockStored",
+        "block_hashes": list(range(first, first + count)),
+        "parent_block_hash": None,
+        "token_ids": list(range(count * size)),
+        "block_size": size,
+        **fields,
+    }
+    return msgspec.msgpack.encode([1.0, [event], 0])
+
+
+def find(
+    plugin: PrecisePrefixCacheProducer, request: InferenceRequest
+) -> PrefixCacheMatchInfo | None:
+    attributes = Attributes()
+    plugin.produce(request, [], attributes)
+    return attributes.get(match_info_key("p"))
+
+
+def send(plugin: PrecisePrefixCacheProducer, request: InferenceRequest, **picked: str) -> None:
+    """Decide that each profile picks the endpoint of that name; the first one is primary."""
+    attributes = Attributes()
+    plugin.produce(request, [], attributes)
+    candidates = {name: Candidate(Endpoint(one, "10.0.0.1", 8000)) for name, one in picked.items()}
+    profiles = {
+        name: ProfileResult((ScoredEndpoint(candidate, 1.0),))
+        for name, candidate in candidates.items()
+    }
+    primary = next(iter(picked))
+    result = SchedulingResult((candidates[primary].endpoint,), primary, profiles)
+    plugin.pre_request(request, result, attributes)
+
+
+def test_a_prompt_matches_what_engines_say_they_hold(request_for: MakeRequest) -> None:
+    """Full blocks only; unknown endpoints match nothing."""
+    plugin = producer()
+    plugin.kv_events("default/a", TOPIC, stored(1, 2))
+    plugin.kv_events("default/b", TOPIC, stored(1, 1))
+    info = find(plugin, request_for(prompts=(tokens(*range(40)),)))
+    assert info == PrefixCacheMatchInfo(
+        2,
+        16,
+        {"default/a": 2, "default/b": 1},
+        {"default/a": {"gpu": 2}, "default/b": {"gpu": 1}},
+    )
+    assert plugin.index_size == 2
+    plugin.check_integrity()
+
+
+def test_a_slower_tier_counts_less(request_for: MakeRequest) -> None:
+    """Three blocks of 0.8 are two; one is none. The weights are configurable."""
+    prompt = request_for(prompts=(tokens(*range(48)),))
+    plugin = producer()
+    plugin.kv_events("default/a", TOPIC, stored(1, 3, medium="CPU"))
+    plugin.kv_events("default/b", TOPIC, stored(1, 1, medium="CPU"))
+    info = find(plugin, prompt)
+    assert info is not None
+    assert info.match_blocks == {"default/a": 2}
+    assert info.tier_blocks == {"default/a": {"cpu": 3}, "default/b": {"cpu": 1}}
+    weights = '{"indexerConfig": {"kvCacheBackendConfigs": [{"name": "CPU", "weight": 0.1}]}}'
+    plugin = producer(weights)
+    plugin.kv_events("default/a", TOPIC, stored(1, 3, medium="CPU"))
+    assert find(plugin, prompt) == PrefixCacheMatchInfo(3, 16, {}, {"default/a": {"cpu": 3}})
+
+
+def test_ten_blocks_of_the_slower_tier_are_eight(request_for: MakeRequest) -> None:
+    """Though ten times 0.8 added up is a little less."""
+    plugin = producer()
+    plugin.kv_events("default/a", TOPIC, stored(1, 10, medium="CPU"))
+    info = find(plugin, request_for(prompts=(tokens(*range(160)),)))
+    assert info is not None
+    assert info.match_blocks == {"default/a": 8}
+
+
+def test_models_adapters_salts_and_media_do_not_share(request_for: MakeRequest) -> None:
+    """Each is part of the keys on both sides."""
+    plugin = producer()
+    plugin.kv_events("default/base", TOPIC, stored(1, 1))
+    plugin.kv_events("default/other", "kv@10.0.0.1:8000@other", stored(1, 1))
+    plugin.kv_events("default/adapter", TOPIC, stored(1, 1, lora_name="ad"))
+    plugin.kv_events("default/salted", TOPIC, stored(1, 1, extra_keys=[["salt"]]))
+    plugin.kv_events("default/image", TOPIC, stored(1, 1, extra_keys=[["abc"]]))
+    prompts = (tokens(*range(16)),)
+    image = ((MultiModalFeature("image", "abc", 2, 5),),)
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("base", {}),
+        ("other", {"model": "other"}),
+        ("adapter", {"model": "ad"}),
+        ("salted", {"salt": "salt"}),
+        ("image", {"features": image}),
+    ]
+    for expected, fields in asked:
+        info = find(plugin, request_for(prompts=prompts, **fields))
+        assert info is not None
+        assert info.match_blocks == {f"default/{expected}": 1}
+
+
+def test_several_prompts_add_up(request_for: MakeRequest) -> None:
+    """Matches and totals."""
+    plugin = producer()
+    plugin.kv_events("default/a", TOPIC, stored(1, 2))
+    prompts = (tokens(*range(32)), tokens(*range(16), *[9] * 16), tokens(1))
+    info = find(plugin, request_for(prompts=prompts))
+    assert info == PrefixCacheMatchInfo(4, 16, {"default/a": 3}, {"default/a": {"gpu": 3}})
+
+
+def test_without_prompts_nothing_is_found(request_for: MakeRequest) -> None:
+    """Raw bodies."""
+    plugin = producer('{"speculativeIndexing": true}')
+    assert find(plugin, request_for()) is None
+    send(plugin, request_for(), default="a")
+    assert find(plugin, request_for(prompts=(tokens(*range(16)),))) == PrefixCacheMatchInfo(
+        1, 16, {}
+    )
+
+
+@pytest.mark.parametrize("forget", ["endpoint_removed", "kv_events_lost"])
+def test_an_endpoint_that_left_or_lost_its_cache_is_forgotten(
+    request_for: MakeRequest, forget: str
+) -> None:
+    """Others are not."""
+    plugin = producer()
+    for key in ("default/a", "default/b"):
+        plugin.kv_events(key, TOPIC, stored(1, 1))
+    getattr(plugin, forget)("default/a")
+    info = find(plugin, request_for(prompts=(tokens(*range(16)),)))
+    assert info is not None
+    assert info.match_blocks == {"default/b": 1}
+
+
+def test_a_message_that_makes_no_sense_is_refused() -> None:
+    """Nothing of it is taken in."""
+    plugin = producer()
+    event = ["BlockStored", [1], None, list(range(16)), 16]
+    with pytest.raises(KvEventError):
+        plugin.kv_events("default/a", TOPIC, msgspec.msgpack.encode([1.0, [event, ["What"]]]))
+    assert plugin.index_size == 0
+
+
+def test_speculation_believes_in_what_was_sent_for_a_while(request_for: MakeRequest) -> None:
+    """At the primary profile's endpoint and that of `prefill`, for two seconds of request time."""
+    plugin = producer('{"speculativeIndexing": true}')
+    prompts = (tokens(*range(16)),)
+    send(plugin, request_for(prompts=prompts, received_at_seconds=10.0), decode="a", prefill="b")
+    for now, expected in ((11.9, {"default/a": 1, "default/b": 1}), (12.0, {})):
+        info = find(plugin, request_for(prompts=prompts, received_at_seconds=now))
+        assert info is not None
+        assert info.match_blocks == expected
+
+
+def test_without_speculation_only_engines_are_believed(request_for: MakeRequest) -> None:
+    """The default."""
+    plugin = producer()
+    prompts = (tokens(*range(16)),)
+    send(plugin, request_for(prompts=prompts), default="a")
+    info = find(plugin, request_for(prompts=prompts))
+    assert info is not None
+    assert info.match_blocks == {}
+
+
+@pytest.mark.parametrize("name", ["", "cbor-fnv", "xxh64"])
+@pytest.mark.parametrize("size", ['"blockSizeTokens": 64', '"blockSize": 64'])
+def test_hash_algorithms_and_block_sizes_of_the_configuration(
+    request_for: MakeRequest, name: str, size: str
+) -> None:
+    """What was stored with them is found with them, whatever the engine's block size."""
+    text = f'{{"tokenProcessorConfig": {{{size}, "hashSeed": "s", "hashAlgorithm": "{name}"}}}}'
+    plugin = producer(text)
+    plugin.kv_events("default/a", TOPIC, stored(1, 8))
+    info = find(plugin, request_for(prompts=(tokens(*range(130)),)))
+    assert info is not None
+    assert (info.total_blocks, info.block_size_tokens) == (2, 64)
+    assert info.match_blocks == {"default/a": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"tokenProcessorConfig": {"hashAlgorithm": "xxhash"}}', "cbor-fnv, xxh64"),
+        ('{"tokenProcessorConfig": {"hashAlgorithm": "sha256"}}', "hashAlgorithm"),
+        ('{"tokenProcessorConfig": {"blockSizeTokens": 0}}', "positive"),
+        ('{"indexerConfig": {"kvBlockIndexConfig": {"redisConfig": {}}}}', "every replica"),
+        (
+            '{"indexerConfig": {"kvBlockIndexConfig": {"costAwareMemoryConfig": {"size": "2Gi"}}}}',
+            "costAwareMemoryConfig",
+        ),
+        ('{"indexerConfig": {"kvBlockIndexConfig": {"inMemoryConfig": {"size": 0}}}}', "size"),
+        ('{"indexerConfig": {"tokenizersPoolConfig": {}}}', "token-producer"),
+        (
+            '{"indexerConfig": {"kvCacheBackendConfigs": [{"name": "gpu", "weight": -1}]}}',
+            "negative",
+        ),
+        ('{"kvEventsConfig": {"engineType": "tgi"}}', "vllm, sglang"),
+        ('{"kvEventsConfig": {"discoverPods": false}}', "zmqEndpoint"),
+        ('{"kvEventsConfig": {"podDiscoveryConfig": {"socketPort": 0}}}', "socketPort"),
+        (
+            '{"kvEventsConfig": {"podDiscoveryConfig": {"replaySocketPort": -1}}}',
+            "replaySocketPort",
+        ),
+        ('{"kvEventsConfig": {"podDiscoveryConfig": {"podLabelSelector": "=="}}}', "label"),
+        ('{"speculativeTTL": "soon"}', "duration"),
+    ],
+)
+def test_what_makes_no_sense_or_is_not_supported_is_refused(text: str, reason: str) -> None:
+    """With a reason, when the picker starts."""
+    with pytest.raises(ValueError, match=reason):
+        producer(text)
+
+
+def test_engines_are_heard_at_the_configured_ports() -> None:
+    """Plus the rank; labels of an endpoint name ports of its own; IPv6 stands in brackets."""
+    plugin = producer()
+    assert isinstance(plugin, KvEventConsumer)
+    assert plugin.kv_event_feed == KvEventFeed(None, "kv@")
+    plain = Endpoint("a", "10.0.0.1", 8000)
+    assert plugin.kv_event_source(plain) == KvEventSource("tcp://10.0.0.1:5557")
+    assert plugin.describe(plain) == {}
+    text = (
+        '{"kvEventsConfig": {"topicFilter": "", "podDiscoveryConfig": '
+        '{"socketPort": 6000, "replaySocketPort": 7000}}}'
+    )
+    plugin = producer(text)
+    assert plugin.kv_event_feed.topic_prefix == ""
+    second = Endpoint("b", "fd00::1", 8001, rank_index=1)
+    assert plugin.kv_event_source(second) == KvEventSource(
+        "tcp://[fd00::1]:6001", "tcp://[fd00::1]:7001"
+    )
+    labels = {"kv-events-port": "9001", "kv-events-replay-port": "9002"}
+    own = Endpoint("c", "127.0.0.1", 8002, labels=labels, rank_index=1)
+    assert plugin.kv_event_source(own) == KvEventSource(
+        "tcp://127.0.0.1:9001", "tcp://127.0.0.1:9002"
+    )
+
+
+def test_engines_may_connect_instead() -> None:
+    """To one address of the picker's."""
+    plugin = producer('{"kvEventsConfig": {"discoverPods": false, "zmqEndpoint": "tcp://*:5557"}}')
+    assert plugin.kv_event_feed == KvEventFeed("tcp://*:5557", "kv@")
+
+
+@pytest.mark.parametrize(
+    ("discovery", "expected"),
+    [
+        ("{}", ["a", "b", "c"]),
+        ('{"podLabelSelector": "app=llm"}', ["b", "c"]),
+        ('{"podLabelSelector": "app=llm", "podNamespace": "prod"}', ["c"]),
+    ],
+)
+def test_a_selector_and_a_namespace_narrow_the_pool(discovery: str, expected: list[str]) -> None:
+    """The default selector does not, since the pool says who serves."""
+    plugin = producer(f'{{"kvEventsConfig": {{"podDiscoveryConfig": {discovery}}}}}')
+    endpoints = [
+        Endpoint("a", "10.0.0.1", 8000),
+        Endpoint("b", "10.0.0.2", 8000, labels={"app": "llm"}),
+        Endpoint("c", "10.0.0.3", 8000, namespace="prod", labels={"app": "llm"}),
+    ]
+    assert [one.name for one in endpoints if plugin.kv_event_source(one)] == expected
