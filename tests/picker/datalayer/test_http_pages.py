@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+import uvloop
 
 from picker.datalayer.http_pages import MAX_PAGE_BYTES, HttpPages, ScrapeError, tls_context
 from picker.datalayer.sources import PageLocation, TlsFiles
@@ -115,6 +116,25 @@ async def test_an_address_may_be_ipv6() -> None:
 
     async with serving(serve, host="::1") as server, http() as pages:
         assert await pages.fetch(server.address) == PAGE
+
+
+def test_it_works_on_the_event_loop_of_the_picker() -> None:
+    """Whose transports are of another kind; here too the connection is kept and closed."""
+
+    async def serve(visit: Visit) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                await visit.request()
+                await visit.answer(OK)
+
+    async def fetch() -> None:
+        async with serving(serve) as server:
+            async with http() as pages:
+                assert [await pages.fetch(server.address) for _ in range(3)] == [PAGE] * 3
+                assert server.visits == 1
+            await asyncio.wait_for(server.left.wait(), 10)
+
+    uvloop.run(fetch())
 
 
 @pytest.mark.parametrize(
