@@ -1,0 +1,305 @@
+"""The listener hears engines over real sockets, notices what it missed, and asks for it again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.kv_events import KvEventListener, ReplaySettings
+from picker.errors import PickerError
+from picker.framework.interfaces import KvEventFeed, KvEventSource
+from picker.types import Endpoint
+
+TOPIC = b"kv@127.0.0.1:8000@m"
+QUICK = ReplaySettings(idle_seconds=0.05, attempts_without_progress=2, cooldown_seconds=60.0)
+
+
+@dataclass
+class Notebook:
+    """A consumer that writes down what it is told; a payload `bad` makes no sense to it."""
+
+    sources: dict[str, KvEventSource] = field(default_factory=dict)
+    feed: KvEventFeed = field(default_factory=lambda: KvEventFeed(topic_prefix="kv@"))
+    heard: list[tuple[str, ...]] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def kv_event_feed(self) -> KvEventFeed:
+        return self.feed
+
+    def kv_event_source(self, endpoint: Endpoint) -> KvEventSource | None:
+        return self.sources.get(endpoint.key)
+
+    def kv_events(self, key: str, topic: str, payload: bytes) -> None:
+        self.note(key, topic, payload.decode())
+        if payload == b"bad":
+            raise PickerError("bad")
+
+    def kv_events_lost(self, key: str) -> None:
+        self.note(key, "lost")
+
+    def note(self, *what: str) -> None:
+        self.heard.append(what)
+        self.news.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for news that fulfil the condition."""
+        async with asyncio.timeout(10):
+            while not condition():
+                self.news.clear()
+                await self.news.wait()
+
+    def payloads(self, key: str = "default/a") -> list[str]:
+        """What was said of an endpoint, `lost` included."""
+        return [what[-1] for what in self.heard if what[0] == key]
+
+
+class FakeEngine:
+    """Publishes numbered messages, and replays those in `kept`."""
+
+    def __init__(self, context: zmq.asyncio.Context) -> None:
+        self.pub = context.socket(zmq.XPUB)
+        self.router = context.socket(zmq.ROUTER)
+        self.ports = [s.bind_to_random_port("tcp://127.0.0.1") for s in (self.pub, self.router)]
+        self.kept: list[tuple[int, bytes]] = []
+        self.asked: list[int] = []
+        self.with_topic = True
+        self.answers_at_most: int | None = None
+
+    @property
+    def source(self) -> KvEventSource:
+        address, replay = (f"tcp://127.0.0.1:{port}" for port in self.ports)
+        return KvEventSource(address, replay)
+
+    async def subscribed(self) -> None:
+        """Wait until somebody has subscribed."""
+        async with asyncio.timeout(10):
+            await self.pub.recv()
+
+    async def say(self, number: int, payload: bytes, topic: bytes = TOPIC) -> None:
+        await self.pub.send_multipart((topic, number.to_bytes(8, "big"), payload))
+
+    async def replay(self) -> None:
+        """Answer requests until cancelled."""
+        while True:
+            peer, empty, start = await self.router.recv_multipart()
+            first = int.from_bytes(start, "big")
+            self.asked.append(first)
+            wanted = [one for one in self.kept if one[0] >= first]
+            topic = (TOPIC,) if self.with_topic else ()
+            for number, payload in wanted[: self.answers_at_most]:
+                await self.router.send_multipart(
+                    (peer, empty, *topic, number.to_bytes(8, "big"), payload)
+                )
+            if self.answers_at_most is None:
+                await self.router.send_multipart((peer, empty, *topic, b"\xff" * 8, b""))
+
+    def close(self) -> None:
+        self.pub.close(linger=0)
+        self.router.close(linger=0)
+
+
+@dataclass
+class Stage:
+    """An engine, a consumer, and a listener that is running."""
+
+    engine: FakeEngine
+    book: Notebook
+    listener: KvEventListener
+    datastore: Datastore
+
+
+@asynccontextmanager
+async def stage(
+    replays: bool = False, settings: ReplaySettings = QUICK, **kept: bytes
+) -> AsyncIterator[Stage]:
+    """The endpoint `default/a` is followed; the engine answers replays, or has no such address."""
+    with zmq.asyncio.Context() as context:
+        engine = FakeEngine(context)
+        engine.kept = [(int(number[1:]), payload) for number, payload in kept.items()]
+        source = engine.source if replays else KvEventSource(engine.source.address)
+        book, datastore = Notebook({"default/a": source}), Datastore()
+        datastore.set_endpoints([Endpoint("a", "127.0.0.1", 8000)])
+        listener = KvEventListener(book, datastore, settings)
+        tasks = [asyncio.create_task(listener.run()), asyncio.create_task(engine.replay())]
+        try:
+            await engine.subscribed()
+            yield Stage(engine, book, listener, datastore)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            engine.close()
+
+
+async def test_messages_are_handed_on_in_order() -> None:
+    """With the endpoint's key and the topic; what was known before is forgotten first."""
+    async with stage() as s:
+        for number, payload in enumerate((b"one", b"two")):
+            await s.engine.say(number, payload)
+        await s.book.until(lambda: len(s.book.heard) == 3)
+        topic = TOPIC.decode()
+        assert s.book.heard == [
+            ("default/a", "lost"),
+            ("default/a", topic, "one"),
+            ("default/a", topic, "two"),
+        ]
+        assert s.listener.counts.messages["default/a"] == 2
+        assert not s.listener.counts.gaps
+
+
+async def test_other_topics_and_nonsense_are_passed_over() -> None:
+    """What has not three frames, and what the consumer cannot understand, is counted."""
+    async with stage() as s:
+        await s.engine.say(0, b"not for us", b"metrics@x")
+        await s.engine.pub.send_multipart((TOPIC, b"short", b"x"))
+        await s.engine.pub.send_multipart((TOPIC,))
+        await s.engine.say(0, b"bad")
+        await s.engine.say(1, b"good")
+        await s.book.until(lambda: "good" in s.book.payloads())
+        assert s.book.payloads() == ["lost", "bad", "good"]
+        assert s.listener.counts.errors["default/a"] == 3
+
+
+async def test_what_was_said_before_is_asked_for_when_joining() -> None:
+    """From the first message on; ordinary messages go on behind it."""
+    async with stage(replays=True, n0=b"zero", n1=b"one") as s:
+        await s.book.until(lambda: "one" in s.book.payloads())
+        await s.engine.say(2, b"two")
+        await s.book.until(lambda: "two" in s.book.payloads())
+        assert s.book.payloads() == ["lost", "zero", "one", "two"]
+        assert s.engine.asked == [0]
+
+
+async def test_a_gap_is_filled_by_asking_again() -> None:
+    """What comes twice that way counts once."""
+    async with stage(replays=True) as s:
+        await s.book.until(lambda: s.listener.counts.replays["default/a"] == 1)
+        await s.engine.say(0, b"zero")
+        await s.book.until(lambda: "zero" in s.book.payloads())
+        s.engine.kept = [(n, str(n).encode()) for n in range(4)]
+        await s.engine.say(3, b"3")
+        await s.engine.say(4, b"4")
+        await s.book.until(lambda: "4" in s.book.payloads())
+        assert s.book.payloads() == ["lost", "zero", "1", "2", "3", "4"]
+        assert s.engine.asked == [0, 1]
+
+
+async def test_a_gap_that_nobody_can_fill_is_passed_over() -> None:
+    """Without a replay address."""
+    async with stage() as s:
+        await s.engine.say(0, b"0")
+        await s.engine.say(5, b"5")
+        await s.book.until(lambda: "5" in s.book.payloads())
+        assert s.book.payloads() == ["lost", "0", "5"]
+        assert s.listener.counts.gaps["default/a"] == 1
+
+
+async def test_what_is_gone_from_the_replay_too_makes_the_endpoint_forgotten() -> None:
+    """Nobody knows what left its cache meanwhile; what comes after counts."""
+    async with stage(replays=True) as s:
+        await s.engine.say(0, b"0")
+        await s.book.until(lambda: "0" in s.book.payloads())
+        s.engine.kept = [(3, b"3"), (4, b"4")]
+        await s.engine.say(4, b"4")
+        await s.book.until(lambda: "4" in s.book.payloads())
+        assert s.book.payloads() == ["lost", "0", "lost", "3", "4"]
+
+
+async def test_a_replay_that_stalls_goes_on_where_it_was() -> None:
+    """One message for each request, and in the end none: then it has failed."""
+    async with stage(replays=True, n0=b"0", n1=b"1", n2=b"2") as s:
+        s.engine.answers_at_most = 1
+        await s.book.until(lambda: s.book.payloads().count("lost") == 2)
+        assert s.book.payloads()[-1] == "lost"
+        assert s.listener.counts.failed_replays["default/a"] == 1
+        # For a while no other is tried.
+        asked = len(s.engine.asked)
+        await s.engine.say(9, b"9")
+        await s.book.until(lambda: "9" in s.book.payloads())
+        assert len(s.engine.asked) == asked
+
+
+async def test_replayed_messages_without_a_topic_wait_for_one() -> None:
+    """Of which model they are is said by the first ordinary message."""
+    async with stage(replays=True, n0=b"0", n1=b"1") as s:
+        s.engine.with_topic = False
+        await s.engine.say(1, b"1")
+        await s.book.until(lambda: "1" in s.book.payloads())
+        topic = TOPIC.decode()
+        assert s.book.heard[1:] == [("default/a", topic, "0"), ("default/a", topic, "1")]
+
+
+async def test_a_new_life_of_an_engine_is_noticed_by_its_numbers() -> None:
+    """Also when its first messages were missed and cannot be had again."""
+    async with stage() as s:
+        for number in range(3):
+            await s.engine.say(number, b"old")
+        await s.engine.say(1, b"new")
+        await s.book.until(lambda: "new" in s.book.payloads())
+        assert s.book.payloads() == ["lost", "old", "old", "old", "lost", "new"]
+        assert s.listener.counts.restarts["default/a"] == 1
+
+
+async def test_endpoints_are_followed_as_they_come_and_go() -> None:
+    """One that is not wanted never is."""
+    async with stage() as s:
+        with zmq.asyncio.Context() as context:
+            other = FakeEngine(context)
+            s.book.sources["default/b"] = KvEventSource(other.source.address)
+            endpoints = [Endpoint(name, "127.0.0.1", 8000) for name in "bc"]
+            s.datastore.set_endpoints(endpoints)
+            await other.subscribed()
+            await other.say(0, b"hello")
+            await s.book.until(lambda: "hello" in s.book.payloads("default/b"))
+            assert await s.engine.pub.recv() == b"\x00kv@"  # nobody listens any more
+            await s.engine.say(0, b"unheard")
+            await other.say(1, b"bye")
+            await s.book.until(lambda: "bye" in s.book.payloads("default/b"))
+            assert s.book.payloads() == ["lost"]
+            assert s.book.payloads("default/c") == []
+            other.close()
+
+
+async def test_engines_that_connect_are_told_apart_by_their_topics(tmp_path: object) -> None:
+    """Of a pod that is not in the pool nothing is taken in."""
+    address = f"ipc://{tmp_path}/kv"
+    book, datastore = Notebook(feed=KvEventFeed(address, "kv@")), Datastore()
+    datastore.set_endpoints(
+        [Endpoint("a", "10.0.0.1", 8000), Endpoint("b", "10.0.0.1", 8001, rank_index=1)]
+    )
+    listener = KvEventListener(book, datastore)
+    task = asyncio.create_task(listener.run())
+    with zmq.asyncio.Context() as context:
+        pub = context.socket(zmq.XPUB)
+        try:
+            pub.connect(address)
+            async with asyncio.timeout(10):
+                await pub.recv()
+            for pod, number in (("10.0.0.1:8001", 0), ("10.9.9.9:1", 0), ("10.0.0.1:8000", 0)):
+                topic = f"kv@{pod}@m".encode()
+                await pub.send_multipart((topic, number.to_bytes(8, "big"), pod.encode()))
+            await book.until(lambda: len(book.heard) == 2)
+        finally:
+            pub.close(linger=0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    assert [(what[0], what[-1]) for what in book.heard] == [
+        ("default/b", "10.0.0.1:8001"),
+        ("default/a", "10.0.0.1:8000"),
+    ]
+    assert listener.counts.errors["10.9.9.9:1"] == 1
+
+
+async def test_an_address_that_cannot_be_bound_is_an_error() -> None:
+    """The picker cannot do what it was told."""
+    listener = KvEventListener(Notebook(feed=KvEventFeed("tcp://no-such-device:1")), Datastore())
+    with pytest.raises(PickerError, match="cannot listen"):
+        await listener.run()
