@@ -44,6 +44,7 @@ from picker.requestcontrol.director import Director, RequestPolicies
 from picker.running.flushing import Flushes
 from picker.running.in_use import BuildContext, ConfigInUse, pipeline_of
 from picker.running.json_client import JsonClient
+from picker.running.kv_listening import KvListening
 from picker.running.listeners import Listeners, StartError
 from picker.running.options import Options, Ports
 
@@ -74,6 +75,7 @@ class Picker:
         self._inflight = InflightLoad()
         assembly = self._config.assembly
         self._datastore = Datastore(assembly.observers, self._describers(assembly))
+        self._kv_listening = KvListening(self._datastore)
         self._requests = RequestMetrics(self._metrics)
         self._register_metrics()
         self._discovery, self._follows_file = self._file_discovery()
@@ -127,7 +129,10 @@ class Picker:
 
     def _start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Begin everything that goes on beside the requests until the end."""
-        tasks = [group.create_task(self._scraper.run(), name="scraper")]
+        tasks = [
+            group.create_task(self._scraper.run(), name="scraper"),
+            group.create_task(self._kv_listening.run(), name="kv events"),
+        ]
         if self._follows_file:
             tasks.append(group.create_task(self._discovery.run(), name="discovery"))
         if self._watch is not None:
@@ -181,6 +186,7 @@ class Picker:
         """Serve new requests with `assembly`."""
         self._datastore.use(assembly.observers, self._describers(assembly))
         self._flushes.use(assembly.flushes)
+        self._kv_listening.use({name: one.plugin for name, one in assembly.instances.items()})
         self._director.use(pipeline_of(assembly))
 
     # Collaborators
