@@ -17,6 +17,7 @@ from picker.framework.interfaces import (
     SaturationDetector,
     Scorer,
 )
+from picker.framework.named_profiles import NamesProfiles
 
 DEFAULT_PICKER = "max-score-picker"
 DEFAULT_PROFILE_HANDLER = "single-profile-handler"
@@ -87,7 +88,24 @@ class ProfilePlanner:
         if limit is not None and num_profiles > limit:
             text = f"'{configured[0].name}' takes at most {limit}, not {num_profiles}"
             self._findings.error(at, text)
+        self._check_named(configured[0])
         return configured[0]
+
+    def _check_named(self, handler: Instance) -> None:
+        """A handler cannot run a profile that is not there."""
+        plugin, specs = handler.plugin, self._config.scheduling_profiles
+        if not isinstance(plugin, NamesProfiles):
+            return
+        known = {spec.name for spec in specs} or {DEFAULT_PROFILE}
+        at: Path = (*handler.path, "parameters")
+        for where, name in plugin.required_profiles.items():
+            if name not in known:
+                text = f"there is no profile '{name}', which '{handler.name}' needs"
+                self._findings.unknown((*at, *where.split(".")), text, name, known)
+        for where, name in plugin.optional_profiles.items():
+            if name not in known:
+                text = f"there is no profile '{name}', so '{handler.name}' never runs it"
+                self._findings.warn((*at, *where.split(".")), text)
 
     def _check_names(self, specs: Sequence[SchedulingProfile]) -> None:
         names: set[str] = set()

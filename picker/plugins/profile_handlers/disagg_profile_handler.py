@@ -46,12 +46,13 @@ from picker.types import Candidate, InferenceRequest, SchedulingResult
 
 _DECODE_FIRST = frozenset(("", "decode", "decodefirst"))
 _PREFILL_FIRST = frozenset(("prefill", "prefillfirst"))
+_ENCODE_DECIDER = "encodeDeciderPluginName"
 _FLAT = (
     "decodeProfile",
     "prefillProfile",
     "encodeProfile",
     "prefillDeciderPluginName",
-    "encodeDeciderPluginName",
+    _ENCODE_DECIDER,
     "deciderPluginName",
 )
 
@@ -89,7 +90,8 @@ class DisaggProfileHandlerParameters(Parameters, frozen=True):
 class Stages:
     """The parameters in one form. `references` are the deciders by the parameter that names them.
 
-    A decider is "" where none is named.
+    A decider is "" where none is named. `required` and `optional` are profiles by the parameter
+    that names them: decode, and those that somebody wrote down or gave a decider.
     """
 
     decode: str
@@ -99,6 +101,8 @@ class Stages:
     encode_decider: str
     is_prefill_first: bool = False
     references: Mapping[str, str] = field(default_factory=dict)
+    required: Mapping[str, str] = field(default_factory=dict)
+    optional: Mapping[str, str] = field(default_factory=dict)
 
 
 class DisaggProfileHandler:
@@ -123,6 +127,16 @@ class DisaggProfileHandler:
     def references(self) -> Mapping[str, str]:
         """The deciders."""
         return self._stages.references
+
+    @property
+    def required_profiles(self) -> Mapping[str, str]:
+        """That of the decode stage."""
+        return self._stages.required
+
+    @property
+    def optional_profiles(self) -> Mapping[str, str]:
+        """Those of other stages that were named, or given a decider."""
+        return self._stages.optional
 
     def connect(self, plugins: Mapping[str, object]) -> None:
         """Take the deciders. Raises `ValueError` for one that is none."""
@@ -254,15 +268,25 @@ def _flat_stages(parameters: DisaggProfileHandlerParameters) -> Stages:
     references = {
         "prefillDeciderPluginName": prefill_decider,
         "deciderPluginName": older,
-        "encodeDeciderPluginName": parameters.encode_decider_plugin_name,
+        _ENCODE_DECIDER: parameters.encode_decider_plugin_name,
     }
+    prefill = parameters.prefill_profile or PREFILL_PROFILE
+    encode = parameters.encode_profile or ENCODE_PROFILE
+    decider = prefill_decider or older
+    optional = _on_purpose(
+        ("prefillProfile", prefill, bool(parameters.prefill_profile or decider)),
+        ("encodeProfile", encode, bool(parameters.encode_profile or references[_ENCODE_DECIDER])),
+    )
+    decode = parameters.decode_profile or DECODE_PROFILE
     return Stages(
-        parameters.decode_profile or DECODE_PROFILE,
-        parameters.prefill_profile or PREFILL_PROFILE,
-        parameters.encode_profile or ENCODE_PROFILE,
-        prefill_decider or older,
+        decode,
+        prefill,
+        encode,
+        decider,
         parameters.encode_decider_plugin_name,
         references={word: name for word, name in references.items() if name},
+        required={"decodeProfile": decode},
+        optional=optional,
     )
 
 
@@ -277,15 +301,36 @@ def _nested_stages(parameters: DisaggProfileHandlerParameters) -> Stages:
     if is_prefill_first and deciders.prefill:
         raise ValueError("deciders.prefill has nothing to decide with stageOrder prefill-first")
     references = {"deciders.prefill": deciders.prefill, "deciders.encode": deciders.encode}
+    decode = profiles.decode or DECODE_PROFILE
+    prefill, encode = profiles.prefill or PREFILL_PROFILE, profiles.encode or ENCODE_PROFILE
+    optional = _on_purpose(
+        (
+            "profiles.prefill",
+            prefill,
+            is_prefill_first or bool(deciders.prefill) or prefill != PREFILL_PROFILE,
+        ),
+        (
+            "profiles.encode",
+            encode,
+            bool(deciders.encode) or encode != ENCODE_PROFILE,
+        ),
+    )
     return Stages(
-        profiles.decode or DECODE_PROFILE,
-        profiles.prefill or PREFILL_PROFILE,
-        profiles.encode or ENCODE_PROFILE,
+        decode,
+        prefill,
+        encode,
         deciders.prefill,
         deciders.encode,
         is_prefill_first,
         {word: name for word, name in references.items() if name},
+        {"profiles.decode": decode},
+        optional,
     )
+
+
+def _on_purpose(*named: tuple[str, str, bool]) -> dict[str, str]:
+    """The profiles, by parameter, of which the last of the three says that they are meant."""
+    return {parameter: profile for parameter, profile, is_meant in named if is_meant}
 
 
 PLUGIN = PluginType(

@@ -9,7 +9,7 @@ Meant for several pickers in a row, each deciding one stage of a disaggregated r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
@@ -38,6 +38,16 @@ class HeaderProfileHandler:
     def max_profiles(self) -> int | None:
         """Any number."""
         return None
+
+    @property
+    def required_profiles(self) -> Mapping[str, str]:
+        """None: a request may always name one that there is."""
+        return {}
+
+    @property
+    def optional_profiles(self) -> Mapping[str, str]:
+        """The default one, if it was chosen."""
+        return {} if self._default == DECODE_PROFILE else {"defaultProfile": self._default}
 
     def pick_profiles(
         self,

@@ -81,6 +81,16 @@ class PdProfileHandler:
         """The decider."""
         return {"deciderPluginName": self._decider_name}
 
+    @property
+    def required_profiles(self) -> Mapping[str, str]:
+        """That of the decode stage."""
+        return {"decodeProfile": self._decode}
+
+    @property
+    def optional_profiles(self) -> Mapping[str, str]:
+        """That of the prefill stage, which is what the handler is there for."""
+        return {"prefillProfile": self._prefill}
+
     def connect(self, plugins: Mapping[str, object]) -> None:
         """Take the decider. Raises `ValueError` when it is none."""
         self._decider = named_decider(plugins, self._decider_name)
