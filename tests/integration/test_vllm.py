@@ -83,10 +83,11 @@ class Pair:
     async def decisions(self) -> dict[str, int]:
         """How often each engine was picked so far."""
         page = (await self.http.get(f"{self.picker}/metrics")).text
-        line = (
-            r'llm_d_epp_scheduler_attempts_total\{endpoint_name="(\w+)".*status="success".*\} (\S+)'
-        )
-        return {name: int(float(count)) for name, count in re.findall(line, page)}
+        found: dict[str, int] = {}
+        for labels, count in re.findall(r"llm_d_epp_scheduler_attempts_total{(.*)} (\S+)", page):
+            if name := re.search(r'endpoint_name="(\w+)"', labels):
+                found[name[1]] = found.get(name[1], 0) + int(float(count))
+        return found
 
     @asynccontextmanager
     async def busy(self, engine: str) -> AsyncIterator[None]:
