@@ -39,8 +39,8 @@ class ScrapeSettings:
 
     `tick_seconds` is the interval while the pool is busy, `idle_seconds` the longest one while
     nothing happens. A scrape costs about a tenth of a millisecond of the event loop that also
-    decides, so all addresses together are asked at most `max_scrapes_per_second` times, for a
-    quarter of a core: beyond 125 endpoints the interval grows with the pool.
+    decides, so all addresses together are asked at most `max_scrapes_per_second` times, which is a
+    third of a core: beyond 125 endpoints the interval grows with the pool.
     """
 
     tick_seconds: float = MIN_TICK_SECONDS

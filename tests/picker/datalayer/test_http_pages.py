@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import uvloop
-import uvloop
 
 from picker.datalayer.http_pages import MAX_PAGE_BYTES, HttpPages, ScrapeError, tls_context
 from picker.datalayer.sources import PageLocation, TlsFiles
