@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from picker.app import serve
 from picker.errors import ConfigError, PickerError
 from picker.running.flags import build_parser, options_of
 from picker.running.logs import set_up_logging
+from picker.running.memory import keep_freed_pages
 from picker.running.options import Options, Ports
 
 log = logging.getLogger("picker")
@@ -34,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.zap_log_level is not None:
         verbosity = arguments.zap_log_level
     set_up_logging(verbosity, as_json=arguments.zap_encoder == "json")
+    keep_freed_pages(os.environ)
     try:
         uvloop.run(serve(options, lambda ports: _announce(options, ports)))
     except PickerError as error:
