@@ -30,7 +30,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from picker.admin.tracing import Tracing
 from picker.errors import ConfigError
-from picker.requestcontrol.tracing import NO_SPAN, Span
+from picker.framework.tracing import NO_SPAN, Span
 
 REQUEST_SPAN = "gateway.request"
 DEFAULT_SERVICE_NAME = "llm-d-epp"  # as the reference calls itself, for its dashboards
@@ -46,6 +46,11 @@ class OtelSpan:
     def __init__(self, span: trace.Span, parent: Context | None) -> None:
         self._span = span
         self.context = trace.set_span_in_context(span, parent)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether it is sampled."""
+        return self._span.is_recording()
 
     def set(self, name: str, value: str | int | float | bool) -> None:
         """An attribute."""

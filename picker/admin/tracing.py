@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from picker.errors import ConfigError
-from picker.requestcontrol.tracing import NoTracer, Tracer
+from picker.framework.tracing import NoTracer, Tracer
 
 _IMPLEMENTATION = "picker.admin.otel"
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from picker.errors import Code, RefusedError, bad_request, no_endpoints
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight, Parser
+from picker.framework.tracing import NO_SPAN, OPEN_SPAN, Span
 from picker.requestcontrol import admission
 from picker.requestcontrol.candidates import candidates_for
 from picker.requestcontrol.headers import MODEL_REWRITE, OBJECTIVE, REQUEST_ID, first_of
@@ -25,7 +26,6 @@ from picker.requestcontrol.preparing import endpoint_scores, outgoing_body, tell
 from picker.requestcontrol.producing import produce
 from picker.requestcontrol.responses import NO_METADATA, Response, ResponseWatch
 from picker.requestcontrol.rewrite import Rewritten
-from picker.requestcontrol.tracing import NO_SPAN, Span
 from picker.types import (
     Candidate,
     FinishCause,
@@ -101,7 +101,7 @@ class Exchange:
         self._span = tracer.begin_request(raw.headers, begun - self._started)
         span = tracer.begin(ORCHESTRATION_SPAN, self._span)
         try:
-            return await self._decide(raw, begun)
+            return await self._decide(raw, begun, span)
         except RefusedError as refusal:
             self._refuse(refusal, span)
             raise
@@ -156,7 +156,7 @@ class Exchange:
             except Exception as error:
                 log.exception(hook, error, "what it holds of the request may stay held")
 
-    async def _decide(self, raw: RawRequest, begun: float) -> RouteDecision:
+    async def _decide(self, raw: RawRequest, begun: float, span: Span) -> RouteDecision:
         self._request_id = raw.headers.get(REQUEST_ID) or self._new_request_id()
         if raw.body is None:
             return self._decide_without_body(raw, begun)
@@ -164,6 +164,8 @@ class Exchange:
         request = self._identify(arrival)
         candidates = self._admitted(request, raw)
         attributes = Attributes()
+        if span.is_recorded:
+            attributes.put(OPEN_SPAN, span)
         request = await produce(
             self._pipeline.producers, request, candidates, attributes, self._log
         )

@@ -21,10 +21,10 @@ from picker.framework.interfaces import (
     SaturationDetector,
     Screener,
 )
+from picker.framework.tracing import NoTracer, Tracer
 from picker.requestcontrol.observer import RequestObserver
 from picker.requestcontrol.parsing import ParserTable
 from picker.requestcontrol.rewrite import NO_REWRITES, RewriteRules
-from picker.requestcontrol.tracing import NoTracer, Tracer
 from picker.types import Candidate, InferenceRequest, SchedulingResult
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from picker.admin.tracing import build_tracing
 from picker.errors import ConfigError
-from picker.requestcontrol.tracing import NO_SPAN, NoTracer, Tracer
+from picker.framework.tracing import NO_SPAN, NoTracer, Tracer
 
 otel = pytest.importorskip("picker.admin.otel")
 memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")

@@ -22,6 +22,7 @@ class Noted:
     attributes: dict[str, object] = field(default_factory=dict)
     failure: str | None = None
     ends: int = 0
+    is_recorded: bool = True
 
     def set(self, name: str, value: str | int | float | bool) -> None:
         """Keep it."""

@@ -1,4 +1,8 @@
-"""What the director needs of a tracer; `picker.admin.tracing` makes a real one."""
+"""What the picker needs of a tracer; `picker.admin.tracing` makes a real one.
+
+The span that is open in a decision is one of its findings, so that steps become parts of it. It is
+there only where somebody will see it: most traces are not sampled, and cost no more than a look.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
+from picker.framework.attributes import DataKey
+
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Span(Protocol):
     """A stretch of time of one request."""
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether anybody will see it, and spans within it."""
+        ...
 
     def set(self, name: str, value: str | int | float | bool) -> None:
         """Say something about it."""
@@ -48,6 +59,7 @@ class NoSpan:
     """Nobody watches."""
 
     __slots__ = ()
+    is_recorded = False
 
     def set(self, name: str, value: str | int | float | bool) -> None:
         """Ignore."""
@@ -64,6 +76,8 @@ class NoSpan:
 
 
 NO_SPAN = NoSpan()
+# The span within which the next step of a decision takes place.
+OPEN_SPAN: DataKey[Span] = DataKey("Span", "director")
 
 
 class NoTracer:
