@@ -24,7 +24,10 @@ class JsonClient:
     async def __aenter__(self) -> JsonClient:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
         self._session = aiohttp.ClientSession(
-            connector=connector, cookie_jar=aiohttp.DummyCookieJar()
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Accept-Encoding": "identity"},
+            auto_decompress=False,  # a small answer could become a huge one
         )
         return self
 
@@ -68,6 +71,8 @@ class JsonClient:
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
+    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise ValueError("the answer is compressed, which nobody asked for")
     answer = bytearray()
     async for chunk in response.content.iter_any():
         answer += chunk

@@ -37,8 +37,14 @@ async def server() -> AsyncIterator[str]:
         await asyncio.Event().wait()
         return response
 
+    async def packed(_: web.Request) -> web.Response:
+        return web.Response(body=b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
+
+    async def nested(_: web.Request) -> web.Response:
+        return web.Response(body=b"[" * 100_000)
+
     application = web.Application()
-    for handler in (echo, quiet, broken, away, huge, silent):
+    for handler in (echo, quiet, broken, away, huge, silent, packed, nested):
         application.router.add_post(f"/{handler.__name__}", handler)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
@@ -64,6 +70,8 @@ async def test_the_answer_is_decoded_json(server: str) -> None:
         ("/away", "status 302"),
         ("/broken", "no JSON"),
         ("/huge", "more than"),
+        ("/packed", "compressed"),
+        ("/nested", "no JSON"),
     ],
 )
 async def test_an_answer_that_is_of_no_use_is_an_error(server: str, path: str, reason: str) -> None:
