@@ -1,0 +1,150 @@
+"""p2p-source-producer: tell the engine that computes the prompt which other one to copy it from.
+
+The endpoint that computes is the first one of the profile `prefillProfileName` (prefill) if that
+ran, else of the primary one. A peer is another candidate whose cached tokens in the CPU tier exceed
+those of the endpoint by at least `minCachedTokenDelta` (1), as `prefixMatchInfoProducerName` found
+them (precise-prefix-cache-producer: only engines themselves know their tiers). Of the peers that
+are within one block of the best, one is drawn with
+
+    weight = 1 / (1 + queue)        u = FNV-1a-32(request id) / 2^32
+
+so that a request asks the same peer whenever it is decided again. A queue that is not known counts
+as one more than the longest known. The peer's `ip:port` goes into the request header
+`x-kv-cache-source-host-port`; without a peer the header is not set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.registry import Parameters, PluginType, Stability
+from picker.prefix.match import match_info_key
+from picker.types import Candidate, InferenceRequest, SchedulingResult
+
+HEADER = "x-kv-cache-source-host-port"
+TIER = "cpu"
+DEFAULT_PRODUCER = "precise-prefix-cache-producer"
+_FNV_OFFSET, _FNV_PRIME, _MASK = 0x811C_9DC5, 0x0100_0193, 2**32 - 1
+
+
+class P2pSourceParameters(Parameters, frozen=True):
+    """`parameters` of a p2p-source-producer."""
+
+    min_cached_token_delta: int = 1
+    prefill_profile_name: str = "prefill"
+    prefix_match_info_producer_name: str = DEFAULT_PRODUCER
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """A candidate with prompt tokens in its CPU tier; `queue` None: not known."""
+
+    key: str
+    host_port: str
+    tokens: int
+    queue: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Peers:
+    """The candidates that have anything, from `produce` to `pre_request`."""
+
+    peers: tuple[_Peer, ...]
+    block_size_tokens: int
+
+
+class P2pSourceProducer:
+    """Names a peer to copy from. Stateless."""
+
+    def __init__(self, name: str, parameters: P2pSourceParameters) -> None:
+        """Raises `ValueError` for a delta below one."""
+        if parameters.min_cached_token_delta < 1:
+            delta = parameters.min_cached_token_delta
+            raise ValueError(f"minCachedTokenDelta must be at least 1, got {delta}")
+        self._parameters = parameters
+        self._match_key = match_info_key(parameters.prefix_match_info_producer_name)
+        self._peers_key: DataKey[_Peers] = DataKey("P2pSources", name)
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The match info of the configured producer."""
+        return (self._match_key,)
+
+    @property
+    def produces(self) -> tuple[DataKey[Any], ...]:
+        """The candidates that could be copied from, for its own use."""
+        return (self._peers_key,)
+
+    def produce(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> InferenceRequest:
+        """Note who has what; nothing where no tiers are known."""
+        info = attributes.get(self._match_key)
+        if info is None or not info.tier_blocks:
+            return request
+        peers = []
+        for candidate in candidates:
+            blocks = info.tier_blocks.get(candidate.key, {}).get(TIER, 0)
+            if blocks:
+                queue = candidate.metrics.waiting_requests if candidate.metrics else None
+                host_port = candidate.endpoint.host_port
+                tokens = blocks * info.block_size_tokens
+                peers.append(_Peer(candidate.key, host_port, tokens, queue))
+        attributes.put(self._peers_key, _Peers(tuple(peers), info.block_size_tokens))
+        return request
+
+    def pre_request(
+        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+    ) -> Mapping[str, str] | None:
+        """The header, when a peer has enough more than the endpoint that computes."""
+        known = attributes.get(self._peers_key)
+        computing = self._computing(result)
+        if known is None or computing is None:
+            return None
+        own = next((one.tokens for one in known.peers if one.key == computing), 0)
+        least = own + self._parameters.min_cached_token_delta
+        better = [one for one in known.peers if one.key != computing and one.tokens >= least]
+        if not better:
+            return None
+        best = max(one.tokens for one in better) - known.block_size_tokens
+        chosen = _drawn([one for one in better if one.tokens >= best], request.request_id)
+        return {HEADER: chosen.host_port}
+
+    def _computing(self, result: SchedulingResult) -> str | None:
+        for name in (self._parameters.prefill_profile_name, result.primary_profile):
+            profile = result.profiles.get(name)
+            if profile is not None and profile.picked:
+                return profile.picked[0].candidate.key
+        return None
+
+
+def _drawn(peers: Sequence[_Peer], request_id: str) -> _Peer:
+    """One of them, by weight, the same for the same request."""
+    in_order = sorted(peers, key=lambda peer: peer.key)
+    longest = max((peer.queue for peer in peers if peer.queue is not None), default=0)
+    weights = [1.0 / (1 + (longest + 1 if peer.queue is None else peer.queue)) for peer in in_order]
+    left = _fnv(request_id.encode(errors="surrogatepass")) / 2**32 * sum(weights)
+    for peer, weight in zip(in_order, weights, strict=True):
+        left -= weight
+        if left < 0:
+            return peer
+    return in_order[-1]
+
+
+def _fnv(data: bytes) -> int:
+    """FNV-1a, 32 bits."""
+    value = _FNV_OFFSET
+    for byte in data:
+        value = (value ^ byte) * _FNV_PRIME & _MASK
+    return value
+
+
+PLUGIN = PluginType(
+    "p2p-source-producer",
+    P2pSourceParameters,
+    lambda name, parameters, _services: P2pSourceProducer(name, parameters),
+    stability=Stability.ALPHA,
+)
