@@ -1,5 +1,5 @@
-"""Keep the worker's flags in docs/configuration.md what the parser says: checks, or with `--write`
-writes, what stands between the two marks.
+"""Keep the flags in docs/configuration.md what the parsers say: checks, or with `--write` writes,
+what stands between the marks of each program.
 """
 
 from __future__ import annotations
@@ -11,23 +11,34 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from worker.flags import build_parser  # noqa: E402 (the repository's own, wherever we are started)
+import picker.running.flags  # noqa: E402 (the repository's own, wherever we are started)
+import worker.flags  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "configuration.md"
-BEGIN = "<!-- flags of the worker: written by scripts/document_flags.py -->"
-END = "<!-- end of the worker's flags -->"
+PARSERS = {"picker": picker.running.flags.build_parser, "worker": worker.flags.build_parser}
 
 
-def tables() -> str:
+def marks(program: str) -> tuple[str, str]:
+    """What stands before and after the flags of a program."""
+    begin = f"<!-- flags of the {program}: written by scripts/document_flags.py -->"
+    return begin, f"<!-- end of the {program}'s flags -->"
+
+
+def tables(parser: argparse.ArgumentParser) -> str:
     """One table for each group of flags."""
     parts = []
-    for group in build_parser()._action_groups:
+    for group in parser._action_groups:
         actions = [a for a in group._group_actions if "--help" not in a.option_strings]
+        actions = [a for a in actions if a.help != argparse.SUPPRESS]
         if actions:
             rows = "".join(_row(action) for action in actions)
             head = "| flag | default | meaning |\n|---|---|---|\n"
-            parts.append(f"#### {(group.title or '').capitalize()}\n\n{head}{rows}")
+            parts.append(f"#### {_heading(group.title or '')}\n\n{head}{rows}")
     return "\n".join(parts)
+
+
+def _heading(title: str) -> str:
+    return title[:1].upper() + title[1:]
 
 
 def _row(action: argparse.Action) -> str:
@@ -36,6 +47,8 @@ def _row(action: argparse.Action) -> str:
 
 def _names(action: argparse.Action) -> str:
     flag = action.option_strings[0]
+    if action.nargs == "?":
+        return f"`{flag}`"
     if isinstance(action, argparse.BooleanOptionalAction):
         return f"`{flag}`, `--no-{flag.removeprefix('--')}`"
     if action.nargs == 0:
@@ -43,6 +56,7 @@ def _names(action: argparse.Action) -> str:
     if action.choices is not None:
         return f"`{flag}` " + r" \| ".join(f"`{choice}`" for choice in action.choices)
     value = action.metavar if isinstance(action.metavar, str) else _kind(action)
+    value = value.replace("|", r"\|")
     return f"`{flag} {value}{' …' if action.nargs == '+' else ''}`"
 
 
@@ -64,7 +78,7 @@ def _kind(action: argparse.Action) -> str:
 def _default(action: argparse.Action) -> str:
     if isinstance(action.default, bool):
         return "on" if action.default else "off"
-    if action.default is None or action.default in ([], ""):
+    if action.default is None or action.default in ([], (), ""):
         return ""
     return f"`{action.default}`"
 
@@ -78,10 +92,12 @@ def _meaning(action: argparse.Action) -> str:
 
 def main() -> int:
     """Compare, or write; 1 when the document is not what it should be."""
-    document = DOCUMENT.read_text(encoding="utf-8")
-    before, rest = document.split(BEGIN)
-    _, after = rest.split(END)
-    wanted = f"{before}{BEGIN}\n\n{tables()}\n{END}{after}"
+    document = wanted = DOCUMENT.read_text(encoding="utf-8")
+    for program, build_parser in PARSERS.items():
+        begin, end = marks(program)
+        before, rest = wanted.split(begin)
+        _, after = rest.split(end)
+        wanted = f"{before}{begin}\n\n{tables(build_parser())}\n{end}{after}"
     if wanted == document:
         return 0
     if sys.argv[1:] == ["--write"]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import fleet.cli
+import fleet.config_command
 import picker.__main__
 import worker.flags
 import worker.training.flags
@@ -66,8 +67,9 @@ def test_commands_are_taken_by_their_parsers(line: str) -> None:
         "worker": worker.flags.build_parser,
         "picker": picker.__main__.build_parser,
         "train-draft": worker.training.flags.build_parser,
+        "config": fleet.config_command.build_parser,
     }.get(words[0], fleet.cli.build_parser)()
-    arguments = words[1:] if words[0] in ("worker", "picker", "train-draft") else words
+    arguments = words[1:] if words[0] in ("worker", "picker", "train-draft", "config") else words
     assert parser.parse_args(arguments)
 
 

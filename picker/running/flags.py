@@ -168,11 +168,9 @@ def _add_pool(arguments: argparse._ArgumentGroup) -> None:
     text = "name of the pool in metric labels"
     group.flag("--pool-name", str, "NAME", text, _DEFAULTS.pool_name)
     text = "how often endpoints are scraped while requests come; at least 50ms"
-    default = _DEFAULTS.refresh_metrics_interval_seconds
-    group.flag("--refresh-metrics-interval", duration_seconds, "DURATION", text, default)
+    group.flag("--refresh-metrics-interval", duration_seconds, "DURATION", text, "50ms")
     text = "how long failing scrapes may leave old metrics in use"
-    default = _DEFAULTS.metrics_staleness_threshold_seconds
-    group.flag("--metrics-staleness-threshold", duration_seconds, "DURATION", text, default)
+    group.flag("--metrics-staleness-threshold", duration_seconds, "DURATION", text, "2s")
 
 
 def _add_ext_proc(arguments: argparse._ArgumentGroup) -> None:
@@ -181,7 +179,7 @@ def _add_ext_proc(arguments: argparse._ArgumentGroup) -> None:
     group.flag("--bind-address", str, "ADDRESS", text, _DEFAULTS.bind_address)
     group.flag("--grpc-port", _port, "PORT", "ext_proc; 0: a free port", _DEFAULTS.grpc_port)
     text = "largest gRPC message taken, e.g. 10MiB"
-    default = _DEFAULTS.grpc_max_recv_msg_bytes
+    default = f"{_DEFAULTS.grpc_max_recv_msg_bytes // 1024**2}Mi"
     group.flag("--grpc-max-recv-msg-size", quantity_bytes, "SIZE", text, default)
     text = "largest gRPC message sent; the picker sends none over 1MiB, so less is refused"
     group.flag("--grpc-max-send-msg-size", _sent_bytes, "SIZE", text, None)
@@ -219,15 +217,13 @@ def _add_http(arguments: argparse._ArgumentGroup) -> None:
     text = "CAs (PEM) that must have signed the certificates of its clients"
     group.flag("--metrics-client-ca-file", Path, "FILE", text, None)
     text = "how long gauges of the pool are told again (default: computed whenever asked)"
-    default = _DEFAULTS.pool_gauges_interval_seconds
     flag = "--refresh-prometheus-metrics-interval"
-    group.flag(flag, duration_seconds, "DURATION", text, default)
+    group.flag(flag, duration_seconds, "DURATION", text, "0")
 
 
 def _add_behaviour(arguments: argparse._ArgumentGroup) -> None:
     text = "how long requests under way may take after SIGTERM"
-    default = _DEFAULTS.drain_timeout_seconds
-    _Group(arguments).flag("--drain-timeout", duration_seconds, "DURATION", text, default)
+    _Group(arguments).flag("--drain-timeout", duration_seconds, "DURATION", text, "30s")
 
 
 def _add_logging(arguments: argparse._ArgumentGroup) -> None:

@@ -1,0 +1,16 @@
+"""docs/configuration.md says what the plugin files say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_documented_plugin_types_are_those_there_are() -> None:
+    """Names, summaries, parameters; `scripts/document_plugins.py --write` repairs it."""
+    script = ROOT / "scripts" / "document_plugins.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
