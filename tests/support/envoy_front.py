@@ -1,0 +1,199 @@
+"""A real Envoy with one listener per way of asking a picker, which listens on a unix socket.
+
+The picker may come and go; Envoy stays. Its endpoints are wherever the picker says (original-dst).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ENVOY = Path(sys.executable).with_name("envoy")
+START_SECONDS = 30.0
+MAX_BODY_BYTES = 8 * 1024 * 1024
+_EXTENSIONS = "type.googleapis.com/envoy.extensions"
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How a listener shows requests and responses to the picker."""
+
+    request_body: str = "FULL_DUPLEX_STREAMED"
+    response_body: str = "FULL_DUPLEX_STREAMED"
+    allow_override: bool = False
+    observe: bool = False
+    tls: bool = False
+
+
+@dataclass(frozen=True)
+class Front:
+    """A running Envoy: the ports of its listeners, and where the picker has to be."""
+
+    ports: Mapping[str, int]
+    picker_socket: Path
+    tls_picker_socket: Path
+    access_log: Path
+
+
+@contextmanager
+def envoy_front(folder: Path, listeners: Mapping[str, Asking]) -> Iterator[Front]:
+    """Run Envoy with those listeners; `folder` must be short, for it holds unix sockets."""
+    admin, log = folder / "admin", folder / "access.log"
+    front = Front({}, folder / "picker.sock", folder / "tls.sock", log)
+    path = folder / "envoy.json"
+    path.write_text(json.dumps(_bootstrap(front, listeners)))
+    arguments = ["-c", str(path), "--admin-address-path", str(admin), "--concurrency", "1"]
+    arguments += ["--disable-hot-restart", "--log-level", "error"]
+    arguments += ["--file-flush-interval-msec", "50"]
+    process = subprocess.Popen([ENVOY, *arguments])
+    try:
+        yield Front(_ports(admin, process), front.picker_socket, front.tls_picker_socket, log)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _ports(admin: Path, process: subprocess.Popen[bytes]) -> dict[str, int]:
+    """The ports of the listeners, once Envoy is up."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        address = admin.read_text() if admin.exists() else ""
+        if ":" in address:
+            with urllib.request.urlopen(f"http://{address}/listeners?format=json") as reply:
+                found = json.load(reply).get("listener_statuses", [])
+            with urllib.request.urlopen(f"http://{address}/ready?", timeout=5) as reply:
+                if reply.status == 200 and found:
+                    return {
+                        listener["name"]: listener["local_address"]["socket_address"]["port_value"]
+                        for listener in found
+                    }
+        time.sleep(0.02)
+    raise RuntimeError("Envoy did not come up")
+
+
+def _bootstrap(front: Front, listeners: Mapping[str, Asking]) -> dict[str, Any]:
+    address = {"socket_address": {"address": "127.0.0.1", "port_value": 0}}
+    http1 = {"explicit_http_config": {"http_protocol_options": {"enable_trailers": True}}}
+    picked = {
+        "name": "picked",
+        "type": "ORIGINAL_DST",
+        "lb_policy": "CLUSTER_PROVIDED",
+        "connect_timeout": "2s",
+        "per_connection_buffer_limit_bytes": MAX_BODY_BYTES,
+        "original_dst_lb_config": {
+            "use_http_header": True,
+            "http_header_name": "x-gateway-destination-endpoint",
+        },
+        "typed_extension_protocol_options": _protocol(http1),
+    }
+    tls = {
+        "name": "tls",
+        "typed_config": {
+            "@type": f"{_EXTENSIONS}.transport_sockets.tls.v3.UpstreamTlsContext",
+            "common_tls_context": {"alpn_protocols": ["h2"]},
+        },
+    }
+    pickers = [
+        _picker("picker", front.picker_socket),
+        {**_picker("tls-picker", front.tls_picker_socket), "transport_socket": tls},
+    ]
+    return {
+        "admin": {"address": address},
+        "static_resources": {
+            "listeners": [
+                {
+                    "name": name,
+                    "address": address,
+                    "per_connection_buffer_limit_bytes": MAX_BODY_BYTES,
+                    "filter_chains": [{"filters": [_connection_manager(asking, front)]}],
+                }
+                for name, asking in listeners.items()
+            ],
+            "clusters": [picked, *pickers],
+        },
+    }
+
+
+def _protocol(options: dict[str, Any]) -> dict[str, Any]:
+    kind = f"{_EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions"
+    return {
+        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {"@type": kind, **options},
+    }
+
+
+def _picker(name: str, path: Path) -> dict[str, Any]:
+    endpoint = {"endpoint": {"address": {"pipe": {"path": str(path)}}}}
+    http2 = {"explicit_http_config": {"http2_protocol_options": {}}}
+    return {
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": "2s",
+        "typed_extension_protocol_options": _protocol(http2),
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]},
+    }
+
+
+def _connection_manager(asking: Asking, front: Front) -> dict[str, Any]:
+    route = {"match": {"prefix": "/"}, "route": {"cluster": "picked", "timeout": "0s"}}
+    router = {
+        "name": "router",
+        "typed_config": {"@type": f"{_EXTENSIONS}.filters.http.router.v3.Router"},
+    }
+    return {
+        "name": "http",
+        "typed_config": {
+            "@type": f"{_EXTENSIONS}.filters.network.http_connection_manager.v3"
+            ".HttpConnectionManager",
+            "stat_prefix": "front",
+            "http_protocol_options": {"enable_trailers": True},
+            "route_config": {"virtual_hosts": [{"name": "a", "domains": ["*"], "routes": [route]}]},
+            "http_filters": [_ext_proc(asking), router],
+            "access_log": [_access_log(front.access_log)],
+        },
+    }
+
+
+def _ext_proc(asking: Asking) -> dict[str, Any]:
+    cluster = "tls-picker" if asking.tls else "picker"
+    namespaces = {"untyped": ["envoy.lb"]}
+    modes = {
+        "request_header_mode": "SEND",
+        "request_body_mode": asking.request_body,
+        "request_trailer_mode": "SEND",
+        "response_header_mode": "SEND",
+        "response_body_mode": asking.response_body,
+        "response_trailer_mode": "SEND",
+    }
+    return {
+        "name": "picker",
+        "typed_config": {
+            "@type": f"{_EXTENSIONS}.filters.http.ext_proc.v3.ExternalProcessor",
+            "grpc_service": {"envoy_grpc": {"cluster_name": cluster}},
+            "message_timeout": "10s",
+            "allow_mode_override": asking.allow_override,
+            "observability_mode": asking.observe,
+            "processing_mode": modes,
+            "metadata_options": {"receiving_namespaces": namespaces},
+        },
+    }
+
+
+def _access_log(path: Path) -> dict[str, Any]:
+    """One line per request: its path and the metadata that the picker sent with it."""
+    line = "%REQ(:PATH)% %DYNAMIC_METADATA(envoy.lb)%\n"
+    return {
+        "name": "file",
+        "typed_config": {
+            "@type": f"{_EXTENSIONS}.access_loggers.file.v3.FileAccessLog",
+            "path": str(path),
+            "log_format": {"text_format_source": {"inline_string": line}},
+        },
+    }
