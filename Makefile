@@ -1,11 +1,13 @@
-# Three commands: `make up` runs a fleet, `make test` the tests, `make check` the house rules.
+# Three commands: `make up` runs a fleet, `make test` the tests, `make check` the house rules. And
+# `make fuzz` throws nonsense at everything that reads what others send, a minute for each.
 # Each makes its own .venv first and re-uses it while pyproject.toml and constraints.txt stay the same.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
+FUZZ_SECONDS ?= 60
 
-.PHONY: up test check format clean
+.PHONY: up test check fuzz format clean
 .DEFAULT_GOAL := up
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -20,6 +22,9 @@ up: $(VENV)/ready
 
 test: $(VENV)/ready
 	@$(BIN)/python -m pytest $(ARGS)
+
+fuzz: $(VENV)/ready
+	@$(BIN)/python scripts/fuzz.py $(FUZZ_SECONDS)
 
 check: $(VENV)/ready
 	@$(BIN)/ruff check .

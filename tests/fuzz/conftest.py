@@ -1,7 +1,8 @@
-"""A shared time budget: every fuzz test runs for so many seconds, a second by default.
+"""A shared time budget: the fuzz tests of a file run for so many seconds, a second by default.
 
-`POINTSMAN_FUZZ_SECONDS` sets the budget of each test, `POINTSMAN_FUZZ_SEED` where the sequence of
-random examples begins; the same seed begins the same sequence.
+`POINTSMAN_FUZZ_SECONDS` sets the budget of each file, which its tests share alike;
+`POINTSMAN_FUZZ_SEED` sets where the sequence of random examples begins: the same seed begins the
+same sequence.
 """
 
 from __future__ import annotations
@@ -31,9 +32,13 @@ class ForSeconds(Protocol):
 
 
 @pytest.fixture
-def fuzz_seconds() -> float:
-    """How long one fuzz test should run."""
-    return float(os.environ.get("POINTSMAN_FUZZ_SECONDS", "1"))
+def fuzz_seconds(request: pytest.FixtureRequest) -> float:
+    """How long one fuzz test should run: its share of its file's budget."""
+    sharing = sum(
+        item.path == request.node.path and "fuzz_seconds" in getattr(item, "fixturenames", ())
+        for item in request.session.items
+    )
+    return float(os.environ.get("POINTSMAN_FUZZ_SECONDS", "1")) / max(1, sharing)
 
 
 @pytest.fixture
