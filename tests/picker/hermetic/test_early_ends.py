@@ -1,0 +1,237 @@
+"""Streams that end before their request does, in every phase: nothing stays held.
+
+Each case looks at what is held while the request is under way, then at what is left after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from ext_proc_stream import (
+    DESTINATION,
+    REQUEST_TRAILERS,
+    GatewayStream,
+    completion,
+    destination_of,
+    directed,
+)
+from metrics_pages import page, pods, serving
+from whole_picker import HEAD, WholePicker, until, whole_picker
+
+# Everything that holds something for a request while it is under way.
+HOLDING = (
+    HEAD
+    + """
+plugins:
+- {type: inflight-load-producer}
+- {type: active-request-scorer}
+- {type: token-load-scorer}
+- {type: prefix-cache-scorer}
+- {type: session-affinity-scorer}
+- type: request-attribute-reporter
+  parameters: {attributes: [{key: {name: cost}, expression: usage.completion_tokens}]}
+"""
+)
+Step = Callable[[GatewayStream], Awaitable[object]]
+
+
+async def before_anything(stream: GatewayStream) -> None:
+    """The stream is open, no more."""
+
+
+async def after_headers(stream: GatewayStream) -> None:
+    await stream.request_headers()
+
+
+async def within_the_body(stream: GatewayStream) -> None:
+    await after_headers(stream)
+    await stream.request_body(completion()[:10], ends=False)
+
+
+async def after_the_decision(stream: GatewayStream) -> None:
+    await stream.ask(completion(stream=True))
+
+
+async def after_a_request_without_body(stream: GatewayStream) -> None:
+    await stream.request_headers(path="/v1/models", ends=True)
+    await stream.read(1)
+
+
+async def after_response_headers(stream: GatewayStream) -> None:
+    await after_the_decision(stream)
+    await stream.response_headers()
+
+
+async def within_the_response(stream: GatewayStream) -> None:
+    await after_response_headers(stream)
+    await stream.response_body(b'data: {"x":1}\n\n')
+    await stream.read(1)
+
+
+async def after_the_response(stream: GatewayStream) -> None:
+    await after_response_headers(stream)
+    await stream.response_body(b"{}", ends=True)
+    await stream.read(1)
+
+
+PHASES: list[tuple[Step, bool, str]] = [
+    (before_anything, False, "client-gone"),
+    (after_headers, False, "client-gone"),
+    (within_the_body, False, "client-gone"),
+    (after_the_decision, True, "client-gone"),
+    (after_a_request_without_body, True, "client-gone"),
+    (after_response_headers, True, "client-gone"),
+    (within_the_response, True, "client-gone"),
+    (after_the_response, False, "completed"),
+]
+
+
+def ids(value: object) -> str | None:
+    """Names of steps."""
+    return getattr(value, "__name__", None)
+
+
+async def held(picker: WholePicker) -> bool:
+    """Whether anything is under way."""
+    return not await picker.is_idle()
+
+
+@pytest.mark.parametrize(("reach", "is_held", "cause"), PHASES, ids=ids)
+@pytest.mark.parametrize("orderly", [True, False], ids=["closed", "reset"])
+async def test_whatever_ends_a_stream_nothing_stays_held(
+    tmp_path: Path, reach: Step, is_held: bool, cause: str, orderly: bool
+) -> None:
+    """One outcome each, with its cause."""
+    async with whole_picker(tmp_path, pods(page(), page()), HOLDING) as picker:
+        stream = GatewayStream(picker.channel)
+        await stream.call.wait_for_connection()
+        await reach(stream)
+        assert await held(picker) is is_held
+        if orderly:
+            assert await stream.rest() == []
+        else:
+            stream.call.cancel()
+
+        async def is_over() -> bool:
+            return await picker.outcomes() == {cause: 1} and await picker.is_idle()
+
+        await until(is_over)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"response_body": pb.HttpBody()},
+        {"response_trailers": pb.HttpTrailers()},
+        {"request_headers": pb.HttpHeaders()},
+        {},
+    ],
+    ids=lambda wrong: next(iter(wrong), "nothing"),
+)
+@pytest.mark.parametrize("reach", [after_headers, after_the_decision], ids=ids)
+async def test_messages_out_of_turn_end_the_stream(
+    tmp_path: Path, reach: Step, wrong: dict[str, Any]
+) -> None:
+    """With an error that says whose fault it is; what the request held is released."""
+    async with whole_picker(tmp_path, pods(page()), HOLDING) as picker:
+        stream = GatewayStream(picker.channel)
+        await reach(stream)
+        await stream.send(**wrong)
+        assert (await stream.call.code()).name in ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
+
+        async def is_over() -> bool:
+            return await picker.outcomes() == {"reset": 1} and await picker.is_idle()
+
+        await until(is_over)
+        assert (await picker.ask(completion()))[0].WhichOneof("response") == "request_headers"
+
+
+async def test_an_answer_of_the_gateways_own_ends_the_request(tmp_path: Path) -> None:
+    """A client that was too slow gets the gateway's error while its body is still awaited."""
+    async with whole_picker(tmp_path, pods(page()), HOLDING) as picker:
+        async with picker.stream() as stream:
+            await within_the_body(stream)
+            await stream.response_headers({":status": "408"})
+            await stream.response_body(b"slow", ends=True)
+            await stream.read_response()
+        assert await picker.outcomes() == {"client-gone": 1}
+        assert await picker.is_idle()
+
+
+async def test_request_trailers_end_a_body(tmp_path: Path) -> None:
+    """Or come after its last piece; they are answered after the body, and no length is stated."""
+    one = pods(page())
+    async with whole_picker(tmp_path, one) as picker:
+        async with picker.stream() as stream:
+            await stream.request_headers()
+            await stream.request_body(completion(), ends=False)
+            await stream.request_trailers()
+            said = await stream.read(3)
+            expected = directed(one[0].host_port, completion(), has_length=False)
+            last = expected[-1].request_body.response.body_mutation.streamed_response
+            last.end_of_stream = False
+            assert said == [*expected, REQUEST_TRAILERS]
+        async with picker.stream() as stream:
+            await stream.ask(completion())
+            await stream.request_trailers()
+            assert await stream.read(1) == [REQUEST_TRAILERS]
+            assert await stream.respond([b"{}"]) == b"{}"
+
+
+async def test_trailers_of_a_request_may_come_in_every_later_phase(tmp_path: Path) -> None:
+    """After the headers of the response, and after its end."""
+    async with whole_picker(tmp_path, pods(page())) as picker:
+        for reach in (after_response_headers, within_the_response, after_the_response):
+            async with picker.stream() as stream:
+                await reach(stream)
+                await stream.request_trailers()
+                assert await stream.read(1) == [REQUEST_TRAILERS]
+
+
+async def test_messages_of_a_newer_protocol_are_passed_over(tmp_path: Path) -> None:
+    """A kind that this picker does not know is no end of the stream."""
+    one = pods(page())
+    async with whole_picker(tmp_path, one) as picker, picker.stream() as stream:
+        await stream.request_headers()
+        await stream.call.write(pb.ProcessingRequest.FromString(b"\xba\x3e\x00"))
+        await stream.request_body(completion())
+        assert await stream.read_request() == directed(one[0].host_port, completion())
+
+
+async def test_many_streams_that_are_cut_leave_nothing(tmp_path: Path) -> None:
+    """A hundred at once, at different places."""
+    steps = [reach for reach, _, _ in PHASES]
+    async with whole_picker(tmp_path, pods(page(), page(), page()), HOLDING) as picker:
+        streams = []
+        for number in range(100):
+            stream = GatewayStream(picker.channel)
+            await steps[number % len(steps)](stream)
+            streams.append(stream)
+        for stream in streams:
+            stream.call.cancel()
+        await until(picker.is_idle)
+
+
+@pytest.mark.parametrize("reach", [phase[0] for phase in PHASES if phase[1]], ids=ids)
+async def test_the_in_flight_load_of_a_cut_request_is_released(tmp_path: Path, reach: Step) -> None:
+    """The endpoint of the cut requests is preferred to one that really has a request."""
+    config = HEAD + "plugins: [{type: active-request-scorer}, {type: max-score-picker}]"
+    one, other = two = pods(page(), page())
+    async with whole_picker(tmp_path, [one], config) as picker:
+        for _ in range(3):
+            stream = GatewayStream(picker.channel)
+            await reach(stream)
+            stream.call.cancel()
+        await until(picker.is_idle)
+        async with serving(other), picker.stream() as stream:
+            picker.list_endpoints(two)
+            await until(picker.has_read_pages)
+            hint = {"envoy.lb.subset_hint": {f"{DESTINATION}-subset": [other.host_port]}}
+            said = await stream.ask(completion(), metadata=hint)
+            assert destination_of(said) == other.host_port
+            for _ in range(3):
+                assert await picker.destination(completion()) == one.host_port

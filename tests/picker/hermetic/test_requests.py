@@ -1,0 +1,249 @@
+"""Requests and their decisions, message by message (cases H1–H14 of the reference's table).
+
+The whole picker runs in this process; its endpoints are real HTTP servers. Where the reference
+repeats a client's headers and leaves out only its own, this picker removes its own and repeats
+none; see `docs/protocol.md`. Objectives and rewrites come from Kubernetes objects, so the cases of
+priorities (the labels of H1, H8, H20), of H13 and of H49 belong to the rooms that read those, and
+H43 to flow control.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from ext_proc_stream import completion, directed, refused, request_pieces
+from metrics_pages import page, pods
+from whole_picker import whole_picker
+
+DROPPED = "failed to find endpoint candidates for serving the request"
+Load = tuple[float, float, Sequence[str]]
+
+
+def sorted_body(model: str) -> bytes:
+    """What `completion` becomes when its model is replaced."""
+    members = {"max_tokens": 100, "model": model, "prompt": "test", "temperature": 0}
+    return json.dumps(members, separators=(",", ":")).encode()
+
+
+async def test_a_rewritten_request_goes_to_the_idlest_endpoint(tmp_path: Path) -> None:
+    """H1: with the model of the rewrite header, sorted members and their length."""
+    three = pods(page(3, 0.2), page(0, 0.1), page(10, 0.2))
+    async with whole_picker(tmp_path, three) as picker:
+        rewrite = {"x-llm-d-model-name-rewrite": "my-model-12345"}
+        said = await picker.ask(completion(), rewrite | {"x-llm-d-inference-objective": "my-model"})
+        assert said == directed(three[1].host_port, sorted_body("my-model-12345"))
+        names = {"model_name": "my-model", "target_model_name": "my-model-12345"}
+        assert await picker.requests(**names, priority="0") == 1
+        assert await picker.series("llm_d_epp_ready_endpoints", name="default") == 3
+        assert await picker.series("inference_pool_ready_pods", name="default") == 3
+
+
+@pytest.mark.parametrize(
+    ("loads", "model", "expected"),
+    [
+        pytest.param(
+            [(0, 0.2, ("foo", "bar")), (0, 0.1, ("foo", "T")), (10, 0.2, ("foo", "bar"))],
+            "T",
+            1,
+            id="H2: the adapter is loaded",
+        ),
+        pytest.param(
+            [(6, 0.2, ("foo", "bar", "T")), (0, 0.85, ("foo",)), (10, 0.9, ("foo",))],
+            "T",
+            0,
+            id="H4: a queue is better than a full cache",
+        ),
+        pytest.param(
+            [(0, 0.1, ("a", "b", "c", "d")), (0, 0.1, ("a", "b", "c"))],
+            "T",
+            1,
+            id="room for one more adapter",
+        ),
+        pytest.param(
+            [(6, 0.0, ()), (3, 0.1, ()), (0, 0.99, ())], "T", 1, id="two signals make one sum"
+        ),
+    ],
+)
+async def test_load_and_adapters_decide(
+    tmp_path: Path, loads: Sequence[Load], model: str, expected: int
+) -> None:
+    """Queue, KV cache and adapters, with equal weights."""
+    some = pods(*(page(*load) for load in loads))
+    async with whole_picker(tmp_path, some) as picker:
+        body = completion(model)
+        assert await picker.ask(body) == directed(some[expected].host_port, body)
+
+
+async def test_a_body_in_two_messages_leaves_as_one(tmp_path: Path) -> None:
+    """H8: joined, to the endpoint with room in its cache."""
+    two = pods(page(4, 0.2, ("T",)), page(4, 0.85, ("T",)))
+    body = completion("T")
+    async with whole_picker(tmp_path, two) as picker, picker.stream() as stream:
+        await stream.request_headers({"x-llm-d-inference-objective": "sql-lora-sheddable"})
+        await stream.request_body(body[:20], ends=False)
+        await stream.request_body(body[20:])
+        assert await stream.read_request() == directed(two[0].host_port, body)
+        assert await picker.requests(model_name="T", target_model_name="T", priority="0") == 1
+
+
+async def test_a_request_without_body_needs_an_endpoint(tmp_path: Path) -> None:
+    """H5, with the status that the protocol names: 503 instead of the reference's 500."""
+    async with whole_picker(tmp_path) as picker, picker.stream() as stream:
+        await stream.request_headers(path="/v1/models", ends=True)
+        expected = refused(503, f"ServiceUnavailable - {DROPPED}", "rejected-no-endpoints")
+        assert await stream.rest() == expected
+        assert await picker.series("llm_d_epp_request_error_total") == 1
+
+
+async def test_a_request_without_body_goes_anywhere(tmp_path: Path) -> None:
+    """H14: at once, and nobody has to wait for its response."""
+    one = pods(page())
+    async with whole_picker(tmp_path, one) as picker, picker.stream() as stream:
+        await stream.request_headers(path="/v1/models", ends=True)
+        assert await stream.read(1) == directed(one[0].host_port)
+
+
+async def test_what_is_not_json_is_refused(tmp_path: Path) -> None:
+    """H7: 400, in the words of this picker's JSON reader."""
+    async with whole_picker(tmp_path, pods(page())) as picker:
+        (said,) = await picker.ask(b"no healthy upstream")
+        assert said.immediate_response.status.code == 400
+        begin = b"inference error: BadRequest - error unmarshaling request bodyMap: "
+        assert said.immediate_response.body.startswith(begin)
+        assert not said.immediate_response.headers.set_headers
+        assert await picker.series("llm_d_epp_request_error_total", error_code="BadRequest") == 1
+        assert await picker.is_idle()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "error"),
+    [
+        ("/v1/completions", "{}", "invalid completions request: must have prompt field"),
+        (
+            "/v1/chat/completions",
+            '{"model":"m","messages":[]}',
+            "invalid chat completions request: must have valid messages field",
+        ),
+        ("/v1/responses", '{"model":"m"}', "invalid responses request: must have input field"),
+        ("/v1/embeddings", '{"model":"m"}', "invalid embeddings request: must have input field"),
+        ("/v1/conversations", "{}", "invalid conversations request: must have items field"),
+        ("/v1/completions", '{"prompt":"p"}', "model not found in request body"),
+        ("/v1/completions", '{"prompt":"p","model":7}', "model not found in request body"),
+    ],
+)
+async def test_incomplete_bodies_are_refused(
+    tmp_path: Path, path: str, body: str, error: str
+) -> None:
+    """400 in the words that clients of the reference know."""
+    async with whole_picker(tmp_path, pods(page())) as picker:
+        assert await picker.ask(body.encode(), path=path) == refused(400, f"BadRequest - {error}")
+
+
+async def test_no_parser_no_request(tmp_path: Path) -> None:
+    """Where nobody takes the path, with parsers that were chosen."""
+    async with whole_picker(tmp_path, pods(page())) as picker:
+        (said,) = await picker.ask(completion(), path="/foocompletions")
+        assert said.immediate_response.status.code == 400
+
+
+async def test_a_pool_without_endpoints_serves_nobody(tmp_path: Path) -> None:
+    """503, with the reason beside it."""
+    async with whole_picker(tmp_path) as picker:
+        expected = refused(503, f"ServiceUnavailable - {DROPPED}", "rejected-no-endpoints")
+        assert await picker.ask(completion()) == expected
+
+
+async def test_a_request_without_id_is_given_one(tmp_path: Path) -> None:
+    """And no two the same."""
+    one = pods(page())
+    async with whole_picker(tmp_path, one) as picker:
+        given = set()
+        for _ in range(2):
+            said = await picker.ask(completion(), {"x-request-id": ""})
+            options = said[0].request_headers.response.header_mutation.set_headers
+            ids = [o.header.raw_value for o in options if o.header.key == "x-request-id"]
+            expected = directed(
+                one[0].host_port, completion(), headers={"x-request-id": ids[0].decode()}
+            )
+            assert said == expected
+            given.add(ids[0])
+    assert len(given) == 2
+
+
+async def test_a_rewrite_header_inserts_a_model(tmp_path: Path) -> None:
+    """Where the body names none; and of two header names the new one counts."""
+    one = pods(page())
+    async with whole_picker(tmp_path, one) as picker:
+        headers = {"x-llm-d-model-name-rewrite": "new", "x-gateway-model-name-rewrite": "old"}
+        said = await picker.ask(b'{"prompt": "p", "n": 1.50}', headers)
+        assert said == directed(one[0].host_port, b'{"model":"new","n":1.50,"prompt":"p"}')
+        said = await picker.ask(b'{"prompt": "p"}', {"x-gateway-model-name-rewrite": "old"})
+        assert said == directed(one[0].host_port, b'{"model":"old","prompt":"p"}')
+
+
+async def test_an_unchanged_body_stays_byte_for_byte(tmp_path: Path) -> None:
+    """Whatever its order, its space, its escapes, its doubled members."""
+    one = pods(page())
+    body = '{ "z":1e2,\n "model":"m" , "prompt":"\\u00e9 é<&>",  "z": 1.0 }'.encode()
+    async with whole_picker(tmp_path, one) as picker:
+        assert await picker.ask(body) == directed(one[0].host_port, body)
+
+
+async def test_a_list_of_fallbacks(tmp_path: Path) -> None:
+    """`maxNumOfEndpoints: 3` of four: best first, the same in header and metadata."""
+    four = pods(page(3, 0.2), page(0, 0.1), page(10, 0.2), page(10, 0.9))
+    config = """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- {type: queue-scorer}
+- {type: kv-cache-utilization-scorer}
+- {type: max-score-picker, parameters: {maxNumOfEndpoints: 3}}
+"""
+    async with whole_picker(tmp_path, four, config) as picker:
+        ordered = ",".join(four[index].host_port for index in (1, 0, 2))
+        assert await picker.ask(completion()) == directed(ordered, completion())
+        async with picker.stream() as stream:
+            await stream.ask(completion(), metadata=None)
+            assert (await picker.endpoints())["pod-1"]["inflight_requests"] == 1
+            assert (await picker.endpoints())["pod-0"]["inflight_requests"] == 0
+
+
+async def test_headers_a_client_must_not_send_never_reach_an_endpoint(tmp_path: Path) -> None:
+    """Destination, subset and stages of other endpoints are removed though a client names them."""
+    one = pods(page())
+    forged = {
+        "x-gateway-destination-endpoint": "6.6.6.6:1",
+        "x-gateway-destination-endpoint-subset": "6.6.6.6:1",
+        "x-prefiller-host-port": "6.6.6.6:1",
+        "x-encoder-hosts-ports": "6.6.6.6:1",
+        "content-length": "999",
+    }
+    async with whole_picker(tmp_path, one) as picker:
+        assert await picker.ask(completion(), forged) == directed(one[0].host_port, completion())
+
+
+async def test_repeated_ends_of_a_body_are_ignored(tmp_path: Path) -> None:
+    """Envoy has been seen to send the last message of large bodies twice."""
+    one = pods(page())
+    async with whole_picker(tmp_path, one) as picker, picker.stream() as stream:
+        await stream.request_headers()
+        await stream.request_body(completion())
+        await stream.request_body(b"")
+        assert await stream.read_request() == directed(one[0].host_port, completion())
+        await stream.request_body(completion("other"))
+        assert await stream.respond([b"{}"]) == b"{}"
+        assert await picker.requests() == 1
+
+
+async def test_an_empty_body_is_no_request_of_an_api(tmp_path: Path) -> None:
+    """But one that nobody parses goes on, as one empty piece."""
+    one = pods(page())
+    async with whole_picker(tmp_path, one, None) as picker:
+        (said,) = await picker.ask(b"")
+        assert said.immediate_response.status.code == 400
+        said = await picker.ask(b"", path="/tokenize")
+        assert said == [*directed(one[0].host_port), *request_pieces(b"")]

@@ -1,0 +1,133 @@
+"""The subset hint of the gateway: who may serve, whatever the load says (H10, H11, H25–27)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ext_proc_stream import completion, destination_of, directed, refused
+from metrics_pages import Pod, has_ipv6, page, pods
+from whole_picker import whole_picker
+
+NOBODY = refused(
+    503,
+    "ServiceUnavailable - failed to find endpoint candidates for serving the request",
+    "rejected-no-endpoints",
+)
+Hint = Callable[[Sequence[Pod]], Any]
+
+
+def subset(value: Any) -> dict[str, Any]:
+    """Metadata that says who may serve."""
+    return {"envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": value}}
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        pytest.param(lambda p: [p[2].host_port], 2, id="H10: only the busiest"),
+        pytest.param(lambda p: [p[2].address], 2, id="an address without port"),
+        pytest.param(lambda p: [p[0].host_port, p[2].host_port], 0, id="the best of two"),
+        pytest.param(lambda p: [one.host_port for one in p], 1, id="everybody"),
+        pytest.param(lambda p: [p[2].host_port, "10.9.9.9:80"], 2, id="H26: one unknown"),
+        pytest.param(lambda p: f"{p[2].host_port}, {p[0].host_port}", 0, id="one string"),
+        pytest.param(lambda p: [f" {p[2].host_port} "], 2, id="blanks"),
+        pytest.param(lambda p: [7, None, p[2].host_port], 2, id="entries that are no strings"),
+        pytest.param(lambda p: 7, 1, id="no list: the whole pool"),
+        pytest.param(lambda p: {"a": p[2].host_port}, 1, id="a mapping: the whole pool"),
+        pytest.param(lambda p: ["192.168.1.99"], None, id="H11: nobody is there"),
+        pytest.param(lambda p: [f"{p[1].address}:1"], None, id="another port of the address"),
+        pytest.param(lambda p: [f"{p[1].host_port}x"], None, id="a port that is no number"),
+        pytest.param(lambda p: [f"{p[1].address}:"], None, id="a colon without port"),
+        pytest.param(lambda p: [], None, id="an empty list: nobody"),
+        pytest.param(lambda p: [""], None, id="an empty entry"),
+        pytest.param(lambda p: [1, 2], None, id="no entry is a string"),
+    ],
+)
+async def test_only_those_in_the_subset_serve(
+    tmp_path: Path, hint: Hint, expected: int | None
+) -> None:
+    """Or nobody, with 503."""
+    three = pods(page(3, 0.2), page(0, 0.1), page(10, 0.2))
+    body = completion()
+    async with whole_picker(tmp_path, three) as picker:
+        said = await picker.ask(body, metadata=subset(hint(three)))
+        wanted = NOBODY if expected is None else directed(three[expected].host_port, body)
+        assert said == wanted
+
+
+async def test_the_subset_may_stand_beside_the_headers(tmp_path: Path) -> None:
+    """A later message that names another one overrides it; one that names none does not."""
+    three = pods(page(), page(5, 0.5), page(9, 0.9))
+    body = completion()
+    async with whole_picker(tmp_path, three) as picker:
+        for later, expected in ((None, 2), (subset([three[1].host_port]), 1)):
+            async with picker.stream() as stream:
+                await stream.request_headers(metadata=subset([three[2].host_port]))
+                await stream.request_body(body[:9], ends=False, metadata=later)
+                await stream.request_body(body[9:])
+                assert await stream.read_request() == directed(three[expected].host_port, body)
+
+
+async def test_requests_without_body_keep_to_the_subset(tmp_path: Path) -> None:
+    """Unlike the reference's; and nobody in it is 503."""
+    three = pods(page(), page(), page())
+    async with whole_picker(tmp_path, three) as picker:
+        for _ in range(5):
+            async with picker.stream() as stream:
+                hint = subset([three[2].host_port])
+                await stream.request_headers(path="/v1/models", ends=True, metadata=hint)
+                assert await stream.read(1) == directed(three[2].host_port)
+        async with picker.stream() as stream:
+            await stream.request_headers(path="/v1/models", ends=True, metadata=subset([]))
+            assert await stream.read(1) == NOBODY
+
+
+async def test_metadata_of_other_namespaces_is_no_subset(tmp_path: Path) -> None:
+    """Nor are other keys of its own."""
+    two = pods(page(), page(5, 0.5))
+    async with whole_picker(tmp_path, two) as picker:
+        for metadata in (
+            {"envoy.lb": {"x-gateway-destination-endpoint-subset": [two[1].host_port]}},
+            {"envoy.lb.subset_hint": {"x-gateway-destination-endpoint": [two[1].host_port]}},
+        ):
+            assert await picker.destination(completion(), metadata=metadata) == two[0].host_port
+
+
+async def test_the_subset_can_be_switched_off(tmp_path: Path) -> None:
+    """With `--disable-endpoint-subset-filter`."""
+    two = pods(page(), page(5, 0.5))
+    async with whole_picker(tmp_path, two, disable_endpoint_subset_filter=True) as picker:
+        for hint in ([two[1].host_port], []):
+            said = await picker.ask(completion(), metadata=subset(hint))
+            assert destination_of(said) == two[0].host_port
+
+
+async def test_a_port_tells_the_ranks_of_an_address_apart(tmp_path: Path) -> None:
+    """Without a port all of them may serve."""
+    ranks = [Pod(f"rank-{n}", "127.0.0.1", page(n, n / 10)) for n in range(3)]
+    async with whole_picker(tmp_path, ranks) as picker:
+        for rank in ranks:
+            metadata = subset([rank.host_port])
+            assert await picker.destination(completion(), metadata=metadata) == rank.host_port
+        metadata = subset(["127.0.0.1"])
+        assert await picker.destination(completion(), metadata=metadata) == ranks[0].host_port
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="there is no IPv6 here")
+async def test_ipv6_endpoints_stand_in_brackets(tmp_path: Path) -> None:
+    """In the destination and in the subset, which may spell them in any way."""
+    both = [Pod("v6", "::1", page(9, 0.9)), Pod("v4", "127.0.0.1", page())]
+    body = completion()
+    async with whole_picker(tmp_path, both) as picker:
+        port = both[0].port
+        for entry in (f"[::1]:{port}", "::1", "[::1]", "0:0:0:0:0:0:0:1", f"[0:0::0:1]:{port}"):
+            said = await picker.ask(body, metadata=subset([entry]))
+            assert said == directed(f"[::1]:{port}", body)
+        for entry in (f"[::1]:{port + 1}", f"[::2]:{port}", "[::1", f"[::1]{port}", "[127.0.0.1]"):
+            assert await picker.ask(body, metadata=subset([entry])) == NOBODY
+        async with picker.stream() as stream:
+            await stream.request_headers(path="/x", ends=True, metadata=subset(["::1"]))
+            assert await stream.read(1) == directed(f"[::1]:{port}")

@@ -1,0 +1,185 @@
+"""The whole picker in this process, pods that are real HTTP servers, and ways to look at it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+from ext_proc_stream import PATIENCE_SECONDS, GatewayStream, Message, destination_of
+from metrics_pages import Pod, serving
+from prometheus_client.parser import text_string_to_metric_families
+
+from picker.app import Picker
+from picker.running.options import Options, Ports
+
+MAX_MESSAGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
+# What the reference's hermetic tests run with.
+FOUR_SCORERS = (
+    HEAD
+    + """
+plugins:
+- {type: queue-scorer}
+- {type: kv-cache-utilization-scorer}
+- {type: prefix-cache-scorer}
+- {type: lora-affinity-scorer}
+- {type: openai-parser}
+schedulingProfiles:
+- name: default
+  plugins:
+  - {pluginRef: queue-scorer}
+  - {pluginRef: kv-cache-utilization-scorer}
+  - {pluginRef: prefix-cache-scorer}
+  - {pluginRef: lora-affinity-scorer}
+requestHandler: {parsers: [{pluginRef: openai-parser}]}
+"""
+)
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for something that happens soon."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            if await condition():
+                return
+            await asyncio.sleep(0.01)
+
+
+@dataclass
+class WholePicker:
+    """A picker that serves, the pods it knows, and what it says of itself."""
+
+    picker: Picker
+    ports: Ports
+    pods: Sequence[Pod]
+    endpoints_file: Path
+    channel: grpc.aio.Channel
+    http: aiohttp.ClientSession
+
+    @asynccontextmanager
+    async def stream(self) -> AsyncIterator[GatewayStream]:
+        """A stream that ends in order; the picker has nothing to say that was not read."""
+        stream = GatewayStream(self.channel)
+        try:
+            yield stream
+            assert await stream.rest() == []
+            assert await stream.call.code() is grpc.StatusCode.OK
+        finally:
+            stream.call.cancel()
+
+    async def ask(self, body: bytes, *args: Any, **kwargs: Any) -> list[Message]:
+        """One request, of which nobody awaits the response."""
+        async with self.stream() as stream:
+            return await stream.ask(body, *args, **kwargs)
+
+    async def destination(self, body: bytes, *args: Any, **kwargs: Any) -> str:
+        """Where a request goes."""
+        return destination_of(await self.ask(body, *args, **kwargs))
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """A page of the HTTP port."""
+        async with self.http.get(f"http://127.0.0.1:{self.ports.metrics}{path}") as response:
+            return response.status, await response.text()
+
+    async def endpoints(self) -> dict[str, dict[str, Any]]:
+        """What it knows of its endpoints, by name."""
+        rows = json.loads((await self.get("/endpoints"))[1])["endpoints"]
+        return {row["name"]: row for row in rows}
+
+    async def series(self, name: str, /, **labels: str) -> float | None:
+        """The sum of the samples of that name with these labels; None: there are none."""
+        text = (await self.get("/metrics"))[1]
+        found = [
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+        return sum(found) if found else None
+
+    async def requests(self, **labels: str) -> float | None:
+        """How many requests were routed."""
+        return await self.series("llm_d_epp_request_total", **labels)
+
+    async def has_read_pages(self) -> bool:
+        """Whether the load of every pod with a page is known."""
+        rows = await self.endpoints()
+        known = [pod for pod in self.pods if pod.page is not None]
+        return all(pod.name in rows and rows[pod.name]["metrics"] for pod in known)
+
+    async def is_idle(self) -> bool:
+        """Whether nothing is held for any request."""
+        running = await self.series("llm_d_epp_request_running")
+        rows = await self.endpoints()
+        return not running and not any(row["inflight_requests"] for row in rows.values())
+
+    async def outcomes(self) -> dict[str, float]:
+        """Requests by the cause of their end."""
+        text = (await self.get("/metrics"))[1]
+        return {
+            sample.labels["cause"]: sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == "pointsman_request_outcomes_total"
+        }
+
+    def list_endpoints(self, pods: Sequence[Pod]) -> None:
+        """Write the endpoints file anew."""
+        self.pods = pods
+        write_endpoints(self.endpoints_file, pods)
+
+
+def write_endpoints(path: Path, pods: Sequence[Pod]) -> None:
+    """Replace an endpoints file by renaming."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps({"endpoints": [pod.entry for pod in pods]}))
+    fresh.rename(path)
+
+
+@asynccontextmanager
+async def whole_picker(
+    folder: Path, pods: Sequence[Pod] = (), config: str | None = FOUR_SCORERS, **changes: Any
+) -> AsyncIterator[WholePicker]:
+    """A picker in front of `pods`, once it has read their pages. None: its own configuration."""
+    async with AsyncExitStack() as stack:
+        for pod in pods:
+            await stack.enter_async_context(serving(pod))
+        path = folder / "endpoints.yaml"
+        write_endpoints(path, pods)
+        options = {
+            "config_text": config,
+            "endpoints_file": path,
+            "bind_address": "127.0.0.1",
+            "grpc_port": 0,
+            "grpc_health_port": 0,
+            "metrics_port": 0,
+            "allow_experimental_plugins": True,
+        }
+        picker = Picker(Options(**options | changes))
+        started: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(picker.run(started.set_result))
+        awaited: list[asyncio.Future[Any]] = [started, task]
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            await task
+        ports = started.result()
+        try:
+            address = f"127.0.0.1:{ports.grpc}"
+            async with (
+                grpc.aio.insecure_channel(address, options=MAX_MESSAGE) as channel,
+                aiohttp.ClientSession() as http,
+            ):
+                running = WholePicker(picker, ports, pods, path, channel, http)
+                await until(running.has_read_pages)
+                yield running
+        finally:
+            picker.stop()
+            picker.stop()
+            await asyncio.wait_for(task, PATIENCE_SECONDS)
