@@ -1,6 +1,7 @@
 """How many requests this picker has under way at each endpoint.
 
-Scrapes lag behind; the picker's own count is the lower bound of every load signal.
+Scrapes lag behind; the picker's own count is the lower bound of every load signal. A picker that
+serves from several processes counts in each of them, and tells every one what the others count.
 """
 
 from __future__ import annotations
@@ -16,41 +17,64 @@ class InflightLoad:
     meanwhile. An endpoint without requests has no entry. Event-loop thread only.
     """
 
-    __slots__ = ("_counts", "_total")
+    __slots__ = ("_counts", "_others", "_others_total", "_sums", "_total")
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
         self._total = 0
+        self._others: Mapping[str, int] = {}
+        self._others_total = 0
+        self._sums: dict[str, int] = {}
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """A live, read-only view of the non-zero counters."""
+        """A live, read-only view of the non-zero counters, all processes together."""
+        return MappingProxyType(self._sums)
+
+    @property
+    def own_counts(self) -> Mapping[str, int]:
+        """The same of this process alone."""
         return MappingProxyType(self._counts)
 
     @property
     def total(self) -> int:
-        """Requests under way at all endpoints together."""
+        """Requests under way at all endpoints together, in all processes."""
+        return self._total + self._others_total
+
+    @property
+    def own_total(self) -> int:
+        """The same of this process alone."""
         return self._total
 
     def requests(self, key: str) -> int:
-        """Requests under way at endpoint `key`."""
-        return self._counts.get(key, 0)
+        """Requests under way at endpoint `key`, in all processes."""
+        return self._sums.get(key, 0)
 
     def acquire(self, key: str) -> None:
         """A request leaves for `key`."""
         self._counts[key] = self._counts.get(key, 0) + 1
+        self._sums[key] = self._sums.get(key, 0) + 1
         self._total += 1
 
     def release(self, key: str) -> None:
         """A request that left for `key` is over. Raises `LookupError` when none is under way."""
-        count = self._counts.get(key)
-        if count is None:
+        if key not in self._counts:
             raise LookupError(f"no request is under way at {key}")
-        if count == 1:
-            del self._counts[key]
-        else:
-            self._counts[key] = count - 1
+        for counts in (self._counts, self._sums):
+            if counts[key] == 1:
+                del counts[key]
+            else:
+                counts[key] -= 1
         self._total -= 1
+
+    def set_others(self, counts: Mapping[str, int]) -> None:
+        """What the picker's other processes have under way now; nothing below one counts."""
+        self._others = {key: count for key, count in counts.items() if count > 0}
+        self._others_total = sum(self._others.values())
+        self._sums.clear()
+        self._sums.update(self._counts)
+        for key, count in self._others.items():
+            self._sums[key] = self._sums.get(key, 0) + count
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` when the counters contradict each other."""
@@ -58,3 +82,7 @@ class InflightLoad:
             raise AssertionError(f"a counter below one is kept: {self._counts}")
         if sum(self._counts.values()) != self._total:
             raise AssertionError(f"{self._counts} does not sum up to {self._total}")
+        keys = self._counts.keys() | self._others.keys()
+        whole = {key: self._counts.get(key, 0) + self._others.get(key, 0) for key in keys}
+        if whole != self._sums:
+            raise AssertionError(f"{self._sums} is not the sum {whole}")
