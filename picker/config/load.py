@@ -29,12 +29,13 @@ class LoadedConfig:
     """A decoded configuration, where it came from, and what was found so far.
 
     With errors among the `findings` it holds what could be understood, so that the rest can be
-    checked too; `build` then refuses it.
+    checked too; `build` then refuses it. `content` is what it was decoded from.
     """
 
     config: EndpointPickerConfig
     source: Source
     findings: Findings = field(compare=False)
+    content: bytes = field(default=b"", compare=False, repr=False)
 
 
 def load_config(content: bytes, name: str) -> LoadedConfig:
@@ -57,7 +58,7 @@ def load_config(content: bytes, name: str) -> LoadedConfig:
         findings.error(("apiVersion",), text, (schema.API_VERSION,))
     if config.kind and config.kind != schema.KIND:
         findings.error(("kind",), f"'{config.kind}' is unknown", (schema.KIND,))
-    return LoadedConfig(config, source, findings)
+    return LoadedConfig(config, source, findings, content)
 
 
 def _compose(content: bytes, name: str) -> tuple[Source, Any]:
