@@ -22,33 +22,11 @@ _TYPES = {
         fcfs-ordering-policy edf-ordering-policy slo-deadline-ordering-policy
         static-usage-limit-policy priority-holdback-policy soft-reflective-ceiling-policy
     """,
-    KUBERNETES: "k8s-notification-source endpoint-notification-source",
+    KUBERNETES: "k8s-notification-source",
     MULTI_CLUSTER: """
-        multicluster-session-affinity-filter multicluster-queue-scorer
-        multicluster-kv-cache-utilization-scorer multicluster-prefix-cache-scorer
-        multicluster-approx-prefix-cache-producer multicluster-file-discovery
-        multicluster-metrics-data-source multicluster-metrics-extractor
+        multicluster-file-discovery multicluster-metrics-data-source multicluster-metrics-extractor
     """,
-    "": """
-        label-selector-filter by-label-selector by-label decode-filter prefill-filter encode-filter
-        session-affinity-filter endpoint-attribute-filter utilization-filter
-        topology-affinity-filter prefix-cache-affinity-filter slo-headroom-tier-filter
-        header-based-testing-filter running-requests-size-scorer lora-affinity-scorer
-        load-aware-scorer token-load-scorer active-request-scorer context-length-aware
-        session-affinity-scorer header-label-affinity-scorer no-hit-lru-scorer latency-scorer
-        mm-embeddings-cache-scorer endpoint-attribute-scorer topology-affinity-scorer
-        precise-prefix-cache-scorer disagg-profile-handler pd-profile-handler
-        data-parallel-profile-handler header-profile-handler prefix-based-pd-decider
-        always-disagg-pd-decider always-disagg-multimodal-decider disagg-headers-handler
-        prefill-header-handler precise-prefix-cache-producer burst-prefix-cache-producer
-        inflight-load-producer mm-embeddings-cache-producer session-id-producer
-        predicted-latency-producer p2p-source-producer agent-identity latency-slo-admitter
-        probabilistic-admitter request-attribute-reporter disaggregatedset-rollout-screener
-        destination-endpoint-served-verifier models-data-source models-data-extractor
-        topology-extractor dcgm-data-source dcgm-extractor utilization-detector
-        concurrency-detector anthropic-parser vllmhttp-parser sglanghttp-parser vllmgrpc-parser
-        vertexai-parser tokenizer
-    """,
+    "": "burst-prefix-cache-producer",
 }
 # Type → what it waits for ("": itself).
 PLUGIN_TYPES: Mapping[str, str] = MappingProxyType(

@@ -7,6 +7,7 @@ with `POINTSMAN_UPDATE_GOLDEN=1` and review the difference.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import yaml
 from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
+from picker.config.unsupported import PLUGIN_TYPES
 from picker.errors import ConfigError
 from picker.metrics import PickerMetrics
 
@@ -79,6 +81,14 @@ def test_a_configuration_means_what_its_golden_twin_says(case: str) -> None:
     if os.environ.get("POINTSMAN_UPDATE_GOLDEN"):
         twin.write_text(yaml.safe_dump(found, sort_keys=False, width=100, allow_unicode=True))
     assert found == yaml.safe_load(twin.read_text())
+
+
+def test_every_plugin_type_stands_in_a_case() -> None:
+    """By each of its names; and what counts as missing is not there."""
+    text = "".join((FOLDER / f"{case}.in.yaml").read_text() for case in CASES)
+    written = set(re.findall(r"type: ([a-z0-9-]+)", text))
+    assert builtin_plugins().names - written == set()
+    assert builtin_plugins().names & set(PLUGIN_TYPES) == set()
 
 
 def test_there_are_golden_cases() -> None:
