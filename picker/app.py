@@ -246,7 +246,7 @@ class Picker:
 
     @staticmethod
     def _describers(assembly: Assembly) -> tuple[Describe, ...]:
-        return tuple(describers(assembly.data_layer.bindings))
+        return describers(one.plugin for one in assembly.instances.values())
 
 
 async def serve(options: Options, announce: Callable[[Ports], None]) -> None:

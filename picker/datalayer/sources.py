@@ -133,13 +133,9 @@ class SourceBinding:
                 raise ValueError(f"a {self.source_type} has nothing that a {name} can read")
 
 
-def describers(
-    bindings: Iterable[SourceBinding],
-) -> tuple[Callable[[Endpoint], Mapping[str, Any]], ...]:
-    """What makes findings of endpoints alone, for the datastore."""
-    return tuple(
-        extractor.describe
-        for binding in bindings
-        for _, extractor in binding.extractors
-        if isinstance(extractor, EndpointExtractor)
-    )
+def describers(plugins: Iterable[object]) -> tuple[Callable[[Endpoint], Mapping[str, Any]], ...]:
+    """What makes findings of endpoints alone, for the datastore.
+
+    It does so whether or not a source names it: there is nothing to ask for.
+    """
+    return tuple(one.describe for one in plugins if isinstance(one, EndpointExtractor))

@@ -182,15 +182,16 @@ class Named:
 
 
 def test_a_configurations_sources_become_what_is_asked_and_what_is_told() -> None:
-    """Pages for those with a location, descriptions for the others."""
+    """Pages for those with a location; descriptions need no source."""
+    named = Named()
     bindings = (
         SourceBinding("with-pages", Site(PageLocation()), (("core", Core()),)),
-        SourceBinding("without", Site(None), (("named", Named()),)),
+        SourceBinding("without", Site(None), (("named", named),)),
     )
     (one,) = polled(bindings)
     assert (one.source_type, [name for name, _ in one.extractors]) == ("with-pages", ["core"])
     assert isinstance(one.pages, HttpPages)
-    store = Datastore((), describers(bindings))
+    store = Datastore((), describers([Core(), named, object()]))
     store.set_endpoints([endpoint("a")])
     assert store.snapshot().candidates[0].attributes == {"Name/test": "a"}
 
