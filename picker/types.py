@@ -287,7 +287,7 @@ class RouteDecision:
 
     `destination` is the `ip:port[,ip:port…]` list; `body` replaces the client's body when not None;
     `metadata` goes to the proxy beside the destination. `response` watches the response (None:
-    nobody does); with `skip_response` the picker closes the stream instead of looking at it.
+    nobody does); with `skip_response` the picker does not look at it, whatever `response` says.
     With `needs_response_body` a proxy that would not show the body of the response is asked to.
     """
 

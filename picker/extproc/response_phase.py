@@ -64,6 +64,14 @@ class ResponsePhase:
         return self._mode is BodyMode.ABSENT or asked_in_vain
 
     @property
+    def may_be_left(self) -> bool:
+        """Whether the stream may end before the response without harm to it.
+
+        In full duplex Envoy loses what it has sent to the picker when the stream ends.
+        """
+        return self._mode is not BodyMode.DUPLEX
+
+    @property
     def waits_for_replies(self) -> bool:
         """Whether the proxy waits for the reply to each message it shows."""
         return self._mode not in (BodyMode.DUPLEX, BodyMode.ABSENT)

@@ -27,11 +27,13 @@ trailers may follow it. The end yields `Route`; the shell asks the director and 
 `routed()` or `dropped()`. Other modes (pieces in lockstep, part of a body) are refused: there a
 decision would come too late.
 
-Replies leave in the order headers, body, trailers. Trailers that arrive while a
-decision is pending are answered after the body. Response messages are answered at once and pass
+Replies leave in the order headers, body, trailers. Trailers that arrive while a decision is pending
+are answered after the body. Response messages are answered at once and pass
 through unchanged, or as the decision's tap says (see `response_phase`); what a tap holds back comes
 with a later piece. A response may start before the decision: a proxy that gives up on a request (a
 client too slow, say) shows its own error reply, and an error from us would hide it from the client.
+A response that is none of ours is not waited for: the stream ends with the answer to the request.
+Envoy loses pieces of a full-duplex response then (measured), so that one passes unwatched instead.
 
 `_TRANSITIONS` is the whole protocol: a pair (state, event) that is not in it is an error, of the
 peer (`RemoteProtocolError`) or of our own shell (`LocalProtocolError`). After a refusal, and after
@@ -135,6 +137,7 @@ class StreamMachine:
         "_response",
         "_response_status",
         "_served_by",
+        "_skips_response",
         "_state",
     )
 
@@ -145,6 +148,7 @@ class StreamMachine:
         self._response_status: int | None = None
         self._served_by: str | None = None
         self._abandoned = False
+        self._skips_response = False
         self._finished = False
 
     @property
@@ -242,11 +246,13 @@ class StreamMachine:
 
     def _answer(self, event: Routed) -> list[Action]:
         replies = self._request.answer(event.decision)
-        if event.decision.skip_response:
+        self._skips_response = event.decision.skip_response
+        if self._skips_response and self._response.may_be_left:
             self._state = State.SKIPPED
             return [*self._finish(FinishCause.SKIPPED), *replies]
         self._state = State.ROUTED
-        self._response.watch(event.decision, self._request.mode)
+        if not self._skips_response:
+            self._response.watch(event.decision, self._request.mode)
         return replies
 
     def _drop(self, event: Dropped) -> list[Action]:
@@ -301,7 +307,9 @@ class StreamMachine:
         return self._finish(self._cause_of_end())
 
     def _cause_of_end(self) -> FinishCause:
-        return FinishCause.CLIENT_GONE if self._abandoned else FinishCause.COMPLETED
+        if self._abandoned:
+            return FinishCause.CLIENT_GONE
+        return FinishCause.SKIPPED if self._skips_response else FinishCause.COMPLETED
 
     # What no phase expects
 

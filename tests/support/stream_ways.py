@@ -55,7 +55,11 @@ def ways(begun: State, headers: RequestHeaders) -> dict[State, tuple[object, ...
         State.RESPONDING: (*body_done, Routed(DECISION), ResponseHeaders(200)),
         State.DONE: (*body_done, Routed(DECISION), ResponseHeaders(204, end_of_stream=True)),
         State.REFUSED: (*body_done, Dropped(REFUSAL)),
-        State.SKIPPED: (*body_done, Routed(SKIPPING)),
+        State.SKIPPED: (
+            replace(headers, response_body=BodyMode.ABSENT),
+            *body_done[1:],
+            Routed(SKIPPING),
+        ),
         State.OBSERVING: (replace(headers, only_observes=True),),
         State.CLOSED: (Closed(Ending.CANCELLED),),
     }

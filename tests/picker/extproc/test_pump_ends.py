@@ -13,6 +13,9 @@ from pump_wire import BODY, HEADERS, RESPONSE_END, RESPONSE_HEADERS, Wire, strea
 from picker.errors import DropReason
 from picker.types import FinishCause, RawRequest, RouteDecision
 
+UNSEEN = pb.ProcessingRequest(  # a proxy that shows no response bodies
+    request_headers={}, protocol_config={"request_body_mode": 4, "response_body_mode": 0}
+).SerializeToString()
 MakeDirector = Callable[..., Any]
 
 
@@ -26,7 +29,7 @@ async def test_a_response_that_is_none_of_ours_ends_the_stream_after_the_answer(
 
     wire, source = Wire(), director(skip)
     async with stream(wire, source) as task:
-        wire.send(HEADERS, BODY)
+        wire.send(UNSEEN, BODY)
         assert [await wire.reply(), await wire.reply()] == ["request_headers", "request_body"]
         await task
     assert source.exchanges[0].finished.result() == (FinishCause.SKIPPED, None, None)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from random_taps import HoldingTap
 from stream_ways import BUFFERED_HEADERS, DECISION, HEADERS, SKIPPING, WAY_TO, WAY_TO_BUFFERED, feed
 
 from picker.errors import DropReason
@@ -16,6 +19,7 @@ from picker.extproc.messages import (
     RequestBody,
     RequestHeaders,
     RequestTrailers,
+    ResponseBody,
     ResponseHeaders,
     Routed,
     SendBufferedRequest,
@@ -23,13 +27,17 @@ from picker.extproc.messages import (
     SendRequestBody,
     SendRequestHeaders,
     SendRequestTrailers,
+    SendResponseBody,
+    SendResponseHeaders,
     UnknownMessage,
 )
 from picker.extproc.request_phase import Limits
+from picker.extproc.response_phase import RESPONSE_MARK
 from picker.extproc.stream import RemoteProtocolError, State, StreamMachine
 from picker.types import FinishCause
 
 BODY = RequestBody(b"{}", end_of_stream=True)
+UNSEEN = RequestHeaders(HEADERS, response_body=BodyMode.ABSENT)
 
 
 # Skipped responses
@@ -38,7 +46,7 @@ BODY = RequestBody(b"{}", end_of_stream=True)
 def test_a_response_that_is_none_of_ours_ends_the_stream_with_the_answer() -> None:
     """The request goes out whole, and its end is not called a completion."""
     machine = StreamMachine()
-    feed(machine, RequestHeaders(HEADERS), BODY)
+    feed(machine, UNSEEN, BODY)
     assert machine.routed(SKIPPING) == [
         Finish(FinishCause.SKIPPED),
         SendRequestHeaders(SKIPPING.destination, (), 2),
@@ -51,14 +59,29 @@ def test_a_response_that_is_none_of_ours_ends_the_stream_with_the_answer() -> No
 def test_trailers_of_a_request_whose_response_is_none_of_ours_are_answered_first() -> None:
     """In full duplex a request is not complete without them."""
     machine = StreamMachine()
-    feed(machine, RequestHeaders(HEADERS), RequestBody(b"{}"), RequestTrailers())
+    feed(machine, UNSEEN, RequestBody(b"{}"), RequestTrailers())
     assert machine.routed(SKIPPING)[-1] == SendRequestTrailers()
+    assert machine.has_said_everything
+
+
+def test_a_response_in_full_duplex_is_not_left_but_passes_unwatched() -> None:
+    """Envoy would lose pieces of it; its end is not called a completion all the same."""
+    machine, tap = StreamMachine(), HoldingTap(5, None)
+    feed(machine, RequestHeaders(HEADERS), BODY)
+    replies = machine.routed(replace(SKIPPING, response=tap, needs_response_body=True))
+    assert [type(reply) for reply in replies] == [SendRequestHeaders, SendRequestBody]
+    assert not machine.has_said_everything
+    assert feed(machine, ResponseHeaders(200)) == [SendResponseHeaders((RESPONSE_MARK,))]
+    assert feed(machine, ResponseBody(b"x", end_of_stream=True)) == [
+        Finish(FinishCause.SKIPPED, 200),
+        SendResponseBody(b"x", True),
+    ]
 
 
 def test_a_buffered_request_can_skip_its_response_too() -> None:
     """Its one answer is the decision."""
     machine = StreamMachine()
-    feed(machine, BUFFERED_HEADERS, BODY)
+    feed(machine, replace(BUFFERED_HEADERS, response_body=BodyMode.BUFFERED), BODY)
     assert machine.routed(SKIPPING) == [
         Finish(FinishCause.SKIPPED),
         SendBufferedRequest(SKIPPING.destination),
