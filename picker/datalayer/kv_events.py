@@ -8,6 +8,10 @@ connection breaks; what was lost meanwhile shows in the numbers (`prefix.kv_stre
 for again where the engine has a replay address: an empty frame and the first number wanted, to
 which it answers with messages as it sent them and one with an empty payload at the end.
 
+Each time a connection is made, what is missing is asked for at once, beginning with the last
+message that was taken in: an engine that does not send that very message again is a new one, even
+if it says nothing more.
+
 A replay that stalls is tried again from where it got to; after three attempts without progress, or
 two minutes, it has failed. Then the endpoint is forgotten, because nobody knows what left its cache
 meanwhile, and no replay is tried for half a minute. Without a replay address a gap is passed over:
@@ -75,6 +79,8 @@ class _Engine:
     replay_address: str | None = None
     stream: EventStream = field(default_factory=EventStream)
     topic: str | None = None
+    last_payload: bytes = b""
+    is_unconfirmed: bool = False  # there was a connection before this one: is it the same engine?
     no_replay_before: float = float("-inf")
 
 
@@ -154,13 +160,36 @@ class KvEventListener:
         prefix = self._consumer.kv_event_feed.topic_prefix
         try:
             with _socket(context, zmq.SUB, source.address) as sub:
+                monitor = sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
                 sub.subscribe(prefix)
                 sub.connect(source.address)
-                await self._fill(context, engine)
-                while True:
-                    await self._take(context, engine, await sub.recv_multipart())
+                try:
+                    await self._listen(context, engine, sub, monitor)
+                finally:
+                    sub.disable_monitor()
+                    monitor.close(linger=0)
         except zmq.ZMQError as error:
             self._failed(key, f"cannot listen at {source.address}: {error}")
+
+    async def _listen(
+        self,
+        context: zmq.asyncio.Context,
+        engine: _Engine,
+        sub: zmq.asyncio.Socket,
+        monitor: zmq.asyncio.Socket,
+    ) -> None:
+        """Take in messages, and look at what was missed whenever a connection is made."""
+        poller = zmq.asyncio.Poller()
+        poller.register(sub, zmq.POLLIN)
+        poller.register(monitor, zmq.POLLIN)
+        while True:
+            ready = dict(await poller.poll())
+            if monitor in ready:
+                await monitor.recv_multipart()
+                engine.is_unconfirmed = engine.stream.applied is not None
+                await self._fill(context, engine)
+            if sub in ready:
+                await self._take(context, engine, await sub.recv_multipart())
 
     # Engines that connect to the picker
 
@@ -203,8 +232,7 @@ class KvEventListener:
         stream, now = engine.stream, asyncio.get_running_loop().time()
         verdict = stream.heard(message.number, now)
         if verdict is Verdict.RESTARTED:
-            self.counts.restarts[engine.key] += 1
-            self._consumer.kv_events_lost(engine.key)
+            self._begin_anew(engine)
             verdict = stream.heard(message.number, now)
         if verdict is Verdict.GAP:
             self.counts.gaps[engine.key] += 1
@@ -212,8 +240,16 @@ class KvEventListener:
         if stream.applied is None or message.number > stream.applied:
             self._apply(engine, message)
 
+    def _begin_anew(self, engine: _Engine) -> None:
+        """The engine is in a new life, with an empty cache."""
+        self.counts.restarts[engine.key] += 1
+        self._consumer.kv_events_lost(engine.key)
+        engine.stream.forget()
+        engine.is_unconfirmed = False
+
     def _apply(self, engine: _Engine, message: _Message) -> None:
         engine.stream.taken(message.number)
+        engine.last_payload = message.payload
         try:
             self._consumer.kv_events(
                 engine.key, message.topic or engine.topic or "", message.payload
@@ -246,13 +282,15 @@ class KvEventListener:
         self.counts.failed_replays[engine.key] += 1
         self._failed(engine.key, f"no replay from {engine.replay_address}")
         self._consumer.kv_events_lost(engine.key)
+        engine.is_unconfirmed = False
         engine.no_replay_before = clock() + self._replay.cooldown_seconds
 
     async def _ask(self, context: zmq.asyncio.Context, engine: _Engine, address: str) -> bool:
         """Ask once. Whether the answer came to its end."""
         with _socket(context, zmq.DEALER, address) as dealer:
             dealer.connect(address)
-            await dealer.send_multipart((b"", engine.stream.wanted.to_bytes(_NUMBER_BYTES, "big")))
+            first = engine.stream.wanted - engine.is_unconfirmed
+            await dealer.send_multipart((b"", first.to_bytes(_NUMBER_BYTES, "big")))
             while True:
                 try:
                     async with asyncio.timeout(self._replay.idle_seconds):
@@ -260,22 +298,33 @@ class KvEventListener:
                 except TimeoutError:
                     return False
                 if not frames[-1]:
-                    return True
+                    if not engine.is_unconfirmed:
+                        return True
+                    self._begin_anew(engine)  # it has not got so far yet
+                    return False
                 message = _message(frames[1:])
                 if message is None:
                     self._failed(engine.key, f"a replayed message of {len(frames)} frames")
                 elif message.topic is None and engine.topic is None:
                     return True  # of which model this is will be known from the first message
-                else:
-                    self._take_replayed(engine, message)
+                elif not self._take_replayed(engine, message):
+                    return False
 
-    def _take_replayed(self, engine: _Engine, message: _Message) -> None:
-        wanted = engine.stream.wanted
-        if message.number < wanted:
-            return
-        if message.number > wanted > 0:  # what is between is gone, and may have been removals
-            self._consumer.kv_events_lost(engine.key)
-        self._apply(engine, message)
+    def _take_replayed(self, engine: _Engine, message: _Message) -> bool:
+        """Deal with a message that came again. False: it is of a new life, ask from 0."""
+        stream = engine.stream
+        if engine.is_unconfirmed:
+            engine.is_unconfirmed = False
+            if message.number == stream.applied:
+                if message.payload == engine.last_payload:
+                    return True
+                self._begin_anew(engine)
+                return False
+        if message.number >= stream.wanted:
+            if message.number > stream.wanted > 0:  # between may have been removals, which are gone
+                self._consumer.kv_events_lost(engine.key)
+            self._apply(engine, message)
+        return True
 
 
 def _message(frames: Sequence[bytes]) -> _Message | None:

@@ -303,3 +303,39 @@ async def test_an_address_that_cannot_be_bound_is_an_error() -> None:
     listener = KvEventListener(Notebook(feed=KvEventFeed("tcp://no-such-device:1")), Datastore())
     with pytest.raises(PickerError, match="cannot listen"):
         await listener.run()
+
+
+@pytest.mark.parametrize("further", [0, 3])
+async def test_a_new_life_that_says_nothing_is_noticed_when_connecting_again(further: int) -> None:
+    """It has not got as far as the one before, or has said something else there."""
+    async with stage(replays=True, n0=b"a0", n1=b"a1", n2=b"a2") as s:
+        await s.book.until(lambda: "a2" in s.book.payloads())
+        address = s.engine.source.address
+        s.engine.pub.unbind(address)
+        s.engine.pub.close(linger=0)
+        s.engine.kept = [(n, b"b%d" % n) for n in range(1 + further)]
+        with zmq.asyncio.Context() as context:
+            again = context.socket(zmq.XPUB)
+            again.bind(address)
+            await s.book.until(lambda: f"b{further}" in s.book.payloads())
+            again.close(linger=0)
+        news = [f"b{n}" for n in range(1 + further)]
+        assert s.book.payloads() == ["lost", "a0", "a1", "a2", "lost", *news]
+        assert s.listener.counts.restarts["default/a"] == 1
+
+
+async def test_the_same_engine_is_not_heard_twice_when_connecting_again() -> None:
+    """Only what was missed meanwhile is taken in."""
+    async with stage(replays=True, n0=b"a0", n1=b"a1") as s:
+        await s.book.until(lambda: "a1" in s.book.payloads())
+        address = s.engine.source.address
+        s.engine.pub.unbind(address)
+        s.engine.pub.close(linger=0)
+        s.engine.kept.append((2, b"a2"))
+        with zmq.asyncio.Context() as context:
+            again = context.socket(zmq.XPUB)
+            again.bind(address)
+            await s.book.until(lambda: "a2" in s.book.payloads())
+            again.close(linger=0)
+        assert s.book.payloads() == ["lost", "a0", "a1", "a2"]
+        assert s.engine.asked == [0, 1]
