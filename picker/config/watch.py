@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from watchfiles import Change, awatch
@@ -22,7 +22,7 @@ WATCH_STEP_MS = 50
 WATCH_DEBOUNCE_MS = 100
 RECHECK_MS = 1000  # finds what a file system without change events, or a race at start, hides
 
-Apply = Callable[[LoadedConfig], tuple[Finding, ...]]
+Apply = Callable[[LoadedConfig], Awaitable[tuple[Finding, ...]]]
 
 
 def read_config_file(path: Path, flag: str) -> bytes:
@@ -77,11 +77,11 @@ class ConfigWatch:
                 recursive=False,
                 watch_filter=self._concerns,
             ):
-                self.check()
+                await self.check()
         finally:
             stop.set()
 
-    def check(self) -> None:
+    async def check(self) -> None:
         """Look at the file now; nothing happens while it holds what it held before."""
         try:
             content = read_config_file(self._path, "--config-file")
@@ -94,7 +94,7 @@ class ConfigWatch:
             return
         self._seen = content
         try:
-            warnings = self._apply(load_config(content, str(self._path)))
+            warnings = await self._apply(load_config(content, str(self._path)))
         except ConfigError as error:
             self._failed(error)
             return

@@ -49,11 +49,13 @@ class H2Server:
         """Listen; returns the bound port. Raises `OSError` when the port cannot be had."""
         tls, path = self._options.tls, self._options.unix_path
         self._tls = server_context(tls) if tls is not None else None
-        listening = listen(self._options)
+        inherited = self._options.listening
+        listening = listen(self._options) if inherited is None else inherited
         loop = asyncio.get_running_loop()
         create = loop.create_server if path is None else loop.create_unix_server
         self._listener = await create(self._accept, sock=listening, ssl=self._tls, backlog=BACKLOG)
-        self._socket_inode = None if path is None else inode(path)
+        is_ours = path is not None and inherited is None
+        self._socket_inode = inode(path) if path is not None and is_ours else None
         return bound_port(listening)
 
     def use_certificate(self, material: TlsMaterial) -> None:
@@ -91,7 +93,8 @@ class H2Server:
     def _remove_socket(self) -> None:
         """Leave no unix socket behind, unless another process has put its own there."""
         path = self._options.unix_path
-        if path is not None and self._socket_inode == inode(path):
+        own = self._socket_inode
+        if path is not None and own is not None and own == inode(path):
             path.unlink(missing_ok=True)
 
     def _accept(self) -> GrpcConnection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from dataclasses import dataclass
 from enum import Enum
@@ -60,7 +61,8 @@ class ServerOptions:
     `host` is an address, or a unix socket as `unix:///path` or by its absolute path; `port` then
     means nothing. `port` 0 takes a free one. Without `tls` the port is plain text. A request with a
     body over `max_body_bytes` in sum is a 413, with more headers than `max_headers` or
-    `max_header_bytes` a 431. `max_message_bytes` bounds one gRPC message.
+    `max_header_bytes` a 431. `max_message_bytes` bounds one gRPC message. `listening` is a socket that
+    is bound already and shared with other processes: `host` and `port` are then words only.
     """
 
     host: str = "0.0.0.0"
@@ -71,6 +73,7 @@ class ServerOptions:
     max_header_bytes: int = DEFAULT_MAX_HEADER_BYTES
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     transport: Transport = Transport.NATIVE
+    listening: socket.socket | None = None
 
     @property
     def limits(self) -> Limits:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import socket
 import ssl
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from picker.admin.server import AdminServer
@@ -33,8 +35,86 @@ class StartError(PickerError):
     """A picker that cannot start although its configuration is fine."""
 
 
+class ExtProcPort:
+    """Owns the server of ext_proc and the certificate that it shows.
+
+    With `health` the port answers health checks too. It listens at a socket of its own, or at
+    `listening`, which is bound already.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        exchanges: ExchangeSource,
+        health: HealthService,
+        listening: socket.socket | None = None,
+    ) -> None:
+        """Opens nothing. Raises `ConfigError` for certificates that cannot be used."""
+        self._certificates = _certificates(options.tls)
+        self._follows = options.tls is not None and options.tls.reload
+        self._options = replace(
+            ext_proc_options(options),
+            tls=_tls(options.tls, self._certificates),
+            listening=listening,
+        )
+        answering = health if options.health_checking else None
+        self._server: GrpcServer = build_server(exchanges, options=self._options, health=answering)
+
+    async def open(self, stack: AsyncExitStack) -> int:
+        """Listen until `stack` is closed; the port. Raises `StartError`."""
+        stack.push_async_callback(self._server.stop, 0)
+        return await _bound(self._server.start(), "--grpc-port", self._options.address)
+
+    @property
+    def follows_certificates(self) -> bool:
+        """Whether `follow_certificates` has anything to do."""
+        return self._follows and self._certificates is not None
+
+    async def follow_certificates(self) -> None:
+        """Show new certificates as they appear, until cancelled."""
+        if self._certificates is not None:
+            await self._certificates.watch(self._server.use_certificate)
+
+    async def close(self, grace_seconds: float) -> None:
+        """Take no new requests, and let those under way end for `grace_seconds`."""
+        await self._server.stop(grace_seconds)
+
+
+class SidePorts:
+    """Owns the servers of health and HTTP."""
+
+    def __init__(self, options: Options, health: HealthService, admin: AdminServer) -> None:
+        """Opens nothing. Raises `ConfigError` for certificates that cannot be used."""
+        self._options = options
+        self._admin = admin
+        self._metrics_tls = _metrics_context(options.metrics_tls)
+        is_unix = ext_proc_options(options).unix_path is not None
+        self._health_options = ServerOptions(
+            host="127.0.0.1" if is_unix else options.bind_address,
+            port=options.grpc_health_port,
+            transport=options.grpc_transport,
+        )
+        self._health = build_health_server(health, options=self._health_options)
+
+    async def open(self, stack: AsyncExitStack) -> tuple[int, int]:
+        """Listen until `stack` is closed; the ports of health and HTTP. Raises `StartError`."""
+        options = self._options
+        stack.push_async_callback(self._admin.stop)
+        stack.push_async_callback(self._health.stop, 0)
+        http = (options.metrics_bind_address, options.metrics_port)
+        metrics = await _bound(
+            self._admin.start(*http, self._metrics_tls),
+            "--metrics-port",
+            f"{options.metrics_bind_address}:{options.metrics_port}",
+        )
+        health = await _bound(
+            self._health.start(), "--grpc-health-port", self._health_options.address
+        )
+        return health, metrics
+
+
 class Listeners:
-    """Owns the servers and the certificate that they show."""
+    """Owns all three."""
 
     def __init__(
         self,
@@ -44,70 +124,39 @@ class Listeners:
         admin: AdminServer,
     ) -> None:
         """Opens nothing. Raises `ConfigError` for certificates that cannot be used."""
-        self._options = options
-        self._admin = admin
-        self._certificates = _certificates(options.tls)
-        self._metrics_tls = _metrics_context(options.metrics_tls)
-        self._ext_proc_options = ServerOptions(
-            host=options.bind_address,
-            port=options.grpc_port,
-            tls=_tls(options.tls, self._certificates),
-            max_message_bytes=options.grpc_max_recv_msg_bytes,
-            transport=options.grpc_transport,
-        )
-        host = options.bind_address if self._ext_proc_options.unix_path is None else "127.0.0.1"
-        self._health_options = ServerOptions(
-            host=host, port=options.grpc_health_port, transport=options.grpc_transport
-        )
-        answering = health if options.health_checking else None
-        self._ext_proc: GrpcServer = build_server(
-            exchanges, options=self._ext_proc_options, health=answering
-        )
-        self._health = build_health_server(health, options=self._health_options)
-
-    @property
-    def address(self) -> str:
-        """Where ext_proc listens, as one text."""
-        return self._ext_proc_options.address
+        self._ext_proc = ExtProcPort(options, exchanges, health)
+        self._beside = SidePorts(options, health, admin)
 
     async def open(self, stack: AsyncExitStack) -> Ports:
         """Open the ports; what is open is closed with `stack`, whatever happens.
 
         Raises `StartError`.
         """
-        options = self._options
-        stack.push_async_callback(self._admin.stop)
-        stack.push_async_callback(self._health.stop, 0)
-        stack.push_async_callback(self._ext_proc.stop, 0)
-        http = (options.metrics_bind_address, options.metrics_port)
-        return Ports(
-            metrics=await _bound(
-                self._admin.start(*http, self._metrics_tls),
-                "--metrics-port",
-                f"{options.metrics_bind_address}:{options.metrics_port}",
-            ),
-            health=await _bound(
-                self._health.start(), "--grpc-health-port", self._health_options.address
-            ),
-            grpc=await _bound(
-                self._ext_proc.start(), "--grpc-port", self._ext_proc_options.address
-            ),
-        )
+        health, metrics = await self._beside.open(stack)
+        return Ports(await self._ext_proc.open(stack), health, metrics)
 
     @property
     def follows_certificates(self) -> bool:
         """Whether `follow_certificates` has anything to do."""
-        tls = self._options.tls
-        return tls is not None and tls.reload and self._certificates is not None
+        return self._ext_proc.follows_certificates
 
     async def follow_certificates(self) -> None:
         """Show new certificates as they appear, until cancelled."""
-        if self._certificates is not None:
-            await self._certificates.watch(self._ext_proc.use_certificate)
+        await self._ext_proc.follow_certificates()
 
     async def close_ext_proc(self, grace_seconds: float) -> None:
         """Take no new requests, and let those under way end for `grace_seconds`."""
-        await self._ext_proc.stop(grace_seconds)
+        await self._ext_proc.close(grace_seconds)
+
+
+def ext_proc_options(options: Options) -> ServerOptions:
+    """How ext_proc listens, but for what TLS shows."""
+    return ServerOptions(
+        host=options.bind_address,
+        port=options.grpc_port,
+        max_message_bytes=options.grpc_max_recv_msg_bytes,
+        transport=options.grpc_transport,
+    )
 
 
 def _certificates(flags: TlsFlags | None) -> CertificateFolder | None:

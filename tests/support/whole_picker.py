@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from metrics_pages import Pod, serving
 from prometheus_client.parser import text_string_to_metric_families
 
 from picker.app import Picker
+from picker.requestcontrol.rewrite import RewriteRule, RewriteRules
 from picker.running.options import Options, Ports
 
 MAX_MESSAGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -120,6 +121,17 @@ class WholePicker:
         rows = await self.endpoints()
         return not running and not any(row["inflight_requests"] for row in rows.values())
 
+    async def knows(self, name: str, **metrics: Any) -> None:
+        """Return once it knows these numbers of the load of an endpoint; none: that it knows none."""
+
+        async def is_so() -> bool:
+            known = (await self.endpoints()).get(name, {}).get("metrics")
+            if known is None or not metrics:
+                return known is None and not metrics
+            return bool(metrics.items() <= known.items())
+
+        await until(is_so)
+
     async def outcomes(self) -> dict[str, float]:
         """Requests by the cause of their end."""
         text = (await self.get("/metrics"))[1]
@@ -143,9 +155,48 @@ def write_endpoints(path: Path, pods: Sequence[Pod]) -> None:
     fresh.rename(path)
 
 
+@dataclass(frozen=True)
+class Objectives:
+    """Knows the priorities of objectives by their names."""
+
+    priorities: Mapping[str, int]
+
+    def priority(self, objective: str) -> int | None:
+        """Its priority, if it is one of them."""
+        return self.priorities.get(objective)
+
+
+@dataclass(frozen=True)
+class Rewrites:
+    """Knows rules."""
+
+    given: tuple[RewriteRule, ...]
+
+    def rules(self) -> RewriteRules:
+        """The rules."""
+        return RewriteRules(self.given)
+
+
+def follow(picker: Picker, objectives: Mapping[str, int], rewrites: Sequence[RewriteRule]) -> None:
+    """Have requests follow objectives and rewrites, which no option of a picker names yet."""
+    director = picker._requests.director
+    policies = replace(
+        director._surroundings.policies,
+        objectives=Objectives(objectives),
+        rewrites=Rewrites(tuple(rewrites)),
+    )
+    director._surroundings = replace(director._surroundings, policies=policies)
+
+
 @asynccontextmanager
 async def whole_picker(
-    folder: Path, pods: Sequence[Pod] = (), config: str | None = FOUR_SCORERS, **changes: Any
+    folder: Path,
+    pods: Sequence[Pod] = (),
+    config: str | None = FOUR_SCORERS,
+    *,
+    objectives: Mapping[str, int] | None = None,
+    rewrites: Sequence[RewriteRule] = (),
+    **changes: Any,
 ) -> AsyncIterator[WholePicker]:
     """A picker in front of `pods`, once it has read their pages. None: its own configuration."""
     async with AsyncExitStack() as stack:
@@ -163,6 +214,7 @@ async def whole_picker(
             "allow_experimental_plugins": True,
         }
         picker = Picker(Options(**options | changes))
+        follow(picker, objectives or {}, rewrites)
         started: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(picker.run(started.set_result))
         awaited: list[asyncio.Future[Any]] = [started, task]

@@ -26,7 +26,7 @@ class Recorder:
         self.applied: list[LoadedConfig] = []
         self.happened = asyncio.Event()
 
-    def __call__(self, loaded: LoadedConfig) -> tuple[Finding, ...]:
+    async def __call__(self, loaded: LoadedConfig) -> tuple[Finding, ...]:
         self.happened.set()
         loaded.findings.refuse_errors()
         if any(spec.type == "refuse" for spec in loaded.config.plugins):
@@ -117,15 +117,15 @@ async def test_a_bad_change_is_told_once_and_a_good_one_heals_it(
     path, recorder, metrics, watch = watched
     assert (healthy(metrics), loaded_at(metrics)) == (1, 100)
     path.write_bytes(config("refuse"))
-    watch.check()
-    watch.check()
+    await watch.check()
+    await watch.check()
     assert (reloads(metrics), healthy(metrics)) == ({"success": 0, "failure": 1}, 0)
     assert "the configuration of before stays in use" in caplog.records[-1].message
     path.write_bytes(b"a: [")
-    watch.check()
+    await watch.check()
     assert reloads(metrics)["failure"] == 2
     path.write_bytes(config("queue-scorer"))
-    watch.check()
+    await watch.check()
     assert (reloads(metrics), healthy(metrics)) == ({"success": 1, "failure": 2}, 1)
     assert loaded_at(metrics) == 101
     assert len(recorder.applied) == 1
@@ -137,11 +137,11 @@ async def test_a_file_that_is_gone_is_told_once(
     """What it held before counts as a change when it comes back."""
     path, recorder, metrics, watch = watched
     path.unlink()
-    watch.check()
-    watch.check()
+    await watch.check()
+    await watch.check()
     assert (reloads(metrics), healthy(metrics)) == ({"success": 0, "failure": 1}, 0)
     path.write_bytes(DEFAULT_CONFIG)
-    watch.check()
+    await watch.check()
     assert (len(recorder.applied), healthy(metrics)) == (1, 1)
 
 
@@ -151,7 +151,7 @@ async def test_nothing_happens_while_the_content_is_the_same(
     """A touched file is no change."""
     path, recorder, metrics, watch = watched
     path.write_bytes(DEFAULT_CONFIG)
-    watch.check()
+    await watch.check()
     assert recorder.applied == []
     assert reloads(metrics) == {"success": 0, "failure": 0}
 

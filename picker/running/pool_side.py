@@ -1,0 +1,104 @@
+"""What a picker does to know its pool: discovery, scraping, and the gauges that tell of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from random import Random
+
+from picker.admin.pool_metrics import PoolCollector
+from picker.admin.remembered import RememberedCollector
+from picker.config.build import Assembly
+from picker.datalayer.activity import Activity, WatchedSnapshots
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.discovery import FileDiscovery
+from picker.datalayer.inflight import InflightLoad
+from picker.datalayer.reading import Patience
+from picker.datalayer.scrape import MIN_TICK_SECONDS, Scraper, ScrapeSettings, polled
+from picker.datalayer.sources import describers
+from picker.errors import ConfigError
+from picker.framework.interfaces import EndpointObserver
+from picker.metrics import PickerMetrics
+from picker.plugins.discoveries.file_discovery import FileDiscoverySettings
+from picker.running.options import Options
+
+
+class PoolSide:
+    """Owns the datastore and what fills it.
+
+    `observers` are told of endpoints that left or restarted, as are those of the configuration.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        assembly: Assembly,
+        metrics: PickerMetrics,
+        inflight: InflightLoad,
+        observers: Iterable[EndpointObserver] = (),
+    ) -> None:
+        """Raises `ConfigError` when there is not exactly one source of endpoints."""
+        self._observers = tuple(observers)
+        self.datastore = Datastore()
+        self.use(assembly)
+        self.activity = Activity(inflight)
+        self._discovery, self._follows_file = _discovery(options, assembly, self.datastore, metrics)
+        self._scraper = Scraper(
+            self.datastore,
+            polled(assembly.data_layer.bindings),
+            metrics,
+            _settings(options),
+            Random(),
+            self.activity,
+        )
+        gauges = PoolCollector(options.pool_name, self.datastore, inflight)
+        interval = options.pool_gauges_interval_seconds
+        metrics.register(RememberedCollector(gauges, interval, time.monotonic))
+
+    @property
+    def snapshots(self) -> WatchedSnapshots:
+        """The pool for decisions, each of which counts as activity."""
+        return WatchedSnapshots(self.datastore, self.activity)
+
+    def use(self, assembly: Assembly) -> None:
+        """Go on with the plugins of another configuration."""
+        described = tuple(describers(assembly.data_layer.bindings))
+        self.datastore.use((*assembly.observers, *self._observers), described)
+
+    def load(self) -> None:
+        """Find out for the first time which endpoints exist. Raises `ConfigError`."""
+        self._discovery.load()
+
+    def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """Keep up with the pool until these are cancelled."""
+        tasks = [group.create_task(self._scraper.run(), name="scraper")]
+        if self._follows_file:
+            tasks.append(group.create_task(self._discovery.run(), name="discovery"))
+        return tasks
+
+
+def _discovery(
+    options: Options, assembly: Assembly, datastore: Datastore, metrics: PickerMetrics
+) -> tuple[FileDiscovery, bool]:
+    """The discovery, and whether it follows changes of its file."""
+    path = options.endpoints_file
+    configured = assembly.data_layer.discovery
+    if path is not None and configured is not None:
+        raise ConfigError(
+            "endpoints come from --endpoints-file or from dataLayer.discovery, not both"
+        )
+    if path is not None:
+        return FileDiscovery(path, datastore, metrics), True
+    if configured is not None and isinstance(configured.plugin, FileDiscoverySettings):
+        path = Path(configured.plugin.path)
+        return FileDiscovery(path, datastore, metrics), configured.plugin.watch_file
+    raise ConfigError("no endpoints: give --endpoints-file FILE")
+
+
+def _settings(options: Options) -> ScrapeSettings:
+    return ScrapeSettings(
+        tick_seconds=max(MIN_TICK_SECONDS, options.refresh_metrics_interval_seconds),
+        patience=Patience(seconds=options.metrics_staleness_threshold_seconds),
+    )

@@ -1,0 +1,131 @@
+"""What a process does to decide requests: the configuration's plugins, and the director."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from contextlib import AsyncExitStack
+from random import Random
+from types import MappingProxyType
+
+from picker.admin.request_metrics import RequestMetrics
+from picker.admin.tracing import build_tracing
+from picker.config.build import Assembly, BuildOptions, default_config
+from picker.config.catalog import builtin_plugins
+from picker.config.load import LoadedConfig, load_config
+from picker.config.watch import read_config_file
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.inflight import InflightLoad
+from picker.errors import ConfigError
+from picker.framework.services import Services
+from picker.metrics import PickerMetrics
+from picker.requestcontrol.director import Director, RequestPolicies
+from picker.requestcontrol.pipeline import SnapshotSource
+from picker.running.flushing import Flushes
+from picker.running.in_use import BuildContext, ConfigInUse, pipeline_of
+from picker.running.json_client import JsonClient
+from picker.running.kv_listening import KvListening
+from picker.running.options import Options
+
+FLUSH_SECONDS = 2.0  # for plugins to hand over what they have gathered, at the end
+
+
+class RequestSide:
+    """Owns what decides, and what goes on beside the decisions for the plugins' sake.
+
+    `datastore` says when endpoints come and go, `snapshots` is what decisions look at.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        config: ConfigInUse,
+        http: JsonClient,
+        metrics: PickerMetrics,
+        inflight: InflightLoad,
+        pool: tuple[Datastore, SnapshotSource],
+    ) -> None:
+        """Raises `ConfigError` when requests cannot be traced as asked for."""
+        datastore, snapshots = pool
+        self._http = http
+        self._tracing = build_tracing(options.tracing, os.environ)
+        self._flushes = Flushes(time.monotonic, time.time)
+        self._flushing: asyncio.Task[None] | None = None
+        self._kv_listening = KvListening(datastore)
+        self._requests = RequestMetrics(metrics)
+        policies = RequestPolicies(
+            tracer=self._tracing.tracer,
+            emit_endpoint_scores=options.emit_endpoint_scores,
+            ignore_subset_hint=options.disable_endpoint_subset_filter,
+        )
+        self.director = Director(
+            pipeline_of(config.assembly),
+            snapshots,
+            inflight=inflight,
+            rng=Random(),
+            observer=self._requests,
+            policies=policies,
+        )
+        self.use(config.assembly)
+
+    @property
+    def decisions(self) -> int:
+        """How many requests were decided so far."""
+        return self._requests.decisions
+
+    def use(self, assembly: Assembly) -> None:
+        """Serve new requests with `assembly`."""
+        self._flushes.use(assembly.flushes)
+        self._kv_listening.use({name: one.plugin for name, one in assembly.instances.items()})
+        self.director.use(pipeline_of(assembly))
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Be able to ask other servers, until `stack` is closed."""
+        stack.callback(self._tracing.close)
+        await stack.enter_async_context(self._http)
+
+    def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """Serve the plugins until these are cancelled, and flush them until `flush`."""
+        self._flushing = group.create_task(self._flushes.run(), name="flushes")
+        return [group.create_task(self._kv_listening.run(), name="kv events")]
+
+    async def flush(self) -> None:
+        """Let plugins hand over what they have gathered, for the last time."""
+        self._flushes.stop()
+        if self._flushing is not None:
+            await asyncio.wait([self._flushing], timeout=FLUSH_SECONDS)
+            self._flushing.cancel()
+
+
+def config_in_use(
+    options: Options, loaded: LoadedConfig, http: JsonClient, metrics: PickerMetrics
+) -> ConfigInUse:
+    """The objects that `loaded` asks for. Raises `ConfigError`."""
+    building = BuildOptions(
+        services=Services(
+            http=http,
+            environment=MappingProxyType(dict(os.environ)),
+            hash_seed=secrets.randbits(64),
+        ),
+        allow_experimental=options.allow_experimental_plugins,
+        strict_data_scope=options.strict_data_scope,
+    )
+    return ConfigInUse(loaded, BuildContext(builtin_plugins(), metrics, building))
+
+
+def read_config(options: Options) -> tuple[LoadedConfig, bytes | None]:
+    """The configuration that the options name, else the built-in one, and what its file held.
+
+    Raises `ConfigError`.
+    """
+    if options.config_file is not None and options.config_text is not None:
+        raise ConfigError("--config-file and --config-text exclude each other")
+    if options.config_text is not None:
+        content = options.config_text.encode(errors="surrogatepass")
+        return load_config(content, "--config-text"), None
+    if options.config_file is None:
+        return default_config(), None
+    content = read_config_file(options.config_file, "--config-file")
+    return load_config(content, str(options.config_file)), content
