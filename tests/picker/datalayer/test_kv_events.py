@@ -65,13 +65,15 @@ class FakeEngine:
     """Publishes numbered messages, and replays those in `kept`."""
 
     def __init__(self, context: zmq.asyncio.Context) -> None:
-        self.pub = context.socket(zmq.XPUB)
+        self.pub_context = zmq.asyncio.Context()
+        self.pub = self.pub_context.socket(zmq.XPUB)
         self.router = context.socket(zmq.ROUTER)
         self.ports = [s.bind_to_random_port("tcp://127.0.0.1") for s in (self.pub, self.router)]
         self.kept: list[tuple[int, bytes]] = []
         self.asked: list[int] = []
         self.with_topic = True
         self.answers_at_most: int | None = None
+        self.answered = asyncio.Event()
 
     @property
     def source(self) -> KvEventSource:
@@ -100,9 +102,15 @@ class FakeEngine:
                 )
             if self.answers_at_most is None:
                 await self.router.send_multipart((peer, empty, *topic, b"\xff" * 8, b""))
+            self.answered.set()
+
+    def fall_silent(self) -> None:
+        """Publish no more; when this returns, the port is free."""
+        self.pub.close(linger=0)
+        self.pub_context.term()
 
     def close(self) -> None:
-        self.pub.close(linger=0)
+        self.fall_silent()
         self.router.close(linger=0)
 
 
@@ -118,16 +126,20 @@ class Stage:
 
 @asynccontextmanager
 async def stage(
-    replays: bool = False, settings: ReplaySettings = QUICK, **kept: bytes
+    replays: bool = False,
+    answers_at_most: int | None = None,
+    with_topic: bool = True,
+    **kept: bytes,
 ) -> AsyncIterator[Stage]:
     """The endpoint `default/a` is followed; the engine answers replays, or has no such address."""
     with zmq.asyncio.Context() as context:
         engine = FakeEngine(context)
+        engine.answers_at_most, engine.with_topic = answers_at_most, with_topic
         engine.kept = [(int(number[1:]), payload) for number, payload in kept.items()]
         source = engine.source if replays else KvEventSource(engine.source.address)
         book, datastore = Notebook({"default/a": source}), Datastore()
         datastore.set_endpoints([Endpoint("a", "127.0.0.1", 8000)])
-        listener = KvEventListener(book, datastore, settings)
+        listener = KvEventListener(book, datastore, QUICK)
         tasks = [asyncio.create_task(listener.run()), asyncio.create_task(engine.replay())]
         try:
             await engine.subscribed()
@@ -181,7 +193,7 @@ async def test_what_was_said_before_is_asked_for_when_joining() -> None:
 async def test_a_gap_is_filled_by_asking_again() -> None:
     """What comes twice that way counts once."""
     async with stage(replays=True) as s:
-        await s.book.until(lambda: s.listener.counts.replays["default/a"] == 1)
+        await s.engine.answered.wait()
         await s.engine.say(0, b"zero")
         await s.book.until(lambda: "zero" in s.book.payloads())
         s.engine.kept = [(n, str(n).encode()) for n in range(4)]
@@ -215,8 +227,7 @@ async def test_what_is_gone_from_the_replay_too_makes_the_endpoint_forgotten() -
 
 async def test_a_replay_that_stalls_goes_on_where_it_was() -> None:
     """One message for each request, and in the end none: then it has failed."""
-    async with stage(replays=True, n0=b"0", n1=b"1", n2=b"2") as s:
-        s.engine.answers_at_most = 1
+    async with stage(replays=True, answers_at_most=1, n0=b"0", n1=b"1", n2=b"2") as s:
         await s.book.until(lambda: s.book.payloads().count("lost") == 2)
         assert s.book.payloads()[-1] == "lost"
         assert s.listener.counts.failed_replays["default/a"] == 1
@@ -229,8 +240,7 @@ async def test_a_replay_that_stalls_goes_on_where_it_was() -> None:
 
 async def test_replayed_messages_without_a_topic_wait_for_one() -> None:
     """Of which model they are is said by the first ordinary message."""
-    async with stage(replays=True, n0=b"0", n1=b"1") as s:
-        s.engine.with_topic = False
+    async with stage(replays=True, with_topic=False, n0=b"0", n1=b"1") as s:
         await s.engine.say(1, b"1")
         await s.book.until(lambda: "1" in s.book.payloads())
         topic = TOPIC.decode()
@@ -311,8 +321,7 @@ async def test_a_new_life_that_says_nothing_is_noticed_when_connecting_again(fur
     async with stage(replays=True, n0=b"a0", n1=b"a1", n2=b"a2") as s:
         await s.book.until(lambda: "a2" in s.book.payloads())
         address = s.engine.source.address
-        s.engine.pub.unbind(address)
-        s.engine.pub.close(linger=0)
+        s.engine.fall_silent()
         s.engine.kept = [(n, b"b%d" % n) for n in range(1 + further)]
         with zmq.asyncio.Context() as context:
             again = context.socket(zmq.XPUB)
@@ -329,8 +338,7 @@ async def test_the_same_engine_is_not_heard_twice_when_connecting_again() -> Non
     async with stage(replays=True, n0=b"a0", n1=b"a1") as s:
         await s.book.until(lambda: "a1" in s.book.payloads())
         address = s.engine.source.address
-        s.engine.pub.unbind(address)
-        s.engine.pub.close(linger=0)
+        s.engine.fall_silent()
         s.engine.kept.append((2, b"a2"))
         with zmq.asyncio.Context() as context:
             again = context.socket(zmq.XPUB)
