@@ -23,11 +23,15 @@ from picker.datalayer.inflight import InflightLoad
 from picker.extproc.health import HealthService
 from picker.metrics import PickerMetrics
 from picker.running.draining import until_quiet
-from picker.running.json_client import JsonClient
 from picker.running.listeners import Listeners, StartError
 from picker.running.options import Options, Ports
 from picker.running.pool_side import PoolSide
-from picker.running.request_side import RequestSide, config_in_use, read_config
+from picker.running.request_side import (
+    RequestSide,
+    config_in_use,
+    read_config,
+    speaking_to_others,
+)
 
 log = logging.getLogger(__name__)
 
@@ -42,16 +46,17 @@ class Picker:
         self._options = options
         self._draining = False
         self._stopped, self._hurried = asyncio.Event(), asyncio.Event()
-        self._metrics, self._inflight, http = PickerMetrics(), InflightLoad(), JsonClient()
+        self._metrics, self._inflight = PickerMetrics(), InflightLoad()
+        outside = speaking_to_others(options)
         loaded, content = read_config(options)
-        self._config = config_in_use(options, loaded, http, self._metrics)
+        self._config = config_in_use(options, loaded, outside, self._metrics)
         self._watch = self._config_watch(content)
         self._pool = PoolSide(options, self._config.assembly, self._metrics, self._inflight)
         datastore = self._pool.datastore
         self._requests = RequestSide(
             options,
             self._config,
-            http,
+            outside,
             self._metrics,
             self._inflight,
             (datastore, self._pool.snapshots),

@@ -29,3 +29,8 @@ INPUT_TOKENS = (*RESPONSE_BYTES, 131072, 262144, 524288, 1048576)
 OUTPUT_TOKENS = (1, *(8 * 2**k for k in range(11)))
 RATIOS = tuple(k / 10 for k in range(11))
 HIT_BYTES = (0, *(16 * 2**k for k in range(13)))
+PREDICTED_TPOT_SECONDS = (
+    *(0.0005, 0.00205, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.4, 0.5),
+    *(0.6, 0.8, 1, 1.5, 2, 3, 4.5, 6, 12, 18, 24, 30, 36, 48, 60, 90, 120, 180, 270, 360),
+)
+PREDICTION_SECONDS = (0.0001, 0.0005, *FAST_SECONDS[3:], 0.2, 0.5, 1, 2, 5)

@@ -40,7 +40,7 @@ class RequestLabels:
 
     def __init__(self) -> None:
         self.models = BoundedLabels()
-        self._fairness = BoundedLabels()
+        self.fairness_ids = BoundedLabels()
         self._known: dict[tuple[str, str, str, int], tuple[str, str, str, str]] = {}
         self._sets: set[tuple[str, str, str, str]] = set()
 
@@ -57,7 +57,7 @@ class RequestLabels:
         known = self._known[asked] = self._bounded(
             self.models.admit(model),
             self.models.admit(target_model),
-            self._fairness.admit(fairness_id),
+            self.fairness_ids.admit(fairness_id),
             str(priority),
         )
         return known

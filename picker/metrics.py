@@ -7,8 +7,7 @@ and alerts work unchanged, and so are the deprecated names that it still tells b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -30,28 +29,23 @@ from picker.buckets import (
     TPOT_SECONDS,
     TTFT_SECONDS,
 )
-from picker.label_caps import BoundedLabels, RequestLabels
-from picker.series import (
-    AnySeries,
-    Counter,
-    Declaration,
-    Gauge,
-    Histogram,
-    Twin,
-    metrics_of,
-    text_of,
+from picker.declarations import (
+    EXTENSION_PREFIX,
+    MODEL_LABELS,
+    POOL_PREFIX,
+    PREFIX,
+    REQUEST_LABELS,
+    SCHEDULER_PREFIX,
+    Declarations,
+    extension,
+    objective,
 )
+from picker.label_caps import BoundedLabels, RequestLabels
+from picker.plugin_series import PluginSeries
+from picker.series import AnySeries, Twin, metrics_of, text_of
 
-PREFIX = "llm_d_epp_"
-OBJECTIVE_PREFIX = "inference_objective_"  # deprecated, as are the next three
-POOL_PREFIX = "inference_pool_"
-EXTENSION_PREFIX = "inference_extension_"
-SCHEDULER_PREFIX = "llm_d_inference_scheduler_"
-OWN_PREFIX = "pointsman_"  # what the reference has no name for
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-REQUEST_LABELS = ("model_name", "target_model_name", "fairness_id", "priority")
-MODEL_LABELS = REQUEST_LABELS[:2]
 PLUGIN_LABELS = ("extension_point", "plugin_type", "plugin_name")
 ENDPOINT_RENAMED = {"endpoint_name": "pod_name"}
 # Series that other collectors make: the deprecated name, and what it calls a label.
@@ -65,7 +59,6 @@ POOL_TWINS: Mapping[str, tuple[str, Mapping[str, str]]] = {
         {"model_server_endpoint": "model_server_pod"},
     ),
 }
-S = TypeVar("S", Counter, Gauge, Histogram)
 
 
 class _Declared(Collector):
@@ -93,11 +86,15 @@ class _WithTwins(Collector):
                 yield _renamed(metric, POOL_PREFIX + twin[0], twin[1])
 
 
-class PickerMetrics:
-    """Owns all series. `registry` shows them to the library that other collectors are made with."""
+class PickerMetrics(Declarations):
+    """Owns all series; those of single plugin types are in `plugins`.
+
+    `registry` shows them to the library that other collectors are made with.
+    """
 
     def __init__(self) -> None:
-        self._series: list[AnySeries] = []
+        declared: list[AnySeries] = []
+        super().__init__(declared)
         self._labels = RequestLabels()
         self._collectors = CollectorRegistry()
         self.registry = CollectorRegistry()
@@ -107,12 +104,25 @@ class PickerMetrics:
         self._declare_decisions()
         self._declare_pool()
         self._declare_config()
+        self.plugins = PluginSeries(declared)
         self.registry.register(_Declared(self._series))
 
-    def render(self) -> bytes:
-        """The exposition, in `CONTENT_TYPE`."""
-        lines = [line for one in self._series for line in text_of(one)]
+    @property
+    def series(self) -> Sequence[AnySeries]:
+        """All that are declared here, in the order of the exposition."""
+        return self._series
+
+    def render(self, series: Iterable[AnySeries] | None = None) -> bytes:
+        """The exposition, in `CONTENT_TYPE`; of other numbers than one's own where `series` are
+        given.
+        """
+        told = self._series if series is None else series
+        lines = [line for one in told for line in text_of(one)]
         return "".join(lines).encode() + generate_latest(self._collectors)
+
+    def computed(self) -> Iterable[Metric]:
+        """The series that were registered, as they are now."""
+        return self._collectors.collect()
 
     def register(self, collector: Collector) -> None:
         """Add series that are computed when they are asked for."""
@@ -128,6 +138,10 @@ class PickerMetrics:
         """A model's name as a label, capped."""
         return self._labels.models.admit(model)
 
+    def fairness_label(self, fairness_id: str) -> str:
+        """Whose requests they are as a label, capped."""
+        return self._labels.fairness_ids.admit(fairness_id)
+
     def request_labels(
         self, model: str, target_model: str, fairness_id: str = "", priority: int = 0
     ) -> tuple[str, str, str, str]:
@@ -139,13 +153,13 @@ class PickerMetrics:
             "request_total",
             "Requests routed.",
             REQUEST_LABELS,
-            _objective("request_total", (*MODEL_LABELS, "priority")),
+            objective("request_total", (*MODEL_LABELS, "priority")),
         )
         self.request_error_total = self._counter(
             "request_error_total",
             "Requests that ended in an error, by error code.",
             (*REQUEST_LABELS, "error_code"),
-            _objective("request_error_total", (*MODEL_LABELS, "error_code")),
+            objective("request_error_total", (*MODEL_LABELS, "error_code")),
         )
         self.request_size_bytes = self._of_requests(
             "request_size_bytes", "Body size of routed requests.", REQUEST_BYTES, "request_sizes"
@@ -160,7 +174,7 @@ class PickerMetrics:
             "request_running",
             "Requests routed whose response has not ended.",
             REQUEST_LABELS,
-            _objective("running_requests", MODEL_LABELS[:1]),
+            objective("running_requests", MODEL_LABELS[:1]),
         )
         self.request_processing_duration_seconds = self._histogram(
             "request_processing_duration_seconds",
@@ -171,7 +185,7 @@ class PickerMetrics:
             "model_rewrite_decisions_total",
             "Models replaced by rewrite rules.",
             ("model_rewrite_name", "model_name", "target_model"),
-            _extension(
+            extension(
                 "model_rewrite_decisions_total",
                 ("model_rewrite_name", "model_name", "target_model"),
             ),
@@ -242,7 +256,7 @@ class PickerMetrics:
             "scheduler_e2e_duration_seconds",
             "Duration of one scheduling decision.",
             FAST_SECONDS,
-            twins=_extension("scheduler_e2e_duration_seconds"),
+            twins=extension("scheduler_e2e_duration_seconds"),
         )
         attempt = ("status", "target_model_name", "endpoint_name", "namespace", "port")
         self.scheduler_attempts_total = self._counter(
@@ -256,7 +270,7 @@ class PickerMetrics:
             "Duration of one call of a plugin.",
             FAST_SECONDS,
             PLUGIN_LABELS,
-            _extension("plugin_duration_seconds", PLUGIN_LABELS),
+            extension("plugin_duration_seconds", PLUGIN_LABELS),
         )
         self.plugin_data_scope_violations_total = self._counter(
             "plugin_data_scope_violations_total",
@@ -268,27 +282,27 @@ class PickerMetrics:
             "prefix_indexer_size",
             "Block hashes in the prefix index.",
             plugin,
-            _extension("prefix_indexer_size"),
+            extension("prefix_indexer_size"),
         )
         self.prefix_indexer_hit_ratio = self._histogram(
             "prefix_indexer_hit_ratio",
             "Share of a prompt's blocks that the best endpoint holds.",
             RATIOS,
             plugin,
-            _extension("prefix_indexer_hit_ratio"),
+            extension("prefix_indexer_hit_ratio"),
         )
         self.prefix_indexer_hit_bytes = self._histogram(
             "prefix_indexer_hit_bytes",
             "Prompt bytes (four a token) that the best endpoint holds.",
             HIT_BYTES,
             plugin,
-            _extension("prefix_indexer_hit_bytes"),
+            extension("prefix_indexer_hit_bytes"),
         )
 
     def _declare_pool(self) -> None:
         build = ("commit", "build_ref")
         self.info = self._gauge(
-            "info", "Always 1; says what runs.", build, _extension("info", build)
+            "info", "Always 1; says what runs.", build, extension("info", build)
         )
         source = ("source_type",)
         self.datalayer_poll_errors_total = self._counter(
@@ -309,6 +323,9 @@ class PickerMetrics:
         )
 
     def _declare_config(self) -> None:
+        self.process_restarts_total = self._own_counter(
+            "process_restarts_total", "Serving processes that ended unasked and were replaced."
+        )
         self.config_reloads_total = self._own_counter(
             "config_reloads_total",
             "Changes of the configuration file, by whether they could be applied.",
@@ -322,51 +339,6 @@ class PickerMetrics:
             "config_last_reload_success_timestamp_seconds",
             "When the configuration in use was loaded, in seconds since 1970.",
         )
-
-    def _of_requests(
-        self, name: str, text: str, buckets: Iterable[float], deprecated: str
-    ) -> Histogram:
-        """A histogram with the labels of requests, and its twin with those of models."""
-        twins = _objective(deprecated, MODEL_LABELS)
-        return self._histogram(name, text, buckets, REQUEST_LABELS, twins)
-
-    def _counter(
-        self, name: str, text: str, labels: tuple[str, ...] = (), twins: tuple[Twin, ...] = ()
-    ) -> Counter:
-        return self._kept(Counter(Declaration(PREFIX + name, text, labels, twins)))
-
-    def _own_counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-        return self._kept(Counter(Declaration(OWN_PREFIX + name, text, labels)))
-
-    def _own_gauge(self, name: str, text: str) -> Gauge:
-        return self._kept(Gauge(Declaration(OWN_PREFIX + name, text)))
-
-    def _gauge(
-        self, name: str, text: str, labels: tuple[str, ...] = (), twins: tuple[Twin, ...] = ()
-    ) -> Gauge:
-        return self._kept(Gauge(Declaration(PREFIX + name, text, labels, twins)))
-
-    def _histogram(
-        self,
-        name: str,
-        text: str,
-        buckets: Iterable[float],
-        labels: tuple[str, ...] = (),
-        twins: tuple[Twin, ...] = (),
-    ) -> Histogram:
-        return self._kept(Histogram(Declaration(PREFIX + name, text, labels, twins), buckets))
-
-    def _kept(self, series: S) -> S:
-        self._series.append(series)
-        return series
-
-
-def _objective(name: str, labels: tuple[str, ...]) -> tuple[Twin, ...]:
-    return (Twin(OBJECTIVE_PREFIX + name, labels),)
-
-
-def _extension(name: str, labels: tuple[str, ...] = ()) -> tuple[Twin, ...]:
-    return (Twin(EXTENSION_PREFIX + name, labels),)
 
 
 def _renamed(metric: Metric, name: str, labels: Mapping[str, str]) -> Metric:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from prometheus_client.core import GaugeMetricFamily
 
 from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
-from picker.metrics import OWN_PREFIX, Collector, Metric, gauge_family
+from picker.declarations import OWN_PREFIX
+from picker.metrics import Collector, Metric, gauge_family
 from picker.types import Candidate, EndpointMetrics
 
 
@@ -24,12 +24,10 @@ class PoolCollector(Collector):
         self,
         pool_name: str,
         datastore: Datastore,
-        inflight: InflightLoad,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool_name
         self._datastore = datastore
-        self._inflight = inflight
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
@@ -64,11 +62,6 @@ class PoolCollector(Collector):
             "Requests waiting at an endpoint.",
             ("name", "model_server_endpoint"),
         )
-        inflight = gauge_family(
-            "inflight_requests",
-            "Requests this picker has under way at an endpoint.",
-            ("endpoint_name", "namespace", "producer_name", "fairness_id", "priority"),
-        )
         # Endpoints of different namespaces may share a name; a series may not appear twice.
         waiting: dict[str, int] = {}
         for candidate in candidates:
@@ -76,14 +69,9 @@ class PoolCollector(Collector):
             if candidate.metrics is not None:
                 before = waiting.get(endpoint.name, 0)
                 waiting[endpoint.name] = before + candidate.metrics.waiting_requests
-            inflight.add_metric(
-                [endpoint.name, endpoint.namespace, "", "", ""],
-                self._inflight.requests(candidate.key),
-            )
         for name, requests in waiting.items():
             queues.add_metric([self._pool, name], requests)
         yield queues
-        yield inflight
         yield self._ages(candidates)
 
     def _ages(self, candidates: Sequence[Candidate]) -> Metric:

@@ -19,6 +19,7 @@ from picker.config.load import LoadedConfig, load_config
 from picker.config.profiles import ProfilePlan, ProfilePlanner
 from picker.config.request_handling import plan_detector, plan_parsers
 from picker.config.timed import TimedScheduler
+from picker.config.timed_requests import TimedScreener
 from picker.config.unsupported import check_supported
 from picker.config.wrapping import Wrapping
 from picker.framework.interfaces import (
@@ -38,10 +39,10 @@ from picker.framework.interfaces import (
     ResponseProgressHook,
     SaturationDetector,
     Scorer,
-    Screener,
 )
 from picker.framework.registry import Registry, Stability
 from picker.framework.services import NO_SERVICES, Services
+from picker.framework.tracing import Tracer
 from picker.metrics import PickerMetrics
 from picker.scheduling.profile import Profile, WeightedScorer
 from picker.scheduling.scheduler import Scheduler
@@ -70,12 +71,14 @@ class BuildOptions:
     """What decides about a configuration from outside of it.
 
     `before` are the plugins in use: those whose entries are unchanged are taken over with their
-    state. With `strict_data_scope` plugins cannot touch findings that they do not declare.
+    state. With `strict_data_scope` plugins cannot touch findings that they do not declare. With a
+    `tracer` their steps are spans.
     """
 
     services: Services = NO_SERVICES
     allow_experimental: bool = False
     strict_data_scope: bool = False
+    tracer: Tracer | None = None
     before: Mapping[str, Instance] = field(default_factory=lambda: _NO_INSTANCES)
 
 
@@ -96,7 +99,7 @@ class Assembly:
     producers: tuple[DataProducer | AsyncDataProducer, ...]
     hooks: tuple[PreRequest, ...]
     processors: tuple[RequestProcessor, ...]
-    screeners: tuple[Screener, ...]
+    screeners: tuple[TimedScreener, ...]
     admitters: tuple[Admitter, ...]
     saturation: SaturationDetector | None
     detector: Instance | None
@@ -147,7 +150,7 @@ class _Builder:
         self._plugins = PluginInstances(registry, loaded.findings, options.services, options.before)
         self._metrics, self._clock = metrics, clock
         strict = options.strict_data_scope
-        self._wrapping = Wrapping(self._plugins, metrics, clock, strict)
+        self._wrapping = Wrapping(self._plugins, metrics, clock, strict, options.tracer)
 
     def build(self) -> Assembly:
         plugins, findings = self._plugins, self._findings
@@ -224,7 +227,8 @@ class _Builder:
         if not isinstance(plugin, ProfileHandler):
             raise TypeError(f"'{handler.name}' is not a profile handler")
         timed = self._wrapping.profile_handler(handler, plugin)
-        scheduler = Scheduler(tuple(profiles.values()), timed)
+        runnable = tuple(self._wrapping.profile(one) for one in profiles.values())
+        scheduler = Scheduler(runnable, timed)
         return TimedScheduler(scheduler, self._metrics, self._clock)
 
     def _saturation(self, detector: Instance | None) -> SaturationDetector | None:
@@ -242,7 +246,7 @@ class _Builder:
             if isinstance(one.instance.plugin, Filter)
         )
         scorers = tuple(
-            WeightedScorer(wrap.scorer(one.instance, one.instance.plugin), one.weight)
+            WeightedScorer(wrap.scorer(one.instance, one.instance.plugin, one.weight), one.weight)
             for one in plan.scorers
             if isinstance(one.instance.plugin, Scorer)
         )

@@ -33,9 +33,11 @@ class Stopwatch:
     durations: Histogram
     clock: Clock
 
-    def stop(self, started: float) -> None:
-        """Record the time since `started`."""
-        self.durations.observe(self.clock() - started)
+    def stop(self, started: float) -> float:
+        """Record the time since `started`, and return it."""
+        seconds = self.clock() - started
+        self.durations.observe(seconds)
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)

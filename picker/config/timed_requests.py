@@ -8,9 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from picker.config.recorded import (
+    DecisionRecorder,
+    EndRecorder,
+    FindingRecorder,
+    StrictSelections,
+)
 from picker.config.scope import Scope
 from picker.config.timed import Stopwatch
-from picker.framework.attributes import Attributes, DataKey
+from picker.framework.attributes import Attributes
 from picker.framework.interfaces import (
     Admitter,
     AsyncDataProducer,
@@ -24,10 +30,7 @@ from picker.framework.interfaces import (
     SaturationDetector,
     Screener,
 )
-from picker.prefix.match import PrefixCacheMatchInfo
-from picker.series import Histogram
 from picker.types import (
-    BYTES_PER_TOKEN,
     Candidate,
     FinishCause,
     InferenceRequest,
@@ -63,6 +66,7 @@ class TimedScreener:
     name: str
     inner: Screener
     watch: Stopwatch
+    recorder: StrictSelections | None = None
 
     def screen(
         self, request: InferenceRequest, candidates: Sequence[Candidate], rng: Random
@@ -70,49 +74,35 @@ class TimedScreener:
         """What the inner screener says."""
         started = self.watch.clock()
         try:
-            return self.inner.screen(request, candidates, rng)
+            kept = self.inner.screen(request, candidates, rng)
         finally:
             self.watch.stop(started)
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixMatches:
-    """Where the best match of each request goes, as a ratio and in bytes."""
-
-    key: DataKey[PrefixCacheMatchInfo]
-    hit_ratio: Histogram
-    hit_bytes: Histogram
-
-    def record(self, attributes: Attributes) -> None:
-        """Observe what a producer has just found; nothing for a request without prompts."""
-        info = attributes.get(self.key)
-        if info is not None and info.total_blocks:
-            best = max(info.match_blocks.values(), default=0)
-            self.hit_ratio.observe(best / info.total_blocks)
-            self.hit_bytes.observe(best * info.block_size_tokens * BYTES_PER_TOKEN)
+        if self.recorder is not None:
+            self.recorder.screened(request, candidates, kept)
+        return kept
 
 
 @dataclass(frozen=True, slots=True)
 class TimedProducer:
-    """A data producer and its stopwatch; `matches` of one that finds prefixes."""
+    """A data producer and its stopwatch."""
 
     name: str
     inner: DataProducer
     watch: Stopwatch
     scope: Scope
-    matches: PrefixMatches | None = None
+    recorder: FindingRecorder | None = None
 
     def produce(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> InferenceRequest:
         """What the inner producer says."""
-        started = self.watch.clock()
+        started, seconds = self.watch.clock(), 0.0
         try:
             request = self.inner.produce(request, candidates, self.scope.over(attributes))
         finally:
-            self.watch.stop(started)
-        if self.matches is not None:
-            self.matches.record(attributes)
+            seconds = self.watch.stop(started)
+        if self.recorder is not None:
+            self.recorder.found(request, attributes, seconds)
         return request
 
 
@@ -125,19 +115,19 @@ class TimedAsyncProducer:
     watch: Stopwatch
     scope: Scope
     timeout_seconds: float
-    matches: PrefixMatches | None = None
+    recorder: FindingRecorder | None = None
 
     async def look_up(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> InferenceRequest:
         """What the inner producer says."""
-        started = self.watch.clock()
+        started, seconds = self.watch.clock(), 0.0
         try:
             request = await self.inner.look_up(request, candidates, self.scope.over(attributes))
         finally:
-            self.watch.stop(started)
-        if self.matches is not None:
-            self.matches.record(attributes)
+            seconds = self.watch.stop(started)
+        if self.recorder is not None:
+            self.recorder.found(request, attributes, seconds)
         return request
 
 
@@ -193,6 +183,7 @@ class TimedPreRequest:
     inner: PreRequest
     watch: Stopwatch
     scope: Scope
+    recorder: DecisionRecorder | None = None
 
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
@@ -200,9 +191,12 @@ class TimedPreRequest:
         """What the inner hook does."""
         started = self.watch.clock()
         try:
-            return self.inner.pre_request(request, result, self.scope.over(attributes))
+            headers = self.inner.pre_request(request, result, self.scope.over(attributes))
         finally:
             self.watch.stop(started)
+        if self.recorder is not None:
+            self.recorder.decided(request, result, attributes)
+        return headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +240,7 @@ class TimedRequestEnd:
     name: str
     inner: RequestEndHook
     watch: Stopwatch
+    recorder: EndRecorder | None = None
 
     def request_ended(
         self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
@@ -256,3 +251,5 @@ class TimedRequestEnd:
             self.inner.request_ended(flight, cause, usage, now_seconds)
         finally:
             self.watch.stop(started)
+        if self.recorder is not None:
+            self.recorder.ended(flight, cause, usage, now_seconds)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from picker.config.instances import Instance, PluginInstances
+from picker.config.recorded import Recorders
 from picker.config.scope import Scope
 from picker.config.timed import (
     Stopwatch,
@@ -17,7 +18,6 @@ from picker.config.timed import (
     TimedScorer,
 )
 from picker.config.timed_requests import (
-    PrefixMatches,
     TimedAdmitter,
     TimedAsyncProducer,
     TimedPreRequest,
@@ -29,6 +29,18 @@ from picker.config.timed_requests import (
     TimedSaturationDetector,
     TimedScreener,
 )
+from picker.config.traced import (
+    ASKING_SPANS,
+    HANDLER_SPANS,
+    PRODUCER_SPANS,
+    STAGES_TYPES,
+    TracedAsyncProducer,
+    TracedProducer,
+    TracedProfile,
+    TracedProfileHandler,
+    TracedScorer,
+    TracedStages,
+)
 from picker.framework.interfaces import (
     Admitter,
     AsyncDataProducer,
@@ -36,7 +48,6 @@ from picker.framework.interfaces import (
     Filter,
     Picker,
     PreRequest,
-    ProducesData,
     ProfileHandler,
     RequestEndHook,
     RequestProcessor,
@@ -46,8 +57,11 @@ from picker.framework.interfaces import (
     Scorer,
     Screener,
 )
+from picker.framework.tracing import Tracer
 from picker.metrics import PickerMetrics
-from picker.prefix.match import MATCH_INFO
+from picker.scheduling.profile import Profile
+
+Producer: TypeAlias = TimedProducer | TimedAsyncProducer | TracedProducer | TracedAsyncProducer
 
 
 @runtime_checkable
@@ -62,12 +76,16 @@ class SizedIndex(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """Makes the wrappers. `clock` is in seconds and never goes back."""
+    """Makes the wrappers. `clock` is in seconds and never goes back.
+
+    With a `tracer`, the steps of decisions become spans as well.
+    """
 
     plugins: PluginInstances
     metrics: PickerMetrics
     clock: Callable[[], float]
     is_strict: bool
+    tracer: Tracer | None = None
 
     # The scheduler's
 
@@ -76,26 +94,39 @@ class Wrapping:
         watch, scope = self._measures("Filter", instance)
         return TimedFilter(instance.name, plugin, watch, scope)
 
-    def scorer(self, instance: Instance, plugin: Scorer) -> TimedScorer:
-        """A scorer."""
+    def scorer(
+        self, instance: Instance, plugin: Scorer, weight: float
+    ) -> TimedScorer | TracedScorer:
+        """A scorer, which is to have `weight`."""
         watch, scope = self._measures("Scorer", instance)
-        return TimedScorer(instance.name, plugin, watch, scope)
+        timed = TimedScorer(instance.name, plugin, watch, scope)
+        if self.tracer is None:
+            return timed
+        return TracedScorer(instance.name, timed, self.tracer, instance.type_name, weight)
+
+    def profile(self, profile: Profile) -> Profile | TracedProfile:
+        """A profile made of plugins that are wrapped."""
+        return profile if self.tracer is None else TracedProfile(profile, self.tracer)
 
     def picker(self, instance: Instance, plugin: Picker) -> TimedPicker:
         """A picker."""
         return TimedPicker(instance.name, plugin, self._stopwatch("Picker", instance))
 
-    def profile_handler(self, instance: Instance, plugin: ProfileHandler) -> TimedProfileHandler:
+    def profile_handler(
+        self, instance: Instance, plugin: ProfileHandler
+    ) -> TimedProfileHandler | TracedProfileHandler:
         """A profile handler; it may touch what the plugins that it uses may touch."""
         picking, scope = self._measures("ProfilePicker", instance)
         processing = self._stopwatch("ProcessProfilesResults", instance)
-        return TimedProfileHandler(instance.name, plugin, picking, processing, scope)
+        timed = TimedProfileHandler(instance.name, plugin, picking, processing, scope)
+        span = HANDLER_SPANS.get(instance.type_name)
+        if self.tracer is None or span is None:
+            return timed
+        return TracedProfileHandler(instance.name, timed, self.tracer, span)
 
     # Those around it
 
-    def producers(
-        self, instances: Iterable[Instance]
-    ) -> tuple[TimedProducer | TimedAsyncProducer, ...]:
+    def producers(self, instances: Iterable[Instance]) -> tuple[Producer, ...]:
         """Data producers, in the order given."""
         return tuple(self._producer(instance) for instance in instances)
 
@@ -110,7 +141,12 @@ class Wrapping:
     def screeners(self) -> tuple[TimedScreener, ...]:
         """Screeners."""
         return tuple(
-            TimedScreener(one.name, one.plugin, self._stopwatch("Screener", one))
+            TimedScreener(
+                one.name,
+                one.plugin,
+                self._stopwatch("Screener", one),
+                self._recorders.of_screening(one),
+            )
             for one in self.plugins
             if isinstance(one.plugin, Screener)
         )
@@ -128,10 +164,10 @@ class Wrapping:
         watch, scope = self._measures("SaturationDetector", instance)
         return TimedSaturationDetector(instance.name, plugin, watch, scope)
 
-    def pre_requests(self) -> tuple[TimedPreRequest, ...]:
+    def pre_requests(self) -> tuple[TimedPreRequest | TracedStages, ...]:
         """Pre-request hooks."""
         return tuple(
-            TimedPreRequest(one.name, one.plugin, *self._measures("PreRequest", one))
+            self._pre_request(one, one.plugin)
             for one in self.plugins
             if isinstance(one.plugin, PreRequest)
         )
@@ -155,34 +191,48 @@ class Wrapping:
     def request_ends(self) -> tuple[TimedRequestEnd, ...]:
         """Hooks on the end of requests."""
         return tuple(
-            TimedRequestEnd(one.name, one.plugin, self._stopwatch("ResponseComplete", one))
+            TimedRequestEnd(
+                one.name,
+                one.plugin,
+                self._stopwatch("ResponseComplete", one),
+                self._recorders.of_ends(one),
+            )
             for one in self.plugins
             if isinstance(one.plugin, RequestEndHook)
         )
 
-    def _producer(self, instance: Instance) -> TimedProducer | TimedAsyncProducer:
+    def _producer(self, instance: Instance) -> Producer:
+        name, plugin, tracer = instance.name, instance.plugin, self.tracer
         watch, scope = self._measures("DataProducer", instance)
-        matches = self._matches(instance)
-        plugin = instance.plugin
+        recorder = self._recorders.of_findings(instance)
         if isinstance(plugin, AsyncDataProducer):
+            span = ASKING_SPANS.get(instance.type_name)
             timeout = plugin.timeout_seconds
-            return TimedAsyncProducer(instance.name, plugin, watch, scope, timeout, matches)
+            asking = TimedAsyncProducer(name, plugin, watch, scope, timeout, recorder)
+            if tracer is None or span is None:
+                return asking
+            return TracedAsyncProducer(name, asking, tracer, span, timeout)
         if not isinstance(plugin, DataProducer):
-            raise TypeError(f"'{instance.name}' is not a data producer")
-        return TimedProducer(instance.name, plugin, watch, scope, matches)
-
-    def _matches(self, instance: Instance) -> PrefixMatches | None:
-        plugin = instance.plugin
-        keys = plugin.produces if isinstance(plugin, ProducesData) else ()
-        key = next((key for key in keys if key.data_type == MATCH_INFO), None)
-        if key is None:
-            return None
-        labels = (instance.name, instance.type_name)
-        return PrefixMatches(
-            key,
-            self.metrics.prefix_indexer_hit_ratio.labels(*labels),
-            self.metrics.prefix_indexer_hit_bytes.labels(*labels),
+            raise TypeError(f"'{name}' is not a data producer")
+        span = PRODUCER_SPANS.get(instance.type_name)
+        timed = TimedProducer(name, plugin, watch, scope, recorder)
+        return (
+            timed if tracer is None or span is None else TracedProducer(name, timed, tracer, span)
         )
+
+    def _pre_request(
+        self, instance: Instance, plugin: PreRequest
+    ) -> TimedPreRequest | TracedStages:
+        watch, scope = self._measures("PreRequest", instance)
+        recorder = self._recorders.of_decisions(instance)
+        timed = TimedPreRequest(instance.name, plugin, watch, scope, recorder)
+        if self.tracer is None or instance.type_name not in STAGES_TYPES:
+            return timed
+        return TracedStages(instance.name, timed, self.tracer)
+
+    @property
+    def _recorders(self) -> Recorders:
+        return Recorders(self.metrics)
 
     def _measures(self, extension_point: str, instance: Instance) -> tuple[Stopwatch, Scope]:
         labels = (extension_point, instance.type_name, instance.name)

@@ -6,7 +6,8 @@ What a prefix cache holds is in `prefix.match`; the tokens of a prompt travel in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 from picker.framework.attributes import DataKey
@@ -19,6 +20,7 @@ SESSION_ID = "SessionID"
 AGENT_IDENTITY = "agent-identity"
 PEER_ENDPOINT = "PeerEndpoint"
 TOPOLOGY = "Topology"
+_NO_MODALITIES: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,24 @@ class LiveLoad(Protocol):
     @property
     def loads(self) -> Mapping[str, EndpointLoad]:
         """A live view of the load by endpoint key; an endpoint that is absent has none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Whose requests they are that are under way at an endpoint, and of what priority."""
+
+    endpoint_key: str
+    fairness_id: str
+    priority: int
+
+
+@runtime_checkable
+class FlowLoads(Protocol):
+    """A plugin that knows who has what under way. For whoever looks now and then: it adds up."""
+
+    def flow_loads(self) -> Mapping[Flow, EndpointLoad]:
+        """The load of each flow that has anything under way."""
         ...
 
 
@@ -84,10 +104,14 @@ class LatencyPrediction:
 
 @dataclass(frozen=True, slots=True)
 class EncoderMatch:
-    """Sizes of the request's multi-modal items, and of those that an endpoint has encoded."""
+    """Sizes of the request's multi-modal items, and of those that an endpoint has encoded.
+
+    `modalities` counts the latter by endpoint key and modality.
+    """
 
     requested: float
     matched: Mapping[str, float]  # by endpoint key
+    modalities: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: _NO_MODALITIES)
 
 
 @dataclass(frozen=True, slots=True)

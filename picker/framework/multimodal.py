@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from picker.types import MultiModalFeature
+
+
+def distinct_items(features: Sequence[Sequence[MultiModalFeature]]) -> dict[str, str]:
+    """The content hash of each item of the prompts and its modality, in order, each once."""
+    return {one.content_hash: one.modality for prompt in features for one in prompt}
+
+
+def modalities(features: Sequence[Sequence[MultiModalFeature]]) -> Mapping[str, int]:
+    """How many distinct items of each modality there are."""
+    return Counter(distinct_items(features).values())
 
 
 def read_features(value: object) -> tuple[MultiModalFeature, ...]:

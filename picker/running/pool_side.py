@@ -53,7 +53,7 @@ class PoolSide:
             Random(),
             self.activity,
         )
-        gauges = PoolCollector(options.pool_name, self.datastore, inflight)
+        gauges = PoolCollector(options.pool_name, self.datastore)
         interval = options.pool_gauges_interval_seconds
         metrics.register(RememberedCollector(gauges, interval, time.monotonic))
 

@@ -7,11 +7,13 @@ import os
 import secrets
 import time
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
 
+from picker.admin.plugin_metrics import PluginCollector
 from picker.admin.request_metrics import RequestMetrics
-from picker.admin.tracing import build_tracing
+from picker.admin.tracing import Tracing, build_tracing
 from picker.config.build import Assembly, BuildOptions, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.load import LoadedConfig, load_config
@@ -32,6 +34,14 @@ from picker.running.options import Options
 FLUSH_SECONDS = 2.0  # for plugins to hand over what they have gathered, at the end
 
 
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """How what decides speaks to other servers: it asks them, and sends them its traces."""
+
+    http: JsonClient
+    tracing: Tracing
+
+
 class RequestSide:
     """Owns what decides, and what goes on beside the decisions for the plugins' sake.
 
@@ -42,15 +52,14 @@ class RequestSide:
         self,
         options: Options,
         config: ConfigInUse,
-        http: JsonClient,
+        outside: Outside,
         metrics: PickerMetrics,
         inflight: InflightLoad,
         pool: tuple[Datastore, SnapshotSource],
     ) -> None:
-        """Raises `ConfigError` when requests cannot be traced as asked for."""
+        """Starts nothing."""
         datastore, snapshots = pool
-        self._http = http
-        self._tracing = build_tracing(options.tracing, os.environ)
+        self._http, self._tracing = outside.http, outside.tracing
         self._flushes = Flushes(time.monotonic, time.time)
         self._flushing: asyncio.Task[None] | None = None
         self._kv_listening = KvListening(datastore)
@@ -68,6 +77,7 @@ class RequestSide:
             observer=self._requests,
             policies=policies,
         )
+        metrics.register(PluginCollector(lambda: config.assembly, inflight, metrics))
         self.use(config.assembly)
 
     @property
@@ -99,18 +109,24 @@ class RequestSide:
             self._flushing.cancel()
 
 
+def speaking_to_others(options: Options) -> Outside:
+    """Raises `ConfigError` when requests cannot be traced as asked for."""
+    return Outside(JsonClient(), build_tracing(options.tracing, os.environ))
+
+
 def config_in_use(
-    options: Options, loaded: LoadedConfig, http: JsonClient, metrics: PickerMetrics
+    options: Options, loaded: LoadedConfig, outside: Outside, metrics: PickerMetrics
 ) -> ConfigInUse:
     """The objects that `loaded` asks for. Raises `ConfigError`."""
     building = BuildOptions(
         services=Services(
-            http=http,
+            http=outside.http,
             environment=MappingProxyType(dict(os.environ)),
             hash_seed=secrets.randbits(64),
         ),
         allow_experimental=options.allow_experimental_plugins,
         strict_data_scope=options.strict_data_scope,
+        tracer=outside.tracing.tracer if options.tracing else None,
     )
     return ConfigInUse(loaded, BuildContext(builtin_plugins(), metrics, building))
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
 
+from picker.framework.attributes import DataKey
+
 PREDICT_PATH = "/predict/bulk/strict"
 TRAIN_PATH = "/add_training_data_bulk"
 
@@ -158,6 +160,11 @@ class Measurement:
             tpot_ms = _ms((self.last - self.first) / (generated - 1))
         ttft_ms = _ms(self.first - begun)
         return Sample(features, now_seconds, ttft_ms, tpot_ms, max(1, generated))
+
+
+def measurement_key(producer: str) -> DataKey[Measurement]:
+    """The key under which the producer instance called `producer` measures a request."""
+    return DataKey("LatencyMeasurement", producer)
 
 
 def _ms(seconds: float) -> float:

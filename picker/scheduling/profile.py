@@ -42,8 +42,22 @@ class Profile:
         the sum of weights; a score that is NaN counts 0. Raises `RefusedError` 429 when the filters
         leave nothing.
         """
-        for narrow in self.filters:
-            candidates = narrow.filter(request, candidates, attributes, rng)
+        candidates = self.narrow(request, candidates, attributes, rng)
+        scored = self.rate(request, candidates, attributes)
+        return ProfileResult(tuple(self.picker.pick(scored, rng)), scored)
+
+    def narrow(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
+    ) -> Sequence[Candidate]:
+        """The first step of `run`: what the filters leave. Raises `RefusedError` 429 when that is
+        nothing.
+        """
+        for each in self.filters:
+            candidates = each.filter(request, candidates, attributes, rng)
             if not candidates:
                 break
         if not candidates:
@@ -52,6 +66,12 @@ class Profile:
                 "no endpoints available for the given request",
                 DropReason.SATURATED,
             )
+        return candidates
+
+    def rate(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> tuple[ScoredEndpoint, ...]:
+        """The second step of `run`: each candidate with its total."""
         totals = [0.0] * len(candidates)
         for weighted in self.scorers:
             weight = weighted.weight
@@ -60,5 +80,4 @@ class Profile:
                 # False for NaN, which thereby counts 0.
                 if score > 0.0:
                     totals[index] += weight if score >= 1.0 else score * weight
-        scored = tuple(map(ScoredEndpoint, candidates, totals))
-        return ProfileResult(tuple(self.picker.pick(scored, rng)), scored)
+        return tuple(map(ScoredEndpoint, candidates, totals))

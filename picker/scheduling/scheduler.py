@@ -5,24 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 from types import MappingProxyType
+from typing import Protocol
 
 from picker.errors import Code, RefusedError, no_endpoints
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import ProfileHandler
-from picker.scheduling.profile import Profile
 from picker.types import Candidate, InferenceRequest, ProfileResult, SchedulingResult
+
+
+class RunnableProfile(Protocol):
+    """A scheduling profile: `scheduling.profile.Profile`, or one with something around it."""
+
+    @property
+    def name(self) -> str:
+        """What the configuration calls it."""
+        ...
+
+    def run(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
+    ) -> ProfileResult:
+        """Pick among `candidates`. Raises `RefusedError`."""
+        ...
 
 
 class Scheduler:
     """One decision: candidates in, ordered endpoints out. Holds no state between decisions."""
 
-    def __init__(self, profiles: Sequence[Profile], profile_handler: ProfileHandler) -> None:
-        self._profiles: Mapping[str, Profile] = {profile.name: profile for profile in profiles}
+    def __init__(
+        self, profiles: Sequence[RunnableProfile], profile_handler: ProfileHandler
+    ) -> None:
+        self._profiles: Mapping[str, RunnableProfile] = {one.name: one for one in profiles}
         self._names = tuple(self._profiles)
         self._handler = profile_handler
 
     @property
-    def profiles(self) -> Mapping[str, Profile]:
+    def profiles(self) -> Mapping[str, RunnableProfile]:
         """The profiles by name, in configured order."""
         return MappingProxyType(self._profiles)
 

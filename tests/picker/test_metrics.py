@@ -13,7 +13,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from picker.admin.plugin_metrics import PluginCollector
 from picker.admin.pool_metrics import PoolCollector
+from picker.config.build import build, default_config
+from picker.config.catalog import builtin_plugins
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.inflight import InflightLoad
 from picker.label_caps import MAX_LABEL_SETS, BoundedLabels, RequestLabels
@@ -253,7 +256,9 @@ def test_combinations_of_labels_are_bounded_and_stay_what_they_were() -> None:
 def test_every_series_is_documented_and_nothing_else() -> None:
     """docs/metrics.md names each one, deprecated names too."""
     metrics = PickerMetrics()
-    metrics.register(PoolCollector("pool", Datastore(), InflightLoad()))
+    metrics.register(PoolCollector("pool", Datastore()))
+    assembly = build(default_config(), builtin_plugins(), metrics, lambda: 0.0)
+    metrics.register(PluginCollector(lambda: assembly, InflightLoad(), metrics))
     told = {
         family.name + ("_total" if family.type == "counter" else "")
         for family in metrics.registry.collect()

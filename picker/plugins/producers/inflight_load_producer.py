@@ -35,6 +35,7 @@ from picker.framework.attributes import Attributes, DataKey
 from picker.framework.findings import (
     INFLIGHT_LOAD,
     EndpointLoad,
+    Flow,
     InFlightLoad,
     inflight_load_key,
 )
@@ -43,6 +44,7 @@ from picker.framework.registry import Parameters, PluginType
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.match import match_info_key
 from picker.types import (
+    DEFAULT_FAIRNESS_ID,
     Candidate,
     FinishCause,
     InferenceRequest,
@@ -52,6 +54,8 @@ from picker.types import (
 )
 
 DEFAULT_PREFIX_PRODUCER = "approx-prefix-cache-producer"
+_NOBODY = (DEFAULT_FAIRNESS_ID, 0)
+_NOTHING = EndpointLoad()
 
 
 class InflightLoadParameters(Parameters, frozen=True):
@@ -67,10 +71,11 @@ class InflightLoadParameters(Parameters, frozen=True):
 class _Account:
     """What is under way at one endpoint, from when it is first used until it leaves."""
 
-    __slots__ = ("key", "requests", "tokens")
+    __slots__ = ("key", "parts", "requests", "tokens")
 
     def __init__(self, key: str) -> None:
         self.key = key
+        self.parts: set[_Part] = set()
         self.requests = 0
         self.tokens = 0
 
@@ -84,12 +89,15 @@ class Ledger:
         self._abandoned: list[_Part] = []
         self.loads: Mapping[str, EndpointLoad] = MappingProxyType(self._loads)
 
-    def take(self, key: str, tokens: int) -> _Part:
-        """One more request with `tokens` at endpoint `key`."""
+    def take(self, key: str, tokens: int, owner: tuple[str, int] = _NOBODY) -> _Part:
+        """One more request with `tokens` at endpoint `key`, of the `owner`'s fairness id and
+        priority.
+        """
         account = self._accounts.get(key)
         if account is None:
             account = self._accounts[key] = _Account(key)
-        part = _Part(account, tokens)
+        part = _Part(account, tokens, owner)
+        account.parts.add(part)
         self._add(account, 1, tokens)
         return part
 
@@ -100,9 +108,20 @@ class Ledger:
 
     def give_back(self, part: _Part) -> None:
         """The request of `part` is over. Nothing the second time."""
+        part.account.parts.discard(part)
         requests, part.requests = part.requests, 0
         tokens, part.tokens = part.tokens, 0
         self._add(part.account, -requests, -tokens)
+
+    def by_flow(self) -> dict[Flow, EndpointLoad]:
+        """Who has what under way; made by looking at every part."""
+        flows: dict[Flow, EndpointLoad] = {}
+        for key, account in self._accounts.items():
+            for part in account.parts:
+                flow = Flow(key, *part.owner)
+                load = flows.get(flow, _NOTHING)
+                flows[flow] = EndpointLoad(load.requests + part.requests, load.tokens + part.tokens)
+        return flows
 
     def close(self, key: str) -> None:
         """Endpoint `key` is gone; whatever is still given back to it changes nothing."""
@@ -126,6 +145,11 @@ class Ledger:
         }
         if expected != self._loads:
             raise AssertionError(f"accounts {expected} are shown as {self._loads}")
+        for key, account in self._accounts.items():
+            parts = account.parts
+            held = (sum(one.requests for one in parts), sum(one.tokens for one in parts))
+            if held != (account.requests, account.tokens):
+                raise AssertionError(f"the parts of {key} do not add up to its account")
         for key, load in self._loads.items():
             if load.requests < 0 or load.tokens < 0 or load == EndpointLoad():
                 raise AssertionError(f"{key} has {load}")
@@ -146,10 +170,11 @@ class Ledger:
 class _Part:
     """What one request still holds at one endpoint."""
 
-    __slots__ = ("account", "requests", "tokens")
+    __slots__ = ("account", "owner", "requests", "tokens")
 
-    def __init__(self, account: _Account, tokens: int) -> None:
+    def __init__(self, account: _Account, tokens: int, owner: tuple[str, int]) -> None:
         self.account = account
+        self.owner = owner
         self.requests = 1
         self.tokens = tokens
 
@@ -205,6 +230,11 @@ class InflightLoadProducer:
         self._ledger.sweep()
         return self._ledger.loads
 
+    def flow_loads(self) -> Mapping[Flow, EndpointLoad]:
+        """Who has what under way."""
+        self._ledger.sweep()
+        return self._ledger.by_flow()
+
     def produce(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> InferenceRequest:
@@ -227,6 +257,7 @@ class InflightLoadProducer:
         self._give_back(attributes)
         load = attributes.get(self._key)
         output = self._output_tokens(request)
+        owner = (request.fairness_id, request.priority)
         primary: list[_Part] = []
         others: list[_Part] = []
         for name, profile in result.profiles.items():
@@ -234,7 +265,7 @@ class InflightLoadProducer:
                 continue
             key = profile.picked[0].candidate.key
             tokens = request.num_tokens if load is None else load.uncached(key)
-            part = self._ledger.take(key, tokens + output)
+            part = self._ledger.take(key, tokens + output, owner)
             (primary if name == result.primary_profile else others).append(part)
         attributes.put(self._hold_key, _Hold(self._ledger, primary, others))
 

@@ -11,7 +11,7 @@ about 2 MiB; endpoints that leave or restart are forgotten.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +19,7 @@ import msgspec
 
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.findings import ENCODER_MATCHES, EncoderMatch, encoder_matches_key
+from picker.framework.multimodal import distinct_items
 from picker.framework.registry import Parameters, PluginType
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.types import Candidate, InferenceRequest, SchedulingResult
@@ -58,24 +59,25 @@ class MmEmbeddingsCacheProducer:
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> InferenceRequest:
         """Write how many of the items each candidate has; nothing for a request without items."""
-        items = _items(request)
+        items = distinct_items(request.features)
         if not items:
             return request
-        matched: dict[str, float] = {}
+        matched: dict[str, Counter[str]] = {}
         for candidate in candidates:
             encoded = self._encoded.get(candidate.key)
             if encoded is not None:
-                count = sum(item in encoded for item in items)
-                if count:
-                    matched[candidate.key] = float(count)
-        attributes.put(self._key, EncoderMatch(float(len(items)), matched))
+                found = Counter(kind for item, kind in items.items() if item in encoded)
+                if found:
+                    matched[candidate.key] = found
+        sizes = {key: float(found.total()) for key, found in matched.items()}
+        attributes.put(self._key, EncoderMatch(float(len(items)), sizes, matched))
         return request
 
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> None:
         """Remember the items for every endpoint that the primary profile picked."""
-        items = _items(request)
+        items = distinct_items(request.features)
         profile = result.profiles.get(result.primary_profile)
         if not items or profile is None:
             return
@@ -90,13 +92,6 @@ class MmEmbeddingsCacheProducer:
     def endpoint_removed(self, key: str) -> None:
         """Forget what the endpoint was sent."""
         self._encoded.pop(key, None)
-
-
-def _items(request: InferenceRequest) -> tuple[str, ...]:
-    """The distinct content hashes, in the order of the prompts."""
-    return tuple(
-        dict.fromkeys(feature.content_hash for features in request.features for feature in features)
-    )
 
 
 PLUGIN = PluginType(

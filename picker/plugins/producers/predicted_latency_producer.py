@@ -60,6 +60,7 @@ from picker.scheduling.latency_predictor import (
     Measurement,
     Predicted,
     Sample,
+    measurement_key,
     predictor_settings,
     read_predictions,
 )
@@ -144,7 +145,7 @@ class PredictedLatencyProducer:
         self.flush_interval_seconds = self._settings.flush_interval_seconds
         self._key = latency_predictions_key(name)
         self._features_key: DataKey[Mapping[str, Features]] = DataKey("LatencyFeatures", name)
-        self._measurement_key: DataKey[Measurement] = DataKey("LatencyMeasurement", name)
+        self._measurement_key = measurement_key(name)
         self._match_key = match_info_key(parameters.prefix_match_info_producer_name)
         self._load_key = inflight_load_key(parameters.in_flight_load_producer_name)
         self._encoder_key = encoder_matches_key(parameters.encoder_cache_match_info_producer_name)

@@ -106,8 +106,7 @@ class DisaggregatedSetRolloutScreener:
         """The endpoints of one revision; none when no revision can serve."""
         wanted = {
             selector.label_key: request.headers[selector.header_name]
-            for selector in self._selectors
-            if selector.mode == "strict" and request.headers.get(selector.header_name)
+            for selector in self._asked(request)
         }
         kept = [one for one in candidates if _has_all(one, wanted)]
         if self._mode == "disabled" or not kept:
@@ -131,6 +130,38 @@ class DisaggregatedSetRolloutScreener:
             for selector in self._selectors
             if selector.label_key in labels
         }
+
+    @property
+    def gating_mode(self) -> str:
+        """`sum`, `max-role` or `disabled`."""
+        return self._mode
+
+    def revision_shares(self, candidates: Sequence[Candidate]) -> Mapping[str, float]:
+        """The chance of each complete revision, of requests without a strict header."""
+        weights = {} if self._mode == "disabled" else self._weights(candidates)
+        total = sum(weights.values())
+        return {revision: weight / total for revision, weight in weights.items() if total}
+
+    def unmatched_selectors(
+        self, request: InferenceRequest, candidates: Sequence[Candidate]
+    ) -> Sequence[str]:
+        """Those that select nobody on their own."""
+        return [
+            selector.name
+            for selector in self._asked(request)
+            if not any(
+                _has_all(one, {selector.label_key: request.headers[selector.header_name]})
+                for one in candidates
+            )
+        ]
+
+    def _asked(self, request: InferenceRequest) -> list[HeaderSelector]:
+        """The strict selectors whose header the request has."""
+        return [
+            selector
+            for selector in self._selectors
+            if selector.mode == "strict" and request.headers.get(selector.header_name)
+        ]
 
     def _revision(self, candidate: Candidate) -> str:
         return candidate.endpoint.labels.get(self._revision_label, "")

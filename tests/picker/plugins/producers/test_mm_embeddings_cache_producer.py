@@ -74,7 +74,8 @@ def test_items_are_found_where_they_were_sent(
     assert _found(producer, request_with("xyxz"), pool) == EncoderMatch(3.0, {})
     _send(producer, request_with("xy"), pool[0], pool[1])
     _send(producer, request_with("z"), pool[1])
-    expected = EncoderMatch(3.0, {"default/a": 2.0, "default/b": 3.0})
+    kinds = {"default/a": {"image": 2}, "default/b": {"image": 3}}
+    expected = EncoderMatch(3.0, {"default/a": 2.0, "default/b": 3.0}, kinds)
     assert _found(producer, request_with("xyxz"), pool) == expected
     assert _found(producer, request_with("w"), pool) == EncoderMatch(1.0, {})
 
@@ -96,7 +97,8 @@ def test_the_memory_of_an_endpoint_is_bounded(
     producer = _producer(5)
     for items in ("x", "y", "x", "z"):
         _send(producer, request_with(items), pool[0])
-    assert _found(producer, request_with("xyz"), pool) == EncoderMatch(3.0, {"default/a": 2.0})
+    expected = EncoderMatch(3.0, {"default/a": 2.0}, {"default/a": {"image": 2}})
+    assert _found(producer, request_with("xyz"), pool) == expected
     assert _found(producer, request_with("y"), pool) == EncoderMatch(1.0, {})
 
 
