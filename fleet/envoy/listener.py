@@ -178,6 +178,9 @@ def _ext_proc(config: BootstrapConfig) -> http_connection_manager_pb2.Any:
         failure_mode_allow=config.failure_mode_allow,
         message_timeout=seconds(config.effective_message_timeout_seconds),
         processing_mode=_processing_mode(config),
+        # The picker asks for the body of a response only to put a model's name back into it. In
+        # full duplex Envoy would disregard the wish (measured).
+        allow_mode_override=config.buffer_request_body and not config.stream_response_body,
         metadata_options=ext_proc_pb2.MetadataOptions(
             forwarding_namespaces=ext_proc_pb2.MetadataOptions.MetadataNamespaces(
                 untyped=[DESTINATION_NAMESPACE, f"{DESTINATION_NAMESPACE}.subset_hint"]

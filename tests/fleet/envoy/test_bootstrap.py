@@ -124,6 +124,17 @@ def test_request_trailers_always_reach_the_picker() -> None:
         assert mode["request_body_mode"] == ("BUFFERED" if buffered else "FULL_DUPLEX_STREAMED")
 
 
+def test_the_picker_may_ask_for_a_response_body_where_envoy_would_heed_it() -> None:
+    """Only where requests are buffered, and where the body is not shown anyway."""
+    for changes, expected in (
+        ({}, False),
+        ({"buffer_request_body": True}, True),
+        ({"buffer_request_body": True, "stream_response_body": True}, False),
+    ):
+        document = json.loads(to_json(build(config(**changes))))
+        assert filter_of(document).get("allow_mode_override", False) is expected
+
+
 def test_envoy_listens_to_the_pickers_metadata() -> None:
     """Dynamic metadata is dropped unless its namespace is named."""
     document = json.loads(to_json(build(config())))
