@@ -1,0 +1,186 @@
+"""What plugins of certain types do is counted, without their knowing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from configured_requests import PROMPT, routing
+from fake_latency_predictor import FakeLatencyPredictor
+
+from picker.errors import RefusedError
+from picker.framework.services import Services
+from picker.types import Endpoint, FinishCause
+
+STAGES = """
+plugins:
+- {type: HANDLER}
+- {type: always-disagg-pd-decider}
+- {type: decode-filter}
+- {type: prefill-filter}
+schedulingProfiles:
+- {name: decode, plugins: [{pluginRef: decode-filter}]}
+- {name: prefill, plugins: [{pluginRef: prefill-filter}]}
+"""
+ROLES = [
+    Endpoint(role, f"10.0.1.{i}", 8000, labels={"llm-d.ai/role": role})
+    for i, role in enumerate(("prefill", "decode"), 1)
+]
+
+
+@pytest.mark.parametrize(
+    ("handler", "series"),
+    [
+        (
+            "disagg-profile-handler, parameters: {deciders: {prefill: always-disagg-pd-decider}}",
+            "disagg_decision_total",
+        ),
+        (
+            "pd-profile-handler, parameters: {deciderPluginName: always-disagg-pd-decider}",
+            "pd_decision_total",
+        ),
+    ],
+)
+async def test_decisions_about_stages_are_counted(handler: str, series: str) -> None:
+    """Under the handler's own series and its deprecated twin; a request without a model too."""
+    house = routing(STAGES.replace("HANDLER", handler), ROLES)
+    for _ in range(2):
+        await house.route()
+    name = handler.partition(",")[0]
+    labels = {"model_name": "m", "decision_type": "prefill-decode"}
+    own = {"plugin_name": name, "plugin_type": name, **labels}
+    assert house.value(f"llm_d_epp_{series}", **own) == 2
+    assert house.value(f"llm_d_inference_scheduler_{series}", **labels) == 2
+    other = ({"disagg_decision_total", "pd_decision_total"} - {series}).pop()
+    assert house.told(f"llm_d_epp_{other}") == {}
+
+
+async def test_a_pool_without_prefill_is_decode_only() -> None:
+    """The stage that found nobody is left out, and that is what is counted."""
+    handler = "disagg-profile-handler, parameters: {deciders: {prefill: always-disagg-pd-decider}}"
+    house = routing(STAGES.replace("HANDLER", handler), ROLES[1:])
+    await house.route()
+    assert list(house.told("llm_d_epp_disagg_decision_total")) == [
+        ("decode-only", "m", "disagg-profile-handler", "disagg-profile-handler")
+    ]
+
+
+def picture(*urls: str) -> dict[str, object]:
+    """A chat request about pictures."""
+    blocks = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return {"model": "m", "messages": [{"role": "user", "content": blocks}]}
+
+
+async def test_items_of_encoder_caches_are_counted() -> None:
+    """Each distinct item once a request; the share is of the endpoint that gets it."""
+    house = routing(
+        "plugins: [{type: mm-embeddings-cache-scorer}]\n", [Endpoint("a", "10.0.0.1", 8000)]
+    )
+    await house.route(picture("http://x/1", "http://x/1"), "/v1/chat/completions")
+    await house.route(picture("http://x/1", "http://x/2"), "/v1/chat/completions")
+    await house.route()
+    plugin = "mm-embeddings-cache-producer"
+    assert house.told("llm_d_epp_encoder_cache_queries_total") == {("image", plugin, plugin): 3}
+    assert house.told("llm_d_epp_encoder_cache_hits_total") == {("image", plugin, plugin, "a"): 1}
+    assert house.told("llm_d_epp_encoder_cache_hit_ratio_count") == {(plugin, plugin): 2}
+    assert house.told("llm_d_epp_encoder_cache_hit_ratio_sum") == {(plugin, plugin): 0.5}
+
+
+async def test_clients_cannot_invent_modalities_without_end() -> None:
+    """Those that come late are `other`."""
+    house = routing("plugins: [{type: mm-embeddings-cache-scorer}]\n")
+    for number in range(20):
+        hashes, places = {f"kind-{number}": ["h"]}, {f"kind-{number}": [{"offset": 0, "length": 1}]}
+        body = {
+            "model": "m",
+            "token_ids": [1, 2],
+            "features": {"mm_hashes": hashes, "mm_placeholders": places},
+        }
+        await house.route(body, "/inference/v1/generate")
+    kinds = {labels[0] for labels in house.told("llm_d_epp_encoder_cache_queries_total")}
+    assert len(kinds) == 17
+    assert "other" in kinds
+
+
+LATENCY = "plugins: [{type: latency-scorer}]\n"
+PREDICTOR = {"PREDICTION_SERVER_URL": "http://p", "TRAINING_SERVER_URL": "http://t"}
+USAGE = {"prompt_tokens": 4, "completion_tokens": 11, "total_tokens": 15}
+LAST = f"data: {json.dumps({'choices': [], 'usage': USAGE})}\n\ndata: [DONE]\n\n".encode()
+
+
+async def test_predictions_are_held_against_what_requests_saw() -> None:
+    """First piece after 1 s, ten tokens in the second after it; asked for were 500 and 200 ms."""
+    services = Services(FakeLatencyPredictor(), PREDICTOR)
+    house = routing(LATENCY, services=services)
+    headers = {"x_llm_d_slo_ttft_ms": "500", "x_llm_d_slo_tpot_ms": "200"}
+    exchange, decision = await house.route({**PROMPT, "stream": True}, **headers)
+    house.answer(exchange, decision, b'data: {"choices":[{"text":"a"}]}\n\n', LAST)
+
+    plugin = {"plugin_name": "predicted-latency-producer"}
+    plugin["plugin_type"] = plugin["plugin_name"]
+    labels = {**plugin, "model_name": "m", "target_model_name": "m"}
+
+    def last(kind: str) -> float | None:
+        return house.value("llm_d_epp_inference_request_metric", type=kind, **labels)
+
+    assert last("ttft") == pytest.approx(1.0)
+    assert last("tpot") == pytest.approx(0.1)
+    assert (last("ttft_slo_violation"), last("tpot_slo_violation")) == (1, 0)
+    assert last("predicted_ttft") is not None
+    name = "llm_d_epp_request_slo_violation_total"
+    assert house.value(name, type="ttft", **labels) == 1
+    assert house.value(name, type="tpot", **labels) is None
+    for series in (
+        "request_predicted_ttft_seconds",
+        "request_predicted_tpot_seconds",
+        "request_ttft_prediction_duration_seconds",
+        "request_tpot_prediction_duration_seconds",
+    ):
+        assert house.value(f"llm_d_epp_{series}_count", **labels) == 1
+        twin = f"inference_objective_{series}_count"
+        assert house.value(twin, model_name="m", target_model_name="m") == 1
+
+
+async def test_requests_that_failed_saw_nothing() -> None:
+    """Neither do those that nothing was predicted for say what was predicted."""
+    house = routing(LATENCY)
+    exchange, _ = await house.route(x_llm_d_slo_ttft_ms="500")
+    exchange.finish(FinishCause.RESET)
+    assert house.told("llm_d_epp_inference_request_metric") == {}
+    assert house.told("llm_d_epp_request_slo_violation_total") == {}
+
+
+ROLLOUT = """
+plugins:
+- type: disaggregatedset-rollout-screener
+  name: gate
+  parameters:
+    scope: {labelSelector: set=s}
+    headerSelectors:
+    - {name: by-revision, headerName: x-revision, labelKey: rev, mode: strict}
+    revisionGating:
+      mode: sum
+      revisionLabelKey: rev
+      roleLabelKey: role
+      requireRoles: {values: [decode]}
+"""
+
+
+async def test_shares_of_revisions_and_headers_that_select_nobody_are_told() -> None:
+    """Three endpoints of one revision and one of another; a header that names neither."""
+    endpoints = [
+        Endpoint(f"w{i}", f"10.0.0.{i + 1}", 80, labels={"set": "s", "rev": rev, "role": "decode"})
+        for i, rev in enumerate(("old", "old", "old", "new"))
+    ]
+    house = routing(ROLLOUT, endpoints)
+    plugin = {"plugin_name": "gate", "plugin_type": "disaggregatedset-rollout-screener"}
+    share = "llm_d_epp_disaggregatedset_revision_gating_share"
+    assert house.told(share) == {}
+    await house.route()
+    assert house.value(share, mode="sum", revision="old", **plugin) == 0.75
+    assert house.value(share, mode="sum", revision="new", **plugin) == 0.25
+    nobody = "llm_d_epp_disaggregatedset_strict_header_no_match_total"
+    assert house.told(nobody) == {}
+    with pytest.raises(RefusedError):
+        await house.route(x_revision="none")
+    assert house.value(nobody, selector="by-revision", **plugin) == 1

@@ -1,0 +1,115 @@
+"""Requests through a whole configuration, with a clock that stands still until it is moved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from picker.admin.plugin_metrics import PluginCollector
+from picker.config.build import Assembly, BuildOptions, build
+from picker.config.catalog import builtin_plugins
+from picker.config.load import load_config
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.inflight import InflightLoad
+from picker.framework.services import NO_SERVICES, Services
+from picker.framework.tracing import Tracer
+from picker.metrics import PickerMetrics
+from picker.requestcontrol.director import Director, Exchange, RequestPolicies
+from picker.running.in_use import pipeline_of
+from picker.types import (
+    Endpoint,
+    EndpointMetrics,
+    FinishCause,
+    RawRequest,
+    ResponseHead,
+    RouteDecision,
+)
+
+HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
+PROMPT = {"model": "m", "prompt": "tell me a story " * 100}
+
+
+@dataclass
+class Moment:
+    """The time, which passes by assignment."""
+
+    seconds: float = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@dataclass
+class Routing:
+    """A configuration at work."""
+
+    assembly: Assembly
+    director: Director
+    metrics: PickerMetrics
+    now: Moment = field(default_factory=Moment)
+
+    async def route(
+        self, body: Mapping[str, Any] = PROMPT, path: str = "/v1/completions", **headers: str
+    ) -> tuple[Exchange, RouteDecision]:
+        """A request that leaves; `_` in names of headers is `-`."""
+        exchange = self.director.begin()
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        raw = RawRequest({":path": path, "x-request-id": "r", **sent}, json.dumps(body).encode())
+        return exchange, await exchange.route(raw)
+
+    def answer(
+        self, exchange: Exchange, decision: RouteDecision, *pieces: bytes, step: float = 1.0
+    ) -> None:
+        """Its response, a piece each `step` seconds, and its end."""
+        tap = decision.response
+        assert tap is not None
+        tap.head(ResponseHead(200, {"content-type": "text/event-stream"}))
+        for index, piece in enumerate(pieces):
+            self.now.seconds += step
+            tap.body(piece, index == len(pieces) - 1)
+        exchange.finish(FinishCause.COMPLETED, 200)
+
+    def value(self, series: str, /, **labels: str) -> float | None:
+        """A sample of the page."""
+        return self.metrics.registry.get_sample_value(series, labels)
+
+    def told(self, series: str) -> dict[tuple[str, ...], float]:
+        """All samples of a series, by their labels' values in the order of the labels' names."""
+        return {
+            tuple(value for _, value in sorted(sample.labels.items())): sample.value
+            for family in self.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == series
+        }
+
+
+def routing(
+    config: str,
+    endpoints: Sequence[Endpoint] = (),
+    *,
+    services: Services = NO_SERVICES,
+    tracer: Tracer | None = None,
+) -> Routing:
+    """`config` without its head, in front of `endpoints` whose load is known."""
+    metrics, now, inflight = PickerMetrics(), Moment(), InflightLoad()
+    options = BuildOptions(services, allow_experimental=True, tracer=tracer)
+    loaded = load_config((HEAD + config).encode(), "test.yaml")
+    assembly = build(loaded, builtin_plugins(), metrics, now, options)
+    datastore = Datastore(assembly.observers)
+    pool = endpoints or [Endpoint(name, f"10.0.0.{i}", 8000) for i, name in enumerate("ab", 1)]
+    datastore.set_endpoints(pool)
+    for endpoint in pool:
+        datastore.update_metrics(endpoint.key, EndpointMetrics())
+    director = Director(
+        pipeline_of(assembly),
+        datastore,
+        inflight=inflight,
+        rng=Random(1),
+        clock=now,
+        policies=RequestPolicies() if tracer is None else RequestPolicies(tracer=tracer),
+    )
+    metrics.register(PluginCollector(lambda: assembly, inflight, metrics))
+    return Routing(assembly, director, metrics, now)
