@@ -122,7 +122,7 @@ class WholePicker:
         return not running and not any(row["inflight_requests"] for row in rows.values())
 
     async def knows(self, name: str, **metrics: Any) -> None:
-        """Return once it knows these numbers of the load of an endpoint; none: that it knows none."""
+        """Return once it knows these numbers of an endpoint's load; without any: knows nothing."""
 
         async def is_so() -> bool:
             known = (await self.endpoints()).get(name, {}).get("metrics")

@@ -2,9 +2,9 @@
 
 The whole picker runs in this process; its endpoints are real HTTP servers. Where the reference
 repeats a client's headers and leaves out only its own, this picker removes its own and repeats
-none; see `docs/protocol.md`. Objectives and rewrites come from Kubernetes objects, so the cases of
-priorities (the labels of H1, H8, H20), of H13 and of H49 belong to the rooms that read those, and
-H43 to flow control.
+none; see `docs/protocol.md`. Objectives and rewrites (H1, H8, H13, H20) are handed to the director
+as their sources will hand them; H43 belongs to flow control, and H49 to the room that watches
+Kubernetes objects. H44 and H46 are `test_known_configurations`, H47 is `test_endpoints`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import pytest
 from ext_proc_stream import completion, directed, refused, request_pieces
 from metrics_pages import page, pods
 from whole_picker import whole_picker
+
+from picker.requestcontrol.rewrite import RewriteRule, RewriteTarget
 
 DROPPED = "failed to find endpoint candidates for serving the request"
 Load = tuple[float, float, Sequence[str]]
@@ -31,12 +33,13 @@ def sorted_body(model: str) -> bytes:
 async def test_a_rewritten_request_goes_to_the_idlest_endpoint(tmp_path: Path) -> None:
     """H1: with the model of the rewrite header, sorted members and their length."""
     three = pods(page(3, 0.2), page(0, 0.1), page(10, 0.2))
-    async with whole_picker(tmp_path, three) as picker:
+    async with whole_picker(tmp_path, three, objectives={"my-model": 2}) as picker:
         rewrite = {"x-llm-d-model-name-rewrite": "my-model-12345"}
         said = await picker.ask(completion(), rewrite | {"x-llm-d-inference-objective": "my-model"})
         assert said == directed(three[1].host_port, sorted_body("my-model-12345"))
         names = {"model_name": "my-model", "target_model_name": "my-model-12345"}
-        assert await picker.requests(**names, priority="0") == 1
+        assert await picker.requests(**names, priority="2") == 1
+        assert await picker.requests() == 1
         assert await picker.series("llm_d_epp_ready_endpoints", name="default") == 3
         assert await picker.series("inference_pool_ready_pods", name="default") == 3
 
@@ -87,6 +90,21 @@ async def test_a_body_in_two_messages_leaves_as_one(tmp_path: Path) -> None:
         await stream.request_body(body[20:])
         assert await stream.read_request() == directed(two[0].host_port, body)
         assert await picker.requests(model_name="T", target_model_name="T", priority="0") == 1
+
+
+async def test_a_rule_rewrites_a_model(tmp_path: Path) -> None:
+    """H13: where no header does; the name of the rule is counted."""
+    rule = RewriteRule(
+        "my-rule", (RewriteTarget("rewritten-model"),), frozenset({"model-to-be-rewritten"})
+    )
+    one = pods(page())
+    async with whole_picker(tmp_path, one, rewrites=[rule]) as picker:
+        said = await picker.ask(completion("model-to-be-rewritten"))
+        assert said == directed(one[0].host_port, sorted_body("rewritten-model"))
+        names = {"model_name": "model-to-be-rewritten", "target_model_name": "rewritten-model"}
+        assert await picker.requests(**names, priority="0") == 1
+        counted = "llm_d_epp_model_rewrite_decisions_total"
+        assert await picker.series(counted, model_rewrite_name="my-rule") == 1
 
 
 async def test_a_request_without_body_needs_an_endpoint(tmp_path: Path) -> None:

@@ -1,0 +1,300 @@
+"""What the picker learns from its endpoints' pages and from its file, and what it makes of it.
+
+Engines, adapters, ranks, pages that lie, endpoints that come, go, restart and fall silent; H47.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from ext_proc_stream import DESTINATION, completion, destination_of
+from metrics_pages import (
+    SGLANG,
+    START_SECONDS,
+    Pod,
+    adapters_page,
+    load_page,
+    page,
+    pods,
+    serving,
+)
+from whole_picker import HEAD, WholePicker, until, whole_picker, write_endpoints
+
+QUEUES = HEAD + "plugins: [{type: queue-scorer}, {type: max-score-picker}]"
+REAL_PAGE = Path(__file__).parents[2] / "data/vllm_0.32_metrics.txt"
+
+
+def hint(pod: Pod) -> dict[str, dict[str, list[str]]]:
+    """Metadata that lets one endpoint serve alone."""
+    return {"envoy.lb.subset_hint": {f"{DESTINATION}-subset": [pod.host_port]}}
+
+
+async def known(picker: WholePicker, name: str) -> Mapping[str, object]:
+    """What it knows of the load of an endpoint."""
+    load = (await picker.endpoints())[name]["metrics"]
+    assert isinstance(load, dict)
+    return load
+
+
+async def test_a_real_page_of_vllm_is_read(tmp_path: Path) -> None:
+    """Of version 0.32, whose label values hold what others do not."""
+    async with whole_picker(tmp_path, pods(REAL_PAGE.read_text()), QUEUES) as picker:
+        load = await known(picker, "pod-0")
+    assert {name: value for name, value in load.items() if "seconds" not in name} == {
+        "waiting_requests": 0,
+        "running_requests": 0,
+        "kv_cache_usage": 0.0,
+        "block_size_tokens": 128,
+        "num_kv_blocks": 364,
+        "active_models": [],
+        "waiting_models": [],
+        "max_active_models": None,
+    }
+    assert load["process_start_time_seconds"] == 1.79529687005e9
+
+
+TRTLLM = (
+    "trtllm_num_requests_waiting 4\ntrtllm_num_requests_running 3\n"
+    "trtllm_kv_cache_utilization 0.5\ntrtllm_kv_cache_tokens_per_block 32\n"
+    "trtllm_kv_cache_max_blocks 100\n"
+)
+TRITON = (
+    'nv_trt_llm_request_metrics{request_type="waiting",model="m"} 4\n'
+    'nv_trt_llm_request_metrics{request_type="scheduled",model="m"} 3\n'
+    'nv_trt_llm_request_metrics{request_type="max",model="m"} 999\n'
+    'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"} 0.5\n'
+    'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per"} 32\n'
+    'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max"} 100\n'
+)
+FOUR, THREE = {"waiting_requests": 4, "kv_cache_usage": 0.5}, {"running_requests": 3}
+
+
+@pytest.mark.parametrize(
+    ("engine", "text"),
+    [
+        ("vllm", load_page(4, 0.5, 3)),
+        ("sglang", load_page(4, 0.5, 3, SGLANG)),
+        ("trtllm-serve", TRTLLM),
+        ("triton-tensorrt-llm", TRITON),
+        ("pointsman", load_page(4, 0.5, 3)),
+        ("no-such-engine", load_page(4, 0.5, 3)),
+    ],
+)
+@pytest.mark.parametrize("key", ["llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type"])
+async def test_an_engine_is_named_by_a_label(
+    tmp_path: Path, engine: str, text: str, key: str
+) -> None:
+    """Either of two; an unknown engine is taken for vLLM."""
+    async with whole_picker(tmp_path, pods(text, labels=[{key: engine}]), QUEUES) as picker:
+        load = await known(picker, "pod-0")
+        assert (FOUR | THREE).items() <= load.items()
+
+
+async def test_two_engines_serve_one_pool(tmp_path: Path) -> None:
+    """Each is read by its own names and they are compared by what these mean."""
+    labels = [{"llm-d.ai/engine-type": "sglang"}, {}]
+    two = pods(page(9, 0.5, engine=SGLANG), page(3, 0.5), labels=labels)
+    async with whole_picker(tmp_path, two, QUEUES) as picker:
+        assert await picker.destination(completion()) == two[1].host_port
+        two[0].page = page(1, 0.5, engine=SGLANG)
+        await picker.knows("pod-0", waiting_requests=1)
+        assert await picker.destination(completion()) == two[0].host_port
+
+
+@pytest.mark.parametrize("turned", [False, True])
+async def test_the_engines_of_one_page_are_summed(tmp_path: Path, turned: bool) -> None:
+    """Data-parallel ranks behind one port; in whatever order the page has them."""
+    ranks = [
+        load_page(2, 0.25, 1, labels='{engine="0",model_name="m"}'),
+        load_page(5, 0.75, 4, labels='{engine="1",model_name="m"}'),
+    ]
+    text = "".join(reversed(ranks) if turned else ranks)
+    async with whole_picker(tmp_path, pods(text), QUEUES) as picker:
+        load = await known(picker, "pod-0")
+        expected = {"waiting_requests": 7, "running_requests": 5, "kv_cache_usage": 0.5}
+        assert expected.items() <= load.items()
+
+
+async def test_tensor_parallel_ranks_count_once(tmp_path: Path) -> None:
+    """They report the same requests again."""
+    ranks = [load_page(3, 0.5, 2, SGLANG, f'{{tp_rank="{rank}"}}') for rank in range(4)]
+    labels = [{"llm-d.ai/engine-type": "sglang"}]
+    async with whole_picker(tmp_path, pods("".join(ranks), labels=labels), QUEUES) as picker:
+        expected = {"waiting_requests": 3, "running_requests": 2, "kv_cache_usage": 0.5}
+        assert expected.items() <= (await known(picker, "pod-0")).items()
+
+
+async def test_the_latest_sample_names_the_adapters(tmp_path: Path) -> None:
+    """vLLM never takes one back."""
+    old = adapters_page(["old"]).replace(str(START_SECONDS), str(START_SECONDS - 9))
+    text = load_page() + adapters_page(["new", "newer"], ["next"], most=2) + old
+    async with whole_picker(tmp_path, pods(text)) as picker:
+        load = await known(picker, "pod-0")
+    assert sorted(load["active_models"]) == ["new", "newer"]  # type: ignore[call-overload]
+    assert (load["waiting_models"], load["max_active_models"]) == (["next"], 2)
+
+
+@pytest.mark.parametrize(
+    ("adapters", "expected"),
+    [
+        pytest.param([adapters_page(["T", "x"], (), 2), adapters_page(["x"])], 0, id="active"),
+        pytest.param([adapters_page(["x", "y"], (), 2), adapters_page(["x"], (), 2)], 1, id="room"),
+        pytest.param([adapters_page("xy", "T", 2), adapters_page("xy", (), 2)], 0, id="waiting"),
+        pytest.param([adapters_page([], (), 0), adapters_page("x", (), 2)], 1, id="none allowed"),
+    ],
+)
+async def test_adapters_decide(tmp_path: Path, adapters: list[str], expected: int) -> None:
+    """U17: loaded, room for it, waiting, nothing."""
+    config = HEAD + "plugins: [{type: lora-affinity-scorer}, {type: max-score-picker}]"
+    two = pods(*(load_page() + text for text in adapters))
+    async with whole_picker(tmp_path, two, config) as picker:
+        for _ in range(4):
+            assert await picker.destination(completion("T")) == two[expected].host_port
+
+
+@pytest.mark.parametrize(
+    "broken", [None, "", "<html>", "vllm:num_requests_waiting 0\n", load_page() + "# x\n" * 2**18]
+)
+async def test_an_endpoint_without_metrics_is_not_idle(tmp_path: Path, broken: str | None) -> None:
+    """One with a queue is preferred; where nothing is known of any, all the same one serves."""
+    bad, good = pods(broken, page(50, 0.9))
+    bad.name, good.name = "bad", "good"
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(serving(bad))
+        async with whole_picker(tmp_path, [good]) as picker:
+            write_endpoints(picker.endpoints_file, [bad, good])
+
+            async def is_asked() -> bool:
+                return bad.asked >= 2 and "bad" in await picker.endpoints()
+
+            await until(is_asked)
+            assert (await picker.endpoints())["bad"]["metrics"] is None
+            for _ in range(4):
+                assert await picker.destination(completion()) == good.host_port
+            assert await picker.destination(completion(), metadata=hint(bad)) == bad.host_port
+
+
+async def test_an_endpoint_that_falls_silent_is_unknown_after_a_while(tmp_path: Path) -> None:
+    """Until then its last numbers count; it comes back with the next page."""
+    one, other = two = pods(page(0), page(5))
+    async with whole_picker(
+        tmp_path, two, QUEUES, metrics_staleness_threshold_seconds=0.2
+    ) as picker:
+        assert await picker.destination(completion()) == one.host_port
+        one.page = None
+        await picker.knows("pod-0")
+        for _ in range(3):
+            assert await picker.destination(completion()) == other.host_port
+        one.page = page(1)
+        await picker.knows("pod-0", waiting_requests=1)
+        assert await picker.destination(completion()) == one.host_port
+        assert await picker.series("llm_d_epp_datalayer_poll_errors_total")
+
+
+@pytest.mark.parametrize("value", ["NaN", "-1", "+Inf", "1e300"])
+async def test_impossible_numbers_are_not_believed(tmp_path: Path, value: str) -> None:
+    """The last good one stays, and the page is counted as faulty."""
+    (one,) = pods(page(3, 0.5))
+    async with whole_picker(tmp_path, [one], QUEUES) as picker:
+        one.page = load_page(7, 0.25).replace("waiting 7", f"waiting {value}")
+        await picker.knows("pod-0", waiting_requests=3, kv_cache_usage=0.25)
+        assert await picker.series("llm_d_epp_datalayer_extract_errors_total")
+
+
+async def test_a_restart_makes_an_endpoint_forget_its_prefixes(tmp_path: Path) -> None:
+    """Its process has another start time: its cache is gone, and so is the picker's idea of it."""
+    config = (
+        HEAD
+        + """
+plugins: [{type: prefix-cache-scorer}, {type: kv-cache-utilization-scorer}]
+schedulingProfiles:
+- name: default
+  plugins: [{pluginRef: prefix-cache-scorer, weight: 5}, {pluginRef: kv-cache-utilization-scorer}]
+"""
+    )
+    full, empty = two = pods(page(kv=0.9), page(kv=0.1))
+    body = completion(prompt="a long story " * 100)
+    async with whole_picker(tmp_path, two, config) as picker:
+        assert await picker.destination(body, metadata=hint(full)) == full.host_port
+        for _ in range(2):
+            assert await picker.destination(body) == full.host_port
+        size = await picker.series("llm_d_epp_prefix_indexer_size")
+        assert size
+        started = START_SECONDS + 500
+        full.page = page(kv=0.9, started=started)
+        await picker.knows("pod-0", process_start_time_seconds=started)
+        assert await picker.series("llm_d_epp_prefix_indexer_size") == 0
+        assert await picker.destination(body) == empty.host_port
+
+
+async def test_a_prefix_cache_of_real_size_bounds_what_is_remembered(tmp_path: Path) -> None:
+    """An endpoint with four blocks cannot hold a hundred."""
+    text = page().replace('num_gpu_blocks="4096"', 'num_gpu_blocks="4"')
+    async with whole_picker(tmp_path, pods(text), None) as picker:
+        for number in range(20):
+            await picker.destination(completion(prompt=f"{number} story " * 40))
+        size = await picker.series("llm_d_epp_prefix_indexer_size")
+        assert size is not None
+        assert 0 < size <= 4
+
+
+async def test_endpoints_come_and_go_with_the_file(tmp_path: Path) -> None:
+    """By renaming; an entry that is wrong is left out and counted; H47: nobody asks who is gone."""
+    one, other = two = pods(page(0), page(1))
+    async with whole_picker(tmp_path, two, QUEUES) as picker:
+        assert await picker.destination(completion()) == one.host_port
+        before = one.asked
+
+        async def has_asked_more() -> bool:
+            return one.asked >= before + 3
+
+        await until(has_asked_more)
+        picker.list_endpoints([other])
+
+        async def is_gone() -> bool:
+            return list(await picker.endpoints()) == ["pod-1"]
+
+        await until(is_gone)
+        asked, asked_other = one.asked, other.asked
+        for _ in range(3):
+            assert await picker.destination(completion()) == other.host_port
+
+        async def goes_on() -> bool:
+            return other.asked >= asked_other + 4
+
+        await until(goes_on)
+        assert one.asked <= asked + 1  # one may have been under way
+        bad = Pod("bad", "a-name.example", None, port=80)
+        write_endpoints(picker.endpoints_file, [bad, one])
+
+        async def is_back() -> bool:
+            return list(await picker.endpoints()) == ["pod-0"]
+
+        await until(is_back)
+        assert await picker.series("pointsman_discovery_errors_total") == 1
+        assert await picker.destination(completion()) == one.host_port
+        picker.endpoints_file.write_text("endpoints: 7")
+
+        async def is_counted() -> bool:
+            return await picker.series("pointsman_discovery_errors_total") == 2
+
+        await until(is_counted)
+        assert await picker.destination(completion()) == one.host_port
+
+
+async def test_requests_under_way_count_before_any_page_tells_them(tmp_path: Path) -> None:
+    """A burst onto pages that all say "idle" is spread evenly."""
+    three = pods(page(), page(), page())
+    async with AsyncExitStack() as stack, whole_picker(tmp_path, three, None) as picker:
+        found = []
+        for number in range(9):
+            stream = await stack.enter_async_context(picker.stream())
+            found.append(destination_of(await stream.ask(completion(prompt=f"{number} q"))))
+        assert sorted(found) == sorted([one.host_port for one in three] * 3)
+        rows = await picker.endpoints()
+        assert [row["inflight_requests"] for row in rows.values()] == [3, 3, 3]
+        await stack.aclose()
+        assert await picker.is_idle()

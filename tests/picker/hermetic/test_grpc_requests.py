@@ -1,0 +1,188 @@
+"""vLLM's gRPC service behind the picker (cases H20–H31): frames pass as they are.
+
+The frames are written by hand, as the service's description says. The reference gathers a response
+frame before it passes it on and sets `:path` anew; here pieces pass as they come, and the path
+stays as it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from struct import pack
+from typing import Any
+
+import pytest
+from ext_proc_stream import (
+    RESPONSE_TRAILERS,
+    completion,
+    directed,
+    refused,
+    response_head,
+    response_pieces,
+)
+from metrics_pages import page, pods
+from whole_picker import FOUR_SCORERS, WholePicker, whole_picker
+
+GENERATE = "/vllm.grpc.engine.VllmEngine/Generate"
+EMBED = "/vllm.grpc.engine.VllmEngine/Embed"
+GRPC = {"content-type": "application/grpc"}
+CONFIG = FOUR_SCORERS.replace("openai-parser", "vllmgrpc-parser")
+
+
+def field(number: int, value: int | bytes) -> bytes:
+    """A field whose number and length fit into seven bits."""
+    if isinstance(value, int):
+        return bytes([number << 3, value])
+    return bytes([number << 3 | 2, len(value)]) + value
+
+
+def frame(message: bytes) -> bytes:
+    """A gRPC frame."""
+    return pack(">BI", 0, len(message)) + message
+
+
+TEXT = frame(field(1, b"id") + field(3, b"test prompt"))
+STREAM = frame(field(1, b"id") + field(3, b"test prompt") + field(5, 1))
+TOKENS = frame(field(2, field(1, b"text") + field(2, bytes([1, 2, 3]))))
+CHUNK = frame(field(1, field(1, bytes([9])) + field(2, 7) + field(3, 1)))
+COMPLETE = frame(field(2, field(1, bytes([9, 9])) + field(3, 7) + field(4, 10)))
+
+
+async def tokens_of(picker: WholePicker) -> tuple[float | None, float | None]:
+    """Sums of the tokens that responses have told."""
+    asked = await picker.series("llm_d_epp_request_input_tokens_sum")
+    return asked, await picker.series("llm_d_epp_request_output_tokens_sum")
+
+
+@pytest.mark.parametrize("body", [TEXT, STREAM, TOKENS], ids=["H20", "H22", "tokenized"])
+async def test_a_generate_request_goes_to_the_idlest(tmp_path: Path, body: bytes) -> None:
+    """Unchanged, without a model, with the priority of its objective."""
+    three = pods(page(3, 0.2), page(0, 0.1), page(10, 0.2))
+    name = "inference-objective-with-priority-4"
+    async with whole_picker(tmp_path, three, CONFIG, objectives={name: 4}) as picker:
+        headers = GRPC | {"x-llm-d-inference-objective": name}
+        said = await picker.ask(body, headers, path=GENERATE)
+        assert said == directed(three[1].host_port, body)
+        labels = {"model_name": "", "target_model_name": "", "priority": "4"}
+        assert await picker.requests(**labels) == 1
+
+
+async def test_a_request_without_objective(tmp_path: Path) -> None:
+    """H23: priority 0; the queue of one outweighs the cache of another only just."""
+    three = pods(page(6, 0.2), page(0, 0.85), page(10, 0.9))
+    async with whole_picker(tmp_path, three, CONFIG) as picker:
+        said = await picker.ask(TEXT, GRPC, path=GENERATE)
+        assert said == directed(three[0].host_port, TEXT)
+        assert await picker.requests(priority="0") == 1
+
+
+@pytest.mark.parametrize(
+    ("indices", "expected"), [((0, 1, 2), 1), ((2,), 2), ((), None)], ids=["H25", "H26", "H27"]
+)
+async def test_the_subset_holds_for_grpc_too(
+    tmp_path: Path, indices: tuple[int, ...], expected: int | None
+) -> None:
+    """The best, the only one, nobody."""
+    three = pods(page(3, 0.2), page(0, 0.1), page(10, 0.2))
+    async with whole_picker(tmp_path, three, CONFIG) as picker:
+        hint: list[Any] = [three[index].host_port for index in indices] or ["192.168.1.99:8000"]
+        metadata = {"envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": hint}}
+        said = await picker.ask(TEXT, GRPC, path=GENERATE, metadata=metadata)
+        if expected is not None:
+            assert said == directed(three[expected].host_port, TEXT)
+        else:
+            text = "failed to find endpoint candidates for serving the request"
+            wanted = refused(503, f"ServiceUnavailable - {text}", "rejected-no-endpoints")
+            assert said == wanted
+
+
+async def test_a_response_frame_in_two_pieces(tmp_path: Path) -> None:
+    """H28: then trailers; its usage is found all the same, and no piece is the last one."""
+    async with whole_picker(tmp_path, pods(page()), CONFIG) as picker, picker.stream() as stream:
+        await stream.ask(TEXT, GRPC, path=GENERATE)
+        assert await stream.response_headers(GRPC) == response_head()
+        for piece in (COMPLETE[:4], COMPLETE[4:]):
+            await stream.response_body(piece)
+            assert await stream.read(1) == response_pieces(piece, ends=False)
+        await stream.response_trailers()
+        assert await stream.read(1) == [RESPONSE_TRAILERS]
+        assert await tokens_of(picker) == (7, 10)
+        assert await picker.outcomes() == {"completed": 1}
+        assert await picker.is_idle()
+
+
+async def test_a_response_that_is_no_frame_passes(tmp_path: Path) -> None:
+    """H29: byte for byte, and tells nothing."""
+    async with whole_picker(tmp_path, pods(page()), CONFIG) as picker, picker.stream() as stream:
+        await stream.ask(TEXT, GRPC, path=GENERATE)
+        await stream.response_headers(GRPC)
+        await stream.response_body(b"no healthy upstream")
+        await stream.response_trailers()
+        expected = [*response_pieces(b"no healthy upstream", ends=False), RESPONSE_TRAILERS]
+        assert await stream.read(2) == expected
+        assert await tokens_of(picker) == (None, None)
+
+
+async def test_a_streamed_response(tmp_path: Path) -> None:
+    """H31: two pieces, neither the last, then trailers; the latest counts are the response's."""
+    async with whole_picker(tmp_path, pods(page()), CONFIG) as picker, picker.stream() as stream:
+        await stream.ask(STREAM, GRPC, path=GENERATE)
+        await stream.response_headers(GRPC)
+        for piece in (CHUNK, COMPLETE):
+            await stream.response_body(piece)
+            assert await stream.read(1) == response_pieces(piece, ends=False)
+        await stream.response_trailers()
+        assert await stream.read(1) == [RESPONSE_TRAILERS]
+        assert await tokens_of(picker) == (7, 10)
+
+
+@pytest.mark.parametrize("width", [1, 3, 8])
+async def test_frames_may_be_cut_anywhere(tmp_path: Path, width: int) -> None:
+    """And several may come in one piece."""
+    whole = CHUNK + CHUNK + COMPLETE
+    pieces = [whole[at : at + width] for at in range(0, len(whole), width)]
+    async with whole_picker(tmp_path, pods(page()), CONFIG) as picker, picker.stream() as stream:
+        await stream.ask(STREAM, GRPC, path=GENERATE)
+        assert await stream.respond(pieces, GRPC) == whole
+        assert await tokens_of(picker) == (7, 10)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"no healthy upstream",
+        TEXT[:-1],
+        TEXT + b"x",
+        b"\x01" + TEXT[1:],
+        frame(b""),
+        frame(field(1, b"id")),
+        frame(field(2, field(1, b"text"))),
+        frame(b"\xff"),
+    ],
+)
+async def test_bad_frames_are_refused(tmp_path: Path, body: bytes) -> None:
+    """No frame, cut off, compressed, without a prompt: 400."""
+    async with whole_picker(tmp_path, pods(page()), CONFIG) as picker:
+        (said,) = await picker.ask(body, GRPC, path=GENERATE)
+        assert said.immediate_response.status.code == 400
+        begin = b"inference error: BadRequest - invalid gRPC request: "
+        assert said.immediate_response.body.startswith(begin)
+
+
+async def test_embed_and_its_response(tmp_path: Path) -> None:
+    """Token ids in, the number of them out."""
+    one = pods(page())
+    async with whole_picker(tmp_path, one, CONFIG) as picker, picker.stream() as stream:
+        body = frame(field(2, field(2, bytes([1, 2, 3]))))
+        assert await stream.ask(body, GRPC, path=EMBED) == directed(one[0].host_port, body)
+        answer = frame(field(1, b"\0\0\0\0") + field(2, 3))
+        assert await stream.respond([answer], GRPC) == answer
+        assert await tokens_of(picker) == (3, None)
+
+
+async def test_other_protocols_find_no_parser_here(tmp_path: Path) -> None:
+    """Where only gRPC is configured."""
+    async with whole_picker(tmp_path, pods(page()), CONFIG) as picker:
+        (said,) = await picker.ask(completion())
+        assert said.immediate_response.status.code == 400

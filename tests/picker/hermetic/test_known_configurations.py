@@ -1,0 +1,50 @@
+"""The reference's published and smoke configurations boot and serve (cases H44 and H46).
+
+Those that need flow control wait for it; what each makes of its plugins is shown by the golden
+files of `tests/picker/config`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ext_proc_stream import body_of, completion, destination_of
+from metrics_pages import page, pods
+from whole_picker import whole_picker
+
+GOLDEN = Path(__file__).parents[2] / "golden/config"
+NAMES = sorted(
+    path.name.removesuffix(".in.yaml")
+    for kind in ("published", "smoke")
+    for path in GOLDEN.glob(f"{kind}_*.in.yaml")
+)
+WAITING = {"published_flow_control"}
+AT_ONE_PORT = {"published_wide_ep_lws_dp_aware"}  # the rank is named in a header
+READS_NOTHING = {"published_payload_agnostic"}
+ROLES = [{"llm-d.ai/role": role} for role in ("encode", "prefill", "decode", "both")]
+
+
+def test_every_known_configuration_is_here() -> None:
+    """Eight published ones and seven of the smoke test."""
+    assert len([name for name in NAMES if name.startswith("published")]) == 8
+    assert len([name for name in NAMES if name.startswith("smoke")]) >= 7
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in WAITING])
+async def test_a_known_configuration_serves(tmp_path: Path, name: str) -> None:
+    """A pool with every role; the request goes to one that may decode, its body as it was."""
+    text = (GOLDEN / f"{name}.in.yaml").read_text()
+    four = pods(*[page()] * 4, labels=ROLES)
+    async with whole_picker(tmp_path, four, text) as picker, picker.stream() as stream:
+        body = completion(prompt="a long story " * 100)
+        said = await stream.ask(body)
+        address, _, port = destination_of(said).rpartition(":")
+        assert address in [pod.address for pod in four]
+        assert body_of(said) == body
+        assert int(port) in ([8000] if name in AT_ONE_PORT else [pod.port for pod in four])
+        assert await stream.respond([b'{"usage":{"prompt_tokens":3,"completion_tokens":4}}'])
+        told = await picker.series("llm_d_epp_request_output_tokens_sum")
+        assert told == (None if name in READS_NOTHING else 4)
+        assert await picker.series("pointsman_plugin_failures_total") is None
+        assert await picker.is_idle()

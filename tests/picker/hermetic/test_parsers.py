@@ -1,0 +1,228 @@
+"""Every API that a request may speak, through the whole picker: paths, prompts, models, usage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from ext_proc_stream import GatewayStream, directed, refused
+from metrics_pages import page, pods
+from whole_picker import HEAD, until, whole_picker
+
+EVERY_PARSER = (
+    HEAD
+    + """
+plugins:
+- {type: queue-scorer}
+- {type: prefix-cache-scorer}
+- {type: openai-parser}
+- {type: anthropic-parser}
+- {type: vllmhttp-parser}
+- {type: sglanghttp-parser}
+- {type: vllmgrpc-parser}
+- {type: vertexai-parser}
+- {type: passthrough-parser}
+requestHandler:
+  parsers:
+  - {pluginRef: openai-parser}
+  - {pluginRef: anthropic-parser}
+  - {pluginRef: sglanghttp-parser}
+  - {pluginRef: vllmhttp-parser}
+  - {pluginRef: vllmgrpc-parser}
+  - {pluginRef: vertexai-parser}
+  - {pluginRef: passthrough-parser}
+"""
+)
+CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+BLOCKS = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]}
+JSON = {"content-type": "application/json"}
+EVENTS = {"content-type": "text/event-stream"}
+
+
+def bytes_of(members: dict[str, Any]) -> bytes:
+    """A JSON body."""
+    return json.dumps(members).encode()
+
+
+MODELLED: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions/", BLOCKS),
+    ("/v1/chat/completions?beta=true", CHAT),
+    ("/v1/chat/completions/render", CHAT),
+    ("/v1/completions", {"prompt": "hello"}),
+    ("/v1/completions", {"prompt": ["a", "b"]}),
+    ("/v1/completions", {"prompt": [1, 2, 3]}),
+    ("/v1/completions/render", {"prompt": "hello"}),
+    ("/prefix/of/a/gateway/v1/completions", {"prompt": "hello"}),
+    ("/v1/embeddings", {"input": "hello"}),
+    ("/v1/embeddings", {"input": ["a", "b"]}),
+    ("/v1/responses", {"input": "hello"}),
+    ("/v1/responses", {"input": [{"role": "user", "content": "hello"}]}),
+    ("/v1/conversations", {"items": [{"type": "message", "role": "user", "content": "x"}]}),
+    ("/v1/images/generations", {"prompt": "a train"}),
+    ("/v1/messages", CHAT | {"max_tokens": 5}),
+    ("/v1/messages", BLOCKS | {"system": "be brief"}),
+    ("/inference/v1/generate", {"token_ids": [1, 2, 3]}),
+]
+
+
+@pytest.mark.parametrize(("path", "members"), MODELLED)
+async def test_a_request_with_a_model_is_passed_or_renamed(
+    tmp_path: Path, path: str, members: dict[str, Any]
+) -> None:
+    """Byte for byte, or with its model replaced and its members sorted."""
+    one = pods(page())
+    body = bytes_of({"model": "m", **members})
+    texts = {name: json.dumps(value) for name, value in ({"model": "n"} | members).items()}
+    renamed = ",".join(f'"{name}":{text}' for name, text in sorted(texts.items()))
+    async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
+        assert await picker.ask(body, path=path) == directed(one[0].host_port, body)
+        said = await picker.ask(body, {"x-llm-d-model-name-rewrite": "n"}, path=path)
+        assert said == directed(one[0].host_port, f"{{{renamed}}}".encode())
+        assert await picker.requests(model_name="m") == 2
+        without = bytes_of(members)
+        wanted = refused(400, "BadRequest - model not found in request body")
+        assert await picker.ask(without, path=path) == wanted
+
+
+RAW: list[tuple[str, bytes]] = [
+    ("/generate", bytes_of({"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 4}})),
+    ("/tokenize", b"whatever \xff it is"),
+    ("/v1/audio/transcriptions", b"--boundary\r\n\r\n\x00\x01"),
+    ("/v1/foocompletions", b"{}"),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), RAW)
+async def test_a_request_without_a_model_goes_on_raw(
+    tmp_path: Path, path: str, body: bytes
+) -> None:
+    """No header renames it, and none is missed."""
+    one = pods(page())
+    async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
+        headers = {"x-llm-d-model-name-rewrite": "n"}
+        assert await picker.ask(body, headers, path=path) == directed(one[0].host_port, body)
+
+
+BAD: list[tuple[str, bytes]] = [
+    ("/v1/chat/completions", b'{"model":"m","messages":{}}'),
+    ("/v1/chat/completions", b'{"model":"m","messages":[{"content":{}}]}'),
+    ("/v1/completions", b'{"model":"m","prompt":[1,"a"]}'),
+    ("/v1/completions", b'{"model":"m","prompt":[-1]}'),
+    ("/v1/completions", b'{"model":"m","prompt":[4294967296]}'),
+    ("/v1/completions", b'{"model":"m","prompt":[]}'),
+    ("/v1/completions", b'{"model":"m","prompt":""}'),
+    ("/v1/completions", b"[]"),
+    ("/v1/completions", b"null"),
+    ("/v1/completions", b'{"model":"m","prompt":"p"'),
+    ("/v1/completions", b'{"model":"m","prompt":"\xff"}'),
+    ("/v1/completions", b"[" * 100_000),
+    ("/v1/images/generations", b'{"model":"m","prompt":["p"]}'),
+    ("/v1/messages", b'{"model":"m","messages":[]}'),
+    ("/v1/messages", b'{"model":"m","messages":[{"content":7}]}'),
+    ("/inference/v1/generate", b'{"model":"m","token_ids":[]}'),
+    ("/inference/v1/generate", b'{"model":"m","token_ids":[1.5]}'),
+    ("/generate", b'{"text":"hello"}'),
+    ("/generate", b'{"input_ids":[[1]]}'),
+    ("/generate", b'{"input_ids":[1],"extra_key":7}'),
+    ("/v2/generate", b'{"input_ids":[1]}'),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), BAD)
+async def test_bad_bodies_are_refused(tmp_path: Path, path: str, body: bytes) -> None:
+    """400 as plain text, and nothing stays held."""
+    async with whole_picker(tmp_path, pods(page()), EVERY_PARSER) as picker:
+        (said,) = await picker.ask(body, path=path)
+        assert said.immediate_response.status.code == 400
+        assert said.immediate_response.body.startswith(b"inference error: BadRequest - ")
+        assert await picker.outcomes() == {"refused": 1}
+        assert await picker.is_idle()
+
+
+ANTHROPIC_EVENTS = (
+    b'event: message_start\ndata: {"type":"message_start","message":{"usage":'
+    b'{"input_tokens":7,"cache_read_input_tokens":3}}}\n\n'
+    b'event: message_delta\ndata: {"type":"message_delta","usage":{"output_tokens":10}}\n\n'
+)
+RESPONSES_EVENTS = (
+    b'event: x\ndata: {"type":"response.created","response":{"usage":null}}\n\n'
+    b'event: y\ndata: {"type":"response.completed","response":{"usage":'
+    b'{"input_tokens":7,"output_tokens":10,"total_tokens":17}}}\n\n'
+)
+SGLANG_EVENTS = (
+    b'data: {"meta_info":{"prompt_tokens":7,"completion_tokens":2,"finish_reason":null}}\n\n'
+    b'data: {"meta_info":{"prompt_tokens":7,"completion_tokens":10,'
+    b'"finish_reason":{"type":"stop"}}}\n\ndata: [DONE]\n\n'
+)
+TOLD: list[tuple[str, dict[str, Any], dict[str, str], bytes]] = [
+    (
+        "/v1/messages",
+        {"model": "m", **CHAT},
+        JSON,
+        b'{"usage":{"input_tokens":7,"output_tokens":10,"cache_read_input_tokens":3}}',
+    ),
+    ("/v1/messages", {"model": "m", "stream": True, **CHAT}, EVENTS, ANTHROPIC_EVENTS),
+    ("/v1/responses", {"model": "m", "input": "x", "stream": True}, EVENTS, RESPONSES_EVENTS),
+    (
+        "/inference/v1/generate",
+        {"model": "m", "token_ids": [1]},
+        JSON,
+        b'{"usage":{"prompt_tokens":7,"completion_tokens":10}}',
+    ),
+    (
+        "/generate",
+        {"input_ids": [1]},
+        JSON,
+        b'{"text":"x","meta_info":{"prompt_tokens":7,"completion_tokens":10}}',
+    ),
+    ("/generate", {"input_ids": [1], "stream": True}, EVENTS, SGLANG_EVENTS),
+]
+
+
+@pytest.mark.parametrize(("path", "members", "headers", "answer"), TOLD)
+async def test_usage_is_read_as_each_api_tells_it(
+    tmp_path: Path, path: str, members: dict[str, Any], headers: dict[str, str], answer: bytes
+) -> None:
+    """Whole, and cut into threes."""
+    async with whole_picker(tmp_path, pods(page()), EVERY_PARSER) as picker:
+        cut = [answer[at : at + 3] for at in range(0, len(answer), 3)]
+        for pieces in ([answer], cut):
+            async with picker.stream() as stream:
+                await stream.ask(bytes_of(members), path=path)
+                assert await stream.respond(pieces, headers) == answer
+        assert await picker.series("llm_d_epp_request_input_tokens_sum") == 14
+        assert await picker.series("llm_d_epp_request_output_tokens_sum") == 20
+
+
+async def test_nobody_looks_at_the_response_of_a_token_count(tmp_path: Path) -> None:
+    """It passes in full duplex; a gateway that shows no bodies is left when the request leaves."""
+    one = pods(page())
+    path, body = "/v1/messages/count_tokens", b"not even JSON"
+    async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
+        async with picker.stream() as stream:
+            assert await stream.ask(body, path=path) == directed(one[0].host_port, body)
+            assert await stream.respond([b'{"input_', b'tokens":7}']) == b'{"input_tokens":7}'
+        assert await picker.series("llm_d_epp_request_input_tokens_sum") is None
+        stream = GatewayStream(picker.channel)
+        modes = ProcessingMode.FULL_DUPLEX_STREAMED, ProcessingMode.NONE
+        await stream.request_headers(path=path, modes=modes)
+        await stream.request_body(body)
+        assert await stream.read(9) == directed(one[0].host_port, body)
+        assert await stream.call.code() is grpc.StatusCode.OK
+        await until(picker.is_idle)
+        assert await picker.outcomes() == {"skipped": 2}
+
+
+@pytest.mark.parametrize("header", ["x-original-path", "x-forwarded-path"])
+async def test_a_path_may_stand_in_another_header(tmp_path: Path, header: str) -> None:
+    """Where the proxy shows none of its own."""
+    async with whole_picker(tmp_path, pods(page()), EVERY_PARSER) as picker:
+        (said,) = await picker.ask(b"{}", {header: "/v1/messages"}, path="")
+        assert b"invalid messages request" in said.immediate_response.body
+        (said,) = await picker.ask(b"{}", path="")
+        assert b"invalid completions request" in said.immediate_response.body
