@@ -3,17 +3,18 @@
 A transport gives `serve_stream` two callables, one that reads a message (None: the proxy closed its
 side) and one that writes one, and cancels it when the proxy resets the stream.
 
-While a decision is pending the stream is read on, so that a client that leaves cancels its request;
-the decision runs in a task of its own, owned by the stream's task group. A lock keeps the replies
-of one step together.
+Most decisions are made without waiting for anything, right where the request has become complete.
+One that has to wait runs in a task of its own, owned by the stream's task group, and the stream is
+read on meanwhile, so that a client that leaves cancels its request. A lock keeps the replies of one
+step together.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from picker.errors import Code, DropReason, PickerError, RefusedError
 from picker.extproc import wire
@@ -33,6 +34,11 @@ Evict: TypeAlias = Callable[[DropReason], None]
 class RequestExchange(Protocol):
     """One request as its owner sees it; see `requestcontrol.director.Exchange`."""
 
+    @property
+    def decides_at_once(self) -> bool:
+        """Whether `route` never waits for anything; then it needs no task of its own."""
+        ...
+
     async def route(self, raw: RawRequest) -> RouteDecision:
         """Decide. Raises `RefusedError`; may be cancelled."""
         ...
@@ -47,7 +53,6 @@ class RequestExchange(Protocol):
         ...
 
 
-@runtime_checkable
 class Evictable(Protocol):
     """What an exchange is besides, if its request may be stopped while it is under way."""
 
@@ -128,8 +133,10 @@ class _Session:
         """Serve until the stream is over; see `serve_stream`."""
         try:
             async with self._tasks:
-                if isinstance(self._exchange, Evictable):
-                    self._exchange.allow_eviction(self._evict)
+                # Not by `isinstance`, which costs a protocol more than the whole call.
+                allow_eviction = getattr(self._exchange, "allow_eviction", None)
+                if allow_eviction is not None:
+                    allow_eviction(self._evict)
                 await self._read_to_end()
                 if self._machine.state is State.ROUTING:
                     # grpc.aio may show its own stop as the peer's end of the stream.
@@ -181,8 +188,11 @@ class _Session:
     async def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Route):
-                routing = self._route(action.request)
-                self._routing = self._tasks.create_task(routing, name="route")
+                if self._exchange.decides_at_once:
+                    await self._perform(self._answer(_at_once(self._ask(action.request))))
+                else:
+                    routing = self._route(action.request)
+                    self._routing = self._tasks.create_task(routing, name="route")
             elif isinstance(action, CancelRoute):
                 self._cancel_routing()
             elif isinstance(action, Finish):
@@ -200,18 +210,23 @@ class _Session:
                 self._exchange.finish(action.cause, action.response_status, action.served_by)
 
     async def _route(self, request: RawRequest) -> None:
-        """Ask the director and answer; whatever goes wrong, the client gets an answer."""
+        """Ask the director and answer, from a task that is not the reader."""
+        await self._step(self._answer, await self._ask(request))
+
+    async def _ask(self, request: RawRequest) -> RouteDecision | RefusedError:
+        """What the director says; whatever goes wrong, the client gets an answer."""
         try:
-            answer: RouteDecision | RefusedError = await self._exchange.route(request)
+            return await self._exchange.route(request)
         except RefusedError as refusal:
-            answer = refusal
+            return refusal
         except Exception:
             log.exception("routing failed")
-            answer = RefusedError(Code.INTERNAL, "the endpoint picker failed; see its log")
+            return RefusedError(Code.INTERNAL, "the endpoint picker failed; see its log")
+
+    def _answer(self, answer: RouteDecision | RefusedError) -> list[Action]:
         if isinstance(answer, RefusedError):
-            await self._step(self._machine.dropped, answer)
-        else:
-            await self._step(self._machine.routed, answer)
+            return self._machine.dropped(answer)
+        return self._machine.routed(answer)
 
     def _evict(self, reason: DropReason) -> None:
         evicting = self._step(self._machine.evicted, reason)
@@ -234,3 +249,14 @@ class _Session:
             log.exception("a stream failed")
             self._fail(StreamFailedError("internal error", peer_at_fault=False))
             self._stop_reading()
+
+
+def _at_once(asking: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never waits. Raises `RuntimeError` for one that does."""
+    try:
+        asking.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    asking.close()
+    raise RuntimeError("a decision waited that was said to be made at once")

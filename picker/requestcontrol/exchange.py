@@ -91,6 +91,11 @@ class Exchange:
         self._span: Span = NO_SPAN
         self._finished = False
 
+    @property
+    def decides_at_once(self) -> bool:
+        """Whether `route` never waits for anything."""
+        return not self._pipeline.asks_others
+
     async def route(self, raw: RawRequest) -> RouteDecision:
         """Decide where `raw` goes and count it as under way there.
 

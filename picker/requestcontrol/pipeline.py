@@ -109,6 +109,11 @@ class RequestPipeline:
     response_heads: tuple[ResponseHeadHook, ...] = ()
     response_progress: tuple[ResponseProgressHook, ...] = ()
     request_ends: tuple[RequestEndHook, ...] = ()
+    asks_others: bool = field(init=False)  # whether a decision may have to wait
+
+    def __post_init__(self) -> None:
+        asking = any(hasattr(producer, "look_up") for producer in self.producers)
+        object.__setattr__(self, "asks_others", asking)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,11 @@ class RecordingExchange:
     )
     finish_calls: int = 0
 
+    @property
+    def decides_at_once(self) -> bool:
+        """Only what is known not to wait."""
+        return self.routing is route_at_once
+
     async def route(self, raw: RawRequest) -> RouteDecision:
         """Record the request and route it."""
         self.requests.append(raw)

@@ -59,6 +59,8 @@ class Scripted:
         """Remember how."""
         self.evict = evict
 
+    decides_at_once = True
+
     async def route(self, raw: RawRequest) -> RouteDecision:
         """As told."""
         return self.decision

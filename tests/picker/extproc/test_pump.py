@@ -195,8 +195,12 @@ async def test_a_write_that_fails_still_finishes_once(
 async def test_a_proxy_that_closes_its_side_early_still_gets_its_whole_answer(
     director: MakeDirector,
 ) -> None:
-    """Once the decision is made, an orderly end does not cut the replies off."""
-    wire, source = Wire(), director()
+    """Once a decision that had to wait is made, an orderly end does not cut the replies off."""
+
+    async def decide(raw: RawRequest) -> RouteDecision:
+        return RouteDecision("10.0.0.1:8000")
+
+    wire, source = Wire(), director(decide)
     writing, gate = asyncio.Event(), asyncio.Event()
 
     async def slow_write(message: bytes) -> None:

@@ -63,6 +63,8 @@ class EvictableDirector:
         """Remember how."""
         self.evict = evict
 
+    decides_at_once = False
+
     async def route(self, raw: RawRequest) -> RouteDecision:
         """As the exchange does."""
         decision: RouteDecision = await self.exchange.route(raw)
