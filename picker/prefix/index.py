@@ -79,9 +79,18 @@ class PrefixIndex:
             runs = self._runs(hashes, self._salts[held]).tolist()
             return {self._names[i]: run for i, run in zip(held, runs, strict=True)}
         matched: dict[str, int] = {}
-        run = len(hashes)
+        find, length = self._table.find_one, len(hashes)
+        run = length
+        last = following = hashes.item(run - 1)
         for i in held:
-            run = matched[self._names[i]] = self._run(hashes, self._salt_numbers[i], run)
+            salt = self._salt_numbers[i]
+            # Most have the run of the one before; nobody else costs more than these two lookups.
+            if not find((last ^ salt) * _MIX & _MASK | 1) or (
+                run < length and find((following ^ salt) * _MIX & _MASK | 1)
+            ):
+                run = self._run(hashes, salt, run)
+                last, following = hashes.item(run - 1), hashes.item(min(run, length - 1))
+            matched[self._names[i]] = run
         return matched
 
     def record(self, key: str, hashes: BlockHashes, capacity: int) -> None:
