@@ -18,8 +18,6 @@ from picker.running.options import Options, Ports
 
 log = logging.getLogger("picker")
 
-NORMAL_VERBOSITY = 2
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the picker; returns the exit status: 0 after a drain, 1 when it cannot start or fails.
@@ -32,10 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = options_of(arguments)
     except ConfigError as error:
         parser.error(str(error))
-    verbosity = NORMAL_VERBOSITY if arguments.v < 0 else arguments.v
-    if arguments.zap_log_level is not None:
-        verbosity = arguments.zap_log_level
-    set_up_logging(verbosity, as_json=arguments.zap_encoder == "json")
+    set_up_logging(options.logs.verbosity, as_json=options.logs.as_json)
     keep_freed_pages(os.environ)
     try:
         uvloop.run(serve(options, lambda ports: _announce(options, ports)))

@@ -1,7 +1,7 @@
 """The one composition root: options → objects → one task group; signals and drain.
 
 Nothing else in the picker constructs collaborators, but for the parts that it is put together of
-(`picker.running`).
+(`picker.running`) and for the picker of several processes (`picker.processes`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from picker.config.watch import ConfigWatch
 from picker.datalayer.inflight import InflightLoad
 from picker.extproc.health import HealthService
 from picker.metrics import PickerMetrics
+from picker.processes.supervisor import Supervisor
 from picker.running.draining import until_quiet
 from picker.running.listeners import Listeners, StartError
 from picker.running.options import Options, Ports
@@ -138,7 +139,7 @@ class Picker:
 
 async def serve(options: Options, announce: Callable[[Ports], None]) -> None:
     """Run a picker until SIGTERM or SIGINT; a second signal ends the drain at once."""
-    picker = Picker(options)
+    picker = Picker(options) if options.processes == 1 else Supervisor(options)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, picker.stop)

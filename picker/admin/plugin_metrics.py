@@ -51,7 +51,7 @@ class PluginCollector(Collector):
 
     def _whole(self) -> dict[Row, EndpointLoad]:
         rows: dict[Row, EndpointLoad] = {}
-        for key, count in self._inflight.counts.items():
+        for key, count in self._inflight.own_counts.items():
             namespace, _, name = key.partition("/")
             rows[name, namespace, "", "", ""] = EndpointLoad(count)
         return rows

@@ -6,7 +6,7 @@ It has no authentication, so it listens on the loopback address unless told othe
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -29,8 +29,11 @@ class AdminServer:
         datastore: Datastore,
         inflight: InflightLoad,
         is_ready: Callable[[], bool],
+        page: Callable[[], Awaitable[bytes]] | None = None,
     ) -> None:
+        """`page` renders `/metrics` where more than `metrics` is to be told."""
         self._metrics = metrics
+        self._page = page
         self._datastore = datastore
         self._inflight = inflight
         self._is_ready = is_ready
@@ -63,7 +66,8 @@ class AdminServer:
             self._runner = None
 
     async def _show_metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+        body = self._metrics.render() if self._page is None else await self._page()
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def _show_health(self, _request: web.Request) -> web.Response:
         return web.Response(text="ok\n")

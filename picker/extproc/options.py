@@ -15,6 +15,7 @@ from picker.extproc.request_phase import (
     DEFAULT_MAX_HEADERS,
     Limits,
 )
+from picker.extproc.stream_metrics import StreamMetrics
 
 # A buffered body is one message. One that the transport refused would break the stream, where the
 # limit on bodies gives a 413; so the latter has to be the smaller.
@@ -61,8 +62,8 @@ class ServerOptions:
     `host` is an address, or a unix socket as `unix:///path` or by its absolute path; `port` then
     means nothing. `port` 0 takes a free one. Without `tls` the port is plain text. A request with a
     body over `max_body_bytes` in sum is a 413, with more headers than `max_headers` or
-    `max_header_bytes` a 431. `max_message_bytes` bounds one gRPC message. `listening` is a socket that
-    is bound already and shared with other processes: `host` and `port` are then words only.
+    `max_header_bytes` a 431. `max_message_bytes` bounds one gRPC message. `listening` is a socket
+    that is bound already and shared with other processes: `host` and `port` are then words only.
     """
 
     host: str = "0.0.0.0"
@@ -73,6 +74,7 @@ class ServerOptions:
     max_header_bytes: int = DEFAULT_MAX_HEADER_BYTES
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     transport: Transport = Transport.NATIVE
+    streams: StreamMetrics | None = None
     listening: socket.socket | None = None
 
     @property

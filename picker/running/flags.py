@@ -15,12 +15,13 @@ from picker.config.units import duration_seconds, quantity_bytes
 from picker.config.unsupported import FLAGS, reason
 from picker.errors import ConfigError
 from picker.extproc.server import Transport
-from picker.running.options import MetricsTls, Options, TlsFlags
+from picker.running.options import LogFlags, MetricsTls, Options, TlsFlags
 
 T = TypeVar("T")
 _DEFAULTS = Options()
 # The largest message that the picker ever sends: a piece of a body and what is said about it.
 MIN_SENT_MESSAGE_BYTES = 1024 * 1024
+MAX_PROCESSES = 64
 _ENGINE_METRICS = (
     "--total-queued-requests-metric",
     "--total-running-requests-metric",
@@ -68,6 +69,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         tls=_tls_of(arguments),
         metrics_bind_address=arguments.metrics_bind_address,
         metrics_port=arguments.metrics_port,
+        grpc_stream_metrics=arguments.enable_grpc_stream_metrics,
         metrics_tls=_metrics_tls_of(arguments),
         pool_gauges_interval_seconds=arguments.refresh_prometheus_metrics_interval,
         refresh_metrics_interval_seconds=arguments.refresh_metrics_interval,
@@ -76,7 +78,16 @@ def options_of(arguments: argparse.Namespace) -> Options:
         emit_endpoint_scores=arguments.emit_endpoint_scores,
         tracing=arguments.tracing,
         drain_timeout_seconds=arguments.drain_timeout,
+        processes=arguments.processes,
+        logs=_logs_of(arguments),
     )
+
+
+def _logs_of(arguments: argparse.Namespace) -> LogFlags:
+    verbosity = _DEFAULTS.logs.verbosity if arguments.v < 0 else arguments.v
+    if arguments.zap_log_level is not None:
+        verbosity = arguments.zap_log_level
+    return LogFlags(verbosity, as_json=arguments.zap_encoder == "json")
 
 
 def _tls_of(arguments: argparse.Namespace) -> TlsFlags | None:
@@ -207,6 +218,7 @@ def _add_http(arguments: argparse._ArgumentGroup) -> None:
     group = _Group(arguments)
     default: Any = _DEFAULTS.grpc_health_port
     group.flag("--grpc-health-port", _port, "PORT", "gRPC health, plain", default)
+    group.switch("--enable-grpc-stream-metrics", "count ext_proc streams, by how they end")
     group.switch("--health-checking", "answer health checks on the ext_proc port too")
     text = "/metrics /healthz /readyz /endpoints"
     group.flag("--metrics-port", _port, "PORT", text, _DEFAULTS.metrics_port)
@@ -224,6 +236,8 @@ def _add_http(arguments: argparse._ArgumentGroup) -> None:
 def _add_behaviour(arguments: argparse._ArgumentGroup) -> None:
     text = "how long requests under way may take after SIGTERM"
     _Group(arguments).flag("--drain-timeout", duration_seconds, "DURATION", text, "30s")
+    text = "processes that serve ext_proc, beside one that watches the pool; 1: one does both"
+    _Group(arguments).flag("--processes", _processes, "N", text, _DEFAULTS.processes)
 
 
 def _add_logging(arguments: argparse._ArgumentGroup) -> None:
@@ -249,8 +263,6 @@ def _add_refused(arguments: argparse._ArgumentGroup) -> None:
         why = "is gone: use engineConfigs in the parameters of a core-metrics-extractor"
         group.refused(name, why, harmless=())
     group.refused("--enable-pprof", "profiles of Go programs; of this one: py-spy")
-    why = "not supported yet: metrics of gRPC streams are not there"
-    group.refused("--enable-grpc-stream-metrics", why)
     for name in ("--zap-devel", "--zap-stacktrace-level", "--zap-time-encoding"):
         why = "settings of Go's zap: use --zap-encoder, --zap-log-level and -v"
         group.refused(name, why)
@@ -271,6 +283,12 @@ def _checked(parse: Callable[[str], T]) -> Callable[[str], T]:
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) > 65535:
         raise ConfigError(f"'{text}' is no port; write a number from 0 to 65535")
+    return int(text)
+
+
+def _processes(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= MAX_PROCESSES:
+        raise ConfigError(f"'{text}' is no number of processes; write 1 to {MAX_PROCESSES}")
     return int(text)
 
 

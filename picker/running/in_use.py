@@ -56,6 +56,10 @@ class ConfigInUse:
         nothing has changed: for what is wrong, and for a change of what is fixed while the picker
         runs.
         """
+        return self.commit(self.prepare(loaded))
+
+    def prepare(self, loaded: LoadedConfig) -> Assembly:
+        """The objects of another configuration, ready to `commit`. Raises `ConfigError`."""
         before = self._assembly
         known = MappingProxyType(dict(before.instances))
         assembly = self._build(loaded, replace(self._context.options, before=known))
@@ -63,7 +67,11 @@ class ConfigInUse:
             text = "cannot change while the picker runs; restart it"
             loaded.findings.error(tuple(section.split(".")), text)
         loaded.findings.refuse_errors()
-        self._assembly = assembly
+        return assembly
+
+    def commit(self, assembly: Assembly) -> tuple[Finding, ...]:
+        """Put to use what was prepared from what is in use now; its warnings."""
+        before, self._assembly = self._assembly, assembly
         expose_sizes(self._context.metrics, assembly.instances.values(), before.instances.values())
         for listener in self._listeners:
             listener(assembly)

@@ -29,9 +29,18 @@ class MetricsTls:
 
 
 @dataclass(frozen=True, slots=True)
+class LogFlags:
+    """How to log; see `picker.running.logs`."""
+
+    verbosity: int = 2
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """Ports: 0 takes a free one. `tls` None: plain text.
 
+    `processes` is how many processes serve ext_proc; 1 is this one, more are children of it.
     `pool_gauges_interval_seconds` is how long gauges of the pool may be told again before they are
     computed anew.
     """
@@ -52,6 +61,7 @@ class Options:
     tls: TlsFlags | None = None
     metrics_bind_address: str = "127.0.0.1"
     metrics_port: int = 9090
+    grpc_stream_metrics: bool = False
     metrics_tls: MetricsTls | None = None
     pool_gauges_interval_seconds: float = 0.0
     refresh_metrics_interval_seconds: float = 0.05
@@ -60,6 +70,8 @@ class Options:
     emit_endpoint_scores: bool = False
     tracing: bool = False
     drain_timeout_seconds: float = 30.0
+    processes: int = 1
+    logs: LogFlags = LogFlags()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +83,4 @@ class Ports:
     metrics: int
 
 
-__all__ = ["MetricsTls", "Options", "Ports", "TlsFlags"]
+__all__ = ["LogFlags", "MetricsTls", "Options", "Ports", "TlsFlags"]

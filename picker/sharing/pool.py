@@ -67,7 +67,7 @@ class PoolWriter:
     def __init__(self, block: BlockWriter, lives: Lives) -> None:
         self._block = block
         self._lives = lives
-        self._encoder = msgspec.msgpack.Encoder()
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
         self._version: int | None = None
         self._rows: dict[str, tuple[Candidate, int, msgspec.Raw | None]] = {}
         self._complaints: set[str] = set()
@@ -127,6 +127,13 @@ class PoolWriter:
         if text not in self._complaints:
             self._complaints.add(text)
             log.error("%s", text)
+
+
+def _plain(value: Any) -> Any:
+    """Immutable mappings, as labels are, for msgpack."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a {type(value).__name__} cannot be shared between processes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from picker.__main__ import main
 from picker.errors import ConfigError
 from picker.extproc.server import Transport
 from picker.running.flags import build_parser, options_of
-from picker.running.options import MetricsTls, Options, TlsFlags
+from picker.running.options import LogFlags, MetricsTls, Options, TlsFlags
 
 
 def parsed(*argv: str) -> Options:
@@ -38,7 +38,8 @@ def test_flags_are_read_in_the_spelling_of_the_reference() -> None:
         *("--disable-endpoint-subset-filter", "--emit-endpoint-scores=true", "--tracing"),
         *("--refresh-prometheus-metrics-interval", "5s", "--watch-config=false"),
         *("--metrics-cert-dir", "m", "--metrics-client-ca-file", "ca.pem", "--strict-data-scope"),
-        *("--grpc-max-send-msg-size", "4Mi", "--zap-encoder=json", "--zap-log-level", "debug"),
+        *("--processes", "3", "--grpc-max-send-msg-size", "4Mi"),
+        *("--zap-encoder=json", "--zap-log-level", "debug"),
     )
     assert chosen == Options(
         config_file=Path("c.yaml"),
@@ -58,6 +59,8 @@ def test_flags_are_read_in_the_spelling_of_the_reference() -> None:
         emit_endpoint_scores=True,
         tracing=True,
         drain_timeout_seconds=5.0,
+        processes=3,
+        logs=LogFlags(4, as_json=True),
     )
 
 
@@ -107,6 +110,8 @@ def test_flags_that_would_have_no_effect_are_refused(argv: list[str]) -> None:
         (["--secure-serving=maybe"], "neither true nor false"),
         (["--grpc-transport", "carrier-pigeon"], "native, h2, grpcio"),
         (["--zap-encoder", "xml"], "console or json"),
+        (["--processes", "0"], "write 1 to 64"),
+        (["--processes=two"], "no number of processes"),
         (["--zap-log-level", "loud"], "debug, info, error"),
         (["--enable-cert-reload"], "needs --cert-path"),
         (["--grpc-po", "1"], "unrecognized"),

@@ -1,0 +1,136 @@
+"""What the process that watches the pool and a process that serves say to each other.
+
+They speak over one socket, in messages of msgpack behind their length. A question and its answer
+carry the same number. The end of the stream means that the other side is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from picker.running.options import Options
+from picker.sharing.totals import Numbers
+
+_LENGTH_BYTES = 4
+
+
+class Configuration(msgspec.Struct, frozen=True):
+    """A configuration as it was written, how messages call it, and which one it is in order."""
+
+    content: bytes
+    name: str
+    revision: int
+
+
+class Start(msgspec.Struct, tag=True):
+    """The first message to a child; descriptors are numbers that it has inherited.
+
+    `loads` are the blocks of what each process has under way, its own at `index`.
+    """
+
+    index: int
+    options: Options
+    configuration: Configuration
+    pool: int
+    loads: list[int]
+    listening: int
+
+
+class Prepare(msgspec.Struct, tag=True):
+    """Build what a configuration asks for, and wait for `Commit` to use it."""
+
+    question: int
+    configuration: Configuration
+
+
+class Commit(msgspec.Struct, tag=True):
+    """Use what was prepared last."""
+
+
+class Tell(msgspec.Struct, tag=True):
+    """Say what the series' numbers are."""
+
+    question: int
+
+
+class Drain(msgspec.Struct, tag=True):
+    """End when proxies have stopped sending; a second one: end now."""
+
+
+class Ready(msgspec.Struct, tag=True):
+    """The child serves, by this revision of the configuration."""
+
+    revision: int
+
+
+class Failed(msgspec.Struct, tag=True):
+    """The child cannot start."""
+
+    reason: str
+
+
+class Prepared(msgspec.Struct, tag=True):
+    """It has built what was asked for, or not, and why."""
+
+    question: int
+    problem: str | None = None
+
+
+class Told(msgspec.Struct, tag=True):
+    """The numbers; without a question the last ones before the end."""
+
+    question: int | None
+    numbers: Numbers
+
+
+ToChild: TypeAlias = Start | Prepare | Commit | Tell | Drain
+ToParent: TypeAlias = Ready | Failed | Prepared | Told
+Message: TypeAlias = ToChild | ToParent
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is no part of a message")
+
+
+def _path(kind: type[Any], value: Any) -> Any:
+    return kind(value)
+
+
+class Channel:
+    """One end of the socket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+        self._decoder = msgspec.msgpack.Decoder(Message, dec_hook=_path)
+
+    @classmethod
+    async def over(cls, end: socket.socket) -> Channel:
+        """A channel over a connected socket, which it owns from now on."""
+        return cls(*await asyncio.open_unix_connection(sock=end))
+
+    async def send(self, message: Message) -> None:
+        """Raises `ConnectionError` when the other side is gone."""
+        data = self._encoder.encode(message)
+        self._writer.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
+        await self._writer.drain()
+
+    async def receive(self) -> Message | None:
+        """The next message; None once the other side is gone."""
+        try:
+            length = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
+            message: Message = self._decoder.decode(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+        return message
+
+    def close(self) -> None:
+        """Let the other side see the end."""
+        self._writer.close()

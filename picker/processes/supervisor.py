@@ -1,0 +1,301 @@
+"""A picker of several processes: this one watches the pool, its children serve ext_proc.
+
+Theory of operation. Children share nothing on the way of a request. What they have to know of each
+other lies in shared memory: the pool as this process knows it, and what each child has under way.
+Both are written and looked at every few milliseconds beside the requests. Everything else goes over
+one socket to each child: configurations, questions for its metrics, the end.
+
+Every child listens at the port with a socket of its own, and the system spreads connections over
+them; a unix socket is one that all accept from. A child that ends is replaced, and its connections
+alone are lost. Its successor begins with the configuration and the pool of that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
+from importlib.metadata import version
+
+from picker.admin.server import AdminServer
+from picker.config.build import Assembly
+from picker.config.findings import Finding
+from picker.config.load import LoadedConfig
+from picker.config.watch import ConfigWatch
+from picker.datalayer.inflight import InflightLoad
+from picker.errors import ConfigError
+from picker.extproc.binding import bind_shared, bound_port, probe
+from picker.extproc.health import HealthService
+from picker.extproc.options import Transport
+from picker.framework.interfaces import KvEventConsumer
+from picker.metrics import PickerMetrics
+from picker.processes.fleet import ServingFleet
+from picker.processes.messages import Configuration, Start
+from picker.processes.serving import Serving
+from picker.running.listeners import SidePorts, StartError, ext_proc_options
+from picker.running.options import Options, Ports
+from picker.running.pool_side import PoolSide
+from picker.running.request_side import config_in_use, read_config, speaking_to_others
+from picker.sharing.block import BlockReader, BlockWriter, create_block
+from picker.sharing.load import LOAD_BYTES, LoadReader, publish_nothing
+from picker.sharing.pool import POOL_BYTES, Lives, PoolWriter
+from picker.sharing.totals import Numbers, Totals
+
+log = logging.getLogger(__name__)
+
+SHARE_SECONDS = 0.01  # between two looks at what the children say
+ENDING_SECONDS = 5.0  # for children to end, beyond what their requests may take
+
+
+class Supervisor:
+    """Owns what knows the pool, the memory that is shared, and the children."""
+
+    def __init__(self, options: Options) -> None:
+        """Build everything; opens no port. Raises `ConfigError`."""
+        self._options = options
+        self._draining = False
+        self._stopped, self._hurried = asyncio.Event(), asyncio.Event()
+        self._metrics, self._inflight = PickerMetrics(), InflightLoad()
+        _refuse_unshareable(options)
+        loaded, content = read_config(options)
+        outside = speaking_to_others(replace(options, tracing=False))
+        self._config = config_in_use(options, loaded, outside, self._metrics)
+        _refuse_bound_feeds(self._config.assembly)
+        self._configuration = Configuration(loaded.content, loaded.source.name, revision=0)
+        self._reloading = asyncio.Lock()
+        self._watch = self._config_watch(content)
+        lives = Lives()
+        self._pool = PoolSide(
+            options, self._config.assembly, self._metrics, self._inflight, (lives,)
+        )
+        self._config.subscribe(self._pool.use)
+        self._metrics.info.labels("", version("pointsman")).set(1)
+        self._totals = Totals()
+        self._memory = _Memory(options.processes)
+        self._pool_writer = PoolWriter(BlockWriter(self._memory.pool), lives)
+        self._loads = LoadReader([BlockReader(fd) for fd in self._memory.loads])
+        self._fleet = ServingFleet(options.processes, self._begin, self._ended, self._served)
+        datastore = self._pool.datastore
+        admin = AdminServer(self._metrics, datastore, self._inflight, self.is_ready, self._page)
+        self._beside = SidePorts(options, HealthService(self.is_ready), admin)
+        self._reserved: socket.socket | None = None
+
+    def is_ready(self) -> bool:
+        """Whether new requests should come here: somebody serves, and no drain has begun."""
+        return self._pool.datastore.synced and not self._draining and bool(self._fleet.members)
+
+    def stop(self) -> None:
+        """Begin the drain; a second call ends it at once."""
+        if self._stopped.is_set():
+            self._hurried.set()
+        self._stopped.set()
+
+    async def run(self, announce: Callable[[Ports], None]) -> None:
+        """Serve until `stop`, then drain. `announce` is called once all children serve.
+
+        Raises `ConfigError` for an unusable endpoints file, and `StartError` for a busy port and
+        for children that cannot serve.
+        """
+        for warning in self._config.assembly.warnings:
+            log.warning("configuration: %s", warning)
+        self._pool.load()
+        self._pool_writer.publish(self._pool.datastore.snapshot())
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._memory)
+            health, http = await self._beside.open(stack)
+            port = self._reserve(stack)
+            problem = await self._serve(lambda: announce(Ports(port, health, http)))
+        if problem is not None:
+            raise StartError(problem)
+
+    async def _serve(self, announce: Callable[[], None]) -> str | None:
+        """Serve from the first start of the children to their end; why they could not start."""
+        async with asyncio.TaskGroup() as group:
+            tasks = self._start(group)
+            stopping = group.create_task(self._stopped.wait(), name="signal")
+            starting = group.create_task(self._fleet.all_serve(), name="start")
+            await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+            problem = starting.result() if starting.done() else None
+            if problem is None:
+                if starting.done():
+                    announce()
+                await stopping
+                await self._drain()
+            self._fleet.kill()
+            for task in (*tasks, starting, stopping):
+                task.cancel()
+        return problem
+
+    def _start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """Begin the children, and everything that goes on beside them until the end."""
+        self._fleet.start(group)
+        tasks = [
+            *self._pool.start(group),
+            group.create_task(self._share(), name="sharing"),
+            group.create_task(self._fleet.watch(), name="watching"),
+        ]
+        if self._watch is not None:
+            tasks.append(group.create_task(self._watch.run(), name="configuration"))
+        return tasks
+
+    async def _drain(self) -> None:
+        """Say "not serving", and let the children serve on until proxies have noticed."""
+        self._draining = True
+        log.info("draining: %d requests under way", self._inflight.total)
+        await self._fleet.drain()
+        waiting = asyncio.ensure_future(
+            self._fleet.wait(self._options.drain_timeout_seconds + ENDING_SECONDS)
+        )
+        hurrying = asyncio.ensure_future(self._hurried.wait())
+        await asyncio.wait([waiting, hurrying], return_when=asyncio.FIRST_COMPLETED)
+        hurrying.cancel()
+        if not waiting.done():
+            await self._fleet.drain()
+            await self._fleet.wait(ENDING_SECONDS)
+        waiting.cancel()
+
+    # Children
+
+    def _reserve(self, stack: AsyncExitStack) -> int:
+        """Keep the port, without listening at it, for children to come; or have the unix socket.
+
+        Returns the port, 0 for a unix socket. Raises `StartError`.
+        """
+        wanted = ext_proc_options(self._options)
+        try:
+            probe(wanted)
+            self._reserved = bind_shared(wanted)
+        except OSError as error:
+            busy = error.errno == errno.EADDRINUSE
+            reason = "the port is already in use" if busy else (error.strerror or str(error))
+            text = f"cannot listen on {wanted.address} (--grpc-port): {reason}"
+            raise StartError(text) from error
+        stack.callback(self._reserved.close)
+        if wanted.unix_path is not None:
+            stack.callback(wanted.unix_path.unlink, missing_ok=True)
+        return bound_port(self._reserved)
+
+    async def _begin(self, index: int) -> Serving:
+        """Start a child, with a socket of its own or the one that all accept from."""
+        reserved = self._reserved
+        if reserved is None:
+            raise OSError("the port is not open")
+        with ExitStack() as stack:
+            listening = reserved
+            wanted = ext_proc_options(self._options)
+            if wanted.unix_path is None:
+                listening = bind_shared(replace(wanted, port=bound_port(reserved)))
+                stack.callback(listening.close)
+            start = Start(
+                index=index,
+                options=self._options,
+                configuration=self._configuration,
+                pool=self._memory.pool,
+                loads=self._memory.loads,
+                listening=listening.fileno(),
+            )
+            return await Serving.begin(
+                start, (self._memory.pool, *self._memory.loads, listening.fileno())
+            )
+
+    def _served(self, serving: Serving) -> None:
+        """A child serves; by another configuration than now, if that has changed meanwhile."""
+        if serving.revision != self._configuration.revision:
+            serving.kill()  # its successor begins with the one that is in use
+
+    def _ended(self, serving: Serving, is_unasked: bool) -> None:
+        if is_unasked:
+            self._metrics.process_restarts_total.inc()
+        if serving.numbers is not None:
+            self._totals.add_ended(serving.numbers)
+        writer = BlockWriter(self._memory.loads[serving.index])
+        publish_nothing(writer)
+        writer.close()
+
+    # What is shared
+
+    async def _share(self) -> None:
+        """Show the children the pool, and look at what they have under way, until cancelled."""
+        decisions = 0
+        while True:
+            self._pool_writer.publish(self._pool.datastore.snapshot())
+            if self._loads.poll():
+                self._inflight.set_others(self._loads.counts)
+                if self._loads.decisions != decisions:
+                    decisions = self._loads.decisions
+                    self._pool.activity.note()
+            await asyncio.sleep(SHARE_SECONDS)
+
+    async def _page(self) -> bytes:
+        """The metrics of all processes."""
+        told = await asyncio.gather(*(one.tell() for one in self._fleet.members))
+        living: list[Numbers] = [numbers for numbers in told if numbers is not None]
+        return self._totals.render(self._metrics, living)
+
+    # Configuration
+
+    def _config_watch(self, content: bytes | None) -> ConfigWatch | None:
+        path = self._options.config_file
+        if path is None or content is None or not self._options.watch_config:
+            return None
+        return ConfigWatch(path, content, self._apply, self._metrics, time.time)
+
+    async def _apply(self, loaded: LoadedConfig) -> tuple[Finding, ...]:
+        """Put another configuration to use everywhere, or nowhere. Raises `ConfigError`."""
+        async with self._reloading:
+            assembly = self._config.prepare(loaded)
+            _refuse_bound_feeds(assembly)
+            revision = self._configuration.revision + 1
+            wanted = Configuration(loaded.content, loaded.source.name, revision)
+            members = self._fleet.members
+            problems = await asyncio.gather(*(one.prepare(wanted) for one in members))
+            for member, problem in zip(members, problems, strict=True):
+                if problem is not None:
+                    raise ConfigError(f"serving process {member.index}: {problem}")
+            self._configuration = wanted
+            await asyncio.gather(*(one.commit(revision) for one in members))
+            for one in self._fleet.members:
+                self._served(one)  # one may have begun to serve meanwhile
+            return self._config.commit(assembly)
+
+
+class _Memory:
+    """Owns the descriptors of what is shared; a context manager that closes them."""
+
+    def __init__(self, processes: int) -> None:
+        self.pool = create_block("pointsman-pool", POOL_BYTES)
+        self.loads = [
+            create_block(f"pointsman-load-{index}", LOAD_BYTES) for index in range(processes)
+        ]
+
+    def __enter__(self) -> _Memory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in (self.pool, *self.loads):
+            os.close(fd)
+
+
+def _refuse_unshareable(options: Options) -> None:
+    if options.grpc_transport is Transport.GRPCIO:
+        raise ConfigError(
+            "--processes needs --grpc-transport native or h2: grpcio cannot share its port"
+        )
+    if not hasattr(socket, "SO_REUSEPORT") and ext_proc_options(options).unix_path is None:
+        raise ConfigError("--processes needs a unix socket here: ports cannot be shared")
+
+
+def _refuse_bound_feeds(assembly: Assembly) -> None:
+    for name, one in assembly.instances.items():
+        plugin = one.plugin
+        if isinstance(plugin, KvEventConsumer) and plugin.kv_event_feed.bind_address is not None:
+            raise ConfigError(
+                f"plugin '{name}': with --processes engines cannot connect to the picker; have it"
+                " connect to them"
+            )
