@@ -21,6 +21,7 @@ from picker.config.load import LoadedConfig
 from picker.config.watch import ConfigWatch
 from picker.datalayer.inflight import InflightLoad
 from picker.extproc.health import HealthService
+from picker.extproc.stream_metrics import StreamMetrics
 from picker.metrics import PickerMetrics
 from picker.processes.supervisor import Supervisor
 from picker.running.draining import until_quiet
@@ -68,6 +69,7 @@ class Picker:
             self._requests.director,
             HealthService(self.is_ready),
             AdminServer(self._metrics, datastore, self._inflight, self.is_ready),
+            StreamMetrics(self._metrics, time.monotonic),
         )
         self._config.subscribe(self._pool.use)
         self._config.subscribe(self._requests.use)

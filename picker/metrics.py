@@ -43,6 +43,7 @@ from picker.declarations import (
 from picker.label_caps import BoundedLabels, RequestLabels
 from picker.plugin_series import PluginSeries
 from picker.series import AnySeries, Twin, metrics_of, text_of
+from picker.stream_series import StreamSeries
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -105,6 +106,7 @@ class PickerMetrics(Declarations):
         self._declare_pool()
         self._declare_config()
         self.plugins = PluginSeries(declared)
+        self.streams = StreamSeries(declared)
         self.registry.register(_Declared(self._series))
 
     @property

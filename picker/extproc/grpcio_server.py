@@ -38,6 +38,7 @@ class GrpcioServer:
             health,
             limits=options.limits,
             is_stopping=lambda: self._stopping,
+            streams=options.streams,
         )
 
     async def start(self) -> int:

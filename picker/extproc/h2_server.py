@@ -43,6 +43,7 @@ class H2Server:
             health,
             limits=options.limits,
             is_stopping=lambda: self._cancelling,
+            streams=options.streams,
         )
 
     async def start(self) -> int:

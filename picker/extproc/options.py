@@ -64,6 +64,7 @@ class ServerOptions:
     body over `max_body_bytes` in sum is a 413, with more headers than `max_headers` or
     `max_header_bytes` a 431. `max_message_bytes` bounds one gRPC message. `listening` is a socket
     that is bound already and shared with other processes: `host` and `port` are then words only.
+    `streams` counts ext_proc streams (None: nobody does).
     """
 
     host: str = "0.0.0.0"

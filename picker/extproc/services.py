@@ -8,6 +8,7 @@ from picker.extproc.health import HealthService
 from picker.extproc.pump import ExchangeSource, Read, StreamFailedError, Write, serve_stream
 from picker.extproc.request_phase import Limits
 from picker.extproc.rpc import Method, RpcError, Status
+from picker.extproc.stream_metrics import StreamMetrics
 from picker.extproc.wire import METHOD
 
 
@@ -17,13 +18,18 @@ def methods(
     *,
     limits: Limits,
     is_stopping: Callable[[], bool],
+    streams: StreamMetrics | None = None,
 ) -> Mapping[str, Method]:
-    """Paths to methods: ext_proc when there are `exchanges`, health when there is `health`."""
+    """Paths to methods: ext_proc when there are `exchanges`, health when there is `health`.
+
+    `streams` counts those of ext_proc.
+    """
     table: dict[str, Method] = {}
     if health is not None:
         table |= health.methods()
     if exchanges is not None:
-        table[METHOD] = _process(exchanges, limits, is_stopping)
+        process = _process(exchanges, limits, is_stopping)
+        table[METHOD] = process if streams is None else streams.counted(process)
     return table
 
 

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
@@ -23,6 +24,7 @@ from picker.datalayer.datastore import Datastore
 from picker.datalayer.inflight import InflightLoad
 from picker.errors import ConfigError, PickerError
 from picker.extproc.health import HealthService
+from picker.extproc.stream_metrics import StreamMetrics
 from picker.metrics import PickerMetrics
 from picker.processes.messages import (
     Channel,
@@ -81,6 +83,7 @@ class ServingProcess:
             self._requests.director,
             HealthService(self.is_ready),
             socket.socket(fileno=start.listening),
+            StreamMetrics(self._metrics, time.monotonic),
         )
         self._pool = PoolReader(BlockReader(start.pool), self._datastore)
         own, others = start.loads[start.index], [*start.loads]

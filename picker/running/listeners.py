@@ -23,6 +23,7 @@ from picker.extproc.server import (
     build_health_server,
     build_server,
 )
+from picker.extproc.stream_metrics import StreamMetrics
 from picker.extproc.tls import CertificateFolder, cipher_suites, min_version
 from picker.running.options import MetricsTls, Options, Ports, TlsFlags
 
@@ -39,7 +40,7 @@ class ExtProcPort:
     """Owns the server of ext_proc and the certificate that it shows.
 
     With `health` the port answers health checks too. It listens at a socket of its own, or at
-    `listening`, which is bound already.
+    `listening`, which is bound already. `streams` counts what it serves, if that was asked for.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ExtProcPort:
         exchanges: ExchangeSource,
         health: HealthService,
         listening: socket.socket | None = None,
+        streams: StreamMetrics | None = None,
     ) -> None:
         """Opens nothing. Raises `ConfigError` for certificates that cannot be used."""
         self._certificates = _certificates(options.tls)
@@ -56,6 +58,7 @@ class ExtProcPort:
             ext_proc_options(options),
             tls=_tls(options.tls, self._certificates),
             listening=listening,
+            streams=streams if options.grpc_stream_metrics else None,
         )
         answering = health if options.health_checking else None
         self._server: GrpcServer = build_server(exchanges, options=self._options, health=answering)
@@ -122,9 +125,10 @@ class Listeners:
         exchanges: ExchangeSource,
         health: HealthService,
         admin: AdminServer,
+        streams: StreamMetrics | None = None,
     ) -> None:
         """Opens nothing. Raises `ConfigError` for certificates that cannot be used."""
-        self._ext_proc = ExtProcPort(options, exchanges, health)
+        self._ext_proc = ExtProcPort(options, exchanges, health, streams=streams)
         self._beside = SidePorts(options, health, admin)
 
     async def open(self, stack: AsyncExitStack) -> Ports:

@@ -341,3 +341,13 @@ async def test_ext_proc_can_listen_on_a_unix_socket(tmp_path: Path) -> None:
             headers.headers.headers.add(key=":path", raw_value=b"/v1/models")
             await stream.write(pb.ProcessingRequest(request_headers=headers))
             assert (await stream.read()).immediate_response.status.code == 503
+
+
+@pytest.mark.parametrize("counted", [True, False])
+async def test_streams_are_counted_where_that_was_asked_for(tmp_path: Path, counted: bool) -> None:
+    """By the port that serves them."""
+    async with running(options(tmp_path, 1, grpc_stream_metrics=counted)) as picker:
+        stream, _ = await picker.route("hello")
+        _, page = await picker.get("/metrics")
+        assert f"llm_d_epp_extproc_streams_inflight {float(counted)}" in page
+        stream.cancel()

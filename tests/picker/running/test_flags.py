@@ -101,7 +101,6 @@ def test_flags_that_would_have_no_effect_are_refused(argv: list[str]) -> None:
         (["--lora-info-metric", "x"], "engineConfigs"),
         (["--cache-info-metric=x"], "engineConfigs"),
         (["--enable-pprof"], "py-spy"),
-        (["--enable-grpc-stream-metrics=true"], "not supported yet"),
         (["--zap-devel"], "--zap-encoder"),
         (["--grpc-port", "70000"], "from 0 to 65535"),
         (["--drain-timeout", "5"], "1m30s"),
