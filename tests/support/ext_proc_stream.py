@@ -157,12 +157,12 @@ def refused(status: int, error: str, drop_reason: str | None = None) -> list[Mes
 def in_order(message: Message) -> Message:
     """The message with its headers sorted by key; bodies and all else as they are."""
     kind = message.WhichOneof("response")
+    mutations = []
     if kind == "immediate_response":
         mutations = [message.immediate_response.headers]
-    elif kind in ("request_headers", "response_headers"):
-        mutations = [getattr(message, kind).response.header_mutation]
-    else:
-        mutations = []
+    elif kind in ("request_headers", "request_body", "response_headers", "response_body"):
+        response = getattr(message, kind).response
+        mutations = [response.header_mutation] if response.HasField("header_mutation") else []
     for mutation in mutations:
         mutation.set_headers.sort(key=lambda option: option.header.key)
         mutation.remove_headers.sort()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from ext_proc_stream import GatewayStream, body_of, completion, directed, refused, response_pieces
 from metrics_pages import page, pods
 from whole_picker import until, whole_picker
@@ -96,13 +97,20 @@ async def test_as_many_headers_as_are_allowed(tmp_path: Path) -> None:
         assert said == directed(one[0].host_port, completion())
 
 
-async def test_headers_may_hold_any_bytes(tmp_path: Path) -> None:
-    """Names are read without their case; of two values the raw one counts (U2)."""
+async def test_of_two_values_of_a_header_the_raw_one_counts(tmp_path: Path) -> None:
+    """U2; names are read without their case, and bytes that are no text do no harm."""
     one = pods(page())
     async with whole_picker(tmp_path, one) as picker, picker.stream() as stream:
-        headers = {"X-LLM-D-Model-Name-Rewrite": "UPPER"}
-        said = await stream.ask(b'{"model":"m","prompt":"p"}', headers)
-        assert said == directed(one[0].host_port, b'{"model":"UPPER","prompt":"p"}')
+        message = pb.HttpHeaders()
+        add = message.headers.headers.add
+        add(key=":path", value="/v1/completions")
+        add(key="X-Request-Id", value="an-id")
+        add(key="X-LLM-D-Model-Name-Rewrite", value="value", raw_value=b"raw")
+        add(key="x-bytes", raw_value=b"\xff\x00")
+        await stream.send(request_headers=message)
+        await stream.request_body(b'{"model":"m","prompt":"p"}')
+        expected = directed(one[0].host_port, b'{"model":"raw","prompt":"p"}')
+        assert await stream.read_request() == expected
 
 
 async def test_many_requests_on_one_connection(tmp_path: Path) -> None:
