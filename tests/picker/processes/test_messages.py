@@ -1,0 +1,64 @@
+"""What processes say to each other arrives as it was said."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from picker.extproc.options import Transport
+from picker.metrics import PickerMetrics
+from picker.processes.messages import (
+    Channel,
+    Commit,
+    Configuration,
+    Drain,
+    Failed,
+    Message,
+    Prepare,
+    Prepared,
+    Ready,
+    Start,
+    Tell,
+    Told,
+)
+from picker.running.options import LogFlags, MetricsTls, Options, TlsFlags
+from picker.sharing.totals import numbers_of
+
+OPTIONS = Options(
+    config_file=Path("c.yaml"),
+    endpoints_file=Path("/e.yaml"),
+    tls=TlsFlags(Path("certs"), True, "VersionTLS13", ("SUITE",)),
+    metrics_tls=MetricsTls(Path("m")),
+    grpc_transport=Transport.H2,
+    processes=3,
+    logs=LogFlags(4, as_json=True),
+)
+WRITTEN = Configuration(b"kind: \xff", "c.yaml", 7)
+
+
+def told() -> Told:
+    metrics = PickerMetrics()
+    metrics.scheduler_e2e_duration_seconds.observe(0.5)
+    metrics.request_total.labels("m", "m", "", "0").inc()
+    return Told(None, numbers_of(metrics))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Start(1, OPTIONS, WRITTEN, 3, [4, 5], 6),
+        *(Prepare(1, WRITTEN), Commit(), Tell(2), Drain(), Ready(1), Failed("why")),
+        *(Prepared(1), Prepared(1, "no"), told()),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+async def test_a_message_arrives_as_it_was_sent(message: Message) -> None:
+    """Paths, bytes, and choices included; then the end is seen."""
+    here, there = [await Channel.over(end) for end in socket.socketpair()]
+    await here.send(message)
+    assert await there.receive() == message
+    here.close()
+    assert await there.receive() is None
+    there.close()
