@@ -33,7 +33,7 @@ def create_missing_producers(
     hopeless: set[DataKey[Any]] = set()
     while missing := _missing(plugins, hopeless):
         consumer, key = missing
-        row = registry.default_producer(key.data_type)
+        row = registry.default_producer(key.data_type, key.producer)
         if row is not None and row.name == key.producer and key.producer not in _names(plugins):
             before = len(findings)
             if plugins.default(row.name, Origin.NEEDED) is not None and _produces(plugins, key):

@@ -14,7 +14,6 @@ from picker.config.schema import EndpointPickerConfig
 
 FLOW_CONTROL = "flow control"
 KUBERNETES = "Kubernetes"
-MULTI_CLUSTER = "balancing between clusters"
 
 _TYPES = {
     FLOW_CONTROL: """
@@ -23,9 +22,6 @@ _TYPES = {
         static-usage-limit-policy priority-holdback-policy soft-reflective-ceiling-policy
     """,
     KUBERNETES: "k8s-notification-source",
-    MULTI_CLUSTER: """
-        multicluster-file-discovery multicluster-metrics-data-source multicluster-metrics-extractor
-    """,
     "": "burst-prefix-cache-producer",
 }
 # Type → what it waits for ("": itself).

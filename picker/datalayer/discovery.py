@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from watchfiles import Change, awatch
@@ -28,8 +29,15 @@ RECHECK_MS = 1000  # finds what a file system without change events, or a turned
 class FileDiscovery:
     """Keeps the datastore's endpoints equal to those of a file."""
 
-    def __init__(self, path: Path, datastore: Datastore, metrics: PickerMetrics) -> None:
-        self._path = path
+    def __init__(
+        self,
+        path: Path,
+        datastore: Datastore,
+        metrics: PickerMetrics,
+        read: Callable[[bytes], EndpointList] = parse_endpoints,
+    ) -> None:
+        """`read` makes endpoints of the file; it raises `ConfigError` when it is no such file."""
+        self._path, self._decode = path, read
         self._datastore = datastore
         self._errors = metrics.discovery_errors_total
         self._content: bytes | None = None
@@ -103,7 +111,7 @@ class FileDiscovery:
 
     def _parse(self, content: bytes) -> EndpointList:
         try:
-            return parse_endpoints(content)
+            return self._decode(content)
         except ConfigError as error:
             raise ConfigError(f"{self._path}: {error}") from error
 

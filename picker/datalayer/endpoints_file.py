@@ -31,6 +31,7 @@ _FIELDS = ("name", "namespace", "address", "port", "labels", "rank", "nodeAddres
 _SHOWN_LENGTH = 60
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NAME = re.compile(r"[^/\s\x00-\x1f\x7f]+")
+_LOOKS_LIKE_IP = re.compile(r"[0-9.]+$")  # one that is mistyped
 _DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _DNS_NAME = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*")
 
@@ -43,8 +44,11 @@ class EndpointList:
     problems: tuple[str, ...] = ()
 
 
-def parse_endpoints(content: bytes) -> EndpointList:
-    """Decode an endpoints file. Raises `ConfigError` when it is not one at all."""
+def parse_endpoints(content: bytes, allow_names: bool = False) -> EndpointList:
+    """Decode an endpoints file. Raises `ConfigError` when it is not one at all.
+
+    With `allow_names` addresses may be DNS names, which few proxies can route to.
+    """
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"the file is larger than {MAX_FILE_BYTES} bytes")
     try:
@@ -57,7 +61,7 @@ def parse_endpoints(content: bytes) -> EndpointList:
     problems = [f"unknown key {_shown(key)}" for key in document if key != "endpoints"]
     for index, entry in enumerate(document["endpoints"]):
         try:
-            endpoint = _endpoint(entry)
+            endpoint = _endpoint(entry, allow_names)
             if endpoint.key in endpoints:
                 raise ValueError(f"'{endpoint.key}' is already taken by an earlier entry")
         except ValueError as error:
@@ -83,14 +87,14 @@ def _shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def _endpoint(entry: object) -> Endpoint:
+def _endpoint(entry: object, allow_names: bool) -> Endpoint:
     if not isinstance(entry, dict):
         raise ValueError(f"expected a mapping, got {_shown(entry)}")
     unknown = [key for key in entry if key not in _FIELDS]
     if unknown:
         raise ValueError(f"unknown key {_shown(unknown[0])}, allowed: {', '.join(_FIELDS)}")
     node = entry.get("nodeAddress")
-    address, port = _address(entry, "address"), _port(entry.get("port"), "port")
+    address, port = _host(entry, allow_names), _port(entry.get("port"), "port")
     labels = _labels(entry.get("labels"))
     return Endpoint(
         name=_name(entry, "name"),
@@ -130,6 +134,17 @@ def _address(entry: Mapping[str, Any], key: str) -> str:
     if address.is_unspecified or address.is_multicast or "%" in text:
         raise ValueError(f"'{key}' must be the address of one host, got '{address}'")
     return str(address)
+
+
+def _host(entry: Mapping[str, Any], allow_names: bool) -> str:
+    """The address; with `allow_names` perhaps a name, in lower case."""
+    text = entry.get("address")
+    if not allow_names or not isinstance(text, str) or _ip(text) is not None:
+        return _address(entry, "address")
+    name = text.lower()
+    if len(name) > MAX_NAME_LENGTH or not _DNS_NAME.fullmatch(name) or _LOOKS_LIKE_IP.match(name):
+        raise ValueError(f"'address' must be an IP address or a DNS name, got {_shown(text)}")
+    return name
 
 
 def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -2,8 +2,8 @@
 
 Twenty pages a second from each of a hundred endpoints are fetched by the event loop that also
 decides about requests, so this does only what a scrape needs: a GET that was written down when the
-address was first asked, an answer with status 200, without redirect, uncompressed, of 1 MiB at
-most, within a time. Whatever goes wrong closes the connection.
+address was first asked, an answer with status 200, without redirect, uncompressed, of a limited
+size, within a time. Whatever goes wrong closes the connection.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from picker.datalayer.http_response import ResponseError, ResponseReader
 from picker.datalayer.sources import PageLocation, TlsFiles
 from picker.errors import PickerError
 
-MAX_PAGE_BYTES = 1024 * 1024
 TIMEOUT_SECONDS = 1.0
 
 
@@ -51,6 +50,7 @@ class HttpPages:
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         self._path = location.path
+        self._max_page_bytes = location.max_page_bytes
         self._ssl = ssl_context
         self._timeout_seconds = timeout_seconds
         self._idle: dict[str, _Connection] = {}
@@ -108,7 +108,10 @@ class HttpPages:
         try:
             async with asyncio.timeout_at(deadline):
                 _, connection = await loop.create_connection(
-                    _Connection, host.removeprefix("[").removesuffix("]"), int(port), ssl=self._ssl
+                    lambda: _Connection(self._max_page_bytes),
+                    host.removeprefix("[").removesuffix("]"),
+                    int(port),
+                    ssl=self._ssl,
                 )
         except TimeoutError:
             raise self._too_late() from None
@@ -144,7 +147,8 @@ class _LostError(PickerError):
 class _Connection(asyncio.Protocol):
     """A connection that carries one request at a time. Owns the reader of its response."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_page_bytes: int) -> None:
+        self._max_page_bytes = max_page_bytes
         self._transport: asyncio.Transport | None = None
         self._reader: ResponseReader | None = None
         self._answer: asyncio.Future[ResponseReader] | None = None
@@ -164,7 +168,7 @@ class _Connection(asyncio.Protocol):
             raise _LostError("the connection is closed")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[ResponseReader] = loop.create_future()
-        self._answer, self._reader = answer, ResponseReader(MAX_PAGE_BYTES)
+        self._answer, self._reader = answer, ResponseReader(self._max_page_bytes)
         timer = loop.call_at(deadline, self._fail, TimeoutError)
         self._transport.write(request)
         try:

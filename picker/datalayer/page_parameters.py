@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from picker.datalayer.sources import PageLocation, TlsFiles
+from picker.datalayer.sources import MAX_PAGE_BYTES, PageLocation, TlsFiles
 from picker.framework.durations import parse_duration
 from picker.framework.registry import Parameters
 
@@ -18,7 +18,12 @@ class PageParameters(Parameters, frozen=True, kw_only=True):
     interval: str = ""
 
     def locate(
-        self, path: str, port: int | None = None, *, use_node_address: bool = False
+        self,
+        path: str,
+        port: int | None = None,
+        *,
+        use_node_address: bool = False,
+        max_page_bytes: int = MAX_PAGE_BYTES,
     ) -> PageLocation:
         """Where `path` is to be asked for. Raises `ValueError` for values that make no sense."""
         if self.scheme not in ("http", "https"):
@@ -35,6 +40,7 @@ class PageParameters(Parameters, frozen=True, kw_only=True):
             port=port,
             interval_seconds=self._interval_seconds(),
             use_node_address=use_node_address,
+            max_page_bytes=max_page_bytes,
             tls=TlsFiles(
                 verify=not self.insecure_skip_verify,
                 ca_cert_path=self.ca_cert_path,

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from picker.errors import PickerError
 from picker.types import Endpoint, EndpointMetrics
 
+MAX_PAGE_BYTES = 1024 * 1024
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -37,7 +38,8 @@ class PageLocation:
     """Where the pages of a source are.
 
     `port` None: the port of the endpoint's metrics. `use_node_address`: at the address of the node
-    that the endpoint runs on. `interval_seconds` None: as often as the load is asked for.
+    that the endpoint runs on. `interval_seconds` None: as often as the load is asked for. No page
+    may be larger than `max_page_bytes`.
     """
 
     scheme: str = "http"
@@ -46,6 +48,7 @@ class PageLocation:
     interval_seconds: float | None = None
     use_node_address: bool = False
     tls: TlsFiles = TlsFiles()
+    max_page_bytes: int = MAX_PAGE_BYTES
 
     def address(self, endpoint: Endpoint) -> str | None:
         """`host:port` to ask about `endpoint`, IPv6 in brackets; None when it is not known."""

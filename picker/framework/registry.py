@@ -87,9 +87,13 @@ class Registry:
         except KeyError:
             raise ConfigError(self._unknown(type_name)) from None
 
-    def default_producer(self, data_type: str) -> PluginType[Any] | None:
-        """The producer type that is created by itself for `data_type`, if there is one."""
-        return next((row for row in self._types.values() if data_type in row.default_for), None)
+    def default_producer(self, data_type: str, name: str = "") -> PluginType[Any] | None:
+        """The producer type that is created by itself for `data_type`, if there is one.
+
+        Of several, the one called `name`.
+        """
+        rows = [row for row in self if data_type in row.default_for]
+        return next((row for row in rows if row.name == name), rows[0] if rows else None)
 
     def _unknown(self, type_name: str) -> str:
         near = difflib.get_close_matches(type_name, self._types, n=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -14,6 +15,7 @@ from picker.config.build import Assembly
 from picker.datalayer.activity import Activity, WatchedSnapshots
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.discovery import FileDiscovery
+from picker.datalayer.endpoints_file import parse_endpoints
 from picker.datalayer.inflight import InflightLoad
 from picker.datalayer.reading import Patience
 from picker.datalayer.scrape import MIN_TICK_SECONDS, Scraper, ScrapeSettings, polled
@@ -92,8 +94,10 @@ def _discovery(
     if path is not None:
         return FileDiscovery(path, datastore, metrics), True
     if configured is not None and isinstance(configured.plugin, FileDiscoverySettings):
-        path = Path(configured.plugin.path)
-        return FileDiscovery(path, datastore, metrics), configured.plugin.watch_file
+        settings = configured.plugin
+        read = partial(parse_endpoints, allow_names=settings.allows_names)
+        discovery = FileDiscovery(Path(settings.path), datastore, metrics, read)
+        return discovery, settings.watch_file
     raise ConfigError("no endpoints: give --endpoints-file FILE")
 
 

@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from picker.framework.registry import Parameters, PluginType
 
 
 class FileDiscoverySettings(Parameters, frozen=True):
     """`parameters` of a file-discovery, and the plugin itself."""
+
+    allows_names: ClassVar[bool] = False  # addresses are those of hosts
 
     path: str
     watch_file: bool = False

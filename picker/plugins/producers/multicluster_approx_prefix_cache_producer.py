@@ -11,6 +11,7 @@ from picker.plugins.producers.approx_prefix_cache_producer import (
     ApproxPrefixCacheParameters,
     ApproxPrefixCacheProducer,
 )
+from picker.prefix.match import MATCH_INFO
 
 PLUGIN = PluginType(
     "multicluster-approx-prefix-cache-producer",
@@ -18,5 +19,6 @@ PLUGIN = PluginType(
     lambda name, parameters, services: ApproxPrefixCacheProducer(
         name, parameters, services.hash_seed
     ),
+    default_for=(MATCH_INFO,),
     stability=Stability.ALPHA,
 )

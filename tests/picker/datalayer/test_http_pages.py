@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from picker.datalayer.http_pages import MAX_PAGE_BYTES, HttpPages, ScrapeError, tls_context
-from picker.datalayer.sources import PageLocation, TlsFiles
+from picker.datalayer.http_pages import HttpPages, ScrapeError, tls_context
+from picker.datalayer.sources import MAX_PAGE_BYTES, PageLocation, TlsFiles
 
 PAGE = b"vllm:num_requests_waiting 3\n"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(PAGE), PAGE)

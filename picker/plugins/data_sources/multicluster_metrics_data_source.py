@@ -1,0 +1,45 @@
+"""multicluster-metrics-data-source: where other clusters' pickers tell how busy their pools are.
+
+Parameters are those of metrics-data-source, but for the defaults: the way is between clusters, so
+`scheme` is https and certificates are checked (`insecureSkipVerify` false). A page may have 8 MiB.
+Where to ask for an endpoint, which stands for a pool, is said by its labels `metricsAddress` and
+`metricsPort`.
+"""
+
+from __future__ import annotations
+
+from picker.datalayer.page_parameters import PageParameters
+from picker.datalayer.sources import PageLocation
+from picker.framework.registry import PluginType, Stability
+from picker.framework.services import Services
+
+MAX_PICKER_PAGE_BYTES = 8 * 1024 * 1024
+
+
+class MulticlusterMetricsDataSource(PageParameters, frozen=True, kw_only=True):
+    """`parameters` of a multicluster-metrics-data-source, and the plugin itself."""
+
+    scheme: str = "https"
+    insecure_skip_verify: bool = False
+    path: str = "/metrics"
+    port: int | None = None
+
+    @property
+    def location(self) -> PageLocation:
+        """Where metrics pages of pickers are."""
+        return self.locate(self.path, self.port, max_page_bytes=MAX_PICKER_PAGE_BYTES)
+
+
+def _create(
+    _name: str, parameters: MulticlusterMetricsDataSource, _services: Services
+) -> MulticlusterMetricsDataSource:
+    _ = parameters.location  # raises for what makes no sense
+    return parameters
+
+
+PLUGIN = PluginType(
+    "multicluster-metrics-data-source",
+    MulticlusterMetricsDataSource,
+    _create,
+    stability=Stability.ALPHA,
+)

@@ -1,0 +1,79 @@
+"""multicluster-file-discovery: pools by the names of their gateways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from picker.config.build import BuildOptions, build
+from picker.config.catalog import builtin_plugins
+from picker.config.load import load_config
+from picker.datalayer.endpoints_file import parse_endpoints
+from picker.datalayer.inflight import InflightLoad
+from picker.metrics import PickerMetrics
+from picker.plugins.discoveries.file_discovery import PLUGIN as FILE_DISCOVERY
+from picker.plugins.discoveries.multicluster_file_discovery import PLUGIN
+from picker.running.options import Options
+from picker.running.pool_side import PoolSide
+
+CONFIG = """\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- {{type: multicluster-file-discovery, parameters: {{path: {path}}}}}
+- {{type: multicluster-metrics-data-source}}
+- {{type: multicluster-metrics-extractor}}
+- {{type: multicluster-queue-scorer}}
+- {{type: multicluster-prefix-cache-scorer}}
+dataLayer:
+  injectDefaults: false
+  sources:
+  - pluginRef: multicluster-metrics-data-source
+    extractors: [{{pluginRef: multicluster-metrics-extractor}}]
+  discovery: {{pluginRef: multicluster-file-discovery}}
+"""
+POOLS = """\
+endpoints:
+- name: east
+  address: Gateway.East.example
+  port: "80"
+  labels: {metricsAddress: picker.east.example, metricsPort: "9090"}
+- {name: west, address: 10.0.0.1, port: "80"}
+- {name: bad, address: 10.0.0.256, port: "80"}
+"""
+
+
+def test_pools_are_found_by_name(tmp_path: Path) -> None:
+    """Through a whole configuration; where their numbers are is said by labels."""
+    path = tmp_path / "pools.yaml"
+    path.write_text(POOLS)
+    loaded, metrics = load_config(CONFIG.format(path=path).encode(), "test"), PickerMetrics()
+    options = BuildOptions(allow_experimental=True)
+    assembly = build(loaded, builtin_plugins(), metrics, lambda: 0.0, options)
+    assert "multicluster-approx-prefix-cache-producer" in assembly.instances
+    side = PoolSide(Options(), assembly, metrics, InflightLoad())
+    side.load()
+    found = {one.endpoint.name: one.endpoint for one in side.datastore.snapshot().candidates}
+    assert sorted(found) == ["east", "west"]
+    assert found["east"].host_port == "gateway.east.example:80"
+    location = assembly.data_layer.bindings[0].source.location
+    assert location is not None
+    assert location.address(found["east"]) == "picker.east.example:9090"
+    assert metrics.registry.get_sample_value("pointsman_discovery_errors_total") == 1
+
+
+@pytest.mark.parametrize("address", ["10.0.0.256", "a_b", "-a", "a..b", "", "a:80", "a" * 254])
+def test_what_is_neither_an_address_nor_a_name_is_refused(address: str) -> None:
+    """A mistyped address is no name."""
+    text = f'endpoints: [{{name: a, address: "{address}", port: 80}}]'
+    assert parse_endpoints(text.encode(), allow_names=True).endpoints == ()
+
+
+def test_only_pools_may_have_names(configured: Callable[..., Any]) -> None:
+    """A proxy cannot route to the name of a worker."""
+    assert not configured(FILE_DISCOVERY, {"path": "f"}).allows_names
+    assert configured(PLUGIN, {"path": "f"}).allows_names
+    assert parse_endpoints(b"endpoints: [{name: a, address: b.c, port: 80}]").endpoints == ()
