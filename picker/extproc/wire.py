@@ -8,7 +8,7 @@ not matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, cast
 
 from envoy.config.core.v3 import base_pb2
@@ -73,6 +73,7 @@ _SHOW_BODY = _Mode(
 )
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _REMOVABLE = tuple(name for name in PICKER_OWNED if name != DESTINATION)
+_REMOVALS = pb.HeaderMutation(remove_headers=_REMOVABLE)
 
 
 class MalformedMessageError(PickerError):
@@ -168,12 +169,12 @@ def _body_mode(number: int) -> BodyMode:
 
 def _header_map(headers: Iterable[_Message]) -> dict[str, str]:
     """Names to values; of a repeated header the last value counts."""
-    return {header.key.lower(): _value(header) for header in headers}
-
-
-def _value(header: _Message) -> str:
-    raw: bytes = header.raw_value
-    return raw.decode("utf-8", "replace") if raw else header.value
+    return {
+        header.key.lower(): raw.decode("utf-8", "replace")
+        if (raw := header.raw_value)
+        else header.value
+        for header in headers
+    }
 
 
 def _status(headers: Mapping[str, str]) -> int | None:
@@ -253,11 +254,18 @@ def _direct(
         _set(mutation, "content-length", str(reply.content_length))
     for name, value in reply.set_headers:
         _set(mutation, name, value)
-    set_names = {name for name, _ in reply.set_headers}
-    mutation.remove_headers.extend([name for name in _REMOVABLE if name not in set_names])
+    _remove(mutation, {name for name, _ in reply.set_headers})
     _tell(message, reply.metadata)
     destination = message.dynamic_metadata.fields[DESTINATION_NAMESPACE].struct_value
     destination.fields[DESTINATION].string_value = reply.destination
+
+
+def _remove(mutation: _Message, set_names: Set[str]) -> None:
+    """Have what is ours removed, but for what is set."""
+    if set_names.isdisjoint(_REMOVABLE):
+        mutation.MergeFrom(_REMOVALS)  # prepared, as nearly every request has the same
+    else:
+        mutation.remove_headers.extend([name for name in _REMOVABLE if name not in set_names])
 
 
 def _tell(message: _Message, metadata: Metadata) -> None:
