@@ -30,10 +30,11 @@ CONFIG = FOUR_SCORERS.replace("openai-parser", "vllmgrpc-parser")
 
 
 def field(number: int, value: int | bytes) -> bytes:
-    """A field whose number and length fit into seven bits."""
+    """A field: a number of seven bits, or up to 16,383 bytes."""
     if isinstance(value, int):
         return bytes([number << 3, value])
-    return bytes([number << 3 | 2, len(value)]) + value
+    size = len(value)
+    return bytes([number << 3 | 2, size & 0x7F | 0x80, size >> 7]) + value
 
 
 def frame(message: bytes) -> bytes:
@@ -186,3 +187,42 @@ async def test_other_protocols_find_no_parser_here(tmp_path: Path) -> None:
     async with whole_picker(tmp_path, pods(page()), CONFIG) as picker:
         (said,) = await picker.ask(completion())
         assert said.immediate_response.status.code == 400
+
+
+VERTEX = "/google.cloud.aiplatform.v1beta1.PredictionService"
+
+
+@pytest.mark.parametrize(
+    ("method", "members"),
+    [
+        ("ChatCompletions", b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'),
+        ("RawPredict", b'{"model":"m","input":"hi"}'),
+        ("StreamRawPredict", b'{"model":"m","input":"hi","stream":true}'),
+    ],
+)
+async def test_vertex_ai_carries_json_in_frames(
+    tmp_path: Path, method: str, members: bytes
+) -> None:
+    """The model in it is known, but stays; the usage of its response is read."""
+    one = pods(page())
+    config = FOUR_SCORERS.replace("openai-parser", "vertexai-parser")
+    body = frame(field(1, b"endpoints/e") + field(2, field(2, members)))
+    usage = b'{"model":"n","usage":{"prompt_tokens":7,"completion_tokens":10}}'
+    answer = frame(field(2, usage[:20])) + frame(field(2, usage[20:]))
+    async with whole_picker(tmp_path, one, config) as picker, picker.stream() as stream:
+        headers = GRPC | {"x-llm-d-model-name-rewrite": "n"}
+        said = await stream.ask(body, headers, path=f"{VERTEX}/{method}")
+        assert said == directed(one[0].host_port, body)
+        pieces = [answer[at : at + 5] for at in range(0, len(answer), 5)]
+        assert await stream.respond(pieces, GRPC) == answer
+        assert await picker.requests(model_name="m") == 1
+        assert await tokens_of(picker) == (7, 10)
+
+
+async def test_vertex_ai_frames_without_json_are_refused(tmp_path: Path) -> None:
+    """As the API inside would refuse them."""
+    config = FOUR_SCORERS.replace("openai-parser", "vertexai-parser")
+    async with whole_picker(tmp_path, pods(page()), config) as picker:
+        for body in (b"{}", frame(b""), frame(field(2, field(2, b"{"))), frame(field(2, b"\xff"))):
+            (said,) = await picker.ask(body, GRPC, path=f"{VERTEX}/ChatCompletions")
+            assert said.immediate_response.status.code == 400

@@ -80,6 +80,15 @@ async def test_load_and_adapters_decide(
         assert await picker.ask(body) == directed(some[expected].host_port, body)
 
 
+async def test_the_adapter_of_a_rewrite_decides(tmp_path: Path) -> None:
+    """Not the one that the client names."""
+    two = pods(page(0, 0.1, ("T",)), page(0, 0.1, ("my-model",)))
+    async with whole_picker(tmp_path, two) as picker:
+        said = await picker.ask(completion(), {"x-llm-d-model-name-rewrite": "T"})
+        assert said == directed(two[0].host_port, sorted_body("T"))
+        assert await picker.ask(completion()) == directed(two[1].host_port, completion())
+
+
 async def test_a_body_in_two_messages_leaves_as_one(tmp_path: Path) -> None:
     """H8: joined, to the endpoint with room in its cache."""
     two = pods(page(4, 0.2, ("T",)), page(4, 0.85, ("T",)))
@@ -225,7 +234,7 @@ plugins:
         ordered = ",".join(four[index].host_port for index in (1, 0, 2))
         assert await picker.ask(completion()) == directed(ordered, completion())
         async with picker.stream() as stream:
-            await stream.ask(completion(), metadata=None)
+            await stream.ask(completion())
             assert (await picker.endpoints())["pod-1"]["inflight_requests"] == 1
             assert (await picker.endpoints())["pod-0"]["inflight_requests"] == 0
 

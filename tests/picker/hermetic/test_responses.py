@@ -189,3 +189,53 @@ async def test_who_served_is_told_beside_the_response(tmp_path: Path) -> None:
         await stream.response_body(ANSWER, ends=True)
         await stream.read_response()
         await until(picker.is_idle)
+
+
+async def test_the_response_of_a_request_without_body_passes(tmp_path: Path) -> None:
+    """Nobody watches it; its end is the end of the request."""
+    async with whole_picker(tmp_path, pods(page())) as picker, picker.stream() as stream:
+        await stream.request_headers(path="/v1/models", ends=True)
+        await stream.read(1)
+        assert not await picker.is_idle()
+        assert await stream.respond([b'{"data":', b"[]}"]) == b'{"data":[]}'
+        assert await picker.outcomes() == {"completed": 1}
+        assert await picker.is_idle()
+
+
+async def test_trailers_alone_end_a_response(tmp_path: Path) -> None:
+    """And what comes after its end is nobody's."""
+    async with whole_picker(tmp_path, pods(page())) as picker, picker.stream() as stream:
+        await stream.ask(completion())
+        await stream.response_headers()
+        await stream.response_trailers()
+        assert await stream.read(1) == [RESPONSE_TRAILERS]
+        await stream.response_body(b"more", ends=True)
+        await stream.response_trailers()
+        assert await picker.outcomes() == {"completed": 1}
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_error"),
+    [
+        ({":status": "", "status": "500"}, True),
+        ({":status": "404"}, True),
+        ({":status": "200", "status": "500"}, False),
+        ({":status": "abc"}, False),
+        ({":status": ""}, False),
+    ],
+)
+async def test_which_status_counts(tmp_path: Path, headers: dict[str, str], is_error: bool) -> None:
+    """`:status`, else `status`; what is no number says nothing."""
+    async with whole_picker(tmp_path, pods(page())) as picker, picker.stream() as stream:
+        await stream.ask(completion())
+        assert await stream.respond([b"{}"], headers) == b"{}"
+        errors = await picker.series("llm_d_epp_request_error_total")
+        assert errors == (1 if is_error else None)
+
+
+async def test_names_that_clients_invent_do_no_harm(tmp_path: Path) -> None:
+    """The page of metrics stays readable."""
+    model, who = 'm"\n\\{}', 'a"b\\'
+    async with whole_picker(tmp_path, pods(page())) as picker:
+        await picker.ask(completion(model), {"x-llm-d-inference-fairness-id": who})
+        assert await picker.requests(model_name=model, fairness_id=who) == 1
