@@ -1,0 +1,192 @@
+"""What `picker_ext_proc.py` measures: a pool, a picker, an Envoy with it and one without."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fleet.envoy.binary import find_envoy
+from fleet.envoy.bootstrap import build, to_json
+from fleet.envoy.settings import BootstrapConfig, SocketAddress
+from fleet.ports import free_ports
+from fleet.probe import until
+
+HOST = "127.0.0.1"
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+ANSWER = json.dumps({"model": "sim", "choices": [{"text": "word " * 60}], "usage": {}})
+METRICS = "".join(
+    f"# TYPE {name} {kind}\n{name}{labels} {value}\n"
+    for name, kind, labels, value in (
+        ("vllm:num_requests_waiting", "gauge", '{engine="0"}', 0),
+        ("vllm:num_requests_running", "gauge", '{engine="0"}', 3),
+        ("vllm:kv_cache_usage_perc", "gauge", '{engine="0"}', 0.25),
+        ("vllm:cache_config_info", "gauge", '{block_size="16",num_gpu_blocks="8192"}', 1),
+    )
+)
+
+
+@dataclass(slots=True)
+class Site:
+    """Everything that runs; pids by name."""
+
+    folder: Path
+    backends: list[int]
+    pids: dict[str, int] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+
+    def cpu_seconds(self, name: str) -> float:
+        """User and system time so far."""
+        stat = Path(f"/proc/{self.pids[name]}/stat").read_text().rpartition(")")[2].split()
+        return (int(stat[11]) + int(stat[12])) / TICKS_PER_SECOND
+
+
+def answering_envoy(ports: Sequence[int], admin: int) -> dict[str, Any]:
+    """A bootstrap with a listener for each port that answers everything itself."""
+
+    def direct(path: str, text: str, kind: str) -> dict[str, Any]:
+        match = {"prefix": path} if path == "/" else {"path": path}
+        header = {"header": {"key": "content-type", "value": kind}}
+        answer = {"status": 200, "body": {"inline_string": text}}
+        return {"match": match, "direct_response": answer, "response_headers_to_add": [header]}
+
+    routes = [
+        direct("/metrics", METRICS, "text/plain"),
+        direct("/health", "ok", "text/plain"),
+        direct("/", ANSWER, "application/json"),
+    ]
+    name = "type.googleapis.com/envoy.extensions.filters"
+    manager = {
+        "@type": f"{name}.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "backend",
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": routes}]},
+        "http_filters": [
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": {"@type": f"{name}.http.router.v3.Router"},
+            }
+        ],
+    }
+    listeners = [
+        {
+            "name": f"backend-{port}",
+            "address": {"socket_address": {"address": HOST, "port_value": port}},
+            "filter_chains": [
+                {
+                    "filters": [
+                        {
+                            "name": "envoy.filters.network.http_connection_manager",
+                            "typed_config": manager,
+                        }
+                    ]
+                }
+            ],
+        }
+        for port in ports
+    ]
+    return {
+        "admin": {"address": {"socket_address": {"address": HOST, "port_value": admin}}},
+        "static_resources": {"listeners": listeners},
+    }
+
+
+def front_envoy(site: Site, options: argparse.Namespace, bodies: bool, port: int) -> dict[str, Any]:
+    """The bootstrap that `pointsman up` would use."""
+    (admin,) = free_ports(HOST, 1, port + 1)
+    config = BootstrapConfig(
+        listen=SocketAddress(HOST, port),
+        admin=SocketAddress(HOST, admin),
+        picker=SocketAddress(HOST, site.ports["picker"]),
+        picker_health=SocketAddress(HOST, site.ports["health"]),
+        endpoints=tuple(SocketAddress(HOST, backend) for backend in site.backends),
+        buffer_request_body=options.request_body == "buffered",
+        stream_response_body=bodies,
+    )
+    document: dict[str, Any] = json.loads(to_json(build(config)))
+    return document
+
+
+def without_picker(document: dict[str, Any]) -> dict[str, Any]:
+    """The rival: the same Envoy, round robin."""
+    chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
+    del chain["filters"][0]["typed_config"]["http_filters"][0]
+    pool = document["static_resources"]["clusters"][0]
+    del pool["load_balancing_policy"]
+    pool["lb_policy"] = "ROUND_ROBIN"
+    return document
+
+
+@contextlib.asynccontextmanager
+async def running(name: str, site: Site, *command: str) -> AsyncIterator[None]:
+    """A process around a block; its log is in the folder."""
+    with (site.folder / f"{name}.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+    site.pids[name] = process.pid
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(5):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def envoy(name: str, site: Site, document: dict[str, Any], port: int) -> AsyncIterator[None]:
+    """An Envoy with one thread, serving on `port`."""
+    path = site.folder / f"{name}.json"
+    path.write_text(json.dumps(document))
+    flags = ("-c", str(path), "--disable-hot-restart", "--concurrency", "1", "--log-level", "off")
+    async with running(name, site, str(find_envoy()), *flags):
+        await until(SocketAddress(HOST, port), "/health")
+        site.ports[name] = port
+        yield
+
+
+@contextlib.asynccontextmanager
+async def backends(site: Site, kind: str) -> AsyncIterator[None]:
+    """The pool."""
+    async with contextlib.AsyncExitStack() as stack:
+        if kind == "envoy":
+            (admin,) = free_ports(HOST, 1, site.backends[-1] + 1)
+            document = answering_envoy(site.backends, admin)
+            await stack.enter_async_context(envoy("backends", site, document, site.backends[0]))
+        else:
+            for port in site.backends:
+                flags = ("--engine", "sim", "--host", HOST, "--port", str(port))
+                command = (sys.executable, "-m", "worker", *flags)
+                await stack.enter_async_context(running(f"worker-{port}", site, *command))
+            for port in site.backends:
+                await until(SocketAddress(HOST, port), "/health")
+        yield
+
+
+@contextlib.asynccontextmanager
+async def picker(site: Site, options: argparse.Namespace) -> AsyncIterator[None]:
+    """The picker over the pool."""
+    endpoints = site.folder / "endpoints.yaml"
+    endpoints.write_text(
+        "endpoints:\n"
+        + "".join(f'- {{name: w{p}, address: {HOST}, port: "{p}"}}\n' for p in site.backends)
+    )
+    names = ("picker", "health", "metrics")
+    site.ports |= dict(zip(names, free_ports(HOST, 3, site.backends[-1] + 10), strict=True))
+    flags = ["--endpoints-file", str(endpoints), "--bind-address", HOST]
+    flags += ["--grpc-port", str(site.ports["picker"])]
+    flags += ["--grpc-health-port", str(site.ports["health"])]
+    flags += ["--metrics-port", str(site.ports["metrics"]), *options.picker_args.split()]
+    async with running("picker", site, sys.executable, "-m", "picker", *flags):
+        await until(SocketAddress(HOST, site.ports["metrics"]), "/readyz")
+        yield
