@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from ext_proc_stream import completion, destination_of, directed, refused
 from metrics_pages import Pod, has_ipv6, page, pods
-from whole_picker import whole_picker
+from whole_picker import FOUR_SCORERS, until, whole_picker
+
+PREFIX = "  - {pluginRef: prefix-cache-scorer}\n"
 
 NOBODY = refused(
     503,
@@ -56,6 +59,39 @@ async def test_only_those_in_the_subset_serve(
         said = await picker.ask(body, metadata=subset(hint(three)))
         wanted = NOBODY if expected is None else directed(three[expected].host_port, body)
         assert said == wanted
+
+
+def formula(loads: Sequence[tuple[int, float, tuple[str, ...]]]) -> list[float]:
+    """What queue, KV cache and adapters of endpoints add up to for the adapter `T`."""
+    queues = [queue for queue, _, _ in loads]
+    span = max(queues) - min(queues)
+    return [
+        ((max(queues) - queue) / span if span else 1.0)
+        + (1 - kv)
+        + (1.0 if "T" in adapters else 0.8 if len(adapters) < 4 else 0.0)
+        for queue, kv, adapters in loads
+    ]
+
+
+async def test_any_subset_is_decided_by_the_formula(tmp_path: Path) -> None:
+    """Eighty subsets of a pool of random loads; what is outside does not count."""
+    rng = Random(5)
+    names = ("T", "a", "b", "c", "d")
+    loads = [
+        (rng.randrange(9), rng.randrange(100) / 100, tuple(rng.sample(names, rng.randrange(5))))
+        for _ in range(12)
+    ]
+    twelve = pods(*(page(*load) for load in loads))
+    body = completion("T", stream=False)
+    async with whole_picker(tmp_path, twelve, FOUR_SCORERS.replace(PREFIX, "")) as picker:
+        for _ in range(80):
+            chosen = rng.sample(range(12), rng.randrange(1, 12))
+            scores = formula([loads[index] for index in chosen])
+            hint = subset([twelve[index].host_port for index in chosen])
+            went = await picker.destination(body, metadata=hint)
+            score = scores[[twelve[index].host_port for index in chosen].index(went)]
+            assert score == pytest.approx(max(scores))
+            await until(picker.is_idle)
 
 
 async def test_the_subset_may_stand_beside_the_headers(tmp_path: Path) -> None:
