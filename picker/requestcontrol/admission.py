@@ -18,7 +18,9 @@ from picker.types import Candidate, InferenceRequest, SchedulingResult
 PREFER = "prefer"
 IF_AVAILABLE = "if-available"
 FULL = 1.0
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+# Possessive, and content with a quotation without an end: else what a client writes takes the
+# square of its length to read.
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.?)*+"?', re.DOTALL)
 
 
 def identify(request: InferenceRequest, processors: Sequence[RequestProcessor]) -> InferenceRequest:

@@ -219,6 +219,9 @@ async def test_the_first_admitter_that_refuses_decides(
         ("wait; if-available", False),
         ('note="a, if-available, b"', False),
         ('note="a \\", if-available", if-available', True),
+        ('note="a, if-available', False),
+        ('if-available, note="a\\', True),
+        ('"' + '\\"' * 100_000 + ", if-available", False),
     ],
 )
 def test_the_prefer_header_is_a_list_of_tokens_with_parameters(value: str, prefers: bool) -> None:
