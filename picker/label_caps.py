@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 MAX_NAMES = 1000
+MAX_NAME_CHARACTERS = 256  # a body may name a model of megabytes
 MAX_LABEL_SETS = 4096
 OVERFLOW = "other"
 
@@ -22,10 +23,13 @@ class BoundedLabels:
         self._pinned |= frozenset(values)
 
     def admit(self, value: str) -> str:
-        """`value`, or `other` when it is new and the cap is reached. "" is always allowed."""
+        """`value`, or `other` when it is new and the cap is reached, or is too long to be a name.
+
+        "" is always allowed.
+        """
         if not value or value in self._seen or value in self._pinned:
             return value
-        if len(self._seen) >= self._limit:
+        if len(self._seen) >= self._limit or len(value) > MAX_NAME_CHARACTERS:
             return OVERFLOW
         self._seen.add(value)
         return value
@@ -52,14 +56,16 @@ class RequestLabels:
         known = self._known.get(asked)
         if known is not None:
             return known
-        if len(self._known) >= MAX_LABEL_SETS:
-            self._known.clear()  # a cache of what is worked out below
-        known = self._known[asked] = self._bounded(
+        known = self._bounded(
             self.models.admit(model),
             self.models.admit(target_model),
             self.fairness_ids.admit(fairness_id),
             str(priority),
         )
+        if max(len(model), len(target_model), len(fairness_id)) <= MAX_NAME_CHARACTERS:
+            if len(self._known) >= MAX_LABEL_SETS:
+                self._known.clear()  # a cache of what is worked out above
+            self._known[asked] = known
         return known
 
     def _bounded(self, *values: str) -> tuple[str, str, str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -232,6 +233,32 @@ def test_configured_names_are_told_however_many_clients_invent() -> None:
     labels = BoundedLabels(limit=1)
     labels.pin(["ours"])
     assert [labels.admit(v) for v in ("ours", "a", "b", "ours")] == ["ours", "a", "other", "ours"]
+
+
+def test_names_of_any_length_take_no_room() -> None:
+    """A body may name a model as long as itself; neither the page nor the picker keeps it."""
+    metrics = PickerMetrics()
+    names = ["m" * 256, *(str(i) + "m" * 100_000 for i in range(10))]
+    rows = [metrics.request_labels(name, name, name) for name in names]
+    assert rows == [(names[0], names[0], names[0], "0"), *[("other", "other", "other", "0")] * 10]
+    for row in rows:
+        metrics.request_total.labels(*row).inc()
+    assert len(metrics.render()) < 100_000
+
+
+def test_long_names_are_not_kept() -> None:
+    """Nothing refers to them once the request is over."""
+
+    class Name(str):
+        """A string that can be watched."""
+
+        __slots__ = ("__weakref__",)
+
+    labels, name = RequestLabels(), Name("m" * 100_000)
+    kept = weakref.ref(name)
+    labels.of(name, name, name, 0)
+    del name
+    assert kept() is None
 
 
 def test_models_share_one_cap() -> None:
