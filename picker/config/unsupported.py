@@ -22,7 +22,6 @@ _TYPES = {
         static-usage-limit-policy priority-holdback-policy soft-reflective-ceiling-policy
     """,
     KUBERNETES: "k8s-notification-source",
-    "": "burst-prefix-cache-producer",
 }
 # Type → what it waits for ("": itself).
 PLUGIN_TYPES: Mapping[str, str] = MappingProxyType(

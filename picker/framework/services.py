@@ -49,6 +49,29 @@ class NoHttp:
         raise HttpError(f"nothing may be asked of {url} here")
 
 
+class Clock(Protocol):
+    """Lets time pass, for plugins that wait on purpose."""
+
+    def now(self) -> float:
+        """Seconds that never go back."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return once so much has passed. May be cancelled."""
+        ...
+
+
+class NoClock:
+    """A `Clock` on which no time passes and nobody waits."""
+
+    def now(self) -> float:
+        """The beginning."""
+        return 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        """Return at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """Everything a plugin is given when it is made.
@@ -61,6 +84,7 @@ class Services:
     http: HttpClient
     environment: Mapping[str, str] = field(default_factory=lambda: _NO_ENVIRONMENT)
     hash_seed: int = 0
+    clock: Clock = field(default_factory=NoClock)
 
 
 NO_SERVICES = Services(NoHttp())

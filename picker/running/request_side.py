@@ -42,6 +42,18 @@ class Outside:
     tracing: Tracing
 
 
+class LoopClock:
+    """The event loop's time, for plugins that wait."""
+
+    def now(self) -> float:
+        """As the loop tells it."""
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        """Let the loop do other things meanwhile."""
+        await asyncio.sleep(seconds)
+
+
 class RequestSide:
     """Owns what decides, and what goes on beside the decisions for the plugins' sake.
 
@@ -123,6 +135,7 @@ def config_in_use(
             http=outside.http,
             environment=MappingProxyType(dict(os.environ)),
             hash_seed=secrets.randbits(64),
+            clock=LoopClock(),
         ),
         allow_experimental=options.allow_experimental_plugins,
         strict_data_scope=options.strict_data_scope,

@@ -1,0 +1,199 @@
+"""burst-prefix-cache-producer: send requests that come together, and begin alike, together.
+
+When many requests with the same new prompt come at once, none of them has been seen by an endpoint
+before, and each would go wherever there is least to do. So requests wait up to `windowDurationMs`
+(100) for each other, are then distributed over the endpoints together (`scheduling.burst` says
+how), and each gets
+
+    match = all its blocks at the endpoint that it is assigned to, 0 elsewhere
+
+for a prefix-cache-scorer whose `prefixMatchInfoProducerName` is this plugin. The first request
+opens the window; a request that finds `maxBatchSize` (1000, -1: any number) others in it opens the
+next one. Nothing is remembered: beside this, approx-prefix-cache-producer does that.
+
+`minColocateBlocks` (0: one) blocks of `blockSizeTokens` (64) have to be alike; `maxPerReplica` (-1:
+any number) requests of one window go to an endpoint; `balanceBy` `requests` or `tokens`. Blocks
+beyond `maxPrefixTokensToMatch` (0: 2048 blocks) are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.services import Clock, Services
+from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
+from picker.prefix.block_hash import block_hashes, root_hash
+from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.scheduling.burst import BurstRequest, BurstRules, assign
+from picker.types import Candidate, InferenceRequest
+
+MAX_BLOCKS = 2048
+SLACK_SECONDS = 1.0  # for an event loop that has much to do when the window ends
+
+
+class BurstPrefixCacheParameters(Parameters, frozen=True):
+    """`parameters` of a burst-prefix-cache-producer."""
+
+    window_duration_ms: int = 100
+    max_per_replica: int = -1
+    block_size_tokens: int = 64
+    max_prefix_tokens_to_match: int = 0
+    min_colocate_blocks: int = 0
+    max_batch_size: int = 1000
+    balance_by: Literal["requests", "tokens"] = "requests"
+
+
+class _Burst:
+    """The requests of one window, until it ends. Owned by the producer."""
+
+    def __init__(self, ends_at_seconds: float) -> None:
+        self.ends_at_seconds = ends_at_seconds
+        self.members: dict[int, BurstRequest] = {}
+        self.assigned: dict[int, str] | None = None
+        self._next = 0
+
+    def join(self, request: BurstRequest) -> int:
+        """One more; its number."""
+        number, self._next = self._next, self._next + 1
+        self.members[number] = request
+        return number
+
+    def leave(self, number: int) -> None:
+        """One that does not want to go any more."""
+        self.members.pop(number, None)
+
+    def endpoint_of(self, number: int, rules: BurstRules) -> str:
+        """Where it goes. The first to ask ends the window."""
+        if self.assigned is None:
+            endpoints = assign(tuple(self.members.values()), rules)
+            self.assigned = dict(zip(self.members, endpoints, strict=True))
+        return self.assigned[number]
+
+
+class BurstPrefixCacheProducer:
+    """Owns the window that is open."""
+
+    def __init__(
+        self,
+        name: str,
+        parameters: BurstPrefixCacheParameters,
+        clock: Clock,
+        hash_seed: int = 0,
+    ) -> None:
+        """Raises `ValueError` for numbers that make no sense."""
+        _check(parameters)
+        self._block_size = parameters.block_size_tokens
+        tokens = parameters.max_prefix_tokens_to_match
+        self._max_blocks = max(1, tokens // self._block_size) if tokens else MAX_BLOCKS
+        self._max_batch = None if parameters.max_batch_size < 0 else parameters.max_batch_size
+        limit = parameters.max_per_replica
+        self._rules = BurstRules(
+            colocate_blocks=max(1, parameters.min_colocate_blocks),
+            max_per_endpoint=None if limit < 0 else limit,
+            weigh_blocks=parameters.balance_by == "tokens",
+        )
+        self._window_seconds = parameters.window_duration_ms / 1000
+        self._clock, self._seed = clock, hash_seed
+        self._key = match_info_key(name)
+        self._open: _Burst | None = None
+
+    @property
+    def timeout_seconds(self) -> float:
+        """A little more than the window."""
+        return self._window_seconds + SLACK_SECONDS
+
+    @property
+    def produces(self) -> tuple[DataKey[Any], ...]:
+        """The match info under this instance's name."""
+        return (self._key,)
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """The tokenized prompt."""
+        return (TOKENIZED_PROMPT,)
+
+    async def look_up(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> InferenceRequest:
+        """Wait for the end of the window and write the match info.
+
+        A request without prompts, or with one candidate, does not wait.
+        """
+        if not request.prompts or not candidates:
+            return request
+        blocks = self._blocks(request)
+        if len(candidates) == 1:
+            endpoint = candidates[0].key
+        else:
+            pool = tuple((one.key, one.inflight_requests) for one in candidates)
+            endpoint = await self._together(BurstRequest(blocks, pool))
+        info = PrefixCacheMatchInfo(len(blocks), self._block_size, {endpoint: len(blocks)})
+        attributes.put(self._key, info)
+        return request
+
+    async def _together(self, request: BurstRequest) -> str:
+        burst = self._joined()
+        number = burst.join(request)
+        try:
+            await self._clock.sleep(max(0.0, burst.ends_at_seconds - self._clock.now()))
+        except BaseException:  # the client has gone
+            burst.leave(number)
+            raise
+        if self._open is burst:
+            self._open = None
+        return burst.endpoint_of(number, self._rules)
+
+    def _joined(self) -> _Burst:
+        """The window that is open and has room, else a new one."""
+        burst, now = self._open, self._clock.now()
+        is_full = burst is not None and len(burst.members) == self._max_batch
+        if burst is None or is_full or burst.ends_at_seconds <= now:
+            burst = self._open = _Burst(now + self._window_seconds)
+        return burst
+
+    def _blocks(self, request: InferenceRequest) -> tuple[int, ...]:
+        """The hashes of all prompts, one prompt after the other."""
+        root = root_hash(request.target_model, request.body.cache_salt, self._seed)
+        return tuple(
+            int(one)
+            for prompt in request.prompts
+            for one in block_hashes(prompt, root, self._block_size, self._max_blocks, self._seed)
+        )
+
+
+def _check(parameters: BurstPrefixCacheParameters) -> None:
+    if not 1 <= parameters.window_duration_ms <= 10_000:
+        raise ValueError(
+            f"windowDurationMs must be within 1..10000, got {parameters.window_duration_ms}"
+        )
+    for name, value in (
+        ("maxPerReplica", parameters.max_per_replica),
+        ("maxBatchSize", parameters.max_batch_size),
+    ):
+        if value == 0 or value < -1:
+            raise ValueError(f"{name} must be positive, or -1 for any number, got {value}")
+    if parameters.block_size_tokens < 1:
+        raise ValueError(f"blockSizeTokens must be positive, got {parameters.block_size_tokens}")
+    for name, value in (
+        ("maxPrefixTokensToMatch", parameters.max_prefix_tokens_to_match),
+        ("minColocateBlocks", parameters.min_colocate_blocks),
+    ):
+        if value < 0:
+            raise ValueError(f"{name} must not be negative, got {value}")
+
+
+def _create(
+    name: str, parameters: BurstPrefixCacheParameters, services: Services
+) -> BurstPrefixCacheProducer:
+    return BurstPrefixCacheProducer(name, parameters, services.clock, services.hash_seed)
+
+
+PLUGIN = PluginType(
+    "burst-prefix-cache-producer",
+    BurstPrefixCacheParameters,
+    _create,
+    stability=Stability.ALPHA,
+)
