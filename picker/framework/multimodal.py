@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from picker.types import MultiModalFeature
+from picker.types import BYTES_PER_TOKEN, MultiModalFeature
+
+MAX_ITEMS_PER_TOKEN = 4  # items may overlap, as a video and its sound do
 
 
 def distinct_items(features: Sequence[Sequence[MultiModalFeature]]) -> dict[str, str]:
@@ -19,11 +21,12 @@ def modalities(features: Sequence[Sequence[MultiModalFeature]]) -> Mapping[str, 
     return Counter(distinct_items(features).values())
 
 
-def read_features(value: object) -> tuple[MultiModalFeature, ...]:
-    """The items that `value` names, in the order of their offsets; none for None.
+def read_features(value: object, prompt: bytes) -> tuple[MultiModalFeature, ...]:
+    """The items in `prompt`, packed tokens, that `value` names, in the order of their offsets.
 
-    `value` is `{mm_hashes: {modality: [hash]}, mm_placeholders: {modality: [{offset, length}]}}`.
-    What has no hash or no place is left out. Raises `ValueError` for any other shape.
+    None means none; else `value` is
+    `{mm_hashes: {modality: [hash]}, mm_placeholders: {modality: [{offset, length}]}}`. What has no hash or no place is left out. Raises `ValueError` for any other shape, and as
+    `check_items` does.
     """
     if value is None:
         return ()
@@ -35,7 +38,19 @@ def read_features(value: object) -> tuple[MultiModalFeature, ...]:
             _list(of_modality), _list(places.get(modality)), strict=False
         )
     ]
+    check_items(features, prompt)
     return tuple(sorted(features, key=lambda feature: feature.offset))
+
+
+def check_items(features: Sequence[MultiModalFeature], prompt: bytes) -> None:
+    """Raise `ValueError` when the items take more room than there is in `prompt`, packed tokens.
+
+    Every block of a prompt is hashed with the items in it: what a request may make of that has to
+    stay in proportion to its length.
+    """
+    room = MAX_ITEMS_PER_TOKEN * (len(prompt) // BYTES_PER_TOKEN)
+    if sum(feature.length for feature in features) > room:
+        raise ValueError("the items must be within the prompt")
 
 
 def _member(value: object, name: str) -> dict[str, Any]:

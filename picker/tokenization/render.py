@@ -62,4 +62,4 @@ def _prompt(entry: object) -> Prompt:
     tokens = pack_token_ids(entry.get("token_ids"))
     if tokens is None:
         raise ValueError("a render route answered no token_ids")
-    return Prompt(tokens, read_features(entry.get("features")))
+    return Prompt(tokens, read_features(entry.get("features"), tokens))

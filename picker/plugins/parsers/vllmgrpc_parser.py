@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from picker.errors import bad_request
-from picker.framework.grpc_frames import FrameError, FrameSplitter, only_message
+from picker.framework.grpc_frames import FrameSplitter, only_message
 from picker.framework.interfaces import ResponseReader
+from picker.framework.multimodal import check_items
 from picker.framework.protobuf_wire import (
     Value,
     WireError,
@@ -57,7 +58,7 @@ class VllmGrpcParser:
         try:
             message = only_message(body)
             return _generate(message) if trimmed.endswith(_GENERATE) else _embed(message)
-        except (FrameError, WireError) as error:
+        except ValueError as error:  # a broken frame or message, or items that cannot be
             raise bad_request(f"invalid gRPC request: {error}") from error
 
     def response_reader(self, body: ParsedBody, content_type: str) -> ResponseReader:
@@ -99,6 +100,8 @@ def _generate(message: bytes) -> ParsedBody:
         request.take(number, value)
     if request.prompt is None and not request.text:
         raise WireError("a GenerateRequest must have tokenized or text")
+    if request.prompt is not None:
+        check_items(request.features, request.prompt)
     return ParsedBody(
         api=Api.VLLM_GRPC,
         stream=request.stream,

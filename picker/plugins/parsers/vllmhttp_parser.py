@@ -37,7 +37,7 @@ class VllmHttpParser:
             text = "must have token_ids field, a list of integers of 32 bits"
             raise bad_request(f"invalid {_NAME} request: {text}")
         try:
-            features = read_features(payload.get("features"))
+            features = read_features(payload.get("features"), prompt)
         except ValueError as error:
             raise bad_request(f"invalid {_NAME} request: {error}") from error
         return ParsedBody(

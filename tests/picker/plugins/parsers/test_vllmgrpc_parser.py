@@ -85,6 +85,14 @@ def test_a_tokenized_request_is_read_with_its_items() -> None:
     )
 
 
+def test_items_larger_than_the_prompt_are_refused() -> None:
+    """What a short request costs stays in proportion to its length."""
+    items = message((5, message((1, 0), (2, 2**63))), (6, "a"))
+    with pytest.raises(RefusedError, match="within the prompt") as refusal:
+        parse(GENERATE, message((2, TOKENIZED), (7, items)))
+    assert refusal.value.status == 400
+
+
 def test_token_ids_may_be_packed_or_not() -> None:
     """Both are valid protobuf, mixed as well."""
     tokenized = message((2, 1), (2, varint(300)), (2, 2**32 - 1))

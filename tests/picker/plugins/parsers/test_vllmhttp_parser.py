@@ -70,10 +70,17 @@ def test_other_token_ids_are_refused(token_ids: Any) -> None:
     assert refusal.value.status == 400
 
 
+ENDLESS = {
+    "mm_hashes": {"image": ["h"]},
+    "mm_placeholders": {"image": [{"offset": 0, "length": 2**64}]},
+}
+
+
 @pytest.mark.parametrize(
     ("member", "value", "message"),
     [
         ("features", [], "features must be an object"),
+        ("features", ENDLESS, "the items must be within the prompt"),
         ("cache_salt", 1, "cache_salt must be a string"),
     ],
 )
