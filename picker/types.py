@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import eq
 from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, overload
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 DEFAULT_FAIRNESS_ID = "default-flow"
@@ -178,6 +179,48 @@ class ScoredEndpoint:
     score: float
 
 
+class ScoredCandidates(Sequence[ScoredEndpoint]):
+    """Candidates with their totals, in two sequences of equal length that nobody changes.
+
+    An element is made when it is asked for: a decision over a thousand candidates is kept for as
+    long as its request runs, and a thousand objects for each would be most of the memory.
+    """
+
+    __slots__ = ("candidates", "totals")
+
+    def __init__(self, candidates: Sequence[Candidate], totals: Sequence[float]) -> None:
+        self.candidates = candidates
+        self.totals = totals
+
+    def __len__(self) -> int:
+        return len(self.totals)
+
+    @overload
+    def __getitem__(self, index: int) -> ScoredEndpoint: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> ScoredCandidates: ...
+
+    def __getitem__(self, index: int | slice) -> ScoredEndpoint | ScoredCandidates:
+        if isinstance(index, slice):
+            return ScoredCandidates(self.candidates[index], self.totals[index])
+        return ScoredEndpoint(self.candidates[index], self.totals[index])
+
+    def __iter__(self) -> Iterator[ScoredEndpoint]:
+        return map(ScoredEndpoint, self.candidates, self.totals)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(map(eq, self, other))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"ScoredCandidates({list(self)})"
+
+
 @dataclass(frozen=True, slots=True)
 class ProfileResult:
     """Outcome of one scheduling profile: the picked endpoints, best first, and every candidate's
@@ -185,7 +228,7 @@ class ProfileResult:
     """
 
     picked: tuple[ScoredEndpoint, ...]
-    scored: tuple[ScoredEndpoint, ...] = ()
+    scored: Sequence[ScoredEndpoint] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from picker.types import (
     InferenceRequest,
     ProfileResult,
     SchedulingResult,
+    ScoredCandidates,
     ScoredEndpoint,
 )
 
@@ -118,7 +119,7 @@ class TracedProfile:
 
     def _rate(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
-    ) -> tuple[ScoredEndpoint, ...]:
+    ) -> ScoredCandidates:
         within = attributes.get(OPEN_SPAN)
         if within is None:
             return self.inner.rate(request, candidates, attributes)
@@ -128,7 +129,7 @@ class TracedProfile:
             return self.inner.rate(request, candidates, attributes)
 
     def _pick(
-        self, scored: tuple[ScoredEndpoint, ...], rng: Random, within: Span
+        self, scored: Sequence[ScoredEndpoint], rng: Random, within: Span
     ) -> tuple[ScoredEndpoint, ...]:
         span = self.tracer.begin(PICKER_SPAN, within)
         try:

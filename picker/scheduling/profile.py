@@ -9,7 +9,7 @@ from random import Random
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Filter, Picker, Scorer
-from picker.types import Candidate, InferenceRequest, ProfileResult, ScoredEndpoint
+from picker.types import Candidate, InferenceRequest, ProfileResult, ScoredCandidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Profile:
 
     def rate(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
-    ) -> tuple[ScoredEndpoint, ...]:
+    ) -> ScoredCandidates:
         """The second step of `run`: each candidate with its total."""
         totals = [0.0] * len(candidates)
         for weighted in self.scorers:
@@ -80,4 +80,4 @@ class Profile:
                 # False for NaN, which thereby counts 0.
                 if score > 0.0:
                     totals[index] += weight if score >= 1.0 else score * weight
-        return tuple(map(ScoredEndpoint, candidates, totals))
+        return ScoredCandidates(candidates, totals)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from random import Random
 
 from picker.framework.registry import Parameters, PluginType
-from picker.types import ScoredEndpoint
+from picker.types import ScoredCandidates, ScoredEndpoint
 
 
 class PickerParameters(Parameters, frozen=True):
@@ -29,11 +29,20 @@ class MaxScorePicker:
         """The best ones, best first."""
         if self._max_endpoints == 1 and scored:
             # Same distribution as sorting all, without sorting all.
-            best = max([endpoint.score for endpoint in scored])
-            return (rng.choice([endpoint for endpoint in scored if endpoint.score == best]),)
+            totals = _totals(scored)
+            best = max(totals)
+            if totals.count(best) == 1:
+                return (scored[totals.index(best)],)
+            return (scored[rng.choice([i for i, total in enumerate(totals) if total == best])],)
         shuffled = rng.sample(scored, len(scored))
         shuffled.sort(key=lambda endpoint: -endpoint.score)
         return shuffled[: self._max_endpoints]
+
+
+def _totals(scored: Sequence[ScoredEndpoint]) -> Sequence[float]:
+    if isinstance(scored, ScoredCandidates):
+        return scored.totals
+    return [endpoint.score for endpoint in scored]
 
 
 PLUGIN = PluginType(
