@@ -1,0 +1,99 @@
+"""Every golden configuration starts a whole picker that routes, or is refused with its reasons."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from picker.app import Picker
+from picker.errors import ConfigError
+from picker.running.options import Options, Ports
+
+FOLDER = Path(__file__).parents[1] / "golden" / "config"
+CASES = {
+    path.name.removesuffix(".in.yaml"): yaml.safe_load(
+        path.with_name(path.name.replace(".in.", ".out.")).read_text()
+    )
+    for path in sorted(FOLDER.glob("*.in.yaml"))
+}
+GOOD = {name: meaning for name, meaning in CASES.items() if "errors" not in meaning}
+REFUSED = {name: meaning for name, meaning in CASES.items() if "errors" in meaning}
+ENDPOINTS = {
+    "endpoints": [
+        {"name": name, "address": "127.0.0.1", "port": port, "labels": {"llm-d.ai/role": "both"}}
+        for port, name in ((9, "a"), (11, "b"))  # nobody answers there
+    ]
+}
+PATIENCE_SECONDS = 30.0
+
+
+def options(folder: Path, case: str, meaning: Mapping[str, Any]) -> Options:
+    """Free ports, the case's configuration, and endpoints where it names none."""
+    endpoints = folder / "endpoints.yaml"
+    endpoints.write_text(json.dumps(ENDPOINTS))
+    text = (FOLDER / f"{case}.in.yaml").read_text()
+    discovers = meaning.get("discovery") is not None
+    if discovers:
+        text = placed(text, str(endpoints))
+    return Options(
+        config_text=text,
+        endpoints_file=None if discovers else endpoints,
+        allow_experimental_plugins="experimental_refused" not in case,
+        bind_address="127.0.0.1",
+        grpc_port=0,
+        grpc_health_port=0,
+        metrics_port=0,
+        drain_timeout_seconds=0.0,
+    )
+
+
+def placed(text: str, path: str) -> str:
+    """The configuration with `path` as the file of its discovery."""
+    config = yaml.safe_load(text)
+    for plugin in config["plugins"]:
+        if plugin["type"].endswith("file-discovery"):
+            plugin["parameters"]["path"] = path
+    return json.dumps(config)
+
+
+@pytest.mark.parametrize("case", GOOD)
+async def test_a_good_configuration_starts_and_ends_in_order(tmp_path: Path, case: str) -> None:
+    """It knows its endpoints, and has the plugins that its golden twin lists."""
+    meaning = GOOD[case]
+    picker = Picker(options(tmp_path, case, meaning))
+    listed = {meaning["handler"], *meaning["producers"], *meaning["hooks"], *meaning["sources"]}
+    assert listed <= picker._config.assembly.instances.keys()
+    ready: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(picker.run(ready.set_result))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
+        assert not task.done(), task.exception()
+        assert picker.is_ready()
+        assert all((ready.result().grpc, ready.result().health, ready.result().metrics))
+        picker.stop()
+        picker.stop()
+        await task
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_bad_configuration_starts_nothing(tmp_path: Path, case: str) -> None:
+    """Everything that its golden twin lists is said."""
+    with pytest.raises(ConfigError) as refusal:
+        Picker(options(tmp_path, case, REFUSED[case]))
+    said = str(refusal.value)
+    for error in REFUSED[case]["errors"]:
+        assert error.partition(".in.yaml")[2] in said
+
+
+def test_published_configurations_have_what_they_need_created() -> None:
+    """As the reference's own test of them asks for."""
+    for case in ("published_optimized_baseline", "published_pd_disaggregation"):
+        assert {"approx-prefix-cache-producer", "token-producer"} <= set(GOOD[case]["producers"])
+    waiting = {name for name in REFUSED if name.startswith(("published_", "smoke_"))}
+    assert waiting <= {"published_flow_control"}
