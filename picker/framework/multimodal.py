@@ -24,8 +24,9 @@ def modalities(features: Sequence[Sequence[MultiModalFeature]]) -> Mapping[str, 
 def read_features(value: object, prompt: bytes) -> tuple[MultiModalFeature, ...]:
     """The items in `prompt`, packed tokens, that `value` names, in the order of their offsets.
 
-    None means none; else `value` is
-    `{mm_hashes: {modality: [hash]}, mm_placeholders: {modality: [{offset, length}]}}`. What has no hash or no place is left out. Raises `ValueError` for any other shape, and as
+    `value` is None for none, or
+    `{mm_hashes: {modality: [hash]}, mm_placeholders: {modality: [{offset, length}]}}`.
+    What has no hash or no place is left out. Raises `ValueError` for any other shape, and as
     `check_items` does.
     """
     if value is None:
