@@ -10,28 +10,28 @@ Pieces as servers send them end after an event, and nothing is held back then.
 from __future__ import annotations
 
 import json
-import re
 
-_SEPARATORS = (":", ": ", " :", " : ")
+_KEY = b'"model"'
+_SEPARATORS = (b":", b": ", b" :", b" : ")
 
 
 class ModelRenamer:
     """Replaces one model name by another in one response. Owns what is held back."""
 
-    __slots__ = ("_held", "_member", "_openings", "_replacement")
+    __slots__ = ("_held", "_longest", "_openings", "_replacement")
 
     def __init__(self, served: str, asked: str) -> None:
         """`served` is the name that the endpoint knows, `asked` what the client is told."""
         texts = [json.dumps(served), json.dumps(served, ensure_ascii=False)]
         texts += [text.replace("/", "\\/") for text in texts]
-        spellings = {text.encode(errors="surrogatepass") for text in texts}
-        names = b"|".join(re.escape(name) for name in sorted(spellings))
-        self._member = re.compile(rb'("model" ?: ?)(?:' + names + rb")")
+        # No regular expression: the name may come from a client, and to compile it takes far longer
+        # than to look for it. A spelling ends with its quotation mark, so none begins another one.
         self._openings = tuple(
-            b'"model"' + separator.encode() + name
+            (_KEY + separator, _KEY + separator + name)
+            for name in sorted({text.encode(errors="surrogatepass") for text in texts})
             for separator in _SEPARATORS
-            for name in spellings
         )
+        self._longest = max(len(whole) for _, whole in self._openings)
         self._replacement = json.dumps(asked).encode()
         self._held = b""
 
@@ -41,10 +41,14 @@ class ModelRenamer:
             data = self._held + data
             self._held = b""
         pieces: list[bytes] = []
-        start = 0
-        for found in self._member.finditer(data):
-            pieces += (data[start : found.end(1)], self._replacement)
-            start = found.end()
+        start, at = 0, data.find(_KEY)
+        while at >= 0:
+            for before, whole in self._openings:
+                if data.startswith(whole, at):
+                    pieces += (data[start:at], before, self._replacement)
+                    start = at + len(whole)
+                    break
+            at = data.find(_KEY, max(start, at + 1))
         end = len(data) if is_last else self._settled(data, start)
         self._held = data[end:]
         if not pieces and end == len(data):
@@ -54,11 +58,11 @@ class ModelRenamer:
 
     def _settled(self, data: bytes, start: int) -> int:
         """Where in `data`, from `start` on, a member may begin that is not complete yet."""
-        longest = max(map(len, self._openings))
-        at = data.find(b'"', max(start, len(data) - longest + 1))
+        at = data.find(b'"', max(start, len(data) - self._longest + 1))
         while at >= 0:
-            rest = data[at:]
-            if any(opening.startswith(rest) for opening in self._openings):
-                return at
+            if _KEY.startswith(data[at : at + len(_KEY)]):
+                rest = data[at:]
+                if any(whole.startswith(rest) for _, whole in self._openings):
+                    return at
             at = data.find(b'"', at + 1)
         return len(data)

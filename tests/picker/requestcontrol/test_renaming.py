@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -59,6 +60,21 @@ def test_names_are_found_however_json_spells_them(served: str, is_ascii: bool) -
 def test_an_escaped_slash_is_a_slash() -> None:
     """Some servers write it so."""
     assert renamed(b'{"model":"org\\/m"}', "org/m", "n") == [b'{"model":"n"}']
+
+
+def test_names_are_not_kept_beyond_their_response() -> None:
+    """Clients may name a model by a header, at any length."""
+    renamed(b'{"model":"served"}', "served", "asked")
+    tracemalloc.start()
+    try:
+        for number in range(8):
+            served = f"{number}" + "m/" * 2000
+            body = json.dumps({"model": served}).encode()
+            assert renamed(body, served, "asked") == [b'{"model": "asked"}']
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 100_000
 
 
 def test_whole_events_are_never_held_back() -> None:
