@@ -28,7 +28,7 @@ from picker.datalayer.inflight import InflightLoad
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight
 from picker.metrics import PickerMetrics
-from picker.requestcontrol.candidates import candidates_for
+from picker.requestcontrol.candidates import LoadedCandidates, candidates_for
 from picker.requestcontrol.observer import NoObserver
 from picker.requestcontrol.plugin_log import PluginLog
 from picker.requestcontrol.preparing import tell_hooks
@@ -87,13 +87,13 @@ def requests(size: int, count: int, rng: Random) -> Iterator[InferenceRequest]:
 async def decide(
     assembly: Assembly,
     datastore: Datastore,
-    inflight: InflightLoad,
+    loads: tuple[InflightLoad, LoadedCandidates],
     request: InferenceRequest,
     rng: Random,
 ) -> Flight:
     """One decision, as the director makes it."""
     attributes, log = Attributes(), PluginLog(NoObserver(), time.monotonic)
-    candidates = candidates_for(datastore.snapshot().candidates, None, inflight.counts)
+    candidates = candidates_for(datastore.snapshot().candidates, None, loads[0].counts, loads[1])
     request = await produce(assembly.producers, request, candidates, attributes, log)
     result = assembly.scheduler.schedule(request, candidates, attributes, rng)
     flight = Flight(request, result, attributes)
@@ -116,6 +116,7 @@ async def measure(endpoints: int, size: int, decisions: int) -> dict[str, float]
     pool(endpoints, datastore, rng)
     keys = [candidate.key for candidate in datastore.snapshot().candidates]
     under_way: deque[Flight] = deque()
+    loads = (inflight, LoadedCandidates())
     took: list[float] = []
     for index, request in enumerate(requests(size, decisions + decisions // 10, rng)):
         key = rng.choice(keys)
@@ -124,7 +125,7 @@ async def measure(endpoints: int, size: int, decisions: int) -> dict[str, float]
         assert known.metrics is not None
         datastore.update_metrics(key, known.metrics)
         started = time.perf_counter()
-        flight = await decide(assembly, datastore, inflight, request, rng)
+        flight = await decide(assembly, datastore, loads, request, rng)
         elapsed = time.perf_counter() - started
         inflight.acquire(flight.result.endpoints[0].key)
         under_way.append(flight)

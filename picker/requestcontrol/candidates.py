@@ -7,11 +7,43 @@ from ipaddress import ip_address
 
 from picker.types import Candidate
 
+_SLACK = 64  # endpoints that may be remembered although nothing runs there
+
+
+class LoadedCandidates:
+    """Candidates with their in-flight counts, kept from one decision to the next.
+
+    Between two decisions hardly anything changes, and in a pool of thousands to make all of them
+    anew would be most of a decision. Owned by the director.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[Candidate, Candidate]] = {}  # by key: without, and with load
+
+    def of(self, pool: Sequence[Candidate], inflight: Mapping[str, int]) -> list[Candidate]:
+        """`pool` in its order, with the counts of `inflight` filled in."""
+        if len(self._made) > 2 * len(inflight) + _SLACK:
+            self._made.clear()  # of endpoints that are idle now, or gone
+        made = self._made
+        loaded = []
+        for candidate in pool:
+            key = candidate.endpoint.key
+            count = inflight.get(key)
+            if count is None:
+                loaded.append(candidate)
+                continue
+            known = made.get(key)
+            if known is None or known[0] is not candidate or known[1].inflight_requests != count:
+                known = made[key] = (candidate, _with_load(candidate, count))
+            loaded.append(known[1])
+        return loaded
+
 
 def candidates_for(
     pool: Sequence[Candidate],
     subset_hint: Iterable[str] | None,
     inflight: Mapping[str, int],
+    loaded: LoadedCandidates,
 ) -> Sequence[Candidate]:
     """Narrow `pool` to `subset_hint` and fill in the in-flight counts; the pool's order is kept.
 
@@ -22,17 +54,14 @@ def candidates_for(
     eligible = pool if subset_hint is None else _within(pool, subset_hint)
     if not inflight:
         return eligible
-    return [
-        _with_load(candidate, inflight) if candidate.endpoint.key in inflight else candidate
-        for candidate in eligible
-    ]
+    return loaded.of(eligible, inflight)
 
 
-def _with_load(candidate: Candidate, inflight: Mapping[str, int]) -> Candidate:
+def _with_load(candidate: Candidate, count: int) -> Candidate:
     return Candidate(
         candidate.endpoint,
         candidate.metrics,
-        inflight[candidate.endpoint.key],
+        count,
         candidate.last_metrics,
         candidate.attributes,
     )

@@ -241,7 +241,7 @@ class Exchange:
         around = self._around
         hint = None if around.policies.ignore_subset_hint else raw.subset_hint
         pool = around.datastore.snapshot().candidates
-        return candidates_for(pool, hint, around.inflight.counts)
+        return candidates_for(pool, hint, around.inflight.counts, around.loaded)
 
     def _schedule(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes

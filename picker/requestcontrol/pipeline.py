@@ -22,6 +22,7 @@ from picker.framework.interfaces import (
     Screener,
 )
 from picker.framework.tracing import NoTracer, Tracer
+from picker.requestcontrol.candidates import LoadedCandidates
 from picker.requestcontrol.observer import RequestObserver
 from picker.requestcontrol.parsing import ParserTable
 from picker.requestcontrol.rewrite import NO_REWRITES, RewriteRules
@@ -141,3 +142,4 @@ class Surroundings:
     observer: RequestObserver
     clock: Callable[[], float]
     policies: RequestPolicies = field(default_factory=RequestPolicies)
+    loaded: LoadedCandidates = field(default_factory=LoadedCandidates)

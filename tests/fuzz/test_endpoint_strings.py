@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from picker.datalayer.endpoints_file import parse_endpoints
 from picker.errors import ConfigError
-from picker.requestcontrol.candidates import candidates_for
+from picker.requestcontrol.candidates import LoadedCandidates, candidates_for
 from picker.types import Candidate, Endpoint
 
 ForSeconds = Callable[..., None]
@@ -130,11 +130,11 @@ def test_a_subset_hint_never_leaves_the_pool(for_seconds: ForSeconds) -> None:
     """It may mean what it says, in any spelling, and nothing else; order and pool are kept."""
 
     def check(hint: list[str]) -> None:
-        found = candidates_for(POOL, hint, {})
+        found = candidates_for(POOL, hint, {}, LoadedCandidates())
         names = [candidate.endpoint.name for candidate in found]
         assert names == [one.endpoint.name for one in POOL if one.endpoint.name in names]
         assert set(names) >= set().union(*map(meant, hint))
-        separately = [candidates_for(POOL, [entry], {}) for entry in hint]
+        separately = [candidates_for(POOL, [entry], {}, LoadedCandidates()) for entry in hint]
         assert set(names) == {one.endpoint.name for part in separately for one in part}
 
     for_seconds(st.lists(HINTS, max_size=5), check)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from picker.requestcontrol.candidates import candidates_for
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picker.requestcontrol.candidates import LoadedCandidates, candidates_for
 from picker.types import Candidate, Endpoint, EndpointMetrics
 
 METRICS = EndpointMetrics(waiting_requests=3)
@@ -42,23 +46,54 @@ def test_the_subset_hint_compares_ports_only_where_it_names_one(
     hint: tuple[str, ...] | None, names: list[str]
 ) -> None:
     """Without a hint all may serve, with an empty one nobody; the pool's order is kept."""
-    found = candidates_for(POOL, hint, {})
+    found = candidates_for(POOL, hint, {}, LoadedCandidates())
     assert [candidate.endpoint.name for candidate in found] == names
 
 
 def test_the_pickers_own_load_is_filled_in() -> None:
     """Endpoints with requests under way carry the count, with their metrics kept."""
-    found = candidates_for(POOL, ("10.0.0.1",), {"default/a": 2, "default/b": 7})
+    found = candidates_for(
+        POOL, ("10.0.0.1",), {"default/a": 2, "default/b": 7}, LoadedCandidates()
+    )
     assert list(found) == [Candidate(POOL[0].endpoint, METRICS, 2), POOL[1]]
 
 
 def test_an_idle_pool_is_passed_through_untouched() -> None:
     """Nothing is copied when there is nothing to say."""
-    assert candidates_for(POOL, None, {}) is POOL
+    assert candidates_for(POOL, None, {}, LoadedCandidates()) is POOL
 
 
 def test_attributes_and_last_metrics_come_along() -> None:
     """Load is added, nothing is lost."""
     known = Candidate(POOL[0].endpoint, None, 0, METRICS, {"x/y": 1})
-    (found,) = candidates_for([known], None, {"default/a": 1})
+    (found,) = candidates_for([known], None, {"default/a": 1}, LoadedCandidates())
     assert found == Candidate(POOL[0].endpoint, None, 1, METRICS, {"x/y": 1})
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans()), max_size=30))
+def test_candidates_that_are_kept_are_those_that_would_be_made(
+    changes: list[tuple[int, int, bool]],
+) -> None:
+    """Whatever changes between two decisions: counts, metrics, or who is in the pool."""
+    loaded, pool, counts = LoadedCandidates(), list(POOL), {}
+    for index, count, is_scraped in changes:
+        candidate = pool[index % len(pool)]
+        if is_scraped:
+            metrics = EndpointMetrics(waiting_requests=count)
+            pool[index % len(pool)] = replace(candidate, metrics=metrics)
+        elif count:
+            counts[candidate.key] = count
+        else:
+            counts.pop(candidate.key, None)
+        expected = [replace(one, inflight_requests=counts.get(one.key, 0)) for one in pool]
+        assert loaded.of(pool, counts) == expected
+        assert loaded.of(pool, counts) == expected
+
+
+def test_endpoints_that_are_gone_are_forgotten() -> None:
+    """A pool that changes for ever does not grow the memory."""
+    loaded = LoadedCandidates()
+    for number in range(500):
+        candidate = Candidate(Endpoint(f"w{number}", "10.0.0.1", 8000))
+        loaded.of([candidate], {candidate.key: 1})
+    assert len(loaded._made) < 100
