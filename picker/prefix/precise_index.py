@@ -25,7 +25,7 @@ then new ones are left out until others have gone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from picker.prefix.block_keys import BlockKeys, Extras
@@ -34,6 +34,7 @@ from picker.types import BYTES_PER_TOKEN
 
 SPECULATIVE = "speculative"
 _MAX_LOOSE = 4096  # chains of an endpoint that end within a key
+_MAX_SHELVES = 64  # tiers and cache groups of an endpoint
 
 
 @dataclass(slots=True, eq=False)
@@ -109,7 +110,7 @@ class PreciseIndex:
         self._engines: dict[str, _Engine] = {}
         self._expected: deque[_Expected] = deque()
         self._expected_at: dict[int, dict[str, int]] = {}
-        self.dropped_blocks = 0  # without a known parent
+        self.dropped_blocks = 0  # without a known parent, or in a tier too many
 
     def __len__(self) -> int:
         """Number of keys that some engine holds."""
@@ -131,8 +132,7 @@ class PreciseIndex:
         engine = self._engines.pop(endpoint, _Engine())
         for shelf in engine.shelves.values():
             for keys in shelf.keys.values():
-                for key in keys:
-                    self._take_off(key, shelf)
+                self._take_off(keys, shelf)
         if any(one.endpoint == endpoint for one in self._expected):
             kept = [one for one in self._expected if one.endpoint != endpoint]
             self._expected, self._expected_at = deque(kept), {}
@@ -192,6 +192,9 @@ class PreciseIndex:
         engine = self._engines.setdefault(endpoint, _Engine())
         shelf = engine.shelves.get((event.tier, event.group))
         if shelf is None:
+            if len(engine.shelves) == _MAX_SHELVES:
+                self.dropped_blocks += len(event.hashes)
+                return
             shelf = _Shelf(endpoint, event.tier)
             engine.shelves[event.tier, event.group] = shelf
         if not event.tokens:
@@ -248,14 +251,22 @@ class PreciseIndex:
             )
 
     def _put(self, shelf: _Shelf, block: int, keys: tuple[int, ...], is_again: bool = True) -> None:
-        """Put a block on a shelf, or more keys of one that is there (then not `is_again`)."""
+        """Put a block on a shelf, or more keys of one that is there (then not `is_again`).
+
+        One that is stored again with other keys has those: what the engine said last is right.
+        """
         before = shelf.keys.get(block)
         if before is None:
             shelf.keys[block] = keys
         else:
             if is_again:
                 shelf.again[block] = shelf.again.get(block, 0) + 1
-            shelf.keys[block] = before + tuple(key for key in keys if key not in before)
+            new = tuple(key for key in keys if key not in before)
+            if is_again and new:
+                shelf.keys[block] = keys
+                self._take_off((key for key in before if key not in keys), shelf)
+            else:
+                shelf.keys[block] = before + new
         for key in keys:
             held = self._holders.get(key)
             if held is None:
@@ -275,15 +286,15 @@ class PreciseIndex:
                 shelf.again[block] = again - 1
             if not again:
                 engine.loose.pop(block, None)
-                for key in shelf.keys.pop(block, ()):
-                    self._take_off(key, shelf)
+                self._take_off(shelf.keys.pop(block, ()), shelf)
 
-    def _take_off(self, key: int, shelf: _Shelf) -> None:
-        left = tuple(one for one in self._holders.get(key, ()) if one is not shelf)
-        if left:
-            self._holders[key] = left
-        else:
-            self._holders.pop(key, None)
+    def _take_off(self, keys: Iterable[int], shelf: _Shelf) -> None:
+        for key in keys:
+            left = tuple(one for one in self._holders.get(key, ()) if one is not shelf)
+            if left:
+                self._holders[key] = left
+            else:
+                self._holders.pop(key, None)
 
     # Lookup
 
@@ -363,9 +374,10 @@ def _extras_of_keys(
     """The extra keys of each key, the last perhaps not full: those of the blocks it overlaps."""
     if not start.extras and not any(event.extras):
         return []
-    extras: list[list[str]] = [[] for _ in range(-(-total // own))]
-    extras[0].extend(start.extras)
+    # Dicts for sets that keep their order: a key of many small blocks may have many.
+    extras: list[dict[str, None]] = [{} for _ in range(-(-total // own))]
+    extras[0].update(dict.fromkeys(start.extras))
     for begin, texts in zip(begins, event.extras, strict=False):
         for index in range(begin // own, -(-(begin + event.block_size) // own)):
-            extras[index].extend(text for text in texts if text not in extras[index])
+            extras[index].update(dict.fromkeys(texts))
     return [tuple(texts) for texts in extras]

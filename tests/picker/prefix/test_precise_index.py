@@ -195,6 +195,38 @@ def test_no_more_keys_are_held_than_allowed() -> None:
     assert scene.blocks(*range(50, 54)) == {"a": 1}
 
 
+def test_a_block_that_is_stored_again_with_other_tokens_has_those_only() -> None:
+    """Whatever an engine says, a block does not gather keys; it is still removed twice."""
+    scene = Scene()
+    for first in range(0, 400, 4):
+        scene.say("a", stored(1, *range(first, first + 4)))
+    assert len(scene.index) == 1
+    assert scene.blocks(*range(4)) == {}
+    assert scene.blocks(*range(396, 400)) == {"a": 1}
+    scene.say("a", *[BlocksRemoved((1,))] * 99)
+    assert scene.blocks(*range(396, 400)) == {"a": 1}
+    scene.say("a", BlocksRemoved((1,)))
+    assert len(scene.index) == 0
+
+
+def test_an_engine_has_no_endless_number_of_tiers() -> None:
+    """Each is looked through for every block; those beyond are left out and counted."""
+    scene = Scene()
+    scene.say("a", *(stored(1, *range(4), tier=f"t{number}") for number in range(100)))
+    assert len(scene.find(*range(4))["a"].tiers) == 64
+    assert scene.index.dropped_blocks == 36
+
+
+def test_extras_of_many_small_blocks_are_put_together_each_once() -> None:
+    """In the order in which the blocks name them, across messages."""
+    scene = Scene()
+    texts = tuple((f"t{number % 3}", "salt") for number in range(4))
+    scene.say("a", stored(1, 0, 1, size=1, extras=texts[:2]))
+    scene.say("a", stored(3, 2, 3, parent=2, size=1, extras=texts[2:]))
+    keys = MAKER.chain(MAKER.root("m"), tokens(0, 1, 2, 3), [("t0", "salt", "t1", "t2")])
+    assert {name: match.blocks for name, match in scene.index.match(keys, 0.0).items()} == {"a": 1}
+
+
 Prefix = tuple[int, ...]
 
 
