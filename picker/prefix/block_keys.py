@@ -109,9 +109,9 @@ class BlockKeys:
 
 def _xxh64_key(parent: int, tokens: bytes, extras: Extras) -> int:
     message = _LE64.pack(parent) + tokens
-    for extra in extras:
-        data = extra.encode(errors="surrogatepass")
-        message += _LE64.pack(len(data)) + data
+    if extras:  # joined, because a client may send many
+        texts = [extra.encode(errors="surrogatepass") for extra in extras]
+        message = b"".join((message, *(_LE64.pack(len(text)) + text for text in texts)))
     return xxhash.xxh64_intdigest(message)
 
 

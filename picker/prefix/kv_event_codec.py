@@ -28,6 +28,7 @@ from picker.errors import PickerError
 
 TOPIC_PREFIX = "kv@"
 DEFAULT_TIER = "gpu"
+MAX_EXTRA_KEYS = 256  # of one block: each becomes part of the keys of all that the block overlaps
 _FULL_ATTENTION = ("", "full_attention", "mla_attention", "sink_full_attention")
 _MASK = 2**64 - 1
 _STORED = (
@@ -226,6 +227,8 @@ def _extras(value: object, adapter: str) -> tuple[tuple[str, ...], ...]:
 def _extra_texts(own: object, adapter: str) -> tuple[str, ...]:
     if not isinstance(own, list):
         raise KvEventError("the extra keys of a block are not a list")
+    if len(own) > MAX_EXTRA_KEYS:
+        raise KvEventError(f"a block has more than {MAX_EXTRA_KEYS} extra keys")
     texts: list[str] = []
     for entry in own:
         text = entry[0] if isinstance(entry, list) and entry else entry

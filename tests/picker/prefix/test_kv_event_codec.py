@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from struct import pack
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from picker.prefix.kv_event_codec import (
+    MAX_EXTRA_KEYS,
     BlocksRemoved,
     BlocksStored,
     CacheCleared,
@@ -38,6 +40,9 @@ def tokens(*ids: int) -> bytes:
     return pack(f"<{len(ids)}I", *ids)
 
 
+REAL_BATCH = Path(__file__).parents[2] / "data/vllm_0.32_kv_event.msgpack"
+
+
 def message(*events: Any) -> bytes:
     return msgspec.msgpack.encode([1.5, list(events), 0])
 
@@ -60,6 +65,56 @@ def test_maps_are_read_as_vllm_writes_them() -> None:
         BlocksRemoved((1,), "gpu"),
         CacheCleared(),
     ]
+
+
+def test_a_real_engines_message_is_read() -> None:
+    """What vLLM 0.32 published when it had computed three blocks of a prompt."""
+    (event,) = decode_events(REAL_BATCH.read_bytes())
+    assert isinstance(event, BlocksStored)
+    assert event.hashes == (320565843606564259, 1498742607291641018, 3648846642293913320)
+    assert event.parent is None
+    assert (event.block_size, len(event.tokens)) == (128, 4 * 3 * 128)
+    assert event.tokens[:16] == tokens(504, 2365, 6354, 16438)
+    assert (event.tier, event.adapter, event.group) == ("gpu", "", 0)
+    assert event.kind == "full_attention"
+    assert event.is_resumable
+    assert event.extras == ((), (), ())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"block_size": -1},
+        {"block_size": 10**9},
+        {"block_size": 2**63},
+        {"block_size": 2.0},
+        {"block_size": None},
+        {"block_hashes": [1, 2]},
+        {"block_hashes": []},
+        {"token_ids": [1, 2, 3]},
+        {"token_ids": list(range(10**6))},
+        {"token_ids": [1, 2.0]},
+        {"token_ids": b"12345678"},
+        {"extra_keys": [[f"{number}" for number in range(MAX_EXTRA_KEYS + 1)]]},
+    ],
+)
+def test_sizes_and_lengths_that_do_not_fit_are_refused(fields: dict[str, Any]) -> None:
+    """One field that makes no sense: nothing is made of the event."""
+    with pytest.raises(KvEventError):
+        decode_events(message(stored(**fields)))
+
+
+def test_a_message_of_a_million_tokens_is_read() -> None:
+    """A long prompt, in small blocks and in one."""
+    count = 10**6
+    ids = list(range(count))
+    in_small = stored(block_hashes=list(range(1, count // 16 + 1)), token_ids=ids, block_size=16)
+    in_one = stored(token_ids=ids, block_size=count)
+    small, one = decode_events(message(in_small, in_one))
+    assert isinstance(small, BlocksStored)
+    assert isinstance(one, BlocksStored)
+    assert len(small.hashes) == count // 16
+    assert small.tokens == one.tokens
 
 
 @pytest.mark.parametrize("engine", list(EngineType))
