@@ -70,14 +70,15 @@ def _check_gates(config: EndpointPickerConfig, findings: Findings) -> None:
     settings = {name: default for name, (default, _) in GATES.items()}
     for index, entry in enumerate(config.feature_gates):
         path = ("featureGates", index)
-        name, _, value = entry.partition("=")
+        name, is_set, value = entry.partition("=")
+        value = value if is_set else "true"
         if name not in GATES:
             findings.unknown(path, f"unknown gate '{name}'", name, GATES)
-        elif (value or "true") not in _ON | _OFF:
+        elif value not in _ON | _OFF:
             text = f"'{value}' is neither true nor false"
             findings.error(path, text, (f"{name}=true", f"{name}=false"))
         else:
-            settings[name] = (value or "true") in _ON
+            settings[name] = value in _ON
     for name, (_, only) in GATES.items():
         if only is not None and settings[name] is not only:
             last = [i for i, entry in enumerate(config.feature_gates) if _names(entry, name)][-1]
