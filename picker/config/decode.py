@@ -20,7 +20,7 @@ from picker.config.source import Path
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?$", re.DOTALL)
+_AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`")
@@ -38,19 +38,37 @@ _ABSENT = _Absent.ABSENT
 
 
 def decode(value: Any, shape: type[S], at: Path, findings: Findings) -> S | None:
-    """`value`, found at `at`, as a `shape`; None when that failed, which `findings` then tell."""
-    return _converted(value, shape, at, findings)
+    """`value`, found at `at`, as a `shape`; None when that failed, which `findings` then tell.
+
+    A known key after which nothing is written means the same as no key.
+    """
+    return _converted(_written(value, shape), shape, at, findings)
 
 
 def decode_most(value: Any, shape: type[S], at: Path, findings: Findings) -> S:
     """Like `decode`, but what is wrong is left out or emptied instead of everything."""
-    before = len(findings)
+    before, value = len(findings), _written(value, shape)
     decoded = _converted(value, shape, at, findings)
     if decoded is not None:
         return decoded
     kept = _walk(value, shape, at, findings) if len(findings) > before else _ABSENT
     empty: S = _hole(shape)
     return kept if isinstance(kept, shape) else empty
+
+
+def _written(value: Any, annotation: Any) -> Any:
+    """`value` without the known keys of structs that say nothing."""
+    shape, _ = _required(annotation)
+    if isinstance(value, dict) and isinstance(shape, type) and issubclass(shape, msgspec.Struct):
+        kinds = {field.encode_name: field.type for field in msgspec.structs.fields(shape)}
+        return {
+            key: _written(one, kinds.get(key, Any))
+            for key, one in value.items()
+            if one is not None or key not in kinds
+        }
+    if isinstance(value, list) and get_origin(shape) is tuple:
+        return [_written(one, get_args(shape)[0]) for one in value]
+    return value
 
 
 def _converted(value: Any, shape: type[S], at: Path, findings: Findings) -> S | None:

@@ -15,13 +15,14 @@ import yaml
 from picker.config import schema
 from picker.config.decode import decode_most
 from picker.config.findings import Finding, Findings, InvalidConfigError, Severity
+from picker.config.scalars import as_json, loader_class
 from picker.config.schema import EndpointPickerConfig
 from picker.config.source import Source
 
 MAX_CONFIG_BYTES = 1024 * 1024
 MAX_VALUES = 200_000  # more than a megabyte can hold, unless aliases multiply it
 
-_Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Loader = loader_class()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,8 @@ def load_config(content: bytes, name: str) -> LoadedConfig:
     """
     if len(content) > MAX_CONFIG_BYTES:
         raise _unusable(name, f"the configuration is larger than {MAX_CONFIG_BYTES} bytes")
-    source, document = _compose(content, name)
-    findings = Findings(source)
-    _tell_duplicates(source.root, name, findings)
-    config = decode_most(_written(document), EndpointPickerConfig, (), findings)
+    source, findings, document = _compose(content, name)
+    config = decode_most(document, EndpointPickerConfig, (), findings)
     if config.api_version == schema.DEPRECATED_API_VERSION:
         text = f"apiVersion {config.api_version} is deprecated, use {schema.API_VERSION}"
         findings.warn(("apiVersion",), text)
@@ -61,7 +60,7 @@ def load_config(content: bytes, name: str) -> LoadedConfig:
     return LoadedConfig(config, source, findings, content)
 
 
-def _compose(content: bytes, name: str) -> tuple[Source, Any]:
+def _compose(content: bytes, name: str) -> tuple[Source, Findings, Any]:
     """The nodes and the plain value of the one document in `content`."""
     try:
         loader = _Loader(content.decode())
@@ -70,22 +69,42 @@ def _compose(content: bytes, name: str) -> tuple[Source, Any]:
             if root is None:
                 raise _unusable(name, "the configuration is empty")
             _refuse_multiplied(root, name)
-            return Source(name, root), loader.construct_document(root)
+            source = Source(name, root)
+            findings = Findings(source)
+            # Before the construction, which writes merged keys into the nodes beside others.
+            _tell_duplicates(root, name, findings)
+            return source, findings, as_json(_constructed(loader, root), (), findings)
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
-        text = f"not valid YAML: {error.problem or error.context}"
-        raise _unusable(name, text, error.problem_mark or error.context_mark) from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        mark = error.problem_mark or error.context_mark
+        raise _unusable(name, f"not valid YAML: {_problem(error, content)}", mark) from error
+    except RecursionError as error:
+        raise _unusable(name, "the configuration is nested too deeply") from error
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         text = f"not valid YAML: {' '.join(str(error).split())}"
         raise _unusable(name, text) from error
 
 
-def _written(value: Any) -> Any:
-    """`value` without the keys after which nothing is written; they mean the same as no key."""
-    if isinstance(value, dict):
-        return {key: _written(one) for key, one in value.items() if one is not None}
-    return [_written(one) for one in value] if isinstance(value, list) else value
+def _constructed(loader: yaml.SafeLoader, root: yaml.Node) -> Any:
+    """The plain value of a document. PyYAML trips over values that do not fit an explicit tag."""
+    try:
+        return loader.construct_document(root)
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ValueError("a value does not fit the tag before it") from error
+
+
+def _problem(error: yaml.MarkedYAMLError, content: bytes) -> str:
+    """What is wrong, where PyYAML says it in two halves as a whole."""
+    mark, problem = error.problem_mark, error.problem or error.context or "?"
+    if mark is not None and problem.startswith("found character that cannot start"):
+        line = content.splitlines()[mark.line : mark.line + 1]
+        if line and line[0].decode()[mark.column : mark.column + 1] == "\t":
+            return "a tab, where only spaces may stand"
+    if problem == "second occurrence":
+        return "found duplicate anchor"
+    halves = problem.startswith("but ") and error.context
+    return f"{error.context}, {problem}" if halves else problem
 
 
 def _unusable(name: str, text: str, mark: yaml.Mark | None = None) -> InvalidConfigError:

@@ -32,7 +32,8 @@ class Source:
         node, mark = self.root, self.root.start_mark
         for step in path:
             if isinstance(node, yaml.MappingNode):
-                pair = next((pair for pair in node.value if pair[0].value == step), None)
+                # The last one counts: those before it were merged and overridden.
+                pair = next((pair for pair in reversed(node.value) if pair[0].value == step), None)
                 if pair is None:
                     return mark, False
                 mark, node = pair[0].start_mark, pair[1]

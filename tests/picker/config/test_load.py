@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.config.build import DEFAULT_CONFIG, build, default_config
+from picker.config.build import DEFAULT_CONFIG, Assembly, build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.load import MAX_CONFIG_BYTES, load_config
 from picker.errors import ConfigError
@@ -48,3 +49,139 @@ def test_the_built_in_configuration_has_the_reference_weights() -> None:
     scorers = assembly.profiles["default"].scorers
     assert [weighted.weight for weighted in scorers] == [2.0, 2.0, 3.0]
     assert assembly.warnings == ()
+
+
+HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
+PROFILE = """
+plugins: [{{type: queue-scorer}}]
+schedulingProfiles:
+- {{name: default, plugins: [{{pluginRef: queue-scorer, weight: {}}}]}}
+"""
+
+
+def built(text: str) -> Assembly:
+    loaded = load_config((HEAD + text).encode(), "f")
+    return build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0)
+
+
+def weight_of(text: str) -> float:
+    return built(PROFILE.format(text)).profiles["default"].scorers[0].weight
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["!!timestamp x", "!!bool x", "!!int ''", "!!float x", "!!int " + "9" * 5000],
+)
+def test_a_value_that_does_not_fit_its_tag_is_refused(value: str) -> None:
+    """Not an error of the program, which would end a running picker."""
+    with pytest.raises(ConfigError, match=r"f: not valid YAML: .+"):
+        built(f"plugins: {value}\n")
+
+
+@pytest.mark.parametrize("depth", range(50, 1000, 50))
+@pytest.mark.parametrize("brackets", ["[]", "{}"])
+def test_nesting_of_any_depth_is_refused(depth: int, brackets: str) -> None:
+    """Wherever the program finds it too deep."""
+    opening = "[" if brackets == "[]" else "{a: "
+    nested = opening * depth + "1" + brackets[1] * depth
+    with pytest.raises(ConfigError, match="f:"):
+        built(f"plugins: [{{type: queue-scorer, parameters: {{a: {nested}}}}}]\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *(("2", 2), ("0", 0), ("-1", -1), ("1.5", 1.5), ("1e3", 1000), ("1E-1", 0.1), ("1_0", 10)),
+        *(("0x10", 16), ("010", 8), ("089", 89), ("+.5", 0.5), ("1.", 1)),
+    ],
+)
+def test_a_number_is_what_the_reference_takes_for_one(text: str, number: float) -> None:
+    """Exponents without a dot and a sign too, which JSON writes."""
+    assert weight_of(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        *(('"2"', "a string"), ("true", "true or false"), ("1:30", "a string"), ("[1]", "a list")),
+        *(("2020-01-01", "a string"), ("two", "a string")),
+    ],
+)
+def test_what_only_looks_like_a_number_is_none(text: str, said: str) -> None:
+    """Quoted digits, and times in the manner of YAML 1.1."""
+    with pytest.raises(ConfigError, match=f"weight: expected a number, got {said}"):
+        weight_of(text)
+
+
+@pytest.mark.parametrize("text", [".nan", ".inf", "-.inf", "1e400", "9" * 400])
+def test_a_number_that_is_not_finite_is_refused_everywhere(text: str) -> None:
+    """JSON, through which the reference reads everything, has none."""
+    with pytest.raises(ConfigError, match="weight: must be a finite number"):
+        weight_of(text)
+    picker = f"plugins: [{{type: session-id-producer, parameters: {{x: [1, {text}]}}}}]\n"
+    with pytest.raises(ConfigError, match=r"parameters.x\[1\]: must be a finite number"):
+        built(picker)
+
+
+def test_a_whole_number_may_be_written_with_a_fraction_of_nothing() -> None:
+    """1.0 becomes 1 in JSON; 1.5 and what 64 bits cannot hold stay wrong."""
+    text = "plugins: [{type: max-score-picker, parameters: {maxNumOfEndpoints: %s}}]\n"
+    assert (
+        built(text % "2.0").instances["max-score-picker"].parameters
+        == built(text % "2").instances["max-score-picker"].parameters
+    )
+    for wrong in ("1.5", "1" + "0" * 20):
+        with pytest.raises(ConfigError, match="maxNumOfEndpoints: expected a whole number"):
+            built(text % wrong)
+
+
+def test_a_label_may_look_like_a_date_or_have_a_number_for_its_name() -> None:
+    """Only what YAML and JSON agree about is anything but text."""
+    text = "{type: label-selector-filter, parameters: {matchLabels: {5: 2020-01-01, on: x}}}"
+    parameters = built(f"plugins: [{text}]\n").instances["label-selector-filter"].parameters
+    assert msgspec.to_builtins(parameters)["matchLabels"] == {"5": "2020-01-01", "true": "x"}
+
+
+def test_a_label_without_a_value_is_not_forgotten() -> None:
+    """The filter would keep endpoints that it must not keep."""
+    text = "plugins: [{type: label-selector-filter, parameters: {matchLabels: {gpu: , a: b}}}]\n"
+    with pytest.raises(ConfigError, match="matchLabels"):
+        built(text)
+
+
+def test_an_unknown_key_is_refused_when_nothing_is_written_after_it() -> None:
+    """Known ones mean the same as if they were not there."""
+    assert built("plugins:\nschedulingProfiles:\n").warnings == ()
+    with pytest.raises(ConfigError, match="pluginz: unknown key; did you mean 'plugins'"):
+        built("pluginz:\n")
+
+
+def test_what_is_merged_may_be_overridden() -> None:
+    """That is no duplicate key, and positions are those of what counts."""
+    text = "plugins:\n- &a {type: queue-scorer, name: q}\n- {<<: *a, name: q2}\n"
+    assert {"q", "q2"} <= built(text).instances.keys()
+    with pytest.raises(ConfigError, match=r"^f:5:22: plugins\[1\].type: unknown plugin type"):
+        built(text.replace("name: q2", "name: q2, type: x"))
+    with pytest.raises(ConfigError, match=r"f:5:\d+: name: duplicate key, first in line 5"):
+        built(text.replace("name: q2", "name: r, name: s"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("plugins:\n\t- {}\n", "f:4:1: not valid YAML: .*a tab"),
+        ("---\n{}\n", "f:3:1: not valid YAML: expected a single document .*another document"),
+        ("a: &x 1\nb: &x 1\n", "f:4:4: not valid YAML: found duplicate anchor"),
+    ],
+)
+def test_what_is_no_yaml_is_said_in_full(text: str, said: str) -> None:
+    """With what was expected, and a tab called a tab."""
+    with pytest.raises(ConfigError, match=said):
+        built(text)
+
+
+@pytest.mark.parametrize("gate", ["flowControl=", "haPopulateNonLeaderDatastore="])
+def test_a_gate_with_half_a_setting_is_refused(gate: str) -> None:
+    """It is not the same as the gate alone."""
+    with pytest.raises(ConfigError, match="'' is neither true nor false"):
+        built(f"featureGates: [{gate}]\n")
