@@ -21,7 +21,17 @@ from picker.framework.services import NO_SERVICES, Services
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Base of every plugin's `parameters`; also the parameters of a plugin that takes none."""
+    """Base of every plugin's `parameters`; also the parameters of a plugin that takes none.
+
+    A field `…_producer_name` that is "" has its default: that names no producer, and templates
+    write it where nothing was chosen.
+    """
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            if field.endswith("producer_name") and getattr(self, field) == "":
+                defaults = {one.name: one.default for one in msgspec.structs.fields(type(self))}
+                msgspec.structs.force_setattr(self, field, defaults[field])
 
 
 P = TypeVar("P", bound=Parameters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from picker import plugins
@@ -47,3 +48,17 @@ def test_every_plugin_file_is_a_type_called_like_it() -> None:
     files = {path.stem.replace("_", "-") for path in root.glob("*/*.py")} - {"--init--"}
     registry = builtin_plugins()
     assert {row.name for row in registry} == files
+
+
+def test_a_producer_that_is_named_by_nothing_is_the_default_one() -> None:
+    """Templates of configurations leave empty strings where nothing was chosen."""
+    checked = 0
+    for kind in builtin_plugins():
+        fields = msgspec.structs.fields(kind.parameters)
+        required = {one.name: None for one in fields if one.required}
+        for one in fields:
+            if one.name.endswith("producer_name"):
+                parameters = kind.parameters(**{**required, one.name: ""})
+                assert getattr(parameters, one.name) == one.default, (kind.name, one.name)
+                checked += one.default != ""
+    assert checked > 15
