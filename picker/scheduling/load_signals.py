@@ -61,6 +61,22 @@ def unknown_among_known(candidates: Sequence[Candidate]) -> list[bool]:
     return [False] * len(unknown) if all(unknown) else unknown
 
 
+def with_headroom(threshold: float, headroom: float) -> float:
+    """`threshold · (1 + headroom)`, the limit that a burst may reach.
+
+    Raises `ValueError` for a headroom below 0, and for a limit that no float can hold.
+    """
+    if not (math.isfinite(headroom) and headroom >= 0):
+        raise ValueError(f"headroom must not be negative, got {headroom}")
+    try:
+        limit = threshold * (1.0 + headroom)
+    except OverflowError:
+        limit = math.inf
+    if math.isinf(limit):
+        raise ValueError(f"headroom must leave a limit that is a number, got {headroom}")
+    return limit
+
+
 def least_first(values: Sequence[float | None]) -> list[float]:
     """A score per value, relative to the others: the least 1.0, the greatest 0.0, all equal 1.0.
 

@@ -15,7 +15,6 @@ requests are at least what the candidate itself says.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Literal
@@ -23,7 +22,7 @@ from typing import Any, Literal
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.findings import EndpointLoad, LiveLoad, inflight_load_key
 from picker.framework.registry import Parameters, PluginType
-from picker.scheduling.load_signals import own_requests
+from picker.scheduling.load_signals import own_requests, with_headroom
 from picker.types import Candidate, InferenceRequest
 
 FULL = 1.0
@@ -51,10 +50,10 @@ class ConcurrencyDetector:
             raise ValueError(f"maxConcurrency must be positive, got {self._max_requests}")
         if self._max_tokens < 1:
             raise ValueError(f"maxTokenConcurrency must be positive, got {self._max_tokens}")
-        if not (math.isfinite(parameters.headroom) and parameters.headroom >= 0):
-            raise ValueError(f"headroom must not be negative, got {parameters.headroom}")
+        headroom = parameters.headroom
+        self._requests_limit = int(with_headroom(self._max_requests, headroom))
+        self._tokens_limit = int(with_headroom(self._max_tokens, headroom))
         self._mode = parameters.concurrency_mode
-        self._burst = 1.0 + parameters.headroom
         self._producer = parameters.in_flight_load_producer_name
         self._key = inflight_load_key(self._producer)
         self._live: LiveLoad | None = None
@@ -82,7 +81,8 @@ class ConcurrencyDetector:
         """See the module's formulas."""
         if not candidates:
             return FULL
-        loads = [self._load(candidate, attributes) for candidate in candidates]
+        own = self._own(attributes)
+        loads = [_load(candidate, own) for candidate in candidates]
         if self._mode == "requests":
             total = sum(requests for requests, _ in loads) / self._max_requests
         elif self._mode == "tokens":
@@ -102,24 +102,26 @@ class ConcurrencyDetector:
         rng: Random,
     ) -> Sequence[Candidate]:
         """The candidates with room, which may be none."""
-        return [candidate for candidate in candidates if self._has_room(candidate, attributes)]
+        own = self._own(attributes)
+        return [one for one in candidates if self._has_room(*_load(one, own))]
 
-    def _has_room(self, candidate: Candidate, attributes: Attributes) -> bool:
-        requests, tokens = self._load(candidate, attributes)
-        if self._mode != "tokens" and requests >= int(self._max_requests * self._burst):
+    def _has_room(self, requests: int, tokens: int) -> bool:
+        if self._mode != "tokens" and requests >= self._requests_limit:
             return False
-        return self._mode == "requests" or tokens < int(self._max_tokens * self._burst)
+        return self._mode == "requests" or tokens < self._tokens_limit
 
-    def _load(self, candidate: Candidate, attributes: Attributes) -> tuple[int, int]:
-        """Requests and tokens under way."""
-        own: Mapping[str, EndpointLoad] | None
+    def _own(self, attributes: Attributes) -> Mapping[str, EndpointLoad] | None:
+        """What is under way by endpoint, as it is now."""
         if self._live is not None:
-            own = self._live.loads
-        else:
-            found = attributes.get(self._key)
-            own = None if found is None else found.by_endpoint
-        load = None if own is None else own.get(candidate.key)
-        return own_requests(candidate, own), 0 if load is None else load.tokens
+            return self._live.loads
+        found = attributes.get(self._key)
+        return None if found is None else found.by_endpoint
+
+
+def _load(candidate: Candidate, own: Mapping[str, EndpointLoad] | None) -> tuple[int, int]:
+    """Requests and tokens under way."""
+    load = None if own is None else own.get(candidate.key)
+    return own_requests(candidate, own), 0 if load is None else load.tokens
 
 
 PLUGIN = PluginType(

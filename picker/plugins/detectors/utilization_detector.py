@@ -16,14 +16,13 @@ and all of them when there is none.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from random import Random
 
 from picker.framework.attributes import Attributes
 from picker.framework.durations import parse_duration
 from picker.framework.registry import Parameters, PluginType
-from picker.scheduling.load_signals import waiting_requests
+from picker.scheduling.load_signals import waiting_requests, with_headroom
 from picker.types import Candidate, InferenceRequest
 
 FULL = 1.0
@@ -52,9 +51,8 @@ class UtilizationDetector:
         self._tolerated_seconds = parse_duration(parameters.metrics_staleness_threshold)
         if self._tolerated_seconds <= 0:
             raise ValueError("metricsStalenessThreshold must be positive")
-        if not (math.isfinite(parameters.headroom) and parameters.headroom >= 0):
-            raise ValueError(f"headroom must not be negative, got {parameters.headroom}")
-        self._burst = 1.0 + parameters.headroom
+        self._most_waiting = with_headroom(self._queue, parameters.headroom)
+        self._most_used = with_headroom(self._kv, parameters.headroom)
 
     def saturation(
         self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
@@ -76,11 +74,10 @@ class UtilizationDetector:
         rng: Random,
     ) -> Sequence[Candidate]:
         """The candidates with room, else all; metrics are judged as of the request's arrival."""
-        most_waiting, most_used = self._queue * self._burst, self._kv * self._burst
         kept: list[Candidate] = []
         for candidate in candidates:
             seen = self._seen(candidate, request.received_at_seconds)
-            if seen is not None and seen[0] < most_waiting and seen[1] < most_used:
+            if seen is not None and seen[0] < self._most_waiting and seen[1] < self._most_used:
                 kept.append(candidate)
         return kept or candidates
 

@@ -117,6 +117,9 @@ def test_it_names_the_plugin_that_counts() -> None:
         {"max_concurrency": 0},
         {"max_token_concurrency": 0},
         {"headroom": -0.5},
+        {"headroom": 1e308},
+        {"max_concurrency": 10**400, "headroom": 0.5},
+        {"max_token_concurrency": 10**400, "headroom": 0.5},
     ],
 )
 def test_limits_out_of_range_are_refused(parameters: dict[str, Any]) -> None:

@@ -124,6 +124,8 @@ def test_the_filter_keeps_fresh_endpoints_with_room(
         {"metrics_staleness_threshold": "soon"},
         {"headroom": -0.5},
         {"headroom": float("nan")},
+        {"headroom": 1e308},
+        {"queue_depth_threshold": 10**400, "headroom": 0.5},
     ],
 )
 def test_thresholds_out_of_range_are_refused(parameters: dict[str, Any]) -> None:
