@@ -56,6 +56,7 @@ from picker.types import (
 DEFAULT_PREFIX_PRODUCER = "approx-prefix-cache-producer"
 _NOBODY = (DEFAULT_FAIRNESS_ID, 0)
 _NOTHING = EndpointLoad()
+_MOST_OUTPUT = 1e15  # beyond it, and at infinity, an estimate is no number of tokens
 
 
 class InflightLoadParameters(Parameters, frozen=True):
@@ -303,9 +304,12 @@ class InflightLoadProducer:
     def _output_tokens(self, request: InferenceRequest) -> int:
         if not self._parameters.add_estimated_output_tokens:
             return 0
-        estimate = math.floor(request.num_tokens * self._parameters.output_ratio + 0.5)
+        estimate = request.num_tokens * self._parameters.output_ratio + 0.5
         limits = (request.body.max_output_tokens, self._parameters.max_estimated_output_tokens)
-        return max(0, min([estimate, *(limit for limit in limits if limit is not None)]))
+        least = min(
+            [math.floor(min(estimate, _MOST_OUTPUT)), *(one for one in limits if one is not None)]
+        )
+        return max(0, least)
 
 
 PLUGIN = PluginType(

@@ -236,3 +236,13 @@ def test_any_walk_ends_with_nothing_under_way(
     flights.clear()
     assert producer.loads == {}
     producer.check_integrity()
+
+
+def test_an_estimate_beyond_counting_refuses_no_request() -> None:
+    """A hook that raises would; what a limit says still holds."""
+    producer = _producer(add_estimated_output_tokens=True, output_ratio=1e308)
+    first = _leave(producer, _request(1000), _result(decode="w"))
+    assert producer.loads["default/w"].tokens > 10**9
+    _end(producer, first)
+    _leave(producer, _request(1000, limit=7), _result(decode="w"))
+    producer.check_integrity()
