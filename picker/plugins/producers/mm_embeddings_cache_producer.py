@@ -6,11 +6,13 @@ request up. An item counts 1 however often it occurs in the request. Nothing is 
 engines.
 
 Memory per endpoint: the last `cacheSizeInMBPerServer` (4096) / 2 items, as one embedding takes
-about 2 MiB; endpoints that leave or restart are forgotten.
+about 2 MiB; endpoints that leave or restart are forgotten. Requests may bring the hashes of their
+items themselves; a long one is remembered by its digest.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +27,7 @@ from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.types import Candidate, InferenceRequest, SchedulingResult
 
 ITEM_MEBIBYTES = 2
+MAX_ITEM = 128
 
 
 class MmEmbeddingsCacheParameters(Parameters, frozen=True):
@@ -55,18 +58,23 @@ class MmEmbeddingsCacheProducer:
         """The tokenized prompt, which comes with the items in it."""
         return (TOKENIZED_PROMPT,)
 
+    def remembered(self, key: str) -> tuple[str, ...]:
+        """The items that endpoint `key` was sent, longest ago first."""
+        return tuple(self._encoded.get(key, ()))
+
     def produce(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> InferenceRequest:
         """Write how many of the items each candidate has; nothing for a request without items."""
-        items = distinct_items(request.features)
+        items = _items(request)
         if not items:
             return request
         matched: dict[str, Counter[str]] = {}
         for candidate in candidates:
             encoded = self._encoded.get(candidate.key)
             if encoded is not None:
-                found = Counter(kind for item, kind in items.items() if item in encoded)
+                # Whichever of the two is smaller is walked through: a client may send many items.
+                found = Counter(items[item] for item in encoded.keys() & items.keys())
                 if found:
                     matched[candidate.key] = found
         sizes = {key: float(found.total()) for key, found in matched.items()}
@@ -77,7 +85,7 @@ class MmEmbeddingsCacheProducer:
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> None:
         """Remember the items for every endpoint that the primary profile picked."""
-        items = distinct_items(request.features)
+        items = _items(request)
         profile = result.profiles.get(result.primary_profile)
         if not items or profile is None:
             return
@@ -92,6 +100,17 @@ class MmEmbeddingsCacheProducer:
     def endpoint_removed(self, key: str) -> None:
         """Forget what the endpoint was sent."""
         self._encoded.pop(key, None)
+
+
+def _items(request: InferenceRequest) -> dict[str, str]:
+    """The request's items by what they are remembered by, and their modalities."""
+    return {_bounded(item): kind for item, kind in distinct_items(request.features).items()}
+
+
+def _bounded(item: str) -> str:
+    if len(item) <= MAX_ITEM:
+        return item
+    return hashlib.sha256(item.encode(errors="surrogatepass")).hexdigest()
 
 
 PLUGIN = PluginType(

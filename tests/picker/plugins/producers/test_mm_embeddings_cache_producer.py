@@ -120,3 +120,35 @@ def test_the_size_is_named_as_in_the_reference() -> None:
     assert parameters.cache_size_in_mb_per_server == 2
     with pytest.raises(ValueError, match="cacheSizeInMBPerServer"):
         _producer(1)
+
+
+def test_what_clients_call_their_items_does_not_choose_our_memory(
+    request_for: Callable[..., InferenceRequest], pool: list[Candidate]
+) -> None:
+    """Hashes may come from the request itself; a long one is remembered by its digest."""
+    producer = _producer()
+    items = tuple(MultiModalFeature("image", letter * 100_000, 0, 1) for letter in "pqr")
+    request = request_for(features=(items,))
+    _send(producer, request, pool[0])
+    found = _found(producer, request, pool)
+    assert found is not None
+    assert found.matched == {"default/a": 3.0}
+    assert sum(map(len, producer.remembered(pool[0].key))) < 1000
+
+
+def test_items_with_characters_of_no_encoding_are_items(
+    request_for: Callable[..., InferenceRequest], pool: list[Candidate]
+) -> None:
+    """JSON may say half a surrogate pair; two of them are not the same."""
+    producer = _producer()
+    one, other = (
+        request_for(features=((MultiModalFeature("image", half * 500, 0, 1),),))
+        for half in ("\ud800", "\ud801")
+    )
+    _send(producer, one, pool[0])
+    found = _found(producer, one, pool)
+    assert found is not None
+    assert found.matched == {"default/a": 1.0}
+    missed = _found(producer, other, pool)
+    assert missed is not None
+    assert missed.matched == {}
