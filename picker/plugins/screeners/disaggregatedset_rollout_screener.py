@@ -104,10 +104,10 @@ class DisaggregatedSetRolloutScreener:
         self, request: InferenceRequest, candidates: Sequence[Candidate], rng: Random
     ) -> Sequence[Candidate]:
         """The endpoints of one revision; none when no revision can serve."""
-        wanted = {
-            selector.label_key: request.headers[selector.header_name]
+        wanted = [
+            (selector.label_key, request.headers[selector.header_name])
             for selector in self._asked(request)
-        }
+        ]
         kept = [one for one in candidates if _has_all(one, wanted)]
         if self._mode == "disabled" or not kept:
             return kept
@@ -116,7 +116,7 @@ class DisaggregatedSetRolloutScreener:
         revisions = sorted(revision for revision in weights if revision in present)
         if not revisions:
             return ()
-        if self._revision_label in wanted:
+        if any(label == self._revision_label for label, _ in wanted):
             chosen = revisions[0]
         else:
             chosen = rng.choices(revisions, [weights[one] for one in revisions])[0]
@@ -150,7 +150,7 @@ class DisaggregatedSetRolloutScreener:
             selector.name
             for selector in self._asked(request)
             if not any(
-                _has_all(one, {selector.label_key: request.headers[selector.header_name]})
+                _has_all(one, [(selector.label_key, request.headers[selector.header_name])])
                 for one in candidates
             )
         ]
@@ -212,9 +212,9 @@ def _selector(selector: HeaderSelector, where: str) -> HeaderSelector:
     return HeaderSelector(selector.name, header, selector.label_key.strip(), selector.mode)
 
 
-def _has_all(candidate: Candidate, labels: Mapping[str, str]) -> bool:
+def _has_all(candidate: Candidate, labels: Sequence[tuple[str, str]]) -> bool:
     own = candidate.endpoint.labels
-    return all(own.get(key) == value for key, value in labels.items())
+    return all(own.get(key) == value for key, value in labels)
 
 
 PLUGIN = PluginType(

@@ -150,6 +150,23 @@ def test_other_strict_labels_narrow_within_the_revision(
         assert [one.endpoint.name for one in kept] == ["aprefill1", "adecode1"]
 
 
+def test_two_strict_headers_about_one_label_have_to_agree(
+    configured: Make, rollout: Make, request_for: Callable[..., InferenceRequest]
+) -> None:
+    """Neither is passed over; an endpoint cannot be of two revisions."""
+    other = {**SELECTORS[0], "name": "other", "headerName": "x-other-revision"}
+    screener = configured(PLUGIN, {**parameters(), "headerSelectors": [*SELECTORS, other]})
+    candidates = rollout(a=(1, 1), b=(1, 1))
+
+    def kept(one: str, two: str) -> set[str]:
+        headers = {"x-disagg-revision": one, "x-other-revision": two}
+        answer = screener.screen(replace(request_for(), headers=headers), candidates, Random(1))
+        return {candidate.endpoint.labels[REVISION] for candidate in answer}
+
+    assert kept("a", "a") == {"a"}
+    assert kept("a", "b") == kept("b", "a") == set()
+
+
 def test_disabled_gating_leaves_selectors_alone(
     configured: Make, rollout: Make, request_for: Callable[..., InferenceRequest]
 ) -> None:
