@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import permutations
 from random import Random
 
 import pytest
@@ -83,6 +84,38 @@ def test_weighted_random_draws_in_proportion() -> None:
     firsts = first_picks(WeightedRandomPicker(1), [1.0, 3.0, 0.0])
     assert set(firsts) == {"w0", "w1"}
     assert 0.71 < firsts["w1"] / 4000 < 0.79
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-9, 1e9])
+def test_weighted_random_orders_as_drawing_without_putting_back(scale: float) -> None:
+    """The pair (i, j) has the chance wi / W · wj / (W − wi), whatever the scores' unit: a
+    chi-square of the 12 pairs is below its 99.9 % quantile for 11 degrees of freedom.
+    """
+    weights, draws, rng = [1.0, 2.0, 3.0, 4.0], 20_000, Random(11)
+    endpoints, total = scored(*(weight * scale for weight in weights)), sum(weights)
+    picker = WeightedRandomPicker(2)
+    seen = Counter(tuple(names(picker.pick(endpoints, rng))) for _ in range(draws))
+    distance = 0.0
+    for (i, one), (j, other) in permutations(enumerate(weights), 2):
+        expected = draws * one / total * other / (total - one)
+        distance += (seen[f"w{i}", f"w{j}"] - expected) ** 2 / expected
+    assert distance < 31.3
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_equal_scores_are_put_in_every_order_alike(make: Make) -> None:
+    """Also where a score is below zero, and at the end of a list."""
+    draws, rng, endpoints = 12_000, Random(5), scored(-1.0, -1.0, -1.0)
+    seen = Counter(tuple(names(make(3).pick(endpoints, rng))) for _ in range(draws))
+    expected = draws / 6
+    assert len(seen) == 6
+    assert sum((count - expected) ** 2 / expected for count in seen.values()) < 20.5  # 99.9 %
+
+
+def test_max_score_orders_negative_totals() -> None:
+    """Weights may be negative, and totals with them."""
+    assert names(MaxScorePicker(9).pick(scored(-3, -1, -2), Random(1))) == ["w1", "w2", "w0"]
+    assert names(MaxScorePicker(1).pick(scored(-3, -1, -2), Random(1))) == ["w1"]
 
 
 def test_weighted_random_without_any_score_is_uniform() -> None:
