@@ -40,6 +40,7 @@ from picker.declarations import (
     extension,
     objective,
 )
+from picker.kv_series import KvSeries
 from picker.label_caps import BoundedLabels, RequestLabels
 from picker.plugin_series import PluginSeries
 from picker.series import AnySeries, Twin, metrics_of, text_of
@@ -107,6 +108,7 @@ class PickerMetrics(Declarations):
         self._declare_config()
         self.plugins = PluginSeries(declared)
         self.streams = StreamSeries(declared)
+        self.kv = KvSeries(declared)
         self.registry.register(_Declared(self._series))
 
     @property

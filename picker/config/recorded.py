@@ -18,10 +18,11 @@ from picker.framework.findings import (
     EncoderMatch,
     LatencyPrediction,
 )
-from picker.framework.interfaces import Flight, ProducesData
+from picker.framework.interfaces import Flight, KvEventConsumer, ProducesData
 from picker.framework.multimodal import modalities
 from picker.framework.rollout import RevisionGate
 from picker.framework.slo import latency_objectives
+from picker.kv_series import KvSeries
 from picker.metrics import PickerMetrics
 from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo
 from picker.scheduling.latency_predictor import Measurement, measurement_key
@@ -69,11 +70,15 @@ class EndRecorder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatches:
-    """Where the best match of each request goes, as a ratio and in bytes."""
+    """Where the best match of each request goes, as a ratio and in bytes.
+
+    `index` counts look-ups of an index that engines fill.
+    """
 
     key: DataKey[PrefixCacheMatchInfo]
     hit_ratio: Histogram
     hit_bytes: Histogram
+    index: KvSeries | None = None
 
     def found(self, request: InferenceRequest, attributes: Attributes, seconds: float) -> None:
         """Observe the match; nothing for a request without prompts."""
@@ -82,6 +87,11 @@ class PrefixMatches:
             best = max(info.match_blocks.values(), default=0)
             self.hit_ratio.observe(best / info.total_blocks)
             self.hit_bytes.observe(best * info.block_size_tokens * BYTES_PER_TOKEN)
+            if self.index is not None:
+                self.index.lookup_requests_total.inc()
+                self.index.lookup_hits_total.inc(best)
+                self.index.max_pod_hit_count_total.inc(best)
+                self.index.lookup_latency_seconds.observe(seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +256,11 @@ class Recorders:
         """For a data producer."""
         matches = _key(instance, MATCH_INFO)
         if matches is not None:
+            index = self._metrics.kv if isinstance(instance.plugin, KvEventConsumer) else None
             labels = (instance.name, instance.type_name)
             ratios = self._metrics.prefix_indexer_hit_ratio.labels(*labels)
             return PrefixMatches(
-                matches, ratios, self._metrics.prefix_indexer_hit_bytes.labels(*labels)
+                matches, ratios, self._metrics.prefix_indexer_hit_bytes.labels(*labels), index
             )
         return self._predictions(instance)
 

@@ -36,11 +36,13 @@ import zmq.asyncio
 from picker.datalayer.datastore import Datastore, EndpointChanges
 from picker.errors import PickerError
 from picker.framework.interfaces import KvEventConsumer, KvEventSource
+from picker.kv_series import KvSeries
 from picker.prefix.kv_event_codec import parse_topic
 from picker.prefix.kv_stream import EventStream, Verdict
 
 log = logging.getLogger(__name__)
 
+UNKNOWN_POD = "unknown"
 _NUMBER_BYTES = 8
 _MAX_UNREAD = 100_000  # messages that ZMQ keeps while a replay is under way
 _RECONNECT_MS, _RECONNECT_MAX_MS = 100, 5000
@@ -103,10 +105,12 @@ class KvEventListener:
         consumer: KvEventConsumer,
         datastore: Datastore,
         replay: ReplaySettings = ReplaySettings(),
+        series: KvSeries | None = None,
     ) -> None:
         self._consumer = consumer
         self._datastore = datastore
         self._replay = replay
+        self._series = KvSeries([]) if series is None else series
         self._replays = asyncio.Semaphore(replay.at_once)
         self.counts = KvEventCounts()
 
@@ -159,7 +163,7 @@ class KvEventListener:
         engine = _Engine(key, source.replay_address)
         prefix = self._consumer.kv_event_feed.topic_prefix
         try:
-            with _socket(context, zmq.SUB, source.address) as sub:
+            with self._listening(), _socket(context, zmq.SUB, source.address) as sub:
                 monitor = sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
                 sub.subscribe(prefix)
                 sub.connect(source.address)
@@ -195,7 +199,7 @@ class KvEventListener:
 
     async def _serve(self, context: zmq.asyncio.Context, address: str) -> None:
         engines: dict[str, _Engine] = {}
-        with _socket(context, zmq.SUB, address) as sub:
+        with self._listening(), _socket(context, zmq.SUB, address) as sub:
             sub.subscribe(self._consumer.kv_event_feed.topic_prefix)
             try:
                 sub.bind(address)
@@ -217,6 +221,15 @@ class KvEventListener:
                 return candidate.key
         return None
 
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Somebody is listened to meanwhile."""
+        self._series.active_subscribers.inc()
+        try:
+            yield
+        finally:
+            self._series.active_subscribers.dec()
+
     # Messages
 
     async def _take(
@@ -228,6 +241,7 @@ class KvEventListener:
             self._failed(engine.key, f"a message of {len(frames)} frames")
             return
         self.counts.messages[engine.key] += 1
+        self._series.messages_received_total.labels(engine.key).inc()
         engine.topic = message.topic
         stream, now = engine.stream, asyncio.get_running_loop().time()
         verdict = stream.heard(message.number, now)
@@ -236,6 +250,7 @@ class KvEventListener:
             verdict = stream.heard(message.number, now)
         if verdict is Verdict.GAP:
             self.counts.gaps[engine.key] += 1
+            self._series.gaps_total.labels(engine.key).inc()
             await self._fill(context, engine)
         if stream.applied is None or message.number > stream.applied:
             self._apply(engine, message)
@@ -243,6 +258,7 @@ class KvEventListener:
     def _begin_anew(self, engine: _Engine) -> None:
         """The engine is in a new life, with an empty cache."""
         self.counts.restarts[engine.key] += 1
+        self._series.restarts_total.labels(engine.key).inc()
         self._consumer.kv_events_lost(engine.key)
         engine.stream.forget()
         engine.is_unconfirmed = False
@@ -259,6 +275,10 @@ class KvEventListener:
 
     def _failed(self, who: str, why: str) -> None:
         self.counts.errors[who] += 1
+        # Whoever is no endpoint of the pool may call itself anything.
+        pool = self._datastore.snapshot().candidates
+        pod = who if any(one.key == who for one in pool) else UNKNOWN_POD
+        self._series.zmq_errors_total.labels(pod, "receive").inc()
         count = self.counts.errors[who]
         if count & (count - 1) == 0:  # the first, second, fourth, … of them
             log.warning("KV events of %s: %s (%d so far)", who, why, count)
@@ -272,6 +292,7 @@ class KvEventListener:
             return
         async with self._replays:
             self.counts.replays[engine.key] += 1
+            self._series.replays_total.labels(engine.key, "asked").inc()
             deadline, attempts = clock() + self._replay.total_seconds, 0
             while attempts < self._replay.attempts_without_progress and clock() < deadline:
                 before = engine.stream.wanted
@@ -280,6 +301,7 @@ class KvEventListener:
                     return
                 attempts = 0 if engine.stream.wanted > before else attempts + 1
         self.counts.failed_replays[engine.key] += 1
+        self._series.replays_total.labels(engine.key, "failed").inc()
         self._failed(engine.key, f"no replay from {engine.replay_address}")
         self._consumer.kv_events_lost(engine.key)
         engine.is_unconfirmed = False

@@ -10,6 +10,7 @@ from picker.datalayer.datastore import Datastore
 from picker.datalayer.kv_events import KvEventListener
 from picker.errors import PickerError
 from picker.framework.interfaces import KvEventConsumer
+from picker.kv_series import KvSeries
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +20,8 @@ RETRY_SECONDS = 5.0  # after an address could not be listened at
 class KvListening:
     """Owns one listener, in a task, for each plugin that wants KV events."""
 
-    def __init__(self, datastore: Datastore) -> None:
-        self._datastore = datastore
+    def __init__(self, datastore: Datastore, series: KvSeries | None = None) -> None:
+        self._datastore, self._series = datastore, series
         self._wanted: Mapping[str, KvEventConsumer] = {}
         self._running: dict[str, tuple[KvEventConsumer, asyncio.Task[None]]] = {}
         self._changed = asyncio.Event()
@@ -56,7 +57,7 @@ class KvListening:
     async def _listen(self, name: str, consumer: KvEventConsumer) -> None:
         while True:
             try:
-                await KvEventListener(consumer, self._datastore).run()
+                await KvEventListener(consumer, self._datastore, series=self._series).run()
             except PickerError as error:
                 log.error("plugin '%s': %s", name, error)
             await asyncio.sleep(RETRY_SECONDS)

@@ -74,7 +74,7 @@ class RequestSide:
         self._http, self._tracing = outside.http, outside.tracing
         self._flushes = Flushes(time.monotonic, time.time)
         self._flushing: asyncio.Task[None] | None = None
-        self._kv_listening = KvListening(datastore)
+        self._kv_listening = KvListening(datastore, metrics.kv)
         self._requests = RequestMetrics(metrics)
         policies = RequestPolicies(
             tracer=self._tracing.tracer,

@@ -25,7 +25,8 @@ from picker.metrics import PickerMetrics
 
 METRICS_DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 SERIES_NAME = re.compile(
-    r"\b(?:llm_d_epp|pointsman|inference_(?:objective|pool|extension)|llm_d_inference_scheduler)"
+    r"\b(?:llm_d_epp|pointsman|inference_(?:objective|pool|extension)|llm_d_inference_scheduler"
+    r"|kvcache)"
     r"_[a-z0-9_]+"
 )
 REQUEST = ("model_name", "target_model_name", "fairness_id", "priority")

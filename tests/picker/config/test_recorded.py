@@ -102,6 +102,27 @@ async def test_clients_cannot_invent_modalities_without_end() -> None:
     assert "other" in kinds
 
 
+PRECISE = """
+plugins:
+- {type: precise-prefix-cache-producer}
+- type: prefix-cache-scorer
+  parameters: {prefixMatchInfoProducerName: precise-prefix-cache-producer}
+"""
+
+
+async def test_look_ups_of_what_engines_hold_are_counted() -> None:
+    """Under the deprecated names too; guesses are not among them."""
+    house = routing(PRECISE)
+    await house.route()
+    for prefix in ("llm_d_epp_kv_cache_index", "kvcache_index"):
+        assert house.value(f"{prefix}_lookup_requests_total") == 1
+        assert house.value(f"{prefix}_lookup_hits_total") == 0
+        assert house.value(f"{prefix}_lookup_latency_seconds_count") == 1
+    guessing = routing("plugins: [{type: prefix-cache-scorer}]\n")
+    await guessing.route()
+    assert guessing.value("llm_d_epp_kv_cache_index_lookup_requests_total") == 0
+
+
 LATENCY = "plugins: [{type: latency-scorer}]\n"
 PREDICTOR = {"PREDICTION_SERVER_URL": "http://p", "TRAINING_SERVER_URL": "http://t"}
 USAGE = {"prompt_tokens": 4, "completion_tokens": 11, "total_tokens": 15}

@@ -15,6 +15,7 @@ from picker.datalayer.datastore import Datastore
 from picker.datalayer.kv_events import KvEventListener, ReplaySettings
 from picker.errors import PickerError
 from picker.framework.interfaces import KvEventFeed, KvEventSource
+from picker.metrics import PickerMetrics
 from picker.types import Endpoint
 
 TOPIC = b"kv@127.0.0.1:8000@m"
@@ -122,6 +123,11 @@ class Stage:
     book: Notebook
     listener: KvEventListener
     datastore: Datastore
+    metrics: PickerMetrics
+
+    def value(self, series: str, /, **labels: str) -> float | None:
+        """A sample of the picker's page."""
+        return self.metrics.registry.get_sample_value(series, labels)
 
 
 @asynccontextmanager
@@ -139,11 +145,12 @@ async def stage(
         source = engine.source if replays else KvEventSource(engine.source.address)
         book, datastore = Notebook({"default/a": source}), Datastore()
         datastore.set_endpoints([Endpoint("a", "127.0.0.1", 8000)])
-        listener = KvEventListener(book, datastore, QUICK)
+        metrics = PickerMetrics()
+        listener = KvEventListener(book, datastore, QUICK, metrics.kv)
         tasks = [asyncio.create_task(listener.run()), asyncio.create_task(engine.replay())]
         try:
             await engine.subscribed()
-            yield Stage(engine, book, listener, datastore)
+            yield Stage(engine, book, listener, datastore, metrics)
         finally:
             for task in tasks:
                 task.cancel()
@@ -178,6 +185,27 @@ async def test_other_topics_and_nonsense_are_passed_over() -> None:
         await s.book.until(lambda: "good" in s.book.payloads())
         assert s.book.payloads() == ["lost", "bad", "good"]
         assert s.listener.counts.errors["default/a"] == 3
+
+
+async def test_what_was_heard_is_told_to_operators() -> None:
+    """By endpoint; whoever is none of the pool has no name of its own."""
+    async with stage() as s:
+        await s.engine.say(0, b"one")
+        await s.engine.say(2, b"bad")
+        await s.engine.say(3, b"good")
+        await s.book.until(lambda: "good" in s.book.payloads())
+        events, pod = "llm_d_epp_kv_cache_events", {"pod_identifier": "default/a"}
+        assert s.value(f"{events}_active_subscribers") == 1
+        assert s.value(f"{events}_messages_received_total", **pod) == 3
+        assert s.value(f"{events}_zmq_errors_total", operation="receive", **pod) == 1
+        assert (
+            s.value("pointsman_kv_event_gaps_total", **pod) == s.listener.counts.gaps["default/a"]
+        )
+        s.datastore.set_endpoints([])
+        s.listener._failed("invented", "no endpoint")
+        unknown = {"pod_identifier": "unknown", "operation": "receive"}
+        assert s.value(f"{events}_zmq_errors_total", **unknown) == 1
+    assert s.value(f"{events}_active_subscribers") == 0
 
 
 async def test_what_was_said_before_is_asked_for_when_joining() -> None:
