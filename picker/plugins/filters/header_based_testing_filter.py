@@ -40,11 +40,14 @@ class HeaderBasedTestingFilter:
         listed = request.headers.get(HEADER)
         if listed is None:
             return candidates
+        # Addresses are read once: how long the list is, is the client's choice.
+        at: dict[str | None, list[Candidate]] = {}
+        for candidate in candidates:
+            at.setdefault(_canonical(candidate.endpoint.address), []).append(candidate)
         kept: dict[str, Candidate] = {}
         for address, port in filter(None, map(_entry, listed.split(","))):
-            for candidate in candidates:
-                endpoint = candidate.endpoint
-                if _canonical(endpoint.address) == address and port in (None, endpoint.port):
+            for candidate in at.get(address, ()):
+                if port in (None, candidate.endpoint.port):
                     kept.setdefault(candidate.key, candidate)
         return tuple(kept.values())
 
