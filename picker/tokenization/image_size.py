@@ -17,6 +17,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _BIG_ENDIAN_UINT32S = Struct(">II")
 _BIG_ENDIAN_UINT16S = Struct(">HH")
 _LITTLE_ENDIAN_UINT16S = Struct("<HH")
+_JPEG_STEPS = 1024  # far more segments and fill bytes than a camera writes before the size
 _NO_FRAME = frozenset((0xC4, 0xC8, 0xCC))  # Huffman tables and other non-frames among 0xC0..0xCF
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
 
@@ -79,9 +80,11 @@ def _webp(data: bytes) -> Size | None:
 
 
 def _jpeg(data: bytes) -> Size | None:
-    """Walks the segments to the first frame header."""
+    """Walks the segments to the first frame header, some way: a file may have a byte a step."""
     at = 2
-    while at + 9 <= len(data) and data[at] == 0xFF:
+    for _ in range(_JPEG_STEPS):
+        if at + 9 > len(data) or data[at] != 0xFF:
+            return None
         marker = data[at + 1]
         if marker == 0xFF:  # fill byte
             at += 1

@@ -111,3 +111,12 @@ def test_any_bytes_have_a_size_or_none(kind: str, noise: bytes, kept: int) -> No
     for text in (base64.b64encode(data).decode(), noise.decode("latin-1")):
         size = base64_image_size(text)
         assert size is None or min(size) > 0
+
+
+@pytest.mark.parametrize("filler", [b"\xff", b"\xff\xd0", b"\xff\xe0\0\2"])
+def test_a_jpeg_is_searched_for_its_size_some_way_only(filler: bytes) -> None:
+    """A body may hold hundreds of files that are nothing but steps."""
+    picture = jpeg(640, 361)
+    few, many = (picture[:2] + filler * number + picture[2:] for number in (500, 2000))
+    assert image_size(few) == (640, 361)
+    assert image_size(many) is None
