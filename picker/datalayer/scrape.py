@@ -5,7 +5,8 @@ a multiple of it. While requests are decided or under way a source is asked at i
 grows with the pool, so that scraping does not crowd out the decisions on the same event loop. While
 nothing happens the intervals double from scrape to scrape up to a limit. The first decision after
 that is made with metrics as old as that limit, and has every address asked at once, spread over one
-tick. Endpoints that share an address of a source share its page.
+tick. Many addresses that join together are asked for the first time one after the other, at the
+rate that all are asked at later. Endpoints that share an address of a source share its page.
 """
 
 from __future__ import annotations
@@ -130,6 +131,8 @@ class Scraper:
     def _reconcile(self, group: asyncio.TaskGroup) -> None:
         """Make the targets those of the endpoints that there are now."""
         wanted = self._wanted()
+        wait = len(wanted.keys() - self._targets.keys()) / self._settings.max_scrapes_per_second
+        wait = wait if wait > self._settings.tick_seconds else 0.0
         for gone in self._targets.keys() - wanted.keys():
             target = self._targets.pop(gone)
             target.source.pages.forget(target.address)
@@ -140,7 +143,9 @@ class Scraper:
             target.follow(self._readings(target, endpoints))
             if known is None:
                 self._targets[index, address] = target
-                target.task = group.create_task(self._ask_on(target), name=f"scrape {address}")
+                target.task = group.create_task(
+                    self._ask_on(target, wait), name=f"scrape {address}"
+                )
         per_tick = sum(1 / target.ticks for target in self._targets.values())
         self._tick_seconds = max(
             self._settings.tick_seconds, per_tick / self._settings.max_scrapes_per_second
@@ -192,9 +197,11 @@ class Scraper:
 
     # Asking
 
-    async def _ask_on(self, target: _Target) -> None:
+    async def _ask_on(self, target: _Target, wait_seconds: float) -> None:
         loop = asyncio.get_running_loop()
         errors = self._metrics.datalayer_poll_errors_total.labels(target.source.source_type)
+        if wait_seconds:
+            await target.pause(self._rng.uniform(0, wait_seconds))
         while not target.over:
             interval = self._interval_seconds(target)
             try:
@@ -251,8 +258,9 @@ class _Target:
 
     def follow(self, readings: Sequence[Reading]) -> None:
         """Hand pages to `readings` from now on; those that are left out end."""
+        kept = set(readings)
         for reading in self.readings:
-            if reading not in readings:
+            if reading not in kept:
                 reading.end()
         self.readings = tuple(readings)
 

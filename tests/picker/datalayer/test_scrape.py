@@ -48,6 +48,39 @@ async def test_a_large_pool_is_asked_less_often() -> None:
 
 
 @pytest.mark.looptime
+async def test_endpoints_that_join_together_are_not_all_asked_at_once() -> None:
+    """A thousand are asked within 0.4 s, evenly; one that joins them later is asked immediately."""
+    pages = Pages(dict.fromkeys(range(1, 1002), PAGE))
+    ports = range(1, 1001)
+    async with scraping(source(pages)) as scene:
+        scene.store.set_endpoints([endpoint(f"w{port}", port) for port in ports])
+        await asyncio.sleep(0.1)
+        assert 150 < len(pages.asked) < 350
+        await asyncio.sleep(0.31)
+        assert len(pages.asked) == 1000
+        scene.store.set_endpoints([endpoint(f"w{port}", port) for port in pages.pages])
+        await asyncio.sleep(0.01)
+        assert pages.asked[1001] == 1
+
+
+@pytest.mark.looptime
+async def test_very_many_endpoints_share_an_address() -> None:
+    """Each of a changing crowd has the load of the one page."""
+    pages = Pages({9: PAGE})
+    crowd = [
+        endpoint(f"w{number}", 1 + number, metrics_host_port=f"{HOST}:9") for number in range(2000)
+    ]
+    async with scraping(source(pages)) as scene:
+        for some in (crowd, crowd[1:], crowd[:1000]):
+            scene.store.set_endpoints(some)
+            await asyncio.sleep(0.12)
+            found = scene.store.snapshot().candidates
+            assert len(found) == len(some)
+            assert all(one.metrics and one.metrics.waiting_requests == 3 for one in found)
+    assert pages.forgotten == [f"{HOST}:9"]
+
+
+@pytest.mark.looptime
 async def test_an_idle_pool_is_asked_once_a_second_and_a_decision_wakes_it() -> None:
     """Everybody is asked within a tick of the first decision."""
     pages = Pages(dict.fromkeys(range(1, 11), PAGE))
