@@ -47,6 +47,7 @@ from picker.running.memory import keep_freed_pages
 from picker.running.request_side import RequestSide, config_in_use, speaking_to_others
 from picker.sharing.block import BlockReader, BlockWriter
 from picker.sharing.load import LoadReader, LoadWriter
+from picker.sharing.pace import Pace
 from picker.sharing.pool import PoolReader
 from picker.sharing.totals import numbers_of
 
@@ -84,6 +85,7 @@ class ServingProcess:
             HealthService(self.is_ready),
             socket.socket(fileno=start.listening),
             StreamMetrics(self._metrics, time.monotonic),
+            start.certificate,
         )
         self._pool = PoolReader(BlockReader(start.pool), self._datastore)
         own, others = start.loads[start.index], [*start.loads]
@@ -152,8 +154,11 @@ class ServingProcess:
 
     async def _share(self) -> None:
         """Look at what the others say, and say what is under way here, until cancelled."""
+        pace = Pace()
         while True:
-            self._pool.poll()
+            now = time.perf_counter()
+            if pace.is_due(now) and self._pool.poll():
+                pace.spent(now, time.perf_counter())
             if self._other_loads.poll():
                 self._inflight.set_others(self._other_loads.counts)
             self._own_load.publish()

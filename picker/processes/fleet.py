@@ -97,7 +97,7 @@ class ServingFleet:
             if self._ending.is_set():
                 return
             delay = delays.next(loop.time() - began)
-            log.error("serving process %d %s; replaced in %g s", index, reason, delay)
+            log.error("serving process %d: %s; replaced in %g s", index, reason, delay)
             await self._pause(delay)
 
     async def _live(self, index: int) -> str:
@@ -114,7 +114,7 @@ class ServingFleet:
             serving.kill()
             self._members[index] = None
         self._ended(serving, not self._ending.is_set())
-        return f"failed: {serving.failure}" if serving.failure else _said(status)
+        return serving.failure or _said(status)
 
     def _on_ready(self, serving: Serving) -> None:
         self._begun(serving.index, None)
@@ -133,7 +133,7 @@ class ServingFleet:
 def _said(status: int) -> str:
     if status < 0:
         try:
-            return f"was ended by {signal.Signals(-status).name}"
+            return f"ended by {signal.Signals(-status).name}"
         except ValueError:
-            return f"was ended by signal {-status}"
+            return f"ended by signal {-status}"
     return f"ended with status {status}"

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from picker.extproc.options import TlsMaterial
 from picker.running.options import Options
 from picker.sharing.totals import Numbers
 
@@ -30,7 +31,8 @@ class Configuration(msgspec.Struct, frozen=True):
 class Start(msgspec.Struct, tag=True):
     """The first message to a child; descriptors are numbers that it has inherited.
 
-    `loads` are the blocks of what each process has under way, its own at `index`.
+    `loads` are the blocks of what each process has under way, its own at `index`. `certificate` is
+    what all show when none was given.
     """
 
     index: int
@@ -39,6 +41,7 @@ class Start(msgspec.Struct, tag=True):
     pool: int
     loads: list[int]
     listening: int
+    certificate: TlsMaterial | None = None
 
 
 class Prepare(msgspec.Struct, tag=True):

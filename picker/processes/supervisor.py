@@ -38,12 +38,18 @@ from picker.metrics import PickerMetrics
 from picker.processes.fleet import ServingFleet
 from picker.processes.messages import Configuration, Start
 from picker.processes.serving import Serving
-from picker.running.listeners import SidePorts, StartError, ext_proc_options
+from picker.running.listeners import (
+    SidePorts,
+    StartError,
+    certificate_made_on_the_spot,
+    ext_proc_options,
+)
 from picker.running.options import Options, Ports
 from picker.running.pool_side import PoolSide
 from picker.running.request_side import config_in_use, read_config, speaking_to_others
 from picker.sharing.block import BlockReader, BlockWriter, create_block
 from picker.sharing.load import LOAD_BYTES, LoadReader, publish_nothing
+from picker.sharing.pace import Pace
 from picker.sharing.pool import POOL_BYTES, Lives, PoolWriter
 from picker.sharing.totals import Numbers, Totals
 
@@ -84,6 +90,7 @@ class Supervisor:
         datastore = self._pool.datastore
         admin = AdminServer(self._metrics, datastore, self._inflight, self.is_ready, self._page)
         self._beside = SidePorts(options, HealthService(self.is_ready), admin)
+        self._certificate = certificate_made_on_the_spot(options.tls)
         self._reserved: socket.socket | None = None
 
     def is_ready(self) -> bool:
@@ -199,6 +206,7 @@ class Supervisor:
                 pool=self._memory.pool,
                 loads=self._memory.loads,
                 listening=listening.fileno(),
+                certificate=self._certificate,
             )
             return await Serving.begin(
                 start, (self._memory.pool, *self._memory.loads, listening.fileno())
@@ -222,9 +230,11 @@ class Supervisor:
 
     async def _share(self) -> None:
         """Show the children the pool, and look at what they have under way, until cancelled."""
-        decisions = 0
+        decisions, pace = 0, Pace()
         while True:
-            self._pool_writer.publish(self._pool.datastore.snapshot())
+            now = time.perf_counter()
+            if pace.is_due(now) and self._pool_writer.publish(self._pool.datastore.snapshot()):
+                pace.spent(now, time.perf_counter())
             if self._loads.poll():
                 self._inflight.set_others(self._loads.counts)
                 if self._loads.decisions != decisions:

@@ -41,6 +41,7 @@ class ExtProcPort:
 
     With `health` the port answers health checks too. It listens at a socket of its own, or at
     `listening`, which is bound already. `streams` counts what it serves, if that was asked for.
+    `certificate` is shown in place of one made on the spot.
     """
 
     def __init__(
@@ -50,13 +51,14 @@ class ExtProcPort:
         health: HealthService,
         listening: socket.socket | None = None,
         streams: StreamMetrics | None = None,
+        certificate: TlsMaterial | None = None,
     ) -> None:
         """Opens nothing. Raises `ConfigError` for certificates that cannot be used."""
         self._certificates = _certificates(options.tls)
         self._follows = options.tls is not None and options.tls.reload
         self._options = replace(
             ext_proc_options(options),
-            tls=_tls(options.tls, self._certificates),
+            tls=_tls(options.tls, self._certificates, certificate),
             listening=listening,
             streams=streams if options.grpc_stream_metrics else None,
         )
@@ -169,11 +171,18 @@ def _certificates(flags: TlsFlags | None) -> CertificateFolder | None:
     return CertificateFolder(flags.cert_path)
 
 
-def _tls(flags: TlsFlags | None, folder: CertificateFolder | None) -> TlsOptions | None:
+def certificate_made_on_the_spot(flags: TlsFlags | None) -> TlsMaterial | None:
+    """A certificate to show where one is needed and none was given."""
+    return _self_signed() if flags is not None and flags.cert_path is None else None
+
+
+def _tls(
+    flags: TlsFlags | None, folder: CertificateFolder | None, made: TlsMaterial | None
+) -> TlsOptions | None:
     if flags is None:
         return None
     return TlsOptions(
-        material=_self_signed() if folder is None else folder.load(),
+        material=(made or _self_signed()) if folder is None else folder.load(),
         min_version=min_version(flags.min_version or DEFAULT_TLS_VERSION),
         cipher_suites=cipher_suites(flags.cipher_suites),
     )

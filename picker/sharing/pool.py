@@ -72,14 +72,14 @@ class PoolWriter:
         self._rows: dict[str, tuple[Candidate, int, msgspec.Raw | None]] = {}
         self._complaints: set[str] = set()
 
-    def publish(self, snapshot: Snapshot) -> None:
-        """Show `snapshot` to the readers, unless it is the one that they see already.
+    def publish(self, snapshot: Snapshot) -> bool:
+        """Show `snapshot` to the readers; whether it is another one than they saw before.
 
         What cannot be shared is left out, and told once. A snapshot beyond all bounds is not
         published.
         """
         if snapshot.version == self._version:
-            return
+            return False
         self._version = snapshot.version
         rows: dict[str, tuple[Candidate, int, msgspec.Raw | None]] = {}
         for candidate in snapshot.candidates:
@@ -95,6 +95,7 @@ class PoolWriter:
             self._block.publish(message)
         except BlockFullError as error:
             self._complain(f"the pool cannot be shared, what was known before stays: {error}")
+        return True
 
     def _row(self, candidate: Candidate, life: int) -> msgspec.Raw | None:
         encode = self._encoder.encode

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from picker.extproc.options import Transport
+from picker.extproc.options import TlsMaterial, Transport
 from picker.metrics import PickerMetrics
 from picker.processes.messages import (
     Channel,
@@ -48,7 +48,7 @@ def told() -> Told:
 @pytest.mark.parametrize(
     "message",
     [
-        Start(1, OPTIONS, WRITTEN, 3, [4, 5], 6),
+        Start(1, OPTIONS, WRITTEN, 3, [4, 5], 6, TlsMaterial(b"key", b"chain")),
         *(Prepare(1, WRITTEN), Commit(), Tell(2), Drain(), Ready(1), Failed("why")),
         *(Prepared(1), Prepared(1, "no"), told()),
     ],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import ssl
 from itertools import count
 from pathlib import Path
 
@@ -245,3 +247,13 @@ async def test_processes_that_cannot_serve_say_why(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="--cert-path: cannot read"):
         async with processes(tmp_path, (), tls=TlsFlags(Path("/nowhere"))):
             pass
+
+
+async def test_all_processes_show_one_certificate(tmp_path: Path) -> None:
+    """Also when it was made on the spot."""
+    async with processes(tmp_path, (), tls=TlsFlags()) as two:
+        shown = {
+            await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", two.ports.grpc))
+            for _ in range(CONNECTIONS)
+        }
+    assert len(shown) == 1
