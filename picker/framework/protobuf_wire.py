@@ -12,6 +12,8 @@ VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
 _SIZES = {FIXED64: 8, FIXED32: 4}
 _MAX_VARINT_BYTES = 10
 _UINT64 = 2**64 - 1
+MAX_FIELDS = 2**16  # a field may be of two bytes, and takes a microsecond to read
+MAX_FIELDS_OF_ITEM = 64
 
 Value = int | bytes
 
@@ -20,13 +22,16 @@ class WireError(ValueError):
     """Bytes that are no protobuf message."""
 
 
-def fields(message: bytes) -> Iterator[tuple[int, Value]]:
+def fields(message: bytes, limit: int = MAX_FIELDS) -> Iterator[tuple[int, Value]]:
     """Number and value of each field, in order; a whole number for a varint, else its bytes.
 
-    Raises `WireError`.
+    Raises `WireError`, for more than `limit` fields as well.
     """
     position, end = 0, len(message)
     while position < end:
+        limit -= 1
+        if limit < 0:
+            raise WireError("a message has too many fields")
         key, position = _varint(message, position)
         number, wire_type = key >> 3, key & 7
         if not 0 < number < 2**29:
@@ -56,10 +61,13 @@ def last_bytes(message: bytes, wanted: int) -> bytes | None:
     return found
 
 
-def last_number(message: bytes, wanted: int) -> int | None:
-    """The varint field `wanted`, the last one if there are several; None: absent."""
+def last_number(message: bytes, wanted: int, limit: int = MAX_FIELDS) -> int | None:
+    """The varint field `wanted`, the last one if there are several; None: absent.
+
+    Raises as `fields` does.
+    """
     found = None
-    for number, value in fields(message):
+    for number, value in fields(message, limit):
         if number == wanted and isinstance(value, int):
             found = value
     return found

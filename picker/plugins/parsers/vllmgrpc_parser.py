@@ -23,6 +23,7 @@ from picker.framework.grpc_frames import FrameSplitter, only_message
 from picker.framework.interfaces import ResponseReader
 from picker.framework.multimodal import check_items
 from picker.framework.protobuf_wire import (
+    MAX_FIELDS_OF_ITEM,
     Value,
     WireError,
     fields,
@@ -68,48 +69,51 @@ class VllmGrpcParser:
 
 @dataclass(slots=True)
 class _Generate:
-    """What has been read of a GenerateRequest; of `tokenized` and `text` the last counts."""
+    """What has been found in a GenerateRequest; of `tokenized` and `text` the last counts.
 
-    prompt: bytes | None = None
-    text: str = ""
-    max_tokens: int | None = None
+    Of a field that comes several times the last counts, and only that one is read.
+    """
+
+    tokenized: bytes | None = None
+    text: bytes = b""
+    sampling_params: bytes = b""
+    mm_inputs: bytes = b""
     stream: bool = False
-    features: tuple[MultiModalFeature, ...] = ()
 
     def take(self, number: int, value: Value) -> None:
-        """Read one field."""
-        if number == 3:
-            self.text, self.prompt = text(value), None
-        elif number == 5:
+        """Note one field."""
+        if number == 5:
             self.stream = bool(value)
-        elif isinstance(value, bytes):
-            self._take_message(number, value)
-
-    def _take_message(self, number: int, value: bytes) -> None:
-        if number == 2:
-            self.text, self.prompt = "", _input_ids(value)
+        elif not isinstance(value, bytes):
+            return
+        elif number == 2:
+            self.text, self.tokenized = b"", value
+        elif number == 3:
+            self.text, self.tokenized = value, None
         elif number == 4:
-            self.max_tokens = last_number(value, 8)
+            self.sampling_params = value
         elif number == 7:
-            self.features = _features(value)
+            self.mm_inputs = value
 
 
 def _generate(message: bytes) -> ParsedBody:
     request = _Generate()
     for number, value in fields(message):
         request.take(number, value)
-    if request.prompt is None and not request.text:
+    prompt = None if request.tokenized is None else _input_ids(request.tokenized)
+    if prompt is None and not request.text:
         raise WireError("a GenerateRequest must have tokenized or text")
-    if request.prompt is not None:
-        check_items(request.features, request.prompt)
+    features = _features(request.mm_inputs)
+    if prompt is not None:
+        check_items(features, prompt)
     return ParsedBody(
         api=Api.VLLM_GRPC,
         stream=request.stream,
-        payload={"prompt": request.text} if request.text else None,
-        max_output_tokens=request.max_tokens,
+        payload={"prompt": text(request.text)} if request.text else None,
+        max_output_tokens=last_number(request.sampling_params, 8),
         can_rewrite=False,
-        prompts=() if request.prompt is None else (request.prompt,),
-        features=() if request.prompt is None else (request.features,),
+        prompts=() if prompt is None else (prompt,),
+        features=() if prompt is None else (features,),
     )
 
 
@@ -134,7 +138,8 @@ def _features(mm_inputs: bytes) -> tuple[MultiModalFeature, ...]:
     hashes: list[str] = []
     for number, value in fields(mm_inputs):
         if number == 5 and isinstance(value, bytes):
-            places.append((last_number(value, 1) or 0, last_number(value, 2) or 0))
+            offset, length = (last_number(value, one, MAX_FIELDS_OF_ITEM) or 0 for one in (1, 2))
+            places.append((offset, length))
         elif number == 6:
             hashes.append(text(value))
     return tuple(

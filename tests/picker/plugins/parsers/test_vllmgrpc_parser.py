@@ -85,6 +85,26 @@ def test_a_tokenized_request_is_read_with_its_items() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        field(99, 1) * 70_000,
+        message((2, b"\x10\1" * 70_000)),
+        message((2, TOKENIZED), (7, message((5, b"\x08\1" * 70), (6, "a")))),
+    ],
+)
+def test_messages_of_too_many_fields_are_refused(data: bytes) -> None:
+    """A field of two bytes takes a microsecond to read."""
+    with pytest.raises(RefusedError, match="too many fields"):
+        parse(GENERATE, data)
+
+
+def test_only_the_last_of_several_prompts_is_read() -> None:
+    """The others cost nothing."""
+    broken = b"\x10\xff"
+    assert parse(GENERATE, message((2, broken), (2, TOKENIZED))).prompts == (PROMPT,)
+
+
 def test_items_larger_than_the_prompt_are_refused() -> None:
     """What a short request costs stays in proportion to its length."""
     items = message((5, message((1, 0), (2, 2**63))), (6, "a"))
