@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from picker.framework.attributes import Attributes, DataKey
@@ -83,7 +84,7 @@ class NoHitLruScorer:
             profile = result.profiles.get(name)
             if profile is None or not profile.picked:
                 continue
-            seen = (scored.candidate for scored in (*profile.scored, *profile.picked))
+            seen = (scored.candidate for scored in chain(profile.picked, profile.scored))
             if self._is_cold(seen, attributes):
                 self._use(profile.picked[0].candidate.key)
 
