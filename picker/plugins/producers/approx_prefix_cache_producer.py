@@ -8,8 +8,9 @@ have to be told from those that others have sent meanwhile.
 Block size: with `autoTune` what the first candidate that knows reports, else `blockSizeTokens`, and
 never below 64 tokens. Memory per endpoint: with `autoTune` as many blocks as fit into its KV cache,
 `num_kv_blocks · block_size / 64`, else `lruCapacityPerServer`. (The reference takes num_kv_blocks
-as it is, and so may remember four times more than the GPU holds.) Prompt length considered:
-`maxPrefixTokensToMatch`, else `maxPrefixBlocksToMatch` blocks; both 0: all of it.
+as it is, and so may remember four times more than the GPU holds.) What no engine can have is not
+believed: blocks of more than 65,536 tokens, and memory beyond 2^20 blocks. Prompt length
+considered: `maxPrefixTokensToMatch`, else `maxPrefixBlocksToMatch` blocks; both 0: all of it.
 
 A match is contiguous from the first block; with several prompts the matches are added. Models,
 adapters and salts share nothing: the model that the endpoint is asked for and the request's cache
@@ -32,6 +33,8 @@ from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidate, EndpointMetrics, InferenceRequest, SchedulingResult
 
 MIN_BLOCK_SIZE_TOKENS = 64
+MAX_REPORTED_BLOCK_SIZE_TOKENS = 65_536
+MAX_REPORTED_CAPACITY = 2**20  # blocks, 64 MiB of memory
 PREFILL_PROFILE = "prefill"
 
 
@@ -59,13 +62,18 @@ class ApproxPrefixCacheProducer:
     """Owns one `PrefixIndex`; also hears of decisions and of endpoints that left or restarted."""
 
     def __init__(
-        self, name: str, parameters: ApproxPrefixCacheParameters, hash_seed: int = 0
+        self,
+        name: str,
+        parameters: ApproxPrefixCacheParameters,
+        hash_seed: int = 0,
+        max_reported_capacity: int = MAX_REPORTED_CAPACITY,
     ) -> None:
         """`hash_seed` is for parameters that name none. Raises `ValueError` for sizes that cannot
         work.
         """
         _check(parameters)
         self._parameters = parameters
+        self._max_reported_capacity = max_reported_capacity
         self._seed = hash_seed if parameters.hash_seed is None else parameters.hash_seed
         self._index = PrefixIndex()
         self._match_key = match_info_key(name)
@@ -140,8 +148,9 @@ class ApproxPrefixCacheProducer:
         configured = self._parameters.block_size_tokens
         if self._parameters.auto_tune:
             for candidate in candidates:
-                if candidate.metrics is not None and candidate.metrics.block_size_tokens:
-                    configured = candidate.metrics.block_size_tokens
+                reported = _reported_block_size(candidate.metrics)
+                if reported:
+                    configured = reported
                     break
         return max(MIN_BLOCK_SIZE_TOKENS, configured)
 
@@ -151,14 +160,22 @@ class ApproxPrefixCacheProducer:
         return self._parameters.max_prefix_blocks_to_match or None
 
     def _capacity(self, metrics: EndpointMetrics | None, block_size: int) -> int:
+        reported = _reported_block_size(metrics)
         if (
             self._parameters.auto_tune
             and metrics is not None
             and metrics.num_kv_blocks
-            and metrics.block_size_tokens
+            and reported
         ):
-            return max(1, metrics.num_kv_blocks * metrics.block_size_tokens // block_size)
+            held = metrics.num_kv_blocks * reported // block_size
+            return min(max(1, held), self._max_reported_capacity)
         return self._parameters.lru_capacity_per_server
+
+
+def _reported_block_size(metrics: EndpointMetrics | None) -> int | None:
+    """Tokens in a block of the engine, None where it does not say or cannot be right."""
+    size = None if metrics is None else metrics.block_size_tokens
+    return size if size is not None and size <= MAX_REPORTED_BLOCK_SIZE_TOKENS else None
 
 
 def _check(parameters: ApproxPrefixCacheParameters) -> None:

@@ -11,6 +11,7 @@ import pytest
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.services import NoHttp, Services
 from picker.plugins.producers.approx_prefix_cache_producer import (
+    MAX_REPORTED_CAPACITY,
     PLUGIN,
     ApproxPrefixCacheParameters,
     ApproxPrefixCacheProducer,
@@ -39,9 +40,18 @@ def blocks(*numbers: int) -> bytes:
 class Scene:
     """A producer and how the director uses it."""
 
-    def __init__(self, request_for: Callable[..., InferenceRequest], **parameters: Any) -> None:
+    def __init__(
+        self,
+        request_for: Callable[..., InferenceRequest],
+        max_reported_capacity: int = MAX_REPORTED_CAPACITY,
+        **parameters: Any,
+    ) -> None:
         self.request_for = request_for
-        self.producer = ApproxPrefixCacheProducer("p", ApproxPrefixCacheParameters(**parameters))
+        self.producer = ApproxPrefixCacheProducer(
+            "p",
+            ApproxPrefixCacheParameters(**parameters),
+            max_reported_capacity=max_reported_capacity,
+        )
 
     def find(
         self, candidates: Sequence[Candidate], *prompts: bytes, **fields: Any
@@ -146,6 +156,7 @@ def test_without_prompts_nothing_is_found_or_learnt(
         ({}, 16, 3),  # never below 64 tokens
         ({}, 128, 2),
         ({}, None, 3),
+        ({}, 10**9, 3),  # no engine has such blocks
         ({"auto_tune": False, "block_size_tokens": 96}, 128, 2),
         ({"block_size_tokens": 192}, None, 1),
     ],
@@ -174,6 +185,17 @@ def test_memory_is_what_the_kv_cache_holds(
         s.send(a, blocks(number))
     held = [s.find([a], blocks(number)) for number in (1, 2, 3)]
     assert [info.match_blocks.get("default/a", 0) for info in held if info] == [0, 1, 1]
+
+
+def test_memory_is_bounded_whatever_an_engine_reports(
+    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
+) -> None:
+    """A page with an absurd number of blocks does not make the picker remember without end."""
+    a = candidate("a", block_size_tokens=16, num_kv_blocks=10**15 - 1)
+    s = scene(max_reported_capacity=10)
+    for number in range(0, 40, 4):
+        s.send(a, blocks(*range(number, number + 4)))
+    assert s.producer.index_size == 10
 
 
 def test_memory_is_the_configured_one_when_engines_do_not_say(
