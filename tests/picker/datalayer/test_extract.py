@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from picker.datalayer.engines import ENGINES, EngineSeries, EngineTable, Series, parse_series
@@ -9,6 +11,7 @@ from picker.datalayer.extract import extract
 from picker.datalayer.sources import ExtractError, Findings, Scrape
 from picker.types import Endpoint, EndpointMetrics
 
+REAL_PAGE = Path(__file__).parents[2] / "data/vllm_0.32_metrics.txt"
 VLLM = b"""\
 # TYPE vllm:num_requests_waiting gauge
 vllm:num_requests_waiting{engine="0",model_name="m"} 3.0
@@ -43,6 +46,70 @@ def load(
 
 def without(page: bytes, name: bytes) -> bytes:
     return b"\n".join(line for line in page.split(b"\n") if not line.startswith(name))
+
+
+def test_a_real_engines_page_is_read() -> None:
+    """What vLLM 0.32 says when it has nothing to do; the same under the name of our own worker."""
+    for engine in ("vllm", "pointsman"):
+        findings = read(REAL_PAGE.read_bytes(), ENGINES[engine])
+        assert findings.problems == ()
+        assert findings.metrics == EndpointMetrics(
+            waiting_requests=0,
+            running_requests=0,
+            kv_cache_usage=0.0,
+            block_size_tokens=128,
+            num_kv_blocks=364,
+            process_start_time_seconds=1.79529687005e9,
+            updated_at_seconds=42.0,
+            interval_seconds=0.05,
+        )
+
+
+@pytest.mark.parametrize("value", [b"1e300", b"1e400", b"9007199254740994", b"-1e-300"])
+def test_a_number_beyond_all_sense_counts_as_missing(value: bytes) -> None:
+    """In any series that is a number: what was known before stays."""
+    page = VLLM.replace(b" 3.0\n", b" %b\n" % value).replace(b"1.7e+09", value)
+    findings = read(page, previous=PREVIOUS)
+    assert findings.metrics is not None
+    assert findings.metrics.waiting_requests == PREVIOUS.waiting_requests
+    assert findings.metrics.process_start_time_seconds == PREVIOUS.process_start_time_seconds
+    assert findings.metrics.running_requests == 5
+    assert len(findings.problems) == 1
+
+
+def test_next_to_nothing_is_nothing() -> None:
+    """A number just above zero is one, though less than a request."""
+    tiny = [line.rpartition(b" ")[0] + b" 1e-300" for line in VLLM.splitlines()]
+    metrics = load(b"\n".join(tiny))
+    assert (metrics.waiting_requests, metrics.running_requests) == (0, 0)
+    assert metrics.kv_cache_usage == metrics.process_start_time_seconds == 1e-300
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "expected"),
+    [
+        (b"0", b"0", (32, 100)),
+        (b"000", b"-1", (32, 100)),
+        (b"None", b"None", (32, 100)),
+        (b"1" * 5000, b"1e3", (32, 100)),
+        (b"\xd9\xa3", b'\\"5', (32, 100)),
+        (b"1000000000", b"7", (10**9, 7)),
+    ],
+)
+def test_a_geometry_that_is_none_leaves_what_was_known(
+    size: bytes, count: bytes, expected: tuple[int, int]
+) -> None:
+    """Zero, no number, and labels with escapes."""
+    page = VLLM.replace(b'"16"', b'"%b"' % size).replace(b'"2048"', b'"%b"' % count)
+    metrics = load(page, previous=PREVIOUS)
+    assert (metrics.block_size_tokens, metrics.num_kv_blocks) == expected
+
+
+def test_a_page_of_nothing_but_series_is_read() -> None:
+    """As many as fit into the largest page, each with a label that ends in an escape."""
+    line = 'vllm:num_requests_waiting{{engine="{}\\\\"}} 1\n'
+    many = "".join(line.format(number) for number in range(20_000)).encode()
+    assert load(without(VLLM, b"vllm:num_requests_waiting") + many).waiting_requests == 20_000
 
 
 def test_a_vllm_page_is_read_completely() -> None:
