@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from picker.errors import HTTP_STATUS
+from picker.errors import EVICTED_STATUS, HTTP_STATUS
 from picker.metrics import PickerMetrics
 from picker.requestcontrol.observer import Decision, Outcome, ResponseTimes
 from picker.types import FinishCause, InferenceRequest, Usage
 
 MODEL_SERVER_ERROR = "ModelServerError"
-_ANSWERED_BY_US = (FinishCause.REFUSED, FinishCause.EVICTED)
 _CODES = {status: code.value for code, status in HTTP_STATUS.items()}
 
 
@@ -110,7 +109,9 @@ def _error_code(outcome: Outcome) -> str | None:
     """The word for what went wrong; None: nothing did."""
     if outcome.refusal is not None:
         return outcome.refusal.value
+    if outcome.cause is FinishCause.EVICTED:  # whatever the response had begun with
+        return _CODES[EVICTED_STATUS]
     status = outcome.response_status
-    if outcome.cause in _ANSWERED_BY_US:  # by the stream: too large, or evicted
+    if outcome.cause is FinishCause.REFUSED:  # by the stream: too large
         return _CODES.get(status or 0)
     return MODEL_SERVER_ERROR if status not in (None, 200) else None

@@ -120,6 +120,8 @@ def test_only_what_was_said_is_counted(usage: Usage, is_streaming: bool, counted
         ),
         (outcome(FinishCause.REFUSED, endpoint_key=None, response_status=413), "PayloadTooLarge"),
         (outcome(FinishCause.EVICTED, response_status=429), "ResourceExhausted"),
+        (outcome(FinishCause.EVICTED, response_status=200), "ResourceExhausted"),
+        (outcome(FinishCause.EVICTED, response_status=500), "ResourceExhausted"),
         (outcome(FinishCause.REFUSED, endpoint_key=None, response_status=None), None),
         (outcome(response_status=500), "ModelServerError"),
         (outcome(response_status=200), None),
