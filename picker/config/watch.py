@@ -4,23 +4,18 @@ stays in use, with a log line and a metric that say so.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
-
-from watchfiles import Change, awatch
 
 from picker.config.findings import Finding
 from picker.config.load import MAX_CONFIG_BYTES, LoadedConfig, load_config
 from picker.errors import ConfigError
+from picker.file_changes import moments_to_look
 from picker.metrics import PickerMetrics
 
 log = logging.getLogger(__name__)
-
-WATCH_STEP_MS = 50
-WATCH_DEBOUNCE_MS = 100
-RECHECK_MS = 1000  # finds what a file system without change events, or a race at start, hides
 
 Apply = Callable[[LoadedConfig], Awaitable[tuple[Finding, ...]]]
 
@@ -61,25 +56,11 @@ class ConfigWatch:
         self._succeeded()
 
     async def run(self) -> None:
-        """Follow the file until cancelled.
-
-        The directory is watched, not the file: editors and Kubernetes replace files by renaming.
-        """
-        stop = asyncio.Event()
-        try:
-            async for _ in awatch(
-                self._path.parent.absolute(),
-                step=WATCH_STEP_MS,
-                debounce=WATCH_DEBOUNCE_MS,
-                rust_timeout=RECHECK_MS,
-                yield_on_timeout=True,
-                stop_event=stop,
-                recursive=False,
-                watch_filter=self._concerns,
-            ):
+        """Follow the file until cancelled."""
+        folder, name = self._path.parent.absolute(), self._path.name
+        async with aclosing(moments_to_look(folder, name)) as moments:
+            async for _ in moments:
                 await self.check()
-        finally:
-            stop.set()
 
     async def check(self) -> None:
         """Look at the file now; nothing happens while it holds what it held before."""
@@ -98,23 +79,22 @@ class ConfigWatch:
         except ConfigError as error:
             self._failed(error)
             return
+        except Exception as error:  # one of ours; requests are still to be served
+            log.exception("%s: the picker's mistake, please report it", self._path)
+            self._failed(error)
+            return
         self._metrics.config_reloads_total.labels("success").inc()
         self._succeeded()
         for warning in warnings:
             log.warning("configuration: %s", warning)
         log.info("%s: the changed configuration is in use", self._path)
 
-    def _concerns(self, _change: Change, path: str) -> bool:
-        """The file itself, or the `..data` link that Kubernetes turns when a volume changes."""
-        name = Path(path).name
-        return name == self._path.name or name.startswith("..")
-
     def _succeeded(self) -> None:
         self._problem = ""
         self._metrics.config_last_reload_successful.set(1)
         self._metrics.config_last_reload_success_timestamp_seconds.set(self._unix_time())
 
-    def _failed(self, error: ConfigError) -> None:
+    def _failed(self, error: Exception) -> None:
         self._problem = str(error)
         self._metrics.config_reloads_total.labels("failure").inc()
         self._metrics.config_last_reload_successful.set(0)

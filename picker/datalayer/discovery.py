@@ -10,20 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
-
-from watchfiles import Change, awatch
 
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.endpoints_file import MAX_FILE_BYTES, EndpointList, parse_endpoints
 from picker.errors import ConfigError
+from picker.file_changes import moments_to_look
 from picker.metrics import PickerMetrics
 
 log = logging.getLogger(__name__)
-
-WATCH_STEP_MS = 50
-WATCH_DEBOUNCE_MS = 100
-RECHECK_MS = 1000  # finds what a file system without change events, or a turned folder, hides
 
 
 class FileDiscovery:
@@ -53,30 +49,11 @@ class FileDiscovery:
             self._apply(self._parse(content))
 
     async def run(self) -> None:
-        """Follow the file until cancelled.
-
-        The directory is watched, not the file: editors and Kubernetes replace files by renaming.
-        """
-        stop = asyncio.Event()
-        try:
-            async for _ in awatch(
-                self._path.parent.absolute(),
-                step=WATCH_STEP_MS,
-                debounce=WATCH_DEBOUNCE_MS,
-                rust_timeout=RECHECK_MS,
-                yield_on_timeout=True,
-                stop_event=stop,
-                recursive=False,
-                watch_filter=self._concerns,
-            ):
+        """Follow the file until cancelled."""
+        folder, name = self._path.parent.absolute(), self._path.name
+        async with aclosing(moments_to_look(folder, name)) as moments:
+            async for _ in moments:
                 await self._reload()
-        finally:
-            stop.set()
-
-    def _concerns(self, _change: Change, path: str) -> bool:
-        """The file itself, or the `..data` link that Kubernetes turns when a volume changes."""
-        name = Path(path).name
-        return name == self._path.name or name.startswith("..")
 
     async def _reload(self) -> None:
         """Apply what has changed; a large file is decoded beside the decisions, not before them."""

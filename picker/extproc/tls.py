@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import ssl
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from watchfiles import awatch
-
 from picker.errors import ConfigError
 from picker.extproc.options import TlsMaterial, TlsOptions
+from picker.file_changes import moments_to_look
 
 log = logging.getLogger(__name__)
 
 CERTIFICATE_FILE, KEY_FILE = "tls.crt", "tls.key"
-WATCH_STEP_MS = 50
-WATCH_DEBOUNCE_MS = 200  # the two files of a pair are rarely replaced in one moment
-RECHECK_MS = 500  # finds what a file system without change events, or a race at start, hides
+DEBOUNCE_MS = 200  # the two files of a pair are rarely replaced in one moment
 
 MIN_VERSIONS: Mapping[str, ssl.TLSVersion] = MappingProxyType(
     {"VersionTLS12": ssl.TLSVersion.TLSv1_2, "VersionTLS13": ssl.TLSVersion.TLSv1_3}
@@ -118,27 +114,16 @@ class CertificateFolder:
         return material
 
     async def watch(self, apply: Callable[[TlsMaterial], None]) -> None:
-        """Give each new pair to `apply`, until cancelled; one that cannot be used is told of once.
-
-        The folder is watched, not the files: Kubernetes replaces them by turning a link.
-        """
-        complaint, stop = "", asyncio.Event()
-        try:
-            async for _ in awatch(
-                self._path.absolute(),
-                step=WATCH_STEP_MS,
-                debounce=WATCH_DEBOUNCE_MS,
-                rust_timeout=RECHECK_MS,
-                yield_on_timeout=True,
-                stop_event=stop,
-                recursive=False,
-            ):
+        """Give each new pair to `apply`, until cancelled; an unusable one is told of once."""
+        complaint = ""
+        files = (CERTIFICATE_FILE, KEY_FILE)
+        looking = moments_to_look(self._path.absolute(), *files, debounce_ms=DEBOUNCE_MS)
+        async with aclosing(looking) as moments:
+            async for _ in moments:
                 last = complaint
                 complaint = self._reload(apply)
                 if complaint and complaint != last:
                     log.error("%s; keeping the certificate of before", complaint)
-        finally:
-            stop.set()
 
     def _reload(self, apply: Callable[[TlsMaterial], None]) -> str:
         """Apply what is there if it is new; what is wrong with it, or ""."""

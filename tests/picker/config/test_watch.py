@@ -25,9 +25,12 @@ class Recorder:
     def __init__(self) -> None:
         self.applied: list[LoadedConfig] = []
         self.happened = asyncio.Event()
+        self.breaks = False
 
     async def __call__(self, loaded: LoadedConfig) -> tuple[Finding, ...]:
         self.happened.set()
+        if self.breaks:
+            raise ZeroDivisionError
         loaded.findings.refuse_errors()
         if any(spec.type == "refuse" for spec in loaded.config.plugins):
             raise ConfigError("no")
@@ -163,3 +166,20 @@ def test_no_more_of_a_file_is_read_than_is_needed_to_refuse_it(tmp_path: Path) -
     assert len(read_config_file(path, "--config-file")) == MAX_CONFIG_BYTES + 1
     with pytest.raises(ConfigError, match="--config-file: cannot read"):
         read_config_file(tmp_path / "none", "--config-file")
+
+
+async def test_a_mistake_of_the_program_does_not_end_the_picker(
+    watched: tuple[Path, Recorder, PickerMetrics, ConfigWatch], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What no one has foreseen counts as a failure, and the next change is looked at."""
+    path, recorder, metrics, watch = watched
+    recorder.breaks = True
+    path.write_bytes(config("queue-scorer"))
+    await watch.check()
+    await watch.check()
+    assert (reloads(metrics), healthy(metrics)) == ({"success": 0, "failure": 1}, 0)
+    assert "ZeroDivisionError" in caplog.text
+    recorder.breaks = False
+    path.write_bytes(config("random-picker"))
+    await watch.check()
+    assert (len(recorder.applied), healthy(metrics)) == (1, 1)
