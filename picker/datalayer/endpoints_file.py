@@ -55,6 +55,8 @@ def parse_endpoints(content: bytes, allow_names: bool = False) -> EndpointList:
         document = yaml.load(content, Loader=_Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: impossible dates
         raise ConfigError(f"not valid YAML: {' '.join(str(error).split())}") from error
+    except (AttributeError, LookupError, TypeError) as error:  # PyYAML's, for `!!bool x`
+        raise ConfigError("not valid YAML: a value does not fit the tag before it") from error
     if not isinstance(document, dict) or not isinstance(document.get("endpoints"), list):
         raise ConfigError("expected a mapping with a list under the key 'endpoints'")
     endpoints: dict[str, Endpoint] = {}

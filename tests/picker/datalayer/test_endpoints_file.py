@@ -129,3 +129,10 @@ def test_problems_stay_short_whatever_is_in_the_file() -> None:
     )
     assert "endpoints[1]: expected a mapping, got a list" in found.problems
     assert max(map(len, found.problems)) < 200
+
+
+@pytest.mark.parametrize("value", ["!!timestamp x", "!!bool x", "!!int ''"])
+def test_a_value_that_does_not_fit_its_tag_makes_the_file_unusable(value: str) -> None:
+    """Not an error of the program, which would end a running picker."""
+    with pytest.raises(ConfigError, match="not valid YAML: "):
+        parse_endpoints(f"endpoints: {value}\n".encode())
