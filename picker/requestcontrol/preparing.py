@@ -45,16 +45,16 @@ def outgoing_body(body: bytes, parsed: ParsedBody, request: InferenceRequest) ->
     """The body that leaves instead of `body`; None: that one, byte for byte.
 
     `parsed` is what the parser made of `body`. It changes when the model does, or when a plugin has
-    replaced members of the payload.
+    replaced members of the payload; never where the payload is what stands in a frame.
     """
     before, after = parsed.payload, request.body.payload
-    if before is None or after is None:
+    if before is None or after is None or not parsed.can_rewrite:
         return None
     changed: Mapping[str, object] = {}
     removed: Sequence[str] = ()
     if after is not before:
         changed, removed = changes(before, after)
-    if parsed.can_rewrite and request.target_model != parsed.model:
+    if request.target_model != parsed.model:
         changed = {**changed, "model": request.target_model}
     if not changed and not removed:
         return None

@@ -13,11 +13,14 @@ import pytest
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
 from picker.requestcontrol.director import RequestPolicies
+from picker.requestcontrol.preparing import outgoing_body
 from picker.requestcontrol.rewrite import RewriteRule, RewriteRules, RewriteTarget
 from picker.types import (
+    Api,
     Candidate,
     Endpoint,
     InferenceRequest,
+    ParsedBody,
     ProfileResult,
     RawRequest,
     SchedulingResult,
@@ -158,6 +161,14 @@ async def test_members_that_a_plugin_changes_are_written_and_no_others(house: An
     _, decision = await house.route(RAW)
     assert decision.body == b'{"kv":{"do":true},"model":"m","n":1.50}'
     assert not decision.needs_response_body
+
+
+def test_a_payload_in_a_frame_changes_no_body() -> None:
+    """The body is no JSON, though its payload is an object; the client is not to blame for that."""
+    parsed = ParsedBody(Api.VLLM_GRPC, payload={"prompt": "x"}, can_rewrite=False)
+    changed = replace(parsed, payload={"prompt": "x", "kv": 1})
+    request = InferenceRequest("r", {}, changed, "", "m")
+    assert outgoing_body(b"\0\0\0\0\3\x1a\1x", parsed, request) is None
 
 
 async def test_a_rule_renames_the_model_whatever_the_header_says(make_house: Any) -> None:
