@@ -159,7 +159,7 @@ class TimedScheduler:
     ) -> SchedulingResult:
         """What the inner scheduler decides."""
         started = self._watch.clock()
-        _, model, _, _ = self._metrics.request_labels("", request.target_model)
+        model = self._metrics.model_label(request.target_model)
         try:
             result = self._inner.schedule(request, candidates, attributes, rng)
         except PickerError:
