@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
+from decimal import Decimal
 
 from picker.errors import ConfigError
 from picker.framework.durations import parse_duration
 
-_QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)([kMGT]|[KMGT]i)?B?", re.ASCII)
-_DECIMAL = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
-_BYTES = _DECIMAL | {"Ki": 1024, "Mi": 1024**2, "Gi": 1024**3, "Ti": 1024**4}
+_QUANTITY = re.compile(
+    r"\+?(\d+\.?\d*|\.\d+)(?:([num]|[kMGTPE]|[KMGTPE]i)|[eE]([-+]?\d{1,3}))?B?", re.ASCII
+)
+_UNITS = {name: Decimal(1000) ** power for power, name in enumerate("num kMGTPE", -3)}
+_UNITS |= {f"{name}i": Decimal(1024) ** power for power, name in enumerate("KMGTPE", 1)}
+MAX_BYTES = 2**63 - 1
 
 
 def duration_seconds(text: str) -> float:
@@ -24,8 +29,13 @@ def duration_seconds(text: str) -> float:
 
 
 def quantity_bytes(text: str) -> int:
-    """Bytes of a quantity, e.g. `4194304`, `4Mi`, `10MiB`, `25MB`. Raises `ConfigError`."""
+    """Bytes of a quantity, e.g. `4194304`, `4Mi`, `10MiB`, `25MB`, `1e6`; a part of one counts as
+    one. Raises `ConfigError`.
+    """
     match = _QUANTITY.fullmatch(text)
-    if match is None:
-        raise ConfigError(f"'{text}' is no size; write for example 4194304, 4Mi or 10MiB")
-    return int(float(match[1]) * _BYTES[match[2] or ""])
+    if match is not None:
+        number, unit, exponent = match.groups()
+        size = Decimal(number) * _UNITS[unit or " "] * Decimal(10) ** int(exponent or 0)
+        if size <= MAX_BYTES:
+            return math.ceil(size)
+    raise ConfigError(f"'{text}' is no size; write for example 4194304, 4Mi or 10MiB")
