@@ -21,6 +21,8 @@ T = TypeVar("T")
 _DEFAULTS = Options()
 # The largest message that the picker ever sends: a piece of a body and what is said about it.
 MIN_SENT_MESSAGE_BYTES = 1024 * 1024
+# The headers of a request alone may take this much.
+MIN_TAKEN_MESSAGE_BYTES = 64 * 1024
 MAX_PROCESSES = 64
 _ENGINE_METRICS = (
     "--total-queued-requests-metric",
@@ -162,9 +164,9 @@ class _Group:
 def _add_configuration(arguments: argparse._ArgumentGroup) -> None:
     group = _Group(arguments)
     group.flag(
-        "--config-file", Path, "FILE", "EndpointPickerConfig in YAML (default: built in)", None
+        "--config-file", _path, "FILE", "EndpointPickerConfig in YAML (default: built in)", None
     )
-    group.flag("--config-text", str, "YAML", "the same as text", None)
+    group.flag("--config-text", _text, "YAML", "the same as text", None)
     group.switch("--watch-config", "apply changes of --config-file while running", default=True)
     group.switch("--allow-experimental-plugins", "allow plugin types that are alpha")
     group.switch(
@@ -175,7 +177,7 @@ def _add_configuration(arguments: argparse._ArgumentGroup) -> None:
 def _add_pool(arguments: argparse._ArgumentGroup) -> None:
     group = _Group(arguments)
     text = "the pool as a YAML list of endpoints; changes apply at once"
-    group.flag("--endpoints-file", Path, "FILE", text, None)
+    group.flag("--endpoints-file", _path, "FILE", text, None)
     text = "name of the pool in metric labels"
     group.flag("--pool-name", str, "NAME", text, _DEFAULTS.pool_name)
     text = "how often endpoints are scraped while requests come; at least 50ms"
@@ -191,7 +193,7 @@ def _add_ext_proc(arguments: argparse._ArgumentGroup) -> None:
     group.flag("--grpc-port", _port, "PORT", "ext_proc; 0: a free port", _DEFAULTS.grpc_port)
     text = "largest gRPC message taken, e.g. 10MiB"
     default = f"{_DEFAULTS.grpc_max_recv_msg_bytes // 1024**2}Mi"
-    group.flag("--grpc-max-recv-msg-size", quantity_bytes, "SIZE", text, default)
+    group.flag("--grpc-max-recv-msg-size", _taken_bytes, "SIZE", text, default)
     text = "largest gRPC message sent; the picker sends none over 1MiB, so less is refused"
     group.flag("--grpc-max-send-msg-size", _sent_bytes, "SIZE", text, None)
     text = "what carries gRPC: own HTTP/2 frames, the h2 library or grpc.aio"
@@ -206,7 +208,7 @@ def _add_tls(arguments: argparse._ArgumentGroup) -> None:
     text = "TLS on ext_proc; without --cert-path with a certificate made on the spot "
     text += "(default: exactly when --cert-path is given)"
     group.switch("--secure-serving", text, default=None)
-    group.flag("--cert-path", Path, "DIR", "folder with tls.crt and tls.key", None)
+    group.flag("--cert-path", _path, "DIR", "folder with tls.crt and tls.key", None)
     group.switch("--enable-cert-reload", "show new certificates as they appear in --cert-path")
     text = "VersionTLS12 or VersionTLS13"
     group.flag("--tls-min-version", str, "VERSION", text, "")
@@ -225,9 +227,9 @@ def _add_http(arguments: argparse._ArgumentGroup) -> None:
     text = "where the HTTP port listens (default: loopback only)"
     group.flag("--metrics-bind-address", str, "ADDRESS", text, _DEFAULTS.metrics_bind_address)
     text = "folder with tls.crt and tls.key for the HTTP port"
-    group.flag("--metrics-cert-dir", Path, "DIR", text, None)
+    group.flag("--metrics-cert-dir", _path, "DIR", text, None)
     text = "CAs (PEM) that must have signed the certificates of its clients"
-    group.flag("--metrics-client-ca-file", Path, "FILE", text, None)
+    group.flag("--metrics-client-ca-file", _path, "FILE", text, None)
     text = "how long gauges of the pool are told again (default: computed whenever asked)"
     flag = "--refresh-prometheus-metrics-interval"
     group.flag(flag, duration_seconds, "DURATION", text, "0")
@@ -292,8 +294,24 @@ def _processes(text: str) -> int:
     return int(text)
 
 
+def _path(text: str) -> Path | None:
+    """None for "", which is the reference's default and what templates render for it."""
+    return Path(text) if text else None
+
+
+def _text(text: str) -> str | None:
+    return text or None
+
+
+def _taken_bytes(text: str) -> int:
+    size = quantity_bytes(text) if text else _DEFAULTS.grpc_max_recv_msg_bytes
+    if size < MIN_TAKEN_MESSAGE_BYTES:
+        raise ConfigError(f"'{text}' is too little: the headers of a request may have 64KiB")
+    return size
+
+
 def _sent_bytes(text: str) -> int:
-    size = quantity_bytes(text)
+    size = quantity_bytes(text) if text else 0
     if 0 < size < MIN_SENT_MESSAGE_BYTES:
         raise ConfigError(f"'{text}' is too little: the picker's messages may have 1MiB")
     return size

@@ -141,3 +141,18 @@ def test_what_is_not_supported_or_wrong_is_refused(
 def test_a_refused_flag_may_say_what_is_so_anyway(flag: str) -> None:
     """Manifests that write defaults out go on working."""
     assert parsed(flag) == Options()
+
+
+def test_an_empty_value_is_as_good_as_no_flag_where_nothing_is_the_default() -> None:
+    """Templates render flags whose value nobody gave; the reference's default is "" itself."""
+    names = ("--config-file", "--config-text", "--cert-path", "--endpoints-file")
+    names += ("--metrics-cert-dir", "--metrics-client-ca-file", "--grpc-max-recv-msg-size")
+    names += ("--grpc-max-send-msg-size", "--tls-min-version", "--tls-cipher-suites")
+    assert parsed(*(f"{name}=" for name in names)) == Options()
+
+
+@pytest.mark.parametrize("size", ["0", "1", "63Ki"])
+def test_messages_too_small_for_the_headers_of_a_request_are_refused(size: str) -> None:
+    """Every request would fail."""
+    with pytest.raises(SystemExit):
+        parsed("--grpc-max-recv-msg-size", size)
