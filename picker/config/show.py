@@ -36,8 +36,7 @@ def effective_lines(loaded: LoadedConfig, assembly: Assembly) -> list[Line]:
     shown = _Shown(loaded.source)
     shown.put(("apiVersion",), schema.API_VERSION, ("apiVersion",))
     shown.put(("kind",), schema.KIND, ("kind",))
-    for index, (name, (default, _)) in enumerate(GATES.items()):
-        shown.put(("featureGates", index), f"{name}={str(default).lower()}", ())
+    _put_gates(shown, loaded)
     for index, instance in enumerate(assembly.instances.values()):
         _put_plugin(shown, ("plugins", index), instance)
     for index, plan in enumerate(assembly.plans):
@@ -137,6 +136,15 @@ def _scalar(value: Any) -> str:
     return text[1:-2]
 
 
+def _put_gates(shown: _Shown, loaded: LoadedConfig) -> None:
+    """Only one setting of each is supported, which is therefore the one in effect."""
+    written = [entry.partition("=")[0] for entry in loaded.config.feature_gates]
+    last = {name: index for index, name in enumerate(written)}
+    for index, (name, (default, _)) in enumerate(GATES.items()):
+        at: Path = ("featureGates", last[name]) if name in last else ()
+        shown.put(("featureGates", index), f"{name}={str(default).lower()}", at)
+
+
 def _put_plugin(shown: _Shown, path: Path, instance: Instance) -> None:
     origin, at = instance.origin.value, instance.path
     shown.put((*path, "type"), instance.type_name, (*at, "type") if at else (), origin)
@@ -166,15 +174,19 @@ def _put_profile(shown: _Shown, path: Path, plan: ProfilePlan) -> None:
 
 
 def _parts(plan: ProfilePlan) -> list[ProfilePart]:
-    """Each plugin once, in the order written; what is there by default comes last."""
+    """What is written, in its order, as often as it is; what is there by default comes last."""
     pickers = (plan.picker,) if plan.picker is not None else ()
-    parts = {part.instance.name: part for part in (*plan.filters, *plan.scorers, *pickers)}
+    every = (*plan.filters, *plan.scorers, *pickers)
+    parts = {(part.path, part.instance.name): part for part in every}
     return sorted(parts.values(), key=lambda part: (not part.path, part.path))
 
 
 def _put_data_layer(shown: _Shown, loaded: LoadedConfig, assembly: Assembly) -> None:
     layer = assembly.data_layer
-    shown.put(("dataLayer", "injectDefaults"), False, ("dataLayer", "injectDefaults"))
+    section = loaded.config.data_layer
+    is_said = section is not None and section.inject_defaults is False
+    injects: Path = ("dataLayer", "injectDefaults")
+    shown.put(injects, False, injects if is_said else ())
     for index, bound in enumerate(layer.sources):
         target: Path = ("dataLayer", "sources", index)
         at = bound.path

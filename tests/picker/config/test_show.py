@@ -103,3 +103,26 @@ def test_checking_what_is_no_yaml_is_one_finding() -> None:
     assert finding.where.startswith("c.yaml:")
     with pytest.raises(InvalidConfigError):
         assembled(b"a: [")
+
+
+def test_a_scorer_that_counts_twice_is_shown_twice() -> None:
+    """Both weights are added."""
+    ref = b"{pluginRef: prefix-cache-scorer, weight: 3}"
+    loaded, before = assembled(SMALL.replace(ref, ref + b", " + ref.replace(b"3", b"4")))
+    text = aligned(effective_lines(loaded, before), with_origin=False)
+    _, after = assembled(text.encode())
+    assert [one.weight for one in after.profiles["default"].scorers] == [3.0, 4.0]
+    assert essence(after) == essence(before)
+
+
+def test_what_is_shown_otherwise_than_written_is_not_from_the_file() -> None:
+    """A gate is; that nothing is injected beyond what is shown is not."""
+    more = b"featureGates: [flowControl=false]\ndataLayer: {injectDefaults: true}\n"
+    loaded, assembly = assembled(SMALL + more)
+    lines = {line.text.strip(" -"): line.origin for line in effective_lines(loaded, assembly)}
+    assert lines["flowControl=false"] == "c.yaml:11"
+    assert lines["haPopulateNonLeaderDatastore=true"] == "default"
+    assert lines["injectDefaults: false"] == "default"
+    loaded, assembly = assembled(SMALL + more.replace(b"true", b"false"))
+    lines = {line.text.strip(" -"): line.origin for line in effective_lines(loaded, assembly)}
+    assert lines["injectDefaults: false"] == "c.yaml:12"
