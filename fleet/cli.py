@@ -92,6 +92,8 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
         default="buffered",
         help="buffered: Envoy keeps each body, and losing the picker costs no request",
     )
+    text = "processes of the picker that serve; more than 1 is for several threads of Envoy"
+    parser.add_argument("--picker-processes", type=int, default=1, metavar="N", help=text)
     parser.add_argument(
         "--worker-args", default="", metavar="FLAGS", help="more flags for every worker, in quotes"
     )
@@ -130,6 +132,7 @@ def _up(arguments: argparse.Namespace) -> int:
         config=arguments.config,
         routing=Mechanism(arguments.routing),
         buffer_request_body=arguments.request_body == "buffered",
+        picker_processes=arguments.picker_processes,
         worker_args=tuple(shlex.split(arguments.worker_args)),
         insecure=arguments.insecure,
         envoy_concurrency=arguments.envoy_concurrency,

@@ -33,6 +33,7 @@ class Options:
     config: Path | None = None
     routing: Mechanism = Mechanism.OVERRIDE_HOST
     buffer_request_body: bool = True
+    picker_processes: int = 1
     worker_args: tuple[str, ...] = ()
     insecure: bool = False
     envoy_concurrency: int = 1
@@ -145,6 +146,8 @@ def _picker(options: Options, site: Site, endpoints_path: Path) -> Program:
     argv += ["--bind-address", _LOOPBACK, "--grpc-port", ext_proc]
     argv += ["--grpc-health-port", health, "--metrics-port", http]
     argv += ["--drain-timeout", f"{options.drain_seconds:g}s"]
+    if options.picker_processes != 1:
+        argv += ["--processes", str(options.picker_processes)]
     if options.config is not None:
         argv += ["--config-file", str(options.config)]
     return Program("picker", tuple(argv), site.folder / "picker.log")

@@ -85,3 +85,9 @@ def test_envoy_keeps_request_bodies_unless_told_otherwise(buffered: bool) -> Non
     """The choice reaches the bootstrap, whose own default is the protocol's full duplex."""
     changes = {} if buffered else {"buffer_request_body": False}
     assert lay_out(**changes).bootstrap.buffer_request_body is buffered
+
+
+def test_the_picker_serves_from_one_process_unless_told_otherwise() -> None:
+    """The flag is the picker's own."""
+    assert "--processes" not in lay_out().picker.argv
+    assert flags(lay_out(picker_processes=3).picker.argv)["--processes"] == "3"
