@@ -266,7 +266,6 @@ class Exchange:
         request, result, parsed = flight.request, flight.result, arrival.parsed
         body = outgoing_body(arrival.body, parsed, request)
         renamed = bool(parsed.model) and body is not None and request.target_model != parsed.model
-        self._hold(result.endpoints[0].key)
         self._response = Response(self._watch(arrival.parser, flight, renamed))
         headers = {
             **self._own_headers(arrival.raw),
@@ -275,7 +274,7 @@ class Exchange:
             **self._span.propagation(),
         }
         policies = self._around.policies
-        return RouteDecision(
+        decision = RouteDecision(
             destination=",".join([endpoint.host_port for endpoint in result.endpoints]),
             set_headers=tuple(headers.items()),
             body=body,
@@ -284,6 +283,8 @@ class Exchange:
             skip_response=parsed.skip_response,
             needs_response_body=renamed and not parsed.skip_response,
         )
+        self._hold(result.endpoints[0].key)  # last: what fails above has not left
+        return decision
 
     def _watch(self, parser: Parser, flight: Flight, renamed: bool) -> ResponseWatch:
         return ResponseWatch(

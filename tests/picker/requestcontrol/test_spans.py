@@ -86,3 +86,20 @@ async def test_a_refusal_is_a_failed_span(make_house: Any) -> None:
     refusal = await house.refusal(RawRequest(HEADERS, BODY))
     assert [span.failure for span in notes.spans] == [refusal.message] * 2
     assert [span.ends for span in notes.spans] == [1, 1]
+
+
+async def test_a_request_whose_headers_cannot_be_made_has_not_left(make_house: Any) -> None:
+    """It counts as under way nowhere, so that what counts those does not end below zero."""
+
+    class Mute(Noted):
+        def propagation(self) -> Mapping[str, str]:
+            raise ValueError("no header")
+
+    class Notebook(Notes):
+        def begin_request(self, headers: Mapping[str, str], age_seconds: float) -> Noted:
+            return Mute("gateway.request", None)
+
+    house = make_house(policies=RequestPolicies(tracer=Notebook()))
+    assert (await house.refusal(RawRequest(HEADERS, BODY))).status == 500
+    assert house.recorder.outcomes[-1].endpoint_key is None
+    assert house.recorder.decisions == []
