@@ -8,6 +8,7 @@ The SDK sends in a thread of its own.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 
@@ -35,6 +36,8 @@ from picker.framework.tracing import NO_SPAN, Span
 REQUEST_SPAN = "gateway.request"
 DEFAULT_SERVICE_NAME = "llm-d-epp"  # as the reference calls itself, for its dashboards
 DEFAULT_RATIO = "0.1"
+# They warn of every entry of a client's headers that they cannot read, with the whole of it.
+_TALKATIVE = ("opentelemetry.baggage", "opentelemetry.trace", "opentelemetry.util.re")
 _PROPAGATOR = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
 
 
@@ -94,13 +97,18 @@ class OtelTracer:
 
 def tracing_from(environment: Mapping[str, str]) -> Tracing:
     """A tracer as `environment` sets it up. Raises `ConfigError`."""
-    return tracing_with(_exporter(environment), environment, in_background=True)
+    try:
+        return tracing_with(_exporter(environment), environment, in_background=True)
+    except ValueError as error:  # the library reads variables of its own
+        raise ConfigError(f"--tracing: {error}") from error
 
 
 def tracing_with(
     exporter: SpanExporter | None, environment: Mapping[str, str], *, in_background: bool
 ) -> Tracing:
     """A tracer that sends its spans with `exporter`; None sends none, but passes traces on."""
+    for talkative in _TALKATIVE:
+        logging.getLogger(talkative).setLevel(logging.ERROR)
     name = environment.get("OTEL_SERVICE_NAME") or DEFAULT_SERVICE_NAME
     provider = TracerProvider(
         sampler=_sampler(environment),

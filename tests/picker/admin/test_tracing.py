@@ -99,3 +99,27 @@ def test_a_tracer_is_built_and_closed(exporter: str) -> None:
     tracing = build_tracing(True, {"OTEL_TRACES_EXPORTER": exporter})
     assert isinstance(tracing.tracer, otel.OtelTracer)
     tracing.close()
+
+
+def test_clients_cannot_fill_the_log_with_their_headers(caplog: pytest.LogCaptureFixture) -> None:
+    """A trace or baggage that cannot be read is left alone, without a word for each entry."""
+    tracer, _ = recording()
+    headers = {"traceparent": "x" * 600, "tracestate": "=,=,a=b,a=b", "baggage": "%%%," * 300}
+    readable = SAMPLED | {"tracestate": "=,=,a=b,a=b", "baggage": "=" * 9000}
+    for wrong in (headers, readable):
+        span = tracer.begin_request(wrong, 0.0)
+        span.propagation()
+        span.end()
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("OTEL_BSP_MAX_QUEUE_SIZE", "0"), ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "-1")]
+)
+def test_settings_that_the_library_refuses_are_a_reason_not_to_start(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line, as for every flag."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"^--tracing: .+"):
+        build_tracing(True, {name: value})
