@@ -28,7 +28,7 @@ OPTIONS = BuildOptions(allow_experimental=True)
 NOISE = st.sampled_from(
     [
         *("- &a [*a]", "a: &x {b: *x}", "{", "plugins: 5", "? [a]: b", "!!set {a}", "null", "[]"),
-        *("<<: *a", "!!python/object:os.system {}", "2001-01-01", ".nan", "0x7fffffffffffffffffff"),
+        *("<<: *a", "!!python/object:os.system {}", ".nan", "0x7fffffffffffffffffff", "!!bool x"),
         *("!!binary aGk=", "- - - -", "'", "\t", "%YAML 9.9", "---", "...", "&a *a", "\x00"),
     ]
 )
