@@ -18,7 +18,8 @@ meanwhile, and no replay is tried for half a minute. Without a replay address a 
 what entered the cache is missed, and what left it is believed to be there until it is stored and
 removed again. A new life of an engine is noticed either way.
 
-A message that cannot be understood is dropped, logged and counted.
+A message that cannot be understood is dropped, logged and counted. Of an endpoint that leaves the
+pool nothing is kept.
 """
 
 from __future__ import annotations
@@ -34,6 +35,13 @@ import zmq
 import zmq.asyncio
 
 from picker.datalayer.datastore import Datastore, EndpointChanges
+from picker.datalayer.kv_sockets import (
+    NUMBER_BYTES,
+    Message,
+    digest_of,
+    open_socket,
+    read_message,
+)
 from picker.errors import PickerError
 from picker.framework.interfaces import KvEventConsumer, KvEventSource
 from picker.kv_series import KvSeries
@@ -43,11 +51,7 @@ from picker.prefix.kv_stream import EventStream, Verdict
 log = logging.getLogger(__name__)
 
 UNKNOWN_POD = "unknown"
-_NUMBER_BYTES = 8
-_MAX_UNREAD = 100_000  # messages that ZMQ keeps while a replay is under way
-_RECONNECT_MS, _RECONNECT_MAX_MS = 100, 5000
-_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
-_MAX_FRAME_BYTES = 64 * 2**20
+RETRY_SECONDS = 5.0  # after an engine could not be listened to
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,18 @@ class KvEventCounts:
     failed_replays: Counter[str] = field(default_factory=Counter)
     restarts: Counter[str] = field(default_factory=Counter)
 
+    def forget(self, key: str) -> None:
+        """The endpoint has left."""
+        for counter in (
+            self.messages,
+            self.errors,
+            self.gaps,
+            self.replays,
+            self.failed_replays,
+            self.restarts,
+        ):
+            counter.pop(key, None)
+
 
 @dataclass(slots=True)
 class _Engine:
@@ -81,18 +97,9 @@ class _Engine:
     replay_address: str | None = None
     stream: EventStream = field(default_factory=EventStream)
     topic: str | None = None
-    last_payload: bytes = b""
+    last_digest: bytes = b""  # of the payload that was taken in last
     is_unconfirmed: bool = False  # there was a connection before this one: is it the same engine?
     no_replay_before: float = float("-inf")
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    """Topic, number and payload. A replayed one may come without a topic (None)."""
-
-    topic: str | None
-    number: int
-    payload: bytes
 
 
 class KvEventListener:
@@ -106,51 +113,60 @@ class KvEventListener:
         datastore: Datastore,
         replay: ReplaySettings = ReplaySettings(),
         series: KvSeries | None = None,
+        retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         self._consumer = consumer
         self._datastore = datastore
         self._replay = replay
         self._series = KvSeries([]) if series is None else series
+        self._retry_seconds = retry_seconds
         self._replays = asyncio.Semaphore(replay.at_once)
+        self._changed = asyncio.Event()
+        self._connected: dict[str, _Engine] = {}  # engines that connect to the picker, by endpoint
+        self._keys: dict[str, str] | None = None  # what these call themselves → endpoint
         self.counts = KvEventCounts()
 
     async def run(self) -> None:
         """Listen until cancelled. Raises `PickerError` when the address cannot be bound."""
         feed = self._consumer.kv_event_feed
-        with zmq.asyncio.Context() as context:
-            if feed.bind_address is None:
-                await self._follow_endpoints(context)
-            else:
-                await self._serve(context, feed.bind_address)
+        self._datastore.subscribe(self._note_changes)
+        try:
+            with zmq.asyncio.Context() as context:
+                # ZMQ itself stops at 1,023, which are 500 engines.
+                context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
+                if feed.bind_address is None:
+                    await self._follow_endpoints(context)
+                else:
+                    await self._serve(context, feed.bind_address)
+        finally:
+            self._datastore.unsubscribe(self._note_changes)
+
+    def _note_changes(self, changes: EndpointChanges) -> None:
+        self._keys = None
+        for endpoint in changes.removed:
+            self._connected.pop(endpoint.key, None)
+            self.counts.forget(endpoint.key)
+        self._changed.set()
 
     # Engines that the picker connects to
 
     async def _follow_endpoints(self, context: zmq.asyncio.Context) -> None:
         """Keep one task for each endpoint of the pool."""
-        changed = asyncio.Event()
         listening: dict[str, tuple[KvEventSource, asyncio.Task[None]]] = {}
-
-        def note(_: EndpointChanges) -> None:
-            changed.set()
-
-        self._datastore.subscribe(note)
-        try:
-            async with asyncio.TaskGroup() as group:
-                while True:
-                    changed.clear()
-                    wanted = self._wanted()
-                    for key, (source, task) in list(listening.items()):
-                        if wanted.get(key) != source:
-                            del listening[key]
-                            task.cancel()
-                    for key, source in wanted.items():
-                        if key not in listening:
-                            following = self._follow(context, key, source)
-                            task = group.create_task(following, name=f"kv-events {key}")
-                            listening[key] = (source, task)
-                    await changed.wait()
-        finally:
-            self._datastore.unsubscribe(note)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._changed.clear()
+                wanted = self._wanted()
+                for key, (source, task) in list(listening.items()):
+                    if wanted.get(key) != source:
+                        del listening[key]
+                        task.cancel()
+                for key, source in wanted.items():
+                    if key not in listening:
+                        following = self._follow(context, key, source)
+                        task = group.create_task(following, name=f"kv-events {key}")
+                        listening[key] = (source, task)
+                await self._changed.wait()
 
     def _wanted(self) -> dict[str, KvEventSource]:
         pool = self._datastore.snapshot().candidates
@@ -159,11 +175,18 @@ class KvEventListener:
 
     async def _follow(self, context: zmq.asyncio.Context, key: str, source: KvEventSource) -> None:
         """Listen to one engine, for as long as its endpoint is in the pool."""
-        self._consumer.kv_events_lost(key)  # or a replay would count it twice
-        engine = _Engine(key, source.replay_address)
+        while True:
+            self._consumer.kv_events_lost(key)  # or a replay would count it twice
+            await self._follow_once(context, _Engine(key, source.replay_address), source)
+            await asyncio.sleep(self._retry_seconds)
+
+    async def _follow_once(
+        self, context: zmq.asyncio.Context, engine: _Engine, source: KvEventSource
+    ) -> None:
+        """Listen to one engine until that turns out to be impossible."""
         prefix = self._consumer.kv_event_feed.topic_prefix
         try:
-            with self._listening(), _socket(context, zmq.SUB, source.address) as sub:
+            with self._listening(), open_socket(context, zmq.SUB, source.address) as sub:
                 monitor = sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
                 sub.subscribe(prefix)
                 sub.connect(source.address)
@@ -173,7 +196,7 @@ class KvEventListener:
                     sub.disable_monitor()
                     monitor.close(linger=0)
         except zmq.ZMQError as error:
-            self._failed(key, f"cannot listen at {source.address}: {error}")
+            self._failed(engine.key, f"cannot listen at {source.address}: {error}")
 
     async def _listen(
         self,
@@ -198,8 +221,7 @@ class KvEventListener:
     # Engines that connect to the picker
 
     async def _serve(self, context: zmq.asyncio.Context, address: str) -> None:
-        engines: dict[str, _Engine] = {}
-        with self._listening(), _socket(context, zmq.SUB, address) as sub:
+        with self._listening(), open_socket(context, zmq.SUB, address) as sub:
             sub.subscribe(self._consumer.kv_event_feed.topic_prefix)
             try:
                 sub.bind(address)
@@ -210,16 +232,19 @@ class KvEventListener:
                 pod = parse_topic(frames[0].decode(errors="replace")).pod
                 key = self._key_of(pod)
                 if key is None:
-                    self._failed(pod, "no endpoint of the pool has this address")
+                    # Under one name, because whoever connects may call itself anything.
+                    self._failed(UNKNOWN_POD, f"no endpoint of the pool is {pod!r:.100}")
                     continue
-                engine = engines.setdefault(key, _Engine(key))
+                engine = self._connected.setdefault(key, _Engine(key))
                 await self._take(context, engine, frames)
 
     def _key_of(self, pod: str) -> str | None:
-        for candidate in self._datastore.snapshot().candidates:
-            if pod in (candidate.endpoint.host_port, candidate.key):
-                return candidate.key
-        return None
+        if self._keys is None:
+            self._keys = {}
+            for candidate in self._datastore.snapshot().candidates:
+                self._keys.setdefault(candidate.endpoint.host_port, candidate.key)
+                self._keys.setdefault(candidate.key, candidate.key)
+        return self._keys.get(pod)
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
@@ -236,7 +261,7 @@ class KvEventListener:
         self, context: zmq.asyncio.Context, engine: _Engine, frames: Sequence[bytes]
     ) -> None:
         """Deal with a message that came the ordinary way."""
-        message = _message(frames)
+        message = read_message(frames)
         if message is None:
             self._failed(engine.key, f"a message of {len(frames)} frames")
             return
@@ -263,21 +288,27 @@ class KvEventListener:
         engine.stream.forget()
         engine.is_unconfirmed = False
 
-    def _apply(self, engine: _Engine, message: _Message) -> None:
+    def _apply(self, engine: _Engine, message: Message) -> None:
         engine.stream.taken(message.number)
-        engine.last_payload = message.payload
+        engine.last_digest = digest_of(message.payload)
+        if self._datastore.get(engine.key) is None:
+            return  # it has left just now, and nobody would forget what it says
         try:
             self._consumer.kv_events(
                 engine.key, message.topic or engine.topic or "", message.payload
             )
         except PickerError as error:
             self._failed(engine.key, str(error))
+        except Exception as error:
+            # A message that trips over a mistake of ours must not end listening to all engines.
+            if not self.counts.errors[engine.key]:
+                log.exception("a message of %s", engine.key)
+            self._failed(engine.key, repr(error))
+            self._consumer.kv_events_lost(engine.key)
 
     def _failed(self, who: str, why: str) -> None:
         self.counts.errors[who] += 1
-        # Whoever is no endpoint of the pool may call itself anything.
-        pool = self._datastore.snapshot().candidates
-        pod = who if any(one.key == who for one in pool) else UNKNOWN_POD
+        pod = UNKNOWN_POD if self._datastore.get(who) is None else who
         self._series.zmq_errors_total.labels(pod, "receive").inc()
         count = self.counts.errors[who]
         if count & (count - 1) == 0:  # the first, second, fourth, … of them
@@ -296,7 +327,7 @@ class KvEventListener:
             deadline, attempts = clock() + self._replay.total_seconds, 0
             while attempts < self._replay.attempts_without_progress and clock() < deadline:
                 before = engine.stream.wanted
-                if await self._ask(context, engine, engine.replay_address):
+                if await self._ask(context, engine, engine.replay_address, deadline):
                     engine.stream.replayed(clock())
                     return
                 attempts = 0 if engine.stream.wanted > before else attempts + 1
@@ -307,15 +338,19 @@ class KvEventListener:
         engine.is_unconfirmed = False
         engine.no_replay_before = clock() + self._replay.cooldown_seconds
 
-    async def _ask(self, context: zmq.asyncio.Context, engine: _Engine, address: str) -> bool:
-        """Ask once. Whether the answer came to its end."""
-        with _socket(context, zmq.DEALER, address) as dealer:
+    async def _ask(
+        self, context: zmq.asyncio.Context, engine: _Engine, address: str, deadline: float
+    ) -> bool:
+        """Ask once. Whether the answer came to its end, by the deadline of the loop's clock."""
+        clock = asyncio.get_running_loop().time
+        with open_socket(context, zmq.DEALER, address) as dealer:
             dealer.connect(address)
             first = engine.stream.wanted - engine.is_unconfirmed
-            await dealer.send_multipart((b"", first.to_bytes(_NUMBER_BYTES, "big")))
+            await dealer.send_multipart((b"", first.to_bytes(NUMBER_BYTES, "big")))
             while True:
                 try:
-                    async with asyncio.timeout(self._replay.idle_seconds):
+                    until = min(deadline, clock() + self._replay.idle_seconds)
+                    async with asyncio.timeout_at(until):
                         frames = await dealer.recv_multipart()
                 except TimeoutError:
                     return False
@@ -324,7 +359,7 @@ class KvEventListener:
                         return True
                     self._begin_anew(engine)  # it has not got so far yet
                     return False
-                message = _message(frames[1:])
+                message = read_message(frames[1:])
                 if message is None:
                     self._failed(engine.key, f"a replayed message of {len(frames)} frames")
                 elif message.topic is None and engine.topic is None:
@@ -332,13 +367,13 @@ class KvEventListener:
                 elif not self._take_replayed(engine, message):
                     return False
 
-    def _take_replayed(self, engine: _Engine, message: _Message) -> bool:
+    def _take_replayed(self, engine: _Engine, message: Message) -> bool:
         """Deal with a message that came again. False: it is of a new life, ask from 0."""
         stream = engine.stream
         if engine.is_unconfirmed:
             engine.is_unconfirmed = False
             if message.number == stream.applied:
-                if message.payload == engine.last_payload:
+                if digest_of(message.payload) == engine.last_digest:
                     return True
                 self._begin_anew(engine)
                 return False
@@ -347,28 +382,3 @@ class KvEventListener:
                 self._consumer.kv_events_lost(engine.key)
             self._apply(engine, message)
         return True
-
-
-def _message(frames: Sequence[bytes]) -> _Message | None:
-    """The message in three frames, or two without the topic; None for any others."""
-    if not 2 <= len(frames) <= 3 or len(frames[-2]) != _NUMBER_BYTES:
-        return None
-    topic = frames[0].decode(errors="replace") if len(frames) == 3 else None
-    return _Message(topic, int.from_bytes(frames[-2], "big"), frames[-1])
-
-
-@contextmanager
-def _socket(context: zmq.asyncio.Context, kind: int, address: str) -> Iterator[zmq.asyncio.Socket]:
-    """A socket that keeps trying to connect and notices when the other side is gone."""
-    socket = context.socket(kind)
-    try:
-        socket.set_hwm(_MAX_UNREAD)
-        socket.setsockopt(zmq.IPV6, int("[" in address))
-        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
-        socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
-        yield socket
-    finally:
-        socket.close(linger=0)

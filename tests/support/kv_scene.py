@@ -1,0 +1,159 @@
+"""An engine that publishes and replays KV events, and a listener to it, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import zmq
+import zmq.asyncio
+
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.kv_events import KvEventListener, ReplaySettings
+from picker.errors import PickerError
+from picker.framework.interfaces import KvEventFeed, KvEventSource
+from picker.metrics import PickerMetrics
+from picker.types import Endpoint
+
+TOPIC = b"kv@127.0.0.1:8000@m"
+QUICK = ReplaySettings(idle_seconds=0.05, attempts_without_progress=2, cooldown_seconds=60.0)
+
+
+@dataclass
+class Notebook:
+    """A consumer that writes down what it is told; a payload `bad` makes no sense to it."""
+
+    sources: dict[str, KvEventSource] = field(default_factory=dict)
+    feed: KvEventFeed = field(default_factory=lambda: KvEventFeed(topic_prefix="kv@"))
+    heard: list[tuple[str, ...]] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def kv_event_feed(self) -> KvEventFeed:
+        return self.feed
+
+    def kv_event_source(self, endpoint: Endpoint) -> KvEventSource | None:
+        return self.sources.get(endpoint.key)
+
+    def kv_events(self, key: str, topic: str, payload: bytes) -> None:
+        self.note(key, topic, payload.decode())
+        if payload == b"bad":
+            raise PickerError("bad")
+        if payload == b"mistake":
+            raise RuntimeError("a mistake of ours")
+
+    def kv_events_lost(self, key: str) -> None:
+        self.note(key, "lost")
+
+    def note(self, *what: str) -> None:
+        self.heard.append(what)
+        self.news.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for news that fulfil the condition."""
+        async with asyncio.timeout(10):
+            while not condition():
+                self.news.clear()
+                await self.news.wait()
+
+    def payloads(self, key: str = "default/a") -> list[str]:
+        """What was said of an endpoint, `lost` included."""
+        return [what[-1] for what in self.heard if what[0] == key]
+
+
+class FakeEngine:
+    """Publishes numbered messages, and replays those in `kept`."""
+
+    def __init__(self, context: zmq.asyncio.Context) -> None:
+        self.pub_context = zmq.asyncio.Context()
+        self.pub = self.pub_context.socket(zmq.XPUB)
+        self.router = context.socket(zmq.ROUTER)
+        self.ports = [s.bind_to_random_port("tcp://127.0.0.1") for s in (self.pub, self.router)]
+        self.kept: list[tuple[int, bytes]] = []
+        self.asked: list[int] = []
+        self.with_topic = True
+        self.answers_at_most: int | None = None
+        self.answered = asyncio.Event()
+
+    @property
+    def source(self) -> KvEventSource:
+        address, replay = (f"tcp://127.0.0.1:{port}" for port in self.ports)
+        return KvEventSource(address, replay)
+
+    async def subscribed(self) -> None:
+        """Wait until somebody has subscribed."""
+        async with asyncio.timeout(10):
+            await self.pub.recv()
+
+    async def say(self, number: int, payload: bytes, topic: bytes = TOPIC) -> None:
+        await self.pub.send_multipart((topic, number.to_bytes(8, "big"), payload))
+
+    async def replay(self) -> None:
+        """Answer requests until cancelled."""
+        while True:
+            peer, empty, start = await self.router.recv_multipart()
+            first = int.from_bytes(start, "big")
+            self.asked.append(first)
+            wanted = [one for one in self.kept if one[0] >= first]
+            topic = (TOPIC,) if self.with_topic else ()
+            for number, payload in wanted[: self.answers_at_most]:
+                await self.router.send_multipart(
+                    (peer, empty, *topic, number.to_bytes(8, "big"), payload)
+                )
+            if self.answers_at_most is None:
+                await self.router.send_multipart((peer, empty, *topic, b"\xff" * 8, b""))
+            self.answered.set()
+
+    def fall_silent(self) -> None:
+        """Publish no more; when this returns, the port is free."""
+        self.pub.close(linger=0)
+        self.pub_context.term()
+
+    def close(self) -> None:
+        self.fall_silent()
+        self.router.close(linger=0)
+
+
+@dataclass
+class Stage:
+    """An engine, a consumer, and a listener that is running."""
+
+    engine: FakeEngine
+    book: Notebook
+    listener: KvEventListener
+    datastore: Datastore
+    metrics: PickerMetrics
+
+    def value(self, series: str, /, **labels: str) -> float | None:
+        """A sample of the picker's page."""
+        return self.metrics.registry.get_sample_value(series, labels)
+
+
+@asynccontextmanager
+async def stage(
+    replays: bool = False,
+    answers_at_most: int | None = None,
+    with_topic: bool = True,
+    **kept: bytes,
+) -> AsyncIterator[Stage]:
+    """The endpoint `default/a` is followed; the engine answers replays, or has no such address."""
+    with zmq.asyncio.Context() as context:
+        engine = FakeEngine(context)
+        engine.answers_at_most, engine.with_topic = answers_at_most, with_topic
+        engine.kept = [(int(number[1:]), payload) for number, payload in kept.items()]
+        source = engine.source if replays else KvEventSource(engine.source.address)
+        book, datastore = Notebook({"default/a": source}), Datastore()
+        datastore.set_endpoints([Endpoint("a", "127.0.0.1", 8000)])
+        metrics = PickerMetrics()
+        listener = KvEventListener(book, datastore, QUICK, metrics.kv)
+        tasks = [asyncio.create_task(listener.run()), asyncio.create_task(engine.replay())]
+        try:
+            await engine.subscribed()
+            yield Stage(engine, book, listener, datastore, metrics)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            engine.close()
