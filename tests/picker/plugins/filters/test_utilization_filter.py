@@ -63,6 +63,17 @@ def test_own_requests_count_before_a_scrape_sees_them(
     assert kept(configured(PLUGIN, limits(running_requests=3)), [burst, waiting]) == ["waiting"]
 
 
+@pytest.mark.parametrize("metric", ["active-requests", "waiting-queue"])
+def test_of_two_limits_of_one_metric_both_hold(
+    configured: Make, kept: Make, placed: Callable[..., Candidate], metric: str
+) -> None:
+    """In whichever order they are written."""
+    candidates = [placed("calm", inflight_requests=1), placed("busy", inflight_requests=5)]
+    conditions = [{"metric": metric, "maxValue": limit} for limit in (2, 9)]
+    for written in (conditions, conditions[::-1]):
+        assert kept(configured(PLUGIN, {"conditions": written}), candidates) == ["calm"]
+
+
 def test_active_requests_are_the_greater_of_both_counts(
     configured: Make, kept: Make, placed: Callable[..., Candidate]
 ) -> None:
