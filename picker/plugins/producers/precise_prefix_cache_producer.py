@@ -4,7 +4,7 @@ Engines publish each block that enters or leaves their KV cache (vLLM's and SGLa
 each endpoint
 
     score = Σ weight of the best tier of each block, from block 0 to the first one it does not hold
-    match = ⌊score⌋ blocks
+    match = ⌊score⌋ blocks, no more than the prompt has
 
 with weights from `kvCacheBackendConfigs` (gpu 1.0, cpu 0.8; a tier that is not named 1.0). Several
 prompts add up. Only full blocks of `tokenProcessorConfig.blockSizeTokens` (16) count, best the size
@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 import msgspec
@@ -256,7 +257,7 @@ def _match_info(
         for key, match in matches.items():
             scores[key] += int(match.score + _ROUNDING)
             tiers.setdefault(key, Counter()).update(match.tiers)
-    matched = {key: score for key, score in scores.items() if score}
+    matched = {key: min(score, total) for key, score in scores.items() if score}
     return PrefixCacheMatchInfo(total, block_size_tokens, matched, tiers)
 
 
@@ -287,8 +288,9 @@ def _tier_weights(parameters: IndexerParameters) -> Mapping[str, float]:
     if index.in_memory_config.size < 1:
         raise ValueError(f"inMemoryConfig.size must be positive, got {index.in_memory_config.size}")
     for tier in parameters.kv_cache_backend_configs:
-        if not tier.weight >= 0:
-            raise ValueError(f"the weight of '{tier.name}' must not be negative, got {tier.weight}")
+        if not 0 <= tier.weight < inf:
+            text = f"the weight of '{tier.name}' must not be negative or infinite"
+            raise ValueError(f"{text}, got {tier.weight}")
     named = {tier.name.lower(): tier.weight for tier in parameters.kv_cache_backend_configs}
     return named or DEFAULT_TIER_WEIGHTS
 
@@ -319,7 +321,8 @@ def _feed(parameters: KvEventsParameters) -> KvEventFeed:
 
 def _own_port(endpoint: Endpoint, label: str) -> int | None:
     text = endpoint.labels.get(label, "")
-    return int(text) if text.isdecimal() and 0 < int(text) < 65536 else None
+    port = int(text) if text.isdecimal() and len(text) <= 5 else 0
+    return port if 0 < port < 65536 else None
 
 
 def _address(endpoint: Endpoint, port: int) -> str:

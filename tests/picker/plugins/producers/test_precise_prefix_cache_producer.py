@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from pathlib import Path
 from struct import pack
 from typing import Any
 
@@ -13,10 +15,12 @@ from picker.framework.attributes import Attributes
 from picker.framework.interfaces import KvEventConsumer, KvEventFeed, KvEventSource
 from picker.plugins.producers.precise_prefix_cache_producer import (
     PLUGIN,
+    IndexerParameters,
     PrecisePrefixCacheParameters,
     PrecisePrefixCacheProducer,
+    TierParameters,
 )
-from picker.prefix.kv_event_codec import KvEventError
+from picker.prefix.kv_event_codec import BlocksStored, KvEventError, decode_events
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import (
     Candidate,
@@ -28,6 +32,7 @@ from picker.types import (
     ScoredEndpoint,
 )
 
+REAL_BATCH = Path(__file__).parents[3] / "data/vllm_0.32_kv_event.msgpack"
 TOPIC = "kv@10.0.0.1:8000@m"
 MakeRequest = Callable[..., InferenceRequest]
 
@@ -96,6 +101,34 @@ def test_a_prompt_matches_what_engines_say_they_hold(request_for: MakeRequest) -
     )
     assert plugin.index_size == 2
     plugin.check_integrity()
+
+
+@pytest.mark.parametrize(("size", "blocks"), [(128, 3), (16, 24), (256, 1)])
+def test_what_a_real_engine_published_is_matched(
+    request_for: MakeRequest, size: int, blocks: int
+) -> None:
+    """vLLM 0.32 said that it holds these 384 tokens, in blocks of 128."""
+    payload = REAL_BATCH.read_bytes()
+    (event,) = decode_events(payload)
+    assert isinstance(event, BlocksStored)
+    plugin = producer(f'{{"tokenProcessorConfig": {{"blockSizeTokens": {size}}}}}')
+    plugin.kv_events("default/a", TOPIC, payload)
+    info = find(plugin, request_for(prompts=(event.tokens + tokens(*range(size)),)))
+    assert info is not None
+    assert info.match_blocks == {"default/a": blocks}
+    assert info.tier_blocks == {"default/a": {"gpu": blocks}}
+    plugin.check_integrity()
+
+
+def test_no_weight_makes_a_match_longer_than_the_prompt(request_for: MakeRequest) -> None:
+    """Scores stay shares, however much more a tier is to count than another."""
+    plugin = producer(
+        '{"indexerConfig": {"kvCacheBackendConfigs": [{"name": "gpu", "weight": 1e300}]}}'
+    )
+    plugin.kv_events("default/a", TOPIC, stored(1, 2))
+    info = find(plugin, request_for(prompts=(tokens(*range(48)),)))
+    assert info is not None
+    assert info.match_blocks == {"default/a": 3}
 
 
 def test_a_slower_tier_counts_less(request_for: MakeRequest) -> None:
@@ -258,6 +291,14 @@ def test_what_makes_no_sense_or_is_not_supported_is_refused(text: str, reason: s
         producer(text)
 
 
+@pytest.mark.parametrize("weight", [math.inf, math.nan])
+def test_a_weight_that_is_no_number_is_refused(weight: float) -> None:
+    """YAML can write both, and no sum of them is a number of blocks."""
+    tiers = IndexerParameters(kv_cache_backend_configs=(TierParameters("gpu", weight),))
+    with pytest.raises(ValueError, match="negative or infinite"):
+        PLUGIN.make("p", PrecisePrefixCacheParameters(indexer_config=tiers))
+
+
 def test_engines_are_heard_at_the_configured_ports() -> None:
     """Plus the rank; labels of an endpoint name ports of its own; IPv6 stands in brackets."""
     plugin = producer()
@@ -281,6 +322,14 @@ def test_engines_are_heard_at_the_configured_ports() -> None:
     assert plugin.kv_event_source(own) == KvEventSource(
         "tcp://127.0.0.1:9001", "tcp://127.0.0.1:9002"
     )
+
+
+def test_a_label_that_is_no_port_is_none() -> None:
+    """However many digits it has."""
+    plugin = producer()
+    for text in ("0", "65536", "-1", "x", "", "1" * 5000):
+        endpoint = Endpoint("a", "10.0.0.1", 8000, labels={"kv-events-port": text})
+        assert plugin.kv_event_source(endpoint) == KvEventSource("tcp://10.0.0.1:5557")
 
 
 def test_engines_may_connect_instead() -> None:
