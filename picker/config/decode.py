@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from picker.config.findings import Findings, nearest_name
+from picker.config.findings import Findings
 from picker.config.source import Path
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -170,7 +170,7 @@ def _tell(message: str, shape: Any, at: Path, findings: Findings) -> None:
 
 def _tell_unknown(path: Path, key: object, allowed: tuple[str, ...], findings: Findings) -> None:
     if allowed:
-        findings.error(path, "unknown key", sorted(allowed), nearest_name(key, allowed))
+        findings.unknown(path, "unknown key", key, allowed)
     else:
         findings.error(path, "unknown key, none is allowed")
 

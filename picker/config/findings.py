@@ -10,6 +10,9 @@ from enum import Enum
 from picker.config.source import Path, Source, dotted
 from picker.errors import ConfigError
 
+# More help nobody, and finding out where each belongs takes time in which no request is decided.
+MAX_FINDINGS = 200
+
 
 class Severity(Enum):
     """An error keeps the picker from starting; a warning does not."""
@@ -78,22 +81,30 @@ class InvalidConfigError(ConfigError):
 
 
 class Findings:
-    """Owns what was found while one configuration is read and built; iterates in file order."""
+    """Owns what was found while one configuration is read and built; iterates in file order.
+
+    Of more than `MAX_FINDINGS` the last to be told is that there are others.
+    """
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._found: dict[Finding, None] = {}  # a set that keeps its order
+        self._has_errors = False
+        self._left_out, self._gravest = 0, Severity.WARNING
 
     def __iter__(self) -> Iterator[Finding]:
-        return iter(sorted(self._found, key=lambda one: (one.line or 0, one.column or 0)))
+        yield from sorted(self._found, key=lambda one: (one.line or 0, one.column or 0))
+        if self._left_out:
+            text = "there are further findings, which are not told"
+            yield Finding(self._gravest, text, self._source.name)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._found) + self._left_out
 
     @property
     def has_errors(self) -> bool:
         """Whether the configuration cannot be used."""
-        return any(one.severity is Severity.ERROR for one in self._found)
+        return self._has_errors
 
     def error(
         self, path: Path, text: str, allowed: Sequence[str] = (), nearest: str | None = None
@@ -107,17 +118,29 @@ class Findings:
 
     def unknown(self, path: Path, text: str, given: object, known: Iterable[str]) -> None:
         """An error about the name `given`, with the names that are `known` and the nearest."""
-        names = sorted(known)
-        self.error(path, text, names, nearest_name(given, names))
+        if not self._is_left_out(Severity.ERROR):
+            names = sorted(known)
+            self.error(path, text, names, nearest_name(given, names))
 
     def add(self, finding: Finding) -> None:
         """Note a finding; one that is there already is not told twice."""
-        self._found[finding] = None
+        if not self._is_left_out(finding.severity):
+            self._found[finding] = None
+            self._has_errors |= finding.severity is Severity.ERROR
 
     def refuse_errors(self) -> None:
         """Raise `InvalidConfigError` with everything that was found, if there is an error."""
         if self.has_errors:
             raise InvalidConfigError(self)
+
+    def _is_left_out(self, severity: Severity) -> bool:
+        """Whether there are enough already; then one more is counted."""
+        if len(self._found) < MAX_FINDINGS:
+            return False
+        self._left_out += 1
+        if severity is Severity.ERROR:
+            self._has_errors, self._gravest = True, severity
+        return True
 
     def _add(
         self,
@@ -127,6 +150,8 @@ class Findings:
         allowed: Sequence[str] = (),
         nearest: str | None = None,
     ) -> None:
+        if self._is_left_out(severity):
+            return
         line, column = self._source.position(path)
         name, key = self._source.name, dotted(path)
         self.add(Finding(severity, text, name, line, column, key, tuple(allowed), nearest))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from picker.config.build import DEFAULT_CONFIG, Assembly, build, default_config
 from picker.config.catalog import builtin_plugins
+from picker.config.findings import MAX_FINDINGS, InvalidConfigError, Severity
 from picker.config.load import MAX_CONFIG_BYTES, load_config
 from picker.errors import ConfigError
 from picker.metrics import PickerMetrics
@@ -185,3 +186,13 @@ def test_a_gate_with_half_a_setting_is_refused(gate: str) -> None:
     """It is not the same as the gate alone."""
     with pytest.raises(ConfigError, match="'' is neither true nor false"):
         built(f"featureGates: [{gate}]\n")
+
+
+def test_of_very_many_findings_some_are_told() -> None:
+    """A wrong file of a megabyte would otherwise keep a running picker busy for minutes."""
+    with pytest.raises(InvalidConfigError) as caught:
+        built("".join(f"k{index}: 1\n" for index in range(50_000)))
+    findings = caught.value.findings
+    assert len(findings) == MAX_FINDINGS + 1
+    assert (findings[-1].severity, findings[-1].line) == (Severity.ERROR, None)
+    assert "further findings" in str(caught.value)
