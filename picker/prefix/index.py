@@ -61,6 +61,8 @@ class PrefixIndex:
         self._table = PairTable()
         self._recency = RecencyLists()
         self._holders: dict[str, _Holder] = {}
+        # The holders as arrays, made when they are needed: endpoints come and go in crowds.
+        self._is_listed = True
         self._names: tuple[str, ...] = ()
         self._salts = np.zeros(0, np.uint64)
         self._salt_numbers: tuple[int, ...] = ()
@@ -74,6 +76,8 @@ class PrefixIndex:
         """For every endpoint that holds block 0: its unbroken run of blocks from there."""
         if not len(hashes) or not len(self._table):
             return {}
+        if not self._is_listed:
+            self._list_holders()
         held = self._holders_of(hashes.item(0))
         if len(held) > _FEW:
             runs = self._runs(hashes, self._salts[held]).tolist()
@@ -113,7 +117,7 @@ class PrefixIndex:
             return
         self._evict(holder, holder.size)
         self._recency.give_back([holder.anchor])
-        self._list_holders()
+        self._is_listed = False
 
     def size_of(self, key: str) -> int:
         """How many blocks an endpoint holds."""
@@ -244,7 +248,7 @@ class PrefixIndex:
             salt = (salt ^ salt >> shift) * factor & _MASK
         holder = _Holder(key, salt ^ salt >> 31, self._recency.open())
         self._holders[key] = holder
-        self._list_holders()
+        self._is_listed = False
         return holder
 
     def _list_holders(self) -> None:
@@ -252,6 +256,7 @@ class PrefixIndex:
         self._names = tuple(self._holders)
         self._salt_numbers = tuple(holder.salt for holder in holders)
         self._salts = np.array(self._salt_numbers, np.uint64)
+        self._is_listed = True
 
 
 def _keys(blocks: BlockHashes | np.uint64, salts: Keys | np.uint64) -> Keys:

@@ -109,6 +109,25 @@ def test_runs_of_many_endpoints_are_found_by_halving() -> None:
     assert len(set(index.match(prompt).values())) > 20
 
 
+def test_thousands_of_endpoints_come_and_go_at_once() -> None:
+    """Each is known by its own blocks, also where another has left its nodes; none leaves any."""
+    index = PrefixIndex()
+    for generation in range(3):
+        for endpoint in range(5000):
+            index.record(f"w{endpoint}", array(7, 1000 * generation + endpoint), 2)
+        found = index.match(array(7, 1000 * generation + 3))
+        assert len(found) == 5000
+        assert [key for key, run in found.items() if run == 2] == ["w3"]
+        for endpoint in range(0, 5000, 2 - generation % 2):
+            index.remove(f"w{endpoint}")
+        index.check_integrity()
+        assert len(index.match(array(7))) == (0 if generation == 1 else 2500)
+    for endpoint in range(5000):
+        index.remove(f"w{endpoint}")
+    assert len(index) == 0
+    index.check_integrity()
+
+
 @pytest.mark.parametrize("length", [3, 100])
 def test_the_tail_of_a_prompt_is_evicted_before_its_beginning(length: int) -> None:
     """A shared beginning outlives private endings."""
