@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from operator import eq
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, overload
+
+import msgspec
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 DEFAULT_FAIRNESS_ID = "default-flow"
 BYTES_PER_TOKEN = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True):
     """One serving address of the pool: who it is, never how it is doing.
 
     `key` is "namespace/name" and is the identity used by every map in the picker; it is made once,
@@ -28,14 +29,14 @@ class Endpoint:
     address: str
     port: int
     namespace: str = "default"
-    labels: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    labels: Mapping[str, str] = msgspec.field(default_factory=lambda: _EMPTY)
     rank_index: int = 0
     metrics_host_port: str | None = None
     node_address: str | None = None
-    key: str = field(init=False, repr=False, compare=False)
+    key: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "key", f"{self.namespace}/{self.name}")
+        msgspec.structs.force_setattr(self, "key", f"{self.namespace}/{self.name}")
 
     @property
     def host_port(self) -> str:
@@ -44,8 +45,7 @@ class Endpoint:
         return f"{host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointMetrics:
+class EndpointMetrics(msgspec.Struct, frozen=True):
     """What one scrape of an endpoint said. `updated_at_seconds` is on the monotonic clock of the
     caller.
 
@@ -68,8 +68,7 @@ class EndpointMetrics:
     interval_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """An endpoint as one scheduling decision sees it: identity, last metrics, own load.
 
     `metrics` is None while the load is unknown: never scraped, or scrapes went stale; then
@@ -81,7 +80,7 @@ class Candidate:
     metrics: EndpointMetrics | None = None
     inflight_requests: int = 0
     last_metrics: EndpointMetrics | None = None
-    attributes: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+    attributes: Mapping[str, Any] = msgspec.field(default_factory=lambda: _EMPTY)
 
     @property
     def key(self) -> str:
@@ -117,8 +116,7 @@ class MultiModalFeature:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedBody:
+class ParsedBody(msgspec.Struct, frozen=True):
     """A request body after its parser.
 
     `payload` is the decoded JSON object, or None when the parser keeps the body raw; of a gRPC
@@ -141,8 +139,7 @@ class ParsedBody:
     skip_response: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceRequest:
+class InferenceRequest(msgspec.Struct, frozen=True):
     """One request on its way through a decision.
 
     `incoming_model` is what the client asked for, `target_model` what the endpoint will be asked
@@ -171,8 +168,7 @@ class InferenceRequest:
         return sum(map(len, self.prompts)) // BYTES_PER_TOKEN
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredEndpoint:
+class ScoredEndpoint(msgspec.Struct, frozen=True):
     """A candidate with its weighted total score within one profile."""
 
     candidate: Candidate
@@ -221,8 +217,7 @@ class ScoredCandidates(Sequence[ScoredEndpoint]):
         return f"ScoredCandidates({list(self)})"
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileResult:
+class ProfileResult(msgspec.Struct, frozen=True):
     """Outcome of one scheduling profile: the picked endpoints, best first, and every candidate's
     total.
     """
@@ -231,8 +226,7 @@ class ProfileResult:
     scored: Sequence[ScoredEndpoint] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulingResult:
+class SchedulingResult(msgspec.Struct, frozen=True):
     """Outcome of a decision. `endpoints` is the primary profile's ordered fallback list, never
     empty.
 
@@ -242,12 +236,11 @@ class SchedulingResult:
 
     endpoints: tuple[Endpoint, ...]
     primary_profile: str
-    profiles: Mapping[str, ProfileResult] = field(default_factory=lambda: _EMPTY)
-    set_headers: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    profiles: Mapping[str, ProfileResult] = msgspec.field(default_factory=lambda: _EMPTY)
+    set_headers: Mapping[str, str] = msgspec.field(default_factory=lambda: _EMPTY)
 
 
-@dataclass(frozen=True, slots=True)
-class RawRequest:
+class RawRequest(msgspec.Struct, frozen=True):
     """A complete HTTP request as the proxy handed it over; header names are lower case."""
 
     headers: Mapping[str, str]
@@ -255,8 +248,7 @@ class RawRequest:
     subset_hint: Sequence[str] | None = None  # None: the whole pool may serve
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """What a response says it cost, in tokens. `cached_tokens` None: it does not say.
 
     A field is 0 while the response has not told it.
@@ -268,8 +260,7 @@ class Usage:
     cached_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHead:
+class ResponseHead(msgspec.Struct, frozen=True):
     """The beginning of an endpoint's response; header names lower case, pseudo-headers included.
 
     `served_by` is the `ip:port` that the proxy says has served; `has_destination_metadata` whether
@@ -277,13 +268,12 @@ class ResponseHead:
     """
 
     status: int | None
-    headers: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    headers: Mapping[str, str] = msgspec.field(default_factory=lambda: _EMPTY)
     served_by: str | None = None
     has_destination_metadata: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseProgress:
+class ResponseProgress(msgspec.Struct, frozen=True):
     """How far a response has come with a piece of its body.
 
     `num_bytes` and `usage` (None: nothing was said) count from the beginning; `is_first` is true of
@@ -324,8 +314,7 @@ class ResponseTap(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class RouteDecision:
+class RouteDecision(msgspec.Struct, frozen=True):
     """What the director tells the stream: where to go and what to change on the way.
 
     `destination` is the `ip:port[,ip:port…]` list; `body` replaces the client's body when not None;
@@ -337,7 +326,7 @@ class RouteDecision:
     destination: str
     set_headers: tuple[tuple[str, str], ...] = ()
     body: bytes | None = None
-    metadata: Metadata = field(default_factory=lambda: _EMPTY)
+    metadata: Metadata = msgspec.field(default_factory=lambda: _EMPTY)
     response: ResponseTap | None = None
     skip_response: bool = False
     needs_response_body: bool = False

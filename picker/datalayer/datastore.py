@@ -8,9 +8,11 @@ I/O and read no clock; they are called from the event-loop thread only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+
+from msgspec.structs import replace
 
 from picker.framework.interfaces import EndpointObserver
 from picker.types import Candidate, Endpoint, EndpointMetrics

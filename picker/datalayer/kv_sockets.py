@@ -15,7 +15,7 @@ _END_NUMBERS = 2**63  # from here on they are negative, which no message is
 _MAX_UNREAD = 100_000  # messages that ZMQ keeps while a replay is under way
 _RECONNECT_MS, _RECONNECT_MAX_MS = 100, 5000
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
-_MAX_FRAME_BYTES = 64 * 2**20
+_MAX_FRAME_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ Header names are lower case throughout.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import TypeAlias
+
+import msgspec
 
 from picker.errors import DropReason, RefusedError
 from picker.types import FinishCause, Metadata, RawRequest, RouteDecision
@@ -51,8 +52,7 @@ class Ending(Enum):
 # Events
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHeaders:
+class RequestHeaders(msgspec.Struct, frozen=True):
     """Headers of the client's request. `subset_hint` None: the whole pool may serve.
 
     `num_headers` and `num_header_bytes` are what came, repeated names included. A proxy with
@@ -69,8 +69,7 @@ class RequestHeaders:
     only_observes: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RequestBody:
+class RequestBody(msgspec.Struct, frozen=True):
     """A piece of the client's body. A `subset_hint` here replaces an earlier one."""
 
     data: bytes
@@ -78,13 +77,11 @@ class RequestBody:
     subset_hint: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTrailers:
+class RequestTrailers(msgspec.Struct, frozen=True):
     """The client's trailers; nothing of the request follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHeaders:
+class ResponseHeaders(msgspec.Struct, frozen=True):
     """Headers of the endpoint's response: its HTTP status and, where the proxy says so, who served.
 
     `served_by` is `ip:port`; `has_destination_metadata` is true as soon as the proxy sent anything
@@ -94,51 +91,44 @@ class ResponseHeaders:
     status: int | None = None
     end_of_stream: bool = False
     served_by: str | None = None
-    headers: Mapping[str, str] = field(default_factory=lambda: _NO_HEADERS)
+    headers: Mapping[str, str] = msgspec.field(default_factory=lambda: _NO_HEADERS)
     has_destination_metadata: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseBody:
+class ResponseBody(msgspec.Struct, frozen=True):
     """A piece of the endpoint's response."""
 
     data: bytes
     end_of_stream: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseTrailers:
+class ResponseTrailers(msgspec.Struct, frozen=True):
     """The endpoint's trailers; nothing of the response follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnknownMessage:
+class UnknownMessage(msgspec.Struct, frozen=True):
     """A message of a kind that did not exist when this was written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(msgspec.Struct, frozen=True):
     """The stream is over."""
 
     ending: Ending
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
+class Routed(msgspec.Struct, frozen=True):
     """The director decided."""
 
     decision: RouteDecision
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(msgspec.Struct, frozen=True):
     """The director refused."""
 
     refusal: RefusedError
 
 
-@dataclass(frozen=True, slots=True)
-class Evicted:
+class Evicted(msgspec.Struct, frozen=True):
     """The request has to make room, wherever it stands."""
 
     reason: DropReason
@@ -159,20 +149,17 @@ OwnEvent: TypeAlias = Routed | Dropped | Evicted
 # Actions
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """Ask the director where `request` goes; answer with `routed` or `dropped`."""
 
     request: RawRequest
 
 
-@dataclass(frozen=True, slots=True)
-class CancelRoute:
+class CancelRoute(msgspec.Struct, frozen=True):
     """Nobody waits for the decision that `Route` asked for any more; stop deciding."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     """The request is over; release what it holds. Exactly one per stream.
 
     `response_status` is what the client was sent (None: no response was seen), `served_by` the
@@ -184,8 +171,7 @@ class Finish:
     served_by: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SendRequestHeaders:
+class SendRequestHeaders(msgspec.Struct, frozen=True):
     """Let the request go to `destination` with these headers set; None leaves the length alone.
 
     `metadata` goes to the proxy beside the destination.
@@ -194,16 +180,14 @@ class SendRequestHeaders:
     destination: str
     set_headers: tuple[tuple[str, str], ...] = ()
     content_length: int | None = None
-    metadata: Metadata = field(default_factory=lambda: _NOTHING)
+    metadata: Metadata = msgspec.field(default_factory=lambda: _NOTHING)
 
 
-@dataclass(frozen=True, slots=True)
-class SendRequestHeadersUnchanged:
+class SendRequestHeadersUnchanged(msgspec.Struct, frozen=True):
     """Tell a proxy that waits for this reply to go on to the body; nothing is decided yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendBufferedRequest:
+class SendBufferedRequest(msgspec.Struct, frozen=True):
     """Let the request whose whole body the proxy holds go to `destination` with these headers set.
 
     `body` None leaves the held body alone, `content_length` None the length.
@@ -213,24 +197,21 @@ class SendBufferedRequest:
     set_headers: tuple[tuple[str, str], ...] = ()
     body: bytes | None = None
     content_length: int | None = None
-    metadata: Metadata = field(default_factory=lambda: _NOTHING)
+    metadata: Metadata = msgspec.field(default_factory=lambda: _NOTHING)
 
 
-@dataclass(frozen=True, slots=True)
-class SendRequestBody:
+class SendRequestBody(msgspec.Struct, frozen=True):
     """Forward a piece of the request body, at most `MAX_CHUNK_BYTES`."""
 
     data: bytes
     end_of_stream: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SendRequestTrailers:
+class SendRequestTrailers(msgspec.Struct, frozen=True):
     """Forward the request trailers."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendResponseHeaders:
+class SendResponseHeaders(msgspec.Struct, frozen=True):
     """Forward the response headers with these set and those removed.
 
     `show_body` asks a proxy that was not told to show response bodies to show this one, in full
@@ -242,17 +223,15 @@ class SendResponseHeaders:
     show_body: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SendResponseBody:
+class SendResponseBody(msgspec.Struct, frozen=True):
     """Forward a piece of the response body, at most `MAX_CHUNK_BYTES`, and metadata with it."""
 
     data: bytes
     end_of_stream: bool
-    metadata: Metadata = field(default_factory=lambda: _NOTHING)
+    metadata: Metadata = msgspec.field(default_factory=lambda: _NOTHING)
 
 
-@dataclass(frozen=True, slots=True)
-class SendHeldResponseBody:
+class SendHeldResponseBody(msgspec.Struct, frozen=True):
     """Replace what a proxy that waits for this reply holds of the response's body.
 
     `content_length` None leaves the stated length alone.
@@ -260,23 +239,20 @@ class SendHeldResponseBody:
 
     data: bytes
     content_length: int | None = None
-    metadata: Metadata = field(default_factory=lambda: _NOTHING)
+    metadata: Metadata = msgspec.field(default_factory=lambda: _NOTHING)
 
 
-@dataclass(frozen=True, slots=True)
-class SendResponseBodyUnchanged:
+class SendResponseBodyUnchanged(msgspec.Struct, frozen=True):
     """Tell a proxy that waits for this reply to go on with what it holds."""
 
-    metadata: Metadata = field(default_factory=lambda: _NOTHING)
+    metadata: Metadata = msgspec.field(default_factory=lambda: _NOTHING)
 
 
-@dataclass(frozen=True, slots=True)
-class SendResponseTrailers:
+class SendResponseTrailers(msgspec.Struct, frozen=True):
     """Forward the response trailers."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendImmediate:
+class SendImmediate(msgspec.Struct, frozen=True):
     """Answer the client now, instead of an endpoint."""
 
     status: int

@@ -7,8 +7,9 @@ The decode endpoint gets the request; its sidecar asks the others, which it find
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import Enum
+
+from msgspec.structs import replace
 
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import DataKey

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
+
 from picker.framework.attributes import Attributes, DataKey
 from picker.types import (
     Candidate,
@@ -274,8 +276,7 @@ class PreRequest(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
+class Flight(msgspec.Struct, frozen=True):
     """A request that has left for its endpoint, with the decision and what producers found."""
 
     request: InferenceRequest

@@ -8,10 +8,10 @@ fractions are cut off.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from picker.framework.request_bodies import UNREADABLE
 from picker.framework.sse import SseEvents

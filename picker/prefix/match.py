@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+
+import msgspec
 
 from picker.framework.attributes import DataKey
 
@@ -12,8 +13,7 @@ MATCH_INFO = "PrefixCacheMatchInfo"
 _NO_TIERS: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixCacheMatchInfo:
+class PrefixCacheMatchInfo(msgspec.Struct, frozen=True):
     """How much of a request's prompt each candidate probably has in its KV cache.
 
     `match_blocks` maps an endpoint key to a number of blocks in [0, `total_blocks`]; an endpoint
@@ -25,7 +25,7 @@ class PrefixCacheMatchInfo:
     total_blocks: int
     block_size_tokens: int
     match_blocks: Mapping[str, int]
-    tier_blocks: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: _NO_TIERS)
+    tier_blocks: Mapping[str, Mapping[str, int]] = msgspec.field(default_factory=lambda: _NO_TIERS)
 
 
 def match_info_key(producer: str) -> DataKey[PrefixCacheMatchInfo]:

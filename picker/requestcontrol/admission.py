@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from random import Random
+
+from msgspec.structs import replace
 
 from picker.errors import Code, RefusedError, no_endpoints
 from picker.framework.attributes import Attributes

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from picker.errors import Code, RefusedError, bad_request, no_endpoints
 from picker.framework.attributes import Attributes
@@ -39,8 +40,7 @@ from picker.types import (
 ORCHESTRATION_SPAN = "gateway.request_orchestration"
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrival:
+class _Arrival(msgspec.Struct, frozen=True):
     """A request as it came, and what its parser made of it."""
 
     raw: RawRequest

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from picker.errors import Code
 from picker.requestcontrol.rewrite import Rewritten
 from picker.types import Candidate, FinishCause, InferenceRequest, SchedulingResult, Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """One successful decision, with everything needed to explain it.
 
     `candidates` are what the scheduler saw. For a request without a body `result` is None: any
@@ -35,8 +35,7 @@ class Decision:
     set_headers: Sequence[tuple[str, str]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseTimes:
+class ResponseTimes(msgspec.Struct, frozen=True):
     """How a response went, as far as it passed through the picker.
 
     `ttft_seconds` is from the arrival of the request to the first piece of the body that is not
@@ -50,8 +49,7 @@ class ResponseTimes:
     processing_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """How one request ended. Every request has exactly one.
 
     `endpoint_key` is None when no endpoint was chosen. `response_status` is what the client was

@@ -9,9 +9,10 @@ or a hook that fails is reported and not asked again; the response never suffers
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeGuard
+
+import msgspec
 
 from picker.framework.interfaces import (
     Flight,
@@ -31,8 +32,7 @@ EVENT_STREAM = "text/event-stream"
 CONSEQUENCE = "the response goes on without it"
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseWatch:
+class ResponseWatch(msgspec.Struct, frozen=True):
     """What watching a response takes.
 
     `renamed_from` is the name that the endpoint was asked with, where the client asked with another

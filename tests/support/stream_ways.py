@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from picker.errors import Code, DropReason, RefusedError
 from picker.extproc.messages import (

@@ -12,7 +12,9 @@ its events.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from picker.errors import bad_request
 from picker.framework.grpc_frames import FrameError, FrameSplitter, only_message

@@ -11,8 +11,9 @@ for other plugins whatever the fairness id is, e.g. for session affinity with a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.findings import agent_identity_key

@@ -12,7 +12,8 @@ as it is, and so may remember four times more than the GPU holds.) What no engin
 believed: blocks of more than 65,536 tokens, and memory beyond 2^20 blocks. Prompt length
 considered: `maxPrefixTokensToMatch`, else `maxPrefixBlocksToMatch` blocks; both 0: all of it.
 
-A match is contiguous from the first block; with several prompts the matches are added. Models,
+A match is contiguous from the first block; with several prompts the matches of the first 256 are
+added (a request may bring a hundred thousand of one token each). Models,
 adapters and salts share nothing: the model that the endpoint is asked for and the request's cache
 salt are part of every hash. So is a seed, a random one for each process unless `hashSeed` is given.
 """
@@ -21,8 +22,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.registry import Parameters, PluginType
@@ -35,6 +37,7 @@ from picker.types import Candidate, EndpointMetrics, InferenceRequest, Schedulin
 MIN_BLOCK_SIZE_TOKENS = 64
 MAX_REPORTED_BLOCK_SIZE_TOKENS = 65_536
 MAX_REPORTED_CAPACITY = 2**20  # blocks, 64 MiB of memory
+MAX_PROMPTS = 256
 PREFILL_PROFILE = "prefill"
 
 
@@ -50,8 +53,7 @@ class ApproxPrefixCacheParameters(Parameters, frozen=True):
     hash_seed: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Hashed:
+class _Hashed(msgspec.Struct, frozen=True):
     """The block hashes of one request, from `produce` to `pre_request`."""
 
     prompts: tuple[BlockHashes, ...]
@@ -104,7 +106,8 @@ class ApproxPrefixCacheProducer:
         root = root_hash(request.target_model, request.body.cache_salt, self._seed)
         limit = self._max_blocks(block_size)
         prompts = tuple(
-            block_hashes(prompt, root, block_size, limit, self._seed) for prompt in request.prompts
+            block_hashes(prompt, root, block_size, limit, self._seed)
+            for prompt in request.prompts[:MAX_PROMPTS]
         )
         attributes.put(self._hashed_key, _Hashed(prompts, block_size))
         total = sum(map(len, prompts))

@@ -15,8 +15,10 @@ with its items in `features`. `udsTokenizerConfig` is refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.durations import parse_duration

@@ -7,12 +7,13 @@ import json
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from envoy_front import ENVOY, Asking, Front, envoy_front
 from http_exchange import Ask, exchange
+from msgspec.structs import replace
 from odd_endpoint import EVENTS, OddEndpoint, odd_endpoint
 from random_taps import HoldingTap
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from random_taps import HoldingTap
 from stream_ways import BUFFERED_HEADERS, DECISION, HEADERS, SKIPPING, WAY_TO, WAY_TO_BUFFERED, feed
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins

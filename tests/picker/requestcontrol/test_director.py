@@ -8,6 +8,7 @@ import uuid
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from picker.errors import Code, DropReason, RefusedError
@@ -23,7 +24,7 @@ SEEN: DataKey[str] = DataKey("Seen", "test")
 
 def raw(body: bytes | None = BODY, **changes: object) -> RawRequest:
     """A completions request."""
-    return replace(RawRequest(HEADERS, body), **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(RawRequest(HEADERS, body), **changes)  # type: ignore[arg-type]
 
 
 async def test_a_request_is_parsed_enriched_scheduled_prepared_and_counted(house: Any) -> None:

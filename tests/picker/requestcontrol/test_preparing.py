@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from picker.plugins.filters.header_based_testing_filter import PLUGIN
 from picker.types import Candidate, InferenceRequest

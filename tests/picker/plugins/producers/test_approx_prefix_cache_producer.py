@@ -11,6 +11,7 @@ import pytest
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.services import NoHttp, Services
 from picker.plugins.producers.approx_prefix_cache_producer import (
+    MAX_PROMPTS,
     MAX_REPORTED_CAPACITY,
     PLUGIN,
     ApproxPrefixCacheParameters,
@@ -296,3 +297,13 @@ def _seed_of(plugin: object) -> int:
         for seed in range(10)
         if found == block_hashes(blocks(1), root_hash("m", "", seed), B, seed=seed).tolist()
     )
+
+
+def test_of_very_many_prompts_the_first_are_matched(
+    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
+) -> None:
+    """A body of a hundred thousand tiny prompts must not hold up everybody's decisions."""
+    s, a = scene(), candidate("a")
+    many = [blocks(number) for number in range(MAX_PROMPTS + 50)]
+    s.send(a, *many)
+    assert s.find([a], *many) == PrefixCacheMatchInfo(MAX_PROMPTS, B, {"default/a": MAX_PROMPTS})

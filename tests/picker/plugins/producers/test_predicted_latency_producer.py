@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from fake_latency_predictor import FakeLatencyPredictor
+from msgspec.structs import replace
 
 from picker.framework.attributes import Attributes
 from picker.framework.findings import (

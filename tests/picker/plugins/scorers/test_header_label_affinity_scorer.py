@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from picker.framework.attributes import Attributes
 from picker.plugins.scorers.header_label_affinity_scorer import PLUGIN

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight, ResponseHeadHook, Screener

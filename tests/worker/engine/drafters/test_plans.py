@@ -15,7 +15,7 @@ def test_few_sizes_are_common_and_the_closer_together_the_smaller() -> None:
     assert common[:16] == list(range(1, 17))
     assert [size for size in common if 16 < size <= 64] == list(range(20, 65, 4))
     assert [size for size in common if 64 < size <= 128] == list(range(72, 129, 8))
-    assert [size for size in common if 128 < size] == [*range(144, 257, 16), 288]
+    assert [size for size in common if size > 128] == [*range(144, 257, 16), 288]
 
 
 @pytest.mark.parametrize(("num_drafts", "verified"), [(3, 0), (4, 4), (7, 4), (8, 8), (60, 56)])
