@@ -138,8 +138,9 @@ ENGINES: Mapping[str, EngineSeries] = MappingProxyType(
             num_blocks=_triton_blocks("max"),
         ),
         "triton": EngineSeries(
+            # What the reference takes for running, `nv_inference_exec_count`, counts all that ever
+            # ran: less than that is under way at any time, so that own counts would say nothing.
             waiting=Series("nv_inference_pending_request_count"),
-            running=Series("nv_inference_exec_count"),
         ),
     }
 )

@@ -21,6 +21,7 @@ RANK_LABELS = ("engine", "dp_rank")  # vLLM's and SGLang's name for a data-paral
 REPLICA_LABELS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
 MAX_COUNT = 2**53
 
+_PART_LABEL = "priority"
 _Samples = Mapping[str, Sequence[Sample]]
 
 
@@ -110,6 +111,7 @@ def _per_engine(samples: _Samples, series: Series, rank: int | None) -> list[Sam
         matching = of_rank(matching, rank)
     if len(matching) < 2:
         return list(matching)
+    matching = _without_parts(matching)
     best: dict[frozenset[tuple[str, str]], Sample] = {}
     for sample in matching:
         engine = frozenset(pair for pair in sample.labels.items() if pair[0] not in REPLICA_LABELS)
@@ -117,6 +119,15 @@ def _per_engine(samples: _Samples, series: Series, rank: int | None) -> list[Sam
         if other is None or _supersedes(sample, other):
             best[engine] = sample
     return list(best.values())
+
+
+def _without_parts(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Without what is in another sample already: SGLang tells a total, whose priority is empty, and
+    beside it what of that has each priority.
+    """
+    if not any(sample.labels.get(_PART_LABEL) for sample in samples):
+        return samples
+    return [sample for sample in samples if not sample.labels.get(_PART_LABEL)] or samples
 
 
 def _has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:

@@ -41,10 +41,6 @@ def merge(known: Usage | None, said: Usage) -> Usage:
     return Usage(prompt, completion, told or prompt + completion, cached)
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: Any = None
-
-
 class _Counts(msgspec.Struct):
     """The `usage` of the OpenAI and the Anthropic APIs."""
 
@@ -53,8 +49,8 @@ class _Counts(msgspec.Struct):
     completion_tokens: Any = None
     output_tokens: Any = None
     total_tokens: Any = None
-    prompt_tokens_details: _Details | None = None
-    input_tokens_details: _Details | None = None
+    prompt_tokens_details: Any = None
+    input_tokens_details: Any = None
     cache_read_input_tokens: Any = None
 
 
@@ -98,7 +94,7 @@ def openai_usage(document: bytes) -> Usage | None:
         prompt_tokens=_first_count(counts.prompt_tokens, counts.input_tokens),
         completion_tokens=_first_count(counts.completion_tokens, counts.output_tokens),
         total_tokens=_count(counts.total_tokens) or 0,
-        cached_tokens=_count(details.cached_tokens) if details else None,
+        cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,
     )
     return None if said == Usage() else said
 

@@ -72,7 +72,7 @@ def _within(pool: Sequence[Candidate], subset_hint: Iterable[str]) -> list[Candi
     anywhere: set[str] = set()
     ports: dict[str, set[int]] = {}
     for entry in subset_hint:
-        address, port = _read(entry.strip())
+        address, port = _read(entry.strip().lower())
         if port is None:
             anywhere.add(address)
         else:

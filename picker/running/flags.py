@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeVar
 
 from picker.config.units import duration_seconds, quantity_bytes
 from picker.config.unsupported import FLAGS, reason
 from picker.errors import ConfigError
-from picker.extproc.server import Transport
+from picker.extproc.options import UNIX_SCHEME, Transport
 from picker.running.options import LogFlags, MetricsTls, Options, TlsFlags
 
 T = TypeVar("T")
@@ -96,17 +97,29 @@ def _tls_of(arguments: argparse.Namespace) -> TlsFlags | None:
     secure = arguments.secure_serving
     if arguments.enable_cert_reload and arguments.cert_path is None:
         raise ConfigError("--enable-cert-reload needs --cert-path, the folder to follow")
-    if not (arguments.cert_path is not None if secure is None else secure):
+    if secure is None:
+        secure = arguments.cert_path is not None or not is_local(arguments.bind_address)
+    if not secure:
         asked = arguments.tls_min_version or arguments.tls_cipher_suites
         if asked or arguments.enable_cert_reload:
             raise ConfigError("flags about TLS have no effect without --secure-serving")
         return None
     return TlsFlags(
         cert_path=arguments.cert_path,
-        reload=arguments.enable_cert_reload,
+        reload=arguments.cert_path is not None and arguments.enable_cert_reload is not False,
         min_version=arguments.tls_min_version,
         cipher_suites=arguments.tls_cipher_suites,
     )
+
+
+def is_local(bind_address: str) -> bool:
+    """Whether nobody but this machine can reach what listens there."""
+    if bind_address.startswith(("/", UNIX_SCHEME)) or bind_address == "localhost":
+        return True
+    try:
+        return ip_address(bind_address).is_loopback
+    except ValueError:
+        return False
 
 
 def _metrics_tls_of(arguments: argparse.Namespace) -> MetricsTls | None:
@@ -206,10 +219,11 @@ def _add_ext_proc(arguments: argparse._ArgumentGroup) -> None:
 def _add_tls(arguments: argparse._ArgumentGroup) -> None:
     group = _Group(arguments)
     text = "TLS on ext_proc; without --cert-path with a certificate made on the spot "
-    text += "(default: exactly when --cert-path is given)"
+    text += "(default: unless it listens on loopback or a unix socket and has no --cert-path)"
     group.switch("--secure-serving", text, default=None)
     group.flag("--cert-path", _path, "DIR", "folder with tls.crt and tls.key", None)
-    group.switch("--enable-cert-reload", "show new certificates as they appear in --cert-path")
+    text = "show new certificates as they appear in --cert-path (default: when that is given)"
+    group.switch("--enable-cert-reload", text, default=None)
     text = "VersionTLS12 or VersionTLS13"
     group.flag("--tls-min-version", str, "VERSION", text, "")
     text = "names of TLS 1.2 suites, separated by commas (default: the library's)"

@@ -168,14 +168,25 @@ def test_other_engines_are_read_by_their_row(engine: str, page: bytes) -> None:
 
 
 def test_an_engine_without_kv_usage_needs_none() -> None:
-    """Plain Triton reports no KV cache, but each of its models."""
+    """Plain Triton reports no KV cache, but each of its models; what it has ever run is no load."""
     page = (
         b'nv_inference_pending_request_count{model="a"} 3\n'
-        b'nv_inference_pending_request_count{model="b"} 1\nnv_inference_exec_count 1\n'
+        b'nv_inference_pending_request_count{model="b"} 1\nnv_inference_exec_count 1000000\n'
     )
     metrics = load(page, ENGINES["triton"])
-    assert (metrics.waiting_requests, metrics.running_requests) == (4, 1)
+    assert (metrics.waiting_requests, metrics.running_requests) == (4, 0)
     assert metrics.num_kv_blocks is None
+
+
+def test_a_total_and_its_parts_are_counted_once() -> None:
+    """SGLang with priorities tells each number as a whole and again by priority."""
+    page = "".join(
+        f'sglang:{name}{{dp_rank="{rank}",priority="{priority}",tp_rank="0"}} {value}\n'
+        for name in ("num_queue_reqs", "num_running_reqs")
+        for rank, priority, value in ((0, "", 3), (0, "1", 3), (1, "", 3))
+    )
+    metrics = load(page.encode() + b"sglang:token_usage 0.5\n", ENGINES["sglang"])
+    assert metrics.waiting_requests == metrics.running_requests == 6
 
 
 def test_a_missing_series_keeps_its_previous_value_and_is_reported() -> None:

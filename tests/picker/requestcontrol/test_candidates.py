@@ -16,13 +16,15 @@ POOL = (
     Candidate(Endpoint("a-rank-1", "10.0.0.1", 8001)),
     Candidate(Endpoint("b", "10.0.0.2", 8000)),
     Candidate(Endpoint("six", "2001:db8::1", 8000)),
+    Candidate(Endpoint("named", "llm.example", 443)),
 )
 
 
 @pytest.mark.parametrize(
     ("hint", "names"),
     [
-        (None, ["a", "a-rank-1", "b", "six"]),
+        (None, ["a", "a-rank-1", "b", "six", "named"]),
+        (("LLM.Example:443",), ["named"]),
         ((), []),
         (("10.0.0.1",), ["a", "a-rank-1"]),
         (("10.0.0.1:8001",), ["a-rank-1"]),

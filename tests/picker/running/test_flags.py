@@ -17,12 +17,14 @@ def parsed(*argv: str) -> Options:
     return options_of(build_parser().parse_args(argv))
 
 
+DEFAULTS = Options(tls=TlsFlags())  # of a port that others can reach
+
+
 def test_without_flags_the_defaults_of_the_reference_apply() -> None:
-    """But TLS only with a certificate, and the HTTP port on loopback."""
-    assert parsed() == Options()
+    """TLS with a certificate of its own; but the HTTP port on loopback."""
+    assert parsed() == DEFAULTS
     ports = (parsed().grpc_port, parsed().grpc_health_port, parsed().metrics_port)
     assert ports == (9002, 9003, 9090)
-    assert parsed().tls is None
     assert not parsed().tracing
 
 
@@ -66,17 +68,41 @@ def test_flags_are_read_in_the_spelling_of_the_reference() -> None:
 
 def test_tls_is_on_with_a_certificate_or_when_asked_for() -> None:
     """And off when that is said."""
-    assert parsed("--secure-serving").tls == TlsFlags()
-    assert parsed("--secure-serving=true", "--cert-path", "c").tls == TlsFlags(Path("c"))
+    assert parsed("--secure-serving", "--bind-address=::1").tls == TlsFlags()
+    followed = TlsFlags(Path("c"), reload=True)
+    assert parsed("--secure-serving=true", "--cert-path", "c").tls == followed
+    assert parsed("--bind-address=127.0.0.1", "--cert-path", "c").tls == followed
+    assert parsed("--cert-path", "c", "--enable-cert-reload=false").tls == TlsFlags(Path("c"))
     assert parsed("--cert-path", "c", "--secure-serving=false").tls is None
+
+
+@pytest.mark.parametrize(
+    ("address", "is_plain"),
+    [
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("unix:///run/picker.sock", True),
+        ("/run/picker.sock", True),
+    ],
+)
+def test_only_what_nobody_else_can_reach_is_plain_text_by_default(
+    address: str, is_plain: bool
+) -> None:
+    """Elsewhere the port speaks TLS with a certificate of its own."""
+    assert parsed("--bind-address", address).tls == (None if is_plain else TlsFlags())
 
 
 @pytest.mark.parametrize(
     "argv",
     [
         ["--enable-cert-reload", "--secure-serving"],
-        ["--tls-min-version", "VersionTLS13"],
-        ["--tls-cipher-suites", "x"],
+        ["--bind-address=127.0.0.1", "--tls-min-version", "VersionTLS13"],
+        ["--secure-serving=false", "--tls-cipher-suites", "x"],
         ["--metrics-client-ca-file", "ca.pem"],
     ],
 )
@@ -140,7 +166,7 @@ def test_what_is_not_supported_or_wrong_is_refused(
 )
 def test_a_refused_flag_may_say_what_is_so_anyway(flag: str) -> None:
     """Manifests that write defaults out go on working."""
-    assert parsed(flag) == Options()
+    assert parsed(flag) == DEFAULTS
 
 
 def test_an_empty_value_is_as_good_as_no_flag_where_nothing_is_the_default() -> None:
@@ -148,7 +174,7 @@ def test_an_empty_value_is_as_good_as_no_flag_where_nothing_is_the_default() -> 
     names = ("--config-file", "--config-text", "--cert-path", "--endpoints-file")
     names += ("--metrics-cert-dir", "--metrics-client-ca-file", "--grpc-max-recv-msg-size")
     names += ("--grpc-max-send-msg-size", "--tls-min-version", "--tls-cipher-suites")
-    assert parsed(*(f"{name}=" for name in names)) == Options()
+    assert parsed(*(f"{name}=" for name in names)) == DEFAULTS
 
 
 @pytest.mark.parametrize("size", ["0", "1", "63Ki"])
