@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 DROP_REASON_HEADER = "x-llm-d-request-dropped-reason"
+RETRY_AFTER_HEADER = "retry-after"
 
 
 class Code(Enum):
@@ -73,12 +74,14 @@ class RefusedError(PickerError):
     """A request that is answered by the picker itself instead of by an endpoint.
 
     `message` is shown to the client; `drop_reason` is set when the request was shed rather than
-    wrong.
+    wrong, `retry_after_seconds` where it is known when another attempt may go better (RFC 9110:
+    whole seconds, 1 or more).
     """
 
     code: Code
     message: str
     drop_reason: DropReason | None = None
+    retry_after_seconds: int | None = None
 
     def __post_init__(self) -> None:
         super().__init__(self.message)
@@ -96,7 +99,10 @@ class RefusedError(PickerError):
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
         """Response headers beyond the status."""
-        return () if self.drop_reason is None else drop_headers(self.drop_reason)
+        headers = () if self.drop_reason is None else drop_headers(self.drop_reason)
+        if self.retry_after_seconds is None:
+            return headers
+        return (*headers, (RETRY_AFTER_HEADER, str(self.retry_after_seconds)))
 
 
 def drop_headers(reason: DropReason) -> tuple[tuple[str, str], ...]:

@@ -217,13 +217,39 @@ class ScoredCandidates(Sequence[ScoredEndpoint]):
         return f"ScoredCandidates({list(self)})"
 
 
+class FilterStep(msgspec.Struct, frozen=True):
+    """What one filter of a profile left of the candidates before it."""
+
+    name: str
+    kept: Sequence[Candidate]
+
+
+class ScorerStep(msgspec.Struct, frozen=True):
+    """What one scorer of a profile said, before it was clamped and weighted.
+
+    `scores` are in the order of the candidates that the filters left.
+    """
+
+    name: str
+    weight: float
+    scores: Sequence[float]
+
+
+class ProfileSteps(msgspec.Struct, frozen=True):
+    """How a profile came to its result, in the order in which things ran."""
+
+    filters: tuple[FilterStep, ...] = ()
+    scorers: tuple[ScorerStep, ...] = ()
+
+
 class ProfileResult(msgspec.Struct, frozen=True):
     """Outcome of one scheduling profile: the picked endpoints, best first, and every candidate's
-    total.
+    total. `steps` say how it came about (None: nobody kept them).
     """
 
     picked: tuple[ScoredEndpoint, ...]
     scored: Sequence[ScoredEndpoint] = ()
+    steps: ProfileSteps | None = None
 
 
 class SchedulingResult(msgspec.Struct, frozen=True):

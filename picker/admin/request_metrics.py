@@ -108,7 +108,7 @@ class RequestMetrics:
 def _error_code(outcome: Outcome) -> str | None:
     """The word for what went wrong; None: nothing did."""
     if outcome.refusal is not None:
-        return outcome.refusal.value
+        return outcome.refusal.code.value
     if outcome.cause is FinishCause.EVICTED:  # whatever the response had begun with
         return _CODES[EVICTED_STATUS]
     status = outcome.response_status

@@ -8,11 +8,12 @@ decode → hooks → leave. Only producers are awaited.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
 
 import msgspec
 
-from picker.errors import Code, RefusedError, bad_request, no_endpoints
+from picker.errors import Code, DropReason, RefusedError, bad_request, no_endpoints
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight, Parser
 from picker.framework.tracing import NO_SPAN, OPEN_SPAN, Span
@@ -21,7 +22,7 @@ from picker.requestcontrol.candidates import candidates_for
 from picker.requestcontrol.headers import MODEL_REWRITE, OBJECTIVE, REQUEST_ID, first_of
 from picker.requestcontrol.observer import Decision, Outcome
 from picker.requestcontrol.parsing import request_path
-from picker.requestcontrol.pipeline import RequestPipeline, Surroundings
+from picker.requestcontrol.pipeline import RequestPipeline, Surroundings, Ticket
 from picker.requestcontrol.plugin_log import PluginLog
 from picker.requestcontrol.preparing import endpoint_scores, outgoing_body, tell_hooks
 from picker.requestcontrol.producing import produce
@@ -59,6 +60,7 @@ class Exchange:
     __slots__ = (
         "_around",
         "_endpoint_key",
+        "_evict",
         "_finished",
         "_flight",
         "_incoming_model",
@@ -69,9 +71,12 @@ class Exchange:
         "_request_id",
         "_response",
         "_rewritten",
+        "_rng",
+        "_seed",
         "_span",
         "_started",
         "_target_model",
+        "_ticket",
     )
 
     def __init__(self, pipeline: RequestPipeline, around: Surroundings, log: PluginLog) -> None:
@@ -87,14 +92,23 @@ class Exchange:
         self._flight: Flight | None = None  # set once hooks are told
         self._endpoint_key: str | None = None  # set while it counts as under way there
         self._response: Response | None = None
-        self._refusal: Code | None = None
+        self._refusal: RefusedError | None = None
+        self._evict: Callable[[DropReason], None] | None = None
+        self._ticket: Ticket | None = None  # set once flow control has let it in
+        self._seed = around.rng.getrandbits(64) if around.seeds_decisions else None
+        self._rng = around.rng if self._seed is None else Random(self._seed)
         self._span: Span = NO_SPAN
         self._finished = False
 
     @property
     def decides_at_once(self) -> bool:
-        """Whether `route` never waits for anything."""
-        return not self._pipeline.asks_others
+        """Whether `route`, called right now, waits for nothing."""
+        gate = self._pipeline.gate
+        return not self._pipeline.asks_others and (gate is None or gate.is_open)
+
+    def allow_eviction(self, evict: Callable[[DropReason], None]) -> None:
+        """From now on `evict` stops the request while it is under way."""
+        self._evict = evict
 
     async def route(self, raw: RawRequest) -> RouteDecision:
         """Decide where `raw` goes and count it as under way there.
@@ -129,9 +143,10 @@ class Exchange:
         if self._finished:
             return
         self._finished = True
+        now, request, response = self._around.clock(), self._request, self._response
         if self._endpoint_key is not None:
             self._around.inflight.release(self._endpoint_key)
-        now, request, response = self._around.clock(), self._request, self._response
+            self._around.health.ended(self._endpoint_key, cause, response_status, now)
         outcome = Outcome(
             request_id=self._request_id,
             incoming_model=self._incoming_model,
@@ -146,8 +161,12 @@ class Exchange:
             priority=request.priority if request else 0,
             usage=response.usage if response else None,
             response=response.times if response else None,
+            queue_seconds=self._ticket.queue_seconds if self._ticket else 0.0,
+            request=request,
         )
         self._tell_end(outcome, now)
+        if self._ticket is not None:
+            self._ticket.closed(cause, outcome.usage)
         self._around.observer.finished(outcome)
         self._span.end()
 
@@ -167,6 +186,8 @@ class Exchange:
             return self._decide_without_body(raw, begun)
         arrival = self._parse(raw, raw.body)
         request = self._identify(arrival)
+        if self._pipeline.gate is not None:
+            self._ticket = await self._pipeline.gate.admit(request, self._evict)
         candidates = self._admitted(request, raw)
         attributes = Attributes()
         if span.is_recorded:
@@ -187,7 +208,7 @@ class Exchange:
         candidates = self._candidates(raw)
         if not candidates:
             raise no_endpoints()
-        endpoint = self._around.rng.choice(candidates).endpoint
+        endpoint = self._rng.choice(candidates).endpoint
         self._hold(endpoint.key)
         headers = tuple(self._own_headers(raw).items())
         decision = RouteDecision(endpoint.host_port, headers)
@@ -202,7 +223,7 @@ class Exchange:
         self._target_model = first_of(raw.headers, MODEL_REWRITE) or parsed.model
         if parsed.can_rewrite and parsed.payload is not None:
             around = self._around
-            self._rewritten = around.policies.rewrites.rules().apply(parsed.model, around.rng)
+            self._rewritten = around.policies.rewrites.rules().apply(parsed.model, self._rng)
             if self._rewritten is not None:
                 self._target_model = self._rewritten.model
             if not self._target_model:
@@ -232,21 +253,23 @@ class Exchange:
         """The candidates of a request that is let in."""
         pipeline, around = self._pipeline, self._around
         candidates = self._candidates(raw)
-        admission.refuse_if_sheddable(request, candidates, pipeline.saturation, around.clock())
+        if pipeline.gate is None:
+            admission.refuse_if_sheddable(request, candidates, pipeline.saturation, around.clock())
         if not candidates:
             raise no_endpoints()
-        return admission.screen(request, candidates, pipeline.screeners, around.rng)
+        return admission.screen(request, candidates, pipeline.screeners, self._rng)
 
     def _candidates(self, raw: RawRequest) -> Sequence[Candidate]:
         around = self._around
         hint = None if around.policies.ignore_subset_hint else raw.subset_hint
         pool = around.datastore.snapshot().candidates
-        return candidates_for(pool, hint, around.inflight.counts, around.loaded)
+        found = candidates_for(pool, hint, around.inflight.counts, around.loaded)
+        return around.health.usable(found, around.clock())
 
     def _schedule(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> SchedulingResult:
-        pipeline, rng = self._pipeline, self._around.rng
+        pipeline, rng = self._pipeline, self._rng
         admission.admit(request, candidates, attributes, pipeline.admitters, rng, self._log)
         try:
             result = pipeline.scheduler.schedule(request, candidates, attributes, rng)
@@ -297,11 +320,20 @@ class Exchange:
             clock=self._around.clock,
             started_seconds=self._started,
             renamed_from=flight.request.target_model if renamed else None,
+            responded=self._responded,
         )
+
+    def _responded(self, status: int | None) -> None:
+        if self._endpoint_key is not None:
+            around = self._around
+            around.health.responded(self._endpoint_key, status, around.clock())
 
     def _hold(self, endpoint_key: str) -> None:
         self._around.inflight.acquire(endpoint_key)
+        self._around.health.left(endpoint_key, self._around.clock())
         self._endpoint_key = endpoint_key
+        if self._ticket is not None:
+            self._ticket.left(endpoint_key)
 
     def _own_headers(self, raw: RawRequest) -> dict[str, str]:
         return {} if raw.headers.get(REQUEST_ID) else {REQUEST_ID: self._request_id}
@@ -321,13 +353,16 @@ class Exchange:
                 candidates=candidates,
                 request=flight.request if flight else None,
                 result=flight.result if flight else None,
+                queue_seconds=self._ticket.queue_seconds if self._ticket else 0.0,
                 rewritten=self._rewritten,
                 set_headers=decision.set_headers,
+                attributes=flight.attributes if flight else None,
+                seed=self._seed,
             )
         )
 
     def _refuse(self, refusal: RefusedError, span: Span) -> None:
-        self._refusal = refusal.code
+        self._refusal = refusal
         span.fail(refusal.message)
         self._span.fail(refusal.message)
 
@@ -338,4 +373,4 @@ class Exchange:
         span.set("request_prio", self._request.priority if self._request else 0)
 
     def _new_request_id(self) -> str:
-        return str(uuid.UUID(int=self._around.rng.getrandbits(128), version=4))
+        return str(uuid.UUID(int=self._rng.getrandbits(128), version=4))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
 
-from picker.errors import Code
+from picker.errors import RefusedError
+from picker.framework.attributes import Attributes
 from picker.requestcontrol.rewrite import Rewritten
 from picker.types import Candidate, FinishCause, InferenceRequest, SchedulingResult, Usage
 
@@ -18,7 +19,8 @@ class Decision(msgspec.Struct, frozen=True):
     `candidates` are what the scheduler saw. For a request without a body `result` is None: any
     endpoint will do. `seconds` is what the picker took, `queue_seconds` the part of it that the
     request waited for admission. `rewritten` is what a rule made of the model (None: no rule did),
-    `set_headers` what was added to the request.
+    `set_headers` what was added to the request. `attributes` are what producers found. `seed` is
+    what every random draw of this decision came from (None: draws are not kept apart).
     """
 
     request_id: str
@@ -33,6 +35,8 @@ class Decision(msgspec.Struct, frozen=True):
     queue_seconds: float = 0.0
     rewritten: Rewritten | None = None
     set_headers: Sequence[tuple[str, str]] = ()
+    attributes: Attributes | None = None
+    seed: int | None = None
 
 
 class ResponseTimes(msgspec.Struct, frozen=True):
@@ -53,9 +57,10 @@ class Outcome(msgspec.Struct, frozen=True):
     """How one request ended. Every request has exactly one.
 
     `endpoint_key` is None when no endpoint was chosen. `response_status` is what the client was
-    sent, None when no response was seen. `refusal` is the code of a refusal by the director; a body
-    over the size limit is refused before that, and shows in `cause` and `response_status` alone.
-    `response` and `usage` are None where the picker did not see a body, or it said nothing.
+    sent, None when no response was seen. `refusal` is the director's; a body over the size limit is
+    refused before that, and shows in `cause` and `response_status` alone. `response` and `usage`
+    are None where the picker did not see a body, or it said nothing. `queue_seconds` is what the
+    request waited for admission. `request` is None when it was refused before it was understood.
     """
 
     request_id: str
@@ -66,11 +71,13 @@ class Outcome(msgspec.Struct, frozen=True):
     endpoint_key: str | None = None
     response_status: int | None = None
     served_by: str | None = None
-    refusal: Code | None = None
+    refusal: RefusedError | None = None
     fairness_id: str = ""
     priority: int = 0
     usage: Usage | None = None
     response: ResponseTimes | None = None
+    queue_seconds: float = 0.0
+    request: InferenceRequest | None = None
 
 
 class RequestObserver(Protocol):
@@ -91,6 +98,33 @@ class RequestObserver(Protocol):
     def plugin_failed(self, plugin: str) -> None:
         """A plugin raised something other than a refusal, or took too long; its name."""
         ...
+
+
+class Observers:
+    """Tells several observers, in order."""
+
+    def __init__(self, observers: Iterable[RequestObserver]) -> None:
+        self._observers = tuple(observers)
+
+    def decided(self, decision: Decision) -> None:
+        """Tell them."""
+        for observer in self._observers:
+            observer.decided(decision)
+
+    def streamed(self, request: InferenceRequest, gap_seconds: float) -> None:
+        """Tell them."""
+        for observer in self._observers:
+            observer.streamed(request, gap_seconds)
+
+    def finished(self, outcome: Outcome) -> None:
+        """Tell them."""
+        for observer in self._observers:
+            observer.finished(outcome)
+
+    def plugin_failed(self, plugin: str) -> None:
+        """Tell them."""
+        for observer in self._observers:
+            observer.plugin_failed(plugin)
 
 
 class NoObserver:

@@ -8,6 +8,7 @@ from random import Random
 from typing import Protocol
 
 from picker.datalayer.inflight import InflightLoad
+from picker.errors import DropReason
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import (
     Admitter,
@@ -26,7 +27,7 @@ from picker.requestcontrol.candidates import LoadedCandidates
 from picker.requestcontrol.observer import RequestObserver
 from picker.requestcontrol.parsing import ParserTable
 from picker.requestcontrol.rewrite import NO_REWRITES, RewriteRules
-from picker.types import Candidate, InferenceRequest, SchedulingResult
+from picker.types import Candidate, FinishCause, InferenceRequest, SchedulingResult, Usage
 
 
 class PoolSnapshot(Protocol):
@@ -92,11 +93,98 @@ class NoRewrites:
         return NO_REWRITES
 
 
+class Ticket(Protocol):
+    """A request that flow control has let in, until the request is over."""
+
+    @property
+    def queue_seconds(self) -> float:
+        """How long it waited."""
+        ...
+
+    def left(self, endpoint_key: str) -> None:
+        """It counts as under way at this endpoint from now on. Called at most once."""
+        ...
+
+    def closed(self, cause: FinishCause, usage: Usage | None) -> None:
+        """It is over, and counts as under way nowhere any more. Called exactly once."""
+        ...
+
+
+class FlowGate(Protocol):
+    """Flow control as a request meets it."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request of any priority would be let in now without waiting."""
+        ...
+
+    async def admit(
+        self, request: InferenceRequest, evict: Callable[[DropReason], None] | None
+    ) -> Ticket:
+        """Wait until `request` may go. Does not wait while `is_open`.
+
+        `evict` stops the request while it is under way (None: it cannot be stopped). Raises
+        `RefusedError`. May be cancelled; then the request is out of the queue.
+        """
+        ...
+
+
+class EndpointHealth(Protocol):
+    """Remembers which endpoints have failed lately. Times are on the clock of the requests."""
+
+    def usable(self, candidates: Sequence[Candidate], now_seconds: float) -> Sequence[Candidate]:
+        """Those that may be sent requests, in their order; never none of some."""
+        ...
+
+    def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:
+        """The one of `candidates` that this request should try out, if any is due for that."""
+        ...
+
+    def left(self, endpoint_key: str, now_seconds: float) -> None:
+        """A request has left for this endpoint. Each one is followed by one `ended`."""
+        ...
+
+    def responded(self, endpoint_key: str, status: int | None, now_seconds: float) -> None:
+        """A response from there has begun."""
+        ...
+
+    def ended(
+        self, endpoint_key: str, cause: FinishCause, status: int | None, now_seconds: float
+    ) -> None:
+        """A request that left for there is over; `status` is what the client was sent."""
+        ...
+
+
+class NoHealthMemory:
+    """Holds nothing against anyone."""
+
+    def usable(self, candidates: Sequence[Candidate], now_seconds: float) -> Sequence[Candidate]:
+        """All."""
+        return candidates
+
+    def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:
+        """None."""
+        return None
+
+    def left(self, endpoint_key: str, now_seconds: float) -> None:
+        """Ignore."""
+
+    def responded(self, endpoint_key: str, status: int | None, now_seconds: float) -> None:
+        """Ignore."""
+
+    def ended(
+        self, endpoint_key: str, cause: FinishCause, status: int | None, now_seconds: float
+    ) -> None:
+        """Ignore."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestPipeline:
     """Everything a configuration decides about a request; a reload swaps it as a whole.
 
     Everything runs in the order given. A producer that has `look_up` is awaited, with its timeout.
+    With a `gate` requests wait there for their turn; without one those of negative priority are
+    shed while `saturation` says that the pool is full.
     """
 
     parsers: ParserTable
@@ -107,10 +195,11 @@ class RequestPipeline:
     screeners: tuple[Screener, ...] = ()
     admitters: tuple[Admitter, ...] = ()
     saturation: SaturationDetector | None = None
+    gate: FlowGate | None = None
     response_heads: tuple[ResponseHeadHook, ...] = ()
     response_progress: tuple[ResponseProgressHook, ...] = ()
     request_ends: tuple[RequestEndHook, ...] = ()
-    asks_others: bool = field(init=False)  # whether a decision may have to wait
+    asks_others: bool = field(init=False)  # whether a decision may have to wait for a producer
 
     def __post_init__(self) -> None:
         asking = any(hasattr(producer, "look_up") for producer in self.producers)
@@ -134,7 +223,11 @@ class RequestPolicies:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What requests share beyond the configuration; `clock` is monotonic, in seconds."""
+    """What requests share beyond the configuration; `clock` is monotonic, in seconds.
+
+    With `seeds_decisions` each decision draws from a random source of its own, so that it can be
+    made again.
+    """
 
     datastore: SnapshotSource
     inflight: InflightLoad
@@ -143,3 +236,5 @@ class Surroundings:
     clock: Callable[[], float]
     policies: RequestPolicies = field(default_factory=RequestPolicies)
     loaded: LoadedCandidates = field(default_factory=LoadedCandidates)
+    health: EndpointHealth = field(default_factory=NoHealthMemory)
+    seeds_decisions: bool = False

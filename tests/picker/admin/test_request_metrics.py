@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from picker.admin.request_metrics import RequestMetrics
-from picker.errors import Code
+from picker.errors import Code, RefusedError
 from picker.metrics import PickerMetrics
 from picker.requestcontrol.observer import Decision, Outcome, ResponseTimes
 from picker.requestcontrol.rewrite import Rewritten
@@ -115,7 +115,11 @@ def test_only_what_was_said_is_counted(usage: Usage, is_streaming: bool, counted
     ("end", "code"),
     [
         (
-            outcome(endpoint_key=None, response_status=429, refusal=Code.RESOURCE_EXHAUSTED),
+            outcome(
+                endpoint_key=None,
+                response_status=429,
+                refusal=RefusedError(Code.RESOURCE_EXHAUSTED, "full"),
+            ),
             "ResourceExhausted",
         ),
         (outcome(FinishCause.REFUSED, endpoint_key=None, response_status=413), "PayloadTooLarge"),

@@ -191,7 +191,7 @@ class House:
             await exchange.route(raw)
         exchange.finish(FinishCause.REFUSED, error.value.status)
         assert self.inflight.total == 0
-        assert self.recorder.outcomes[-1].refusal is error.value.code
+        assert self.recorder.outcomes[-1].refusal is error.value
         return error.value
 
 

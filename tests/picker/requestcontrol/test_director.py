@@ -69,6 +69,7 @@ async def test_the_end_is_recorded_once_however_often_it_is_told(house: Any) -> 
         endpoint_key="default/pod-1",
         response_status=200,
         fairness_id="default-flow",
+        request=outcome.request,
     )
     assert outcome.seconds > 0
     assert house.inflight.total == 0

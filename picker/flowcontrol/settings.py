@@ -1,0 +1,52 @@
+"""What a configuration says about flow control, as values with their policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from picker.framework.flow import (
+    EvictionFilter,
+    EvictionOrder,
+    FairnessPolicy,
+    OrderingPolicy,
+    UsageLimitPolicy,
+)
+from picker.framework.interfaces import SaturationDetector
+
+DEFAULT_BAND_BYTES = 1_000_000_000
+DEFAULT_BAND_REQUESTS = 5000
+DEFAULT_TTL_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class BandSettings:
+    """Caps on what waits in a band, and its policies."""
+
+    fairness: FairnessPolicy
+    ordering: OrderingPolicy
+    max_bytes: int = DEFAULT_BAND_BYTES
+    max_requests: int = DEFAULT_BAND_REQUESTS
+
+
+@dataclass(frozen=True, slots=True)
+class FlowControlSettings:
+    """Everything that the section `flowControl` decides.
+
+    Caps of None are no caps, times of None never end. `bands` are those that are configured;
+    others are made of `default_band`, below priority 0 of `default_negative_band`. With `eviction`
+    requests under way may be stopped.
+    """
+
+    default_band: BandSettings
+    default_negative_band: BandSettings
+    usage_limits: UsageLimitPolicy
+    detector: SaturationDetector
+    detector_name: str
+    bands: Mapping[int, BandSettings] = field(default_factory=lambda: MappingProxyType({}))
+    max_bytes: int | None = None
+    max_requests: int | None = None
+    request_ttl_seconds: float | None = DEFAULT_TTL_SECONDS
+    no_endpoint_ttl_seconds: float | None = DEFAULT_TTL_SECONDS
+    eviction: tuple[EvictionFilter, EvictionOrder] | None = None

@@ -1,0 +1,50 @@
+"""What people are shown of the queues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+
+class FlowView(msgspec.Struct, frozen=True):
+    """One flow of a band."""
+
+    fairness_id: str
+    queued_requests: int
+    queued_bytes: int
+    oldest_wait_seconds: float
+
+
+class BandView(msgspec.Struct, frozen=True):
+    """One priority band. At `ceiling` of the pool's saturation and above it is held back."""
+
+    priority: int
+    queued_requests: int
+    queued_bytes: int
+    max_requests: int
+    max_bytes: int
+    ceiling: float
+    flows: tuple[FlowView, ...] = ()
+
+
+class QueuesView(msgspec.Struct, frozen=True):
+    """Flow control at one moment.
+
+    Without flow control `is_on` is false and the rest is empty. `saturation` is that of the pool;
+    `stale_endpoints` of its endpoints were judged without fresh metrics. `outcomes` counts requests
+    by how their time in the queue ended. `bands` come highest first.
+    """
+
+    is_on: bool = False
+    detector: str = ""
+    saturation: float = 0.0
+    stale_endpoints: int = 0
+    queued_requests: int = 0
+    queued_bytes: int = 0
+    under_way: int = 0
+    max_requests: int | None = None
+    max_bytes: int | None = None
+    dispatched_per_second: float = 0.0
+    outcomes: Mapping[str, int] = {}
+    bands: tuple[BandView, ...] = ()
