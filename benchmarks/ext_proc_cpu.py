@@ -38,7 +38,7 @@ from picker.extproc.framing import prefix
 from picker.extproc.h2_server import H2Server
 from picker.extproc.options import ServerOptions, Transport
 from picker.metrics import PickerMetrics
-from picker.requestcontrol.director import Director
+from picker.requestcontrol.director import Director, Surroundings
 from picker.running.in_use import pipeline_of
 from picker.types import Endpoint, EndpointMetrics
 
@@ -136,10 +136,7 @@ class Subject:
             datastore.update_metrics(candidate.key, EndpointMetrics(1, 2, 0.3, 16, 20_000))
         director = Director(
             pipeline_of(assembly),
-            datastore,
-            inflight=InflightLoad(),
-            rng=random.Random(SEED),
-            observer=self.requests,
+            Surroundings(datastore, InflightLoad(), random.Random(SEED), self.requests),
         )
         server = H2Server(ServerOptions(transport=transport), None, director)
         self._connection = server._accept()

@@ -7,42 +7,18 @@ happened.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from random import Random
-
-from picker.datalayer.inflight import InflightLoad
 from picker.requestcontrol.exchange import Exchange
-from picker.requestcontrol.observer import NoObserver, RequestObserver
-from picker.requestcontrol.pipeline import (
-    RequestPipeline,
-    RequestPolicies,
-    SnapshotSource,
-    Surroundings,
-)
+from picker.requestcontrol.pipeline import RequestPipeline, RequestPolicies, Surroundings
 from picker.requestcontrol.plugin_log import PluginLog
 
 
 class Director:
     """Opens exchanges. Owns the reference to the pipeline that new requests use."""
 
-    def __init__(
-        self,
-        pipeline: RequestPipeline,
-        datastore: SnapshotSource,
-        *,
-        inflight: InflightLoad,
-        rng: Random,
-        observer: RequestObserver | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        policies: RequestPolicies | None = None,
-    ) -> None:
-        watching = observer or NoObserver()
+    def __init__(self, pipeline: RequestPipeline, surroundings: Surroundings) -> None:
         self._pipeline = pipeline
-        self._log = PluginLog(watching, clock)
-        self._surroundings = Surroundings(
-            datastore, inflight, rng, watching, clock, policies or RequestPolicies()
-        )
+        self._surroundings = surroundings
+        self._log = PluginLog(surroundings.observer, surroundings.clock)
 
     def use(self, pipeline: RequestPipeline) -> None:
         """Route new requests with `pipeline`; those under way finish on what they began with."""
@@ -53,4 +29,4 @@ class Director:
         return Exchange(self._pipeline, self._surroundings, self._log)
 
 
-__all__ = ["Director", "Exchange", "RequestPipeline", "RequestPolicies"]
+__all__ = ["Director", "Exchange", "RequestPipeline", "RequestPolicies", "Surroundings"]

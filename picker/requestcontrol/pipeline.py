@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -24,7 +25,7 @@ from picker.framework.interfaces import (
 )
 from picker.framework.tracing import NoTracer, Tracer
 from picker.requestcontrol.candidates import LoadedCandidates
-from picker.requestcontrol.observer import RequestObserver
+from picker.requestcontrol.observer import NoObserver, RequestObserver
 from picker.requestcontrol.parsing import ParserTable
 from picker.requestcontrol.rewrite import NO_REWRITES, RewriteRules
 from picker.types import Candidate, FinishCause, InferenceRequest, SchedulingResult, Usage
@@ -206,6 +207,10 @@ class RequestPipeline:
         object.__setattr__(self, "asks_others", asking)
 
 
+def _nobody_waits() -> None:
+    """Without flow control nobody is to be told."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestPolicies:
     """What is decided about requests outside the configuration file.
@@ -226,15 +231,17 @@ class Surroundings:
     """What requests share beyond the configuration; `clock` is monotonic, in seconds.
 
     With `seeds_decisions` each decision draws from a random source of its own, so that it can be
-    made again.
+    made again. `freed` is told when a request is over that left for an endpoint past the gate: what
+    the gate knows of by no ticket.
     """
 
     datastore: SnapshotSource
     inflight: InflightLoad
     rng: Random
-    observer: RequestObserver
-    clock: Callable[[], float]
+    observer: RequestObserver = field(default_factory=NoObserver)
+    clock: Callable[[], float] = time.monotonic
     policies: RequestPolicies = field(default_factory=RequestPolicies)
     loaded: LoadedCandidates = field(default_factory=LoadedCandidates)
     health: EndpointHealth = field(default_factory=NoHealthMemory)
     seeds_decisions: bool = False
+    freed: Callable[[], None] = _nobody_waits

@@ -24,7 +24,7 @@ from picker.errors import ConfigError
 from picker.framework.services import Services
 from picker.metrics import PickerMetrics
 from picker.requestcontrol.director import Director, RequestPolicies
-from picker.requestcontrol.pipeline import SnapshotSource
+from picker.requestcontrol.pipeline import SnapshotSource, Surroundings
 from picker.running.flushing import Flushes
 from picker.running.in_use import BuildContext, ConfigInUse, pipeline_of
 from picker.running.json_client import JsonClient
@@ -83,11 +83,7 @@ class RequestSide:
         )
         self.director = Director(
             pipeline_of(config.assembly),
-            snapshots,
-            inflight=inflight,
-            rng=Random(),
-            observer=self._requests,
-            policies=policies,
+            Surroundings(snapshots, inflight, Random(), self._requests, policies=policies),
         )
         metrics.register(PluginCollector(lambda: config.assembly, inflight, metrics))
         self.use(config.assembly)

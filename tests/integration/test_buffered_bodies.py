@@ -17,7 +17,7 @@ from picker.extproc.server import ServerOptions, build_server
 from picker.framework.attributes import Attributes
 from picker.plugins.parsers.openai_parser import OpenAIParser
 from picker.plugins.parsers.passthrough_parser import PassthroughParser
-from picker.requestcontrol.director import Director, RequestPipeline
+from picker.requestcontrol.director import Director, RequestPipeline, Surroundings
 from picker.requestcontrol.parsing import ParserTable
 from picker.types import (
     Candidate,
@@ -59,7 +59,7 @@ class Picker:
         pipeline = RequestPipeline(
             ParserTable([OpenAIParser(), PassthroughParser()]), FirstCandidate()
         )
-        director = Director(pipeline, self._datastore, inflight=self.inflight, rng=Random(1))
+        director = Director(pipeline, Surroundings(self._datastore, self.inflight, Random(1)))
         options = ServerOptions(host="127.0.0.1", port=0)
         health = HealthService(lambda: True)
         self.server = build_server(director, options=options, health=health)

@@ -17,7 +17,7 @@ from picker.datalayer.inflight import InflightLoad
 from picker.framework.services import NO_SERVICES, Services
 from picker.framework.tracing import Tracer
 from picker.metrics import PickerMetrics
-from picker.requestcontrol.director import Director, Exchange, RequestPolicies
+from picker.requestcontrol.director import Director, Exchange, RequestPolicies, Surroundings
 from picker.running.in_use import pipeline_of
 from picker.types import (
     Endpoint,
@@ -103,13 +103,8 @@ def routing(
     datastore.set_endpoints(pool)
     for endpoint in pool:
         datastore.update_metrics(endpoint.key, EndpointMetrics())
-    director = Director(
-        pipeline_of(assembly),
-        datastore,
-        inflight=inflight,
-        rng=Random(1),
-        clock=now,
-        policies=RequestPolicies() if tracer is None else RequestPolicies(tracer=tracer),
-    )
+    policies = RequestPolicies() if tracer is None else RequestPolicies(tracer=tracer)
+    surroundings = Surroundings(datastore, inflight, Random(1), clock=now, policies=policies)
+    director = Director(pipeline_of(assembly), surroundings)
     metrics.register(PluginCollector(lambda: assembly, inflight, metrics))
     return Routing(assembly, director, metrics, now)

@@ -19,7 +19,7 @@ from picker.datalayer.inflight import InflightLoad
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes, DataKey
 from picker.metrics import PickerMetrics
-from picker.requestcontrol.director import Director
+from picker.requestcontrol.director import Director, Surroundings
 from picker.running.in_use import pipeline_of
 from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest
 
@@ -68,7 +68,7 @@ async def test_no_plugin_touches_what_it_does_not_declare(case: str) -> None:
         pytest.skip("refused, as its golden twin says")
     datastore = Datastore(assembly.observers)
     pool(datastore)
-    director = Director(pipeline_of(assembly), datastore, inflight=InflightLoad(), rng=Random(1))
+    director = Director(pipeline_of(assembly), Surroundings(datastore, InflightLoad(), Random(1)))
     for _ in range(2):
         exchange = director.begin()
         with contextlib.suppress(RefusedError):

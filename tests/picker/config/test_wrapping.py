@@ -12,7 +12,7 @@ from picker.config.load import load_config
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.inflight import InflightLoad
 from picker.metrics import PickerMetrics
-from picker.requestcontrol.director import Director
+from picker.requestcontrol.director import Director, Surroundings
 from picker.running.in_use import pipeline_of
 from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest, ResponseHead
 
@@ -34,7 +34,7 @@ async def serve_one(assembly: Assembly, headers: dict[str, str]) -> None:
     datastore.set_endpoints([Endpoint(f"w{i}", f"10.0.0.{i}", 80, labels=labels) for i in (1, 2)])
     for key in ("default/w1", "default/w2"):
         datastore.update_metrics(key, EndpointMetrics())
-    director = Director(pipeline_of(assembly), datastore, inflight=InflightLoad(), rng=Random(1))
+    director = Director(pipeline_of(assembly), Surroundings(datastore, InflightLoad(), Random(1)))
     exchange = director.begin()
     decision = await exchange.route(RawRequest({":path": "/v1/chat/completions", **headers}, CHAT))
     if decision.response is not None:

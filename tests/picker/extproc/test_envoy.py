@@ -18,7 +18,7 @@ from picker.extproc.server import ServerOptions, Transport, build_server
 from picker.framework.attributes import Attributes
 from picker.plugins.parsers.openai_parser import OpenAIParser
 from picker.plugins.parsers.passthrough_parser import PassthroughParser
-from picker.requestcontrol.director import Director, RequestPipeline
+from picker.requestcontrol.director import Director, RequestPipeline, Surroundings
 from picker.requestcontrol.parsing import ParserTable
 from picker.types import Candidate, Endpoint, InferenceRequest, SchedulingResult
 
@@ -131,7 +131,7 @@ async def picker(
         ParserTable([OpenAIParser(), PassthroughParser()]),
         FirstCandidate(),  # type: ignore[arg-type]
     )
-    director = Director(pipeline, datastore, inflight=inflight, rng=Random(1))
+    director = Director(pipeline, Surroundings(datastore, inflight, Random(1)))
     options = ServerOptions(host="127.0.0.1", port=0, max_body_bytes=300_000, transport=transport)
     server = build_server(director, options=options)
     port_taken = await server.start()

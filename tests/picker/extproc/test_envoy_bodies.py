@@ -24,7 +24,7 @@ from picker.extproc.server import ServerOptions, TlsOptions, build_server
 from picker.framework.attributes import Attributes
 from picker.plugins.parsers.openai_parser import PLUGIN as OPENAI
 from picker.plugins.parsers.passthrough_parser import PLUGIN as PASSTHROUGH
-from picker.requestcontrol.director import Director, RequestPipeline
+from picker.requestcontrol.director import Director, RequestPipeline, Surroundings
 from picker.requestcontrol.parsing import ParserTable
 from picker.types import Candidate, Endpoint, InferenceRequest, SchedulingResult
 
@@ -80,7 +80,7 @@ async def picking(front: Front) -> AsyncIterator[tuple[OddEndpoint, InflightLoad
     datastore, inflight = Datastore(), InflightLoad()
     parsers = ParserTable([OPENAI.make("openai", {}), PASSTHROUGH.make("passthrough", {})])
     pipeline = RequestPipeline(parsers, FirstCandidate())  # type: ignore[arg-type]
-    director = Director(pipeline, datastore, inflight=inflight, rng=Random(1))
+    director = Director(pipeline, Surroundings(datastore, inflight, Random(1)))
     plain = ServerOptions(host=str(front.picker_socket))
     secret = ServerOptions(host=str(front.tls_picker_socket), tls=TlsOptions(self_signed()))
     servers = [build_server(director, options=options) for options in (plain, secret)]

@@ -15,7 +15,13 @@ from picker.errors import RefusedError
 from picker.framework.attributes import Attributes, DataKey
 from picker.plugins.parsers.openai_parser import OpenAIParser
 from picker.plugins.parsers.passthrough_parser import PassthroughParser
-from picker.requestcontrol.director import Director, Exchange, RequestPipeline, RequestPolicies
+from picker.requestcontrol.director import (
+    Director,
+    Exchange,
+    RequestPipeline,
+    RequestPolicies,
+    Surroundings,
+)
 from picker.requestcontrol.observer import Decision, Outcome
 from picker.requestcontrol.parsing import ParserTable
 from picker.types import (
@@ -141,12 +147,14 @@ class House:
         self.now, self.step = 0.0, 1.0
         self.director = Director(
             self.pipeline(),
-            self.pool,
-            inflight=self.inflight,
-            rng=Random(7),
-            observer=self.recorder,
-            clock=self.tick,
-            policies=policies,
+            Surroundings(
+                self.pool,
+                self.inflight,
+                Random(7),
+                self.recorder,
+                self.tick,
+                policies or RequestPolicies(),
+            ),
         )
 
     def pipeline(

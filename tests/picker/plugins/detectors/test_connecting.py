@@ -13,7 +13,7 @@ from picker.datalayer.datastore import Datastore
 from picker.datalayer.inflight import InflightLoad
 from picker.framework.attributes import Attributes
 from picker.metrics import PickerMetrics
-from picker.requestcontrol.director import Director
+from picker.requestcontrol.director import Director, Surroundings
 from picker.running.in_use import pipeline_of
 from picker.types import Endpoint, FinishCause, RawRequest, ResponseHead
 
@@ -35,7 +35,7 @@ async def test_saturation_follows_tokens_from_departure_to_first_piece() -> None
     datastore = Datastore()
     datastore.set_endpoints([Endpoint("a", "10.0.0.1", 1), Endpoint("b", "10.0.0.2", 1)])
     counts = InflightLoad()
-    director = Director(pipeline_of(assembly), datastore, inflight=counts, rng=Random(3))
+    director = Director(pipeline_of(assembly), Surroundings(datastore, counts, Random(3)))
     detector = assembly.saturation
     assert detector is not None
 
