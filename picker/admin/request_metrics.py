@@ -41,7 +41,9 @@ class RequestMetrics:
         metrics.request_total.labels(*labels).inc()
         metrics.request_size_bytes.labels(*labels).observe(decision.size_bytes)
         metrics.request_running.labels(*labels).inc()
-        metrics.request_processing_duration_seconds.observe(decision.seconds)
+        metrics.request_processing_duration_seconds.observe(
+            decision.seconds - decision.queue_seconds
+        )
         if decision.rewritten is not None:
             rule, target = decision.rewritten.rule, decision.rewritten.model
             metrics.model_rewrite_decisions_total.labels(rule, labels[0], target).inc()

@@ -22,6 +22,7 @@ from picker.config.timed import TimedScheduler
 from picker.config.timed_requests import TimedScreener
 from picker.config.unsupported import check_supported
 from picker.config.wrapping import Wrapping
+from picker.flowcontrol.settings import FlowControlSettings
 from picker.framework.interfaces import (
     Admitter,
     AsyncDataProducer,
@@ -111,6 +112,7 @@ class Assembly:
     data_layer: DataLayerPlan
     instances: Mapping[str, Instance]
     warnings: tuple[Finding, ...]
+    flow_control: FlowControlSettings | None = None  # None: the gate 'flowControl' is off
 
 
 def default_config() -> LoadedConfig:

@@ -66,6 +66,7 @@ class Datastore:
         self._observers = tuple(observers)
         self._describers = tuple(describers)
         self._listeners: list[ChangeListener] = []
+        self._watchers: list[Callable[[], None]] = []
         self._candidates: dict[str, Candidate] = {}
         self._process_starts: dict[str, float] = {}
         self._snapshot: Snapshot | None = Snapshot((), 0)
@@ -84,6 +85,12 @@ class Datastore:
     def unsubscribe(self, listener: ChangeListener) -> None:
         """Do not call `listener` any more."""
         self._listeners.remove(listener)
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call `watcher` whenever a snapshot would differ from the one before: for endpoints and
+        for metrics, thousands of times a second in a large pool. It must be quick and not fail.
+        """
+        self._watchers.append(watcher)
 
     def use(self, observers: Iterable[EndpointObserver], describers: Iterable[Describe]) -> None:
         """Go on with the plugins of another configuration; what is known of endpoints stays."""
@@ -234,6 +241,8 @@ class Datastore:
     def _changed(self) -> None:
         self._version += 1
         self._snapshot = None
+        for watcher in self._watchers:
+            watcher()
 
 
 def _merged(known: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from picker.types import Candidate, InferenceRequest, SchedulingResult
 PREFER = "prefer"
 IF_AVAILABLE = "if-available"
 FULL = 1.0
+RETRY_AFTER_SECONDS = 1  # the least that can be said
 # Possessive, and content with a quotation without an end: else what a client writes takes the
 # square of its length to read.
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.?)*+"?', re.DOTALL)
@@ -40,11 +41,15 @@ def refuse_if_sheddable(
     saturation: SaturationDetector | None,
     now_seconds: float,
 ) -> None:
-    """Shed a request of negative priority while the pool is full: 429, without a drop reason."""
+    """Shed a request of negative priority while the pool is full: 429, without a drop reason.
+
+    Nothing here knows how fast the pool empties; the metrics of a moment later may say otherwise.
+    """
     if request.priority >= 0 or saturation is None:
         return
     if saturation.saturation(candidates, Attributes(), now_seconds) >= FULL:
-        raise RefusedError(Code.RESOURCE_EXHAUSTED, "system saturated, sheddable request dropped")
+        text = "system saturated, sheddable request dropped"
+        raise RefusedError(Code.RESOURCE_EXHAUSTED, text, retry_after_seconds=RETRY_AFTER_SECONDS)
 
 
 def screen(

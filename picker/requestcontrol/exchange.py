@@ -13,6 +13,7 @@ from random import Random
 
 import msgspec
 
+from picker.datalayer.rewrites import Rewritten
 from picker.errors import Code, DropReason, RefusedError, bad_request, no_endpoints
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight, Parser
@@ -27,7 +28,6 @@ from picker.requestcontrol.plugin_log import PluginLog
 from picker.requestcontrol.preparing import endpoint_scores, outgoing_body, tell_hooks
 from picker.requestcontrol.producing import produce
 from picker.requestcontrol.responses import NO_METADATA, Response, ResponseWatch
-from picker.requestcontrol.rewrite import Rewritten
 from picker.types import (
     Candidate,
     FinishCause,
@@ -66,6 +66,7 @@ class Exchange:
         "_incoming_model",
         "_log",
         "_pipeline",
+        "_queued_at",
         "_refusal",
         "_request",
         "_request_id",
@@ -94,7 +95,8 @@ class Exchange:
         self._response: Response | None = None
         self._refusal: RefusedError | None = None
         self._evict: Callable[[DropReason], None] | None = None
-        self._ticket: Ticket | None = None  # set once flow control has let it in
+        self._queued_at: float | None = None  # set when flow control was asked to let it in
+        self._ticket: Ticket | None = None  # set once it has
         self._seed = around.rng.getrandbits(64) if around.seeds_decisions else None
         self._rng = around.rng if self._seed is None else Random(self._seed)
         self._span: Span = NO_SPAN
@@ -161,12 +163,14 @@ class Exchange:
             priority=request.priority if request else 0,
             usage=response.usage if response else None,
             response=response.times if response else None,
-            queue_seconds=self._ticket.queue_seconds if self._ticket else 0.0,
+            queue_seconds=self._queue_seconds(now),
             request=request,
         )
         self._tell_end(outcome, now)
         if self._ticket is not None:
             self._ticket.closed(cause, outcome.usage)
+        elif self._endpoint_key is not None:
+            self._around.freed()
         self._around.observer.finished(outcome)
         self._span.end()
 
@@ -187,8 +191,9 @@ class Exchange:
         arrival = self._parse(raw, raw.body)
         request = self._identify(arrival)
         if self._pipeline.gate is not None:
+            self._queued_at = self._around.clock()
             self._ticket = await self._pipeline.gate.admit(request, self._evict)
-        candidates = self._admitted(request, raw)
+        candidates = self._admitted(request, raw)  # of the pool as it is after the wait
         attributes = Attributes()
         if span.is_recorded:
             attributes.put(OPEN_SPAN, span)
@@ -341,7 +346,7 @@ class Exchange:
     def _observe(
         self, decision: RouteDecision, begun: float, candidates: Sequence[Candidate]
     ) -> None:
-        flight = self._flight
+        flight, now = self._flight, self._around.clock()
         self._around.observer.decided(
             Decision(
                 request_id=self._request_id,
@@ -349,17 +354,23 @@ class Exchange:
                 target_model=self._target_model,
                 destination=decision.destination,
                 size_bytes=flight.request.size_bytes if flight else 0,
-                seconds=self._around.clock() - begun,
+                seconds=now - begun,
                 candidates=candidates,
                 request=flight.request if flight else None,
                 result=flight.result if flight else None,
-                queue_seconds=self._ticket.queue_seconds if self._ticket else 0.0,
+                queue_seconds=self._queue_seconds(now),
                 rewritten=self._rewritten,
                 set_headers=decision.set_headers,
                 attributes=flight.attributes if flight else None,
                 seed=self._seed,
             )
         )
+
+    def _queue_seconds(self, now: float) -> float:
+        """How long it waited to be let in; of one that never was, until it was over."""
+        if self._ticket is not None:
+            return self._ticket.queue_seconds
+        return 0.0 if self._queued_at is None else now - self._queued_at
 
     def _refuse(self, refusal: RefusedError, span: Span) -> None:
         self._refusal = refusal

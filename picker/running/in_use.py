@@ -15,6 +15,7 @@ from picker.framework.registry import Registry
 from picker.metrics import PickerMetrics
 from picker.requestcontrol.director import RequestPipeline
 from picker.requestcontrol.parsing import ParserTable
+from picker.requestcontrol.pipeline import FlowGate
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,8 @@ class ConfigInUse:
         return build(loaded, context.registry, context.metrics, time.perf_counter, options)
 
 
-def pipeline_of(assembly: Assembly) -> RequestPipeline:
-    """What the director needs of a configuration."""
+def pipeline_of(assembly: Assembly, gate: FlowGate | None = None) -> RequestPipeline:
+    """What the director needs of a configuration; requests wait at `gate` if it wants that."""
     return RequestPipeline(
         parsers=ParserTable(assembly.parsers),
         scheduler=assembly.scheduler,
@@ -93,6 +94,7 @@ def pipeline_of(assembly: Assembly) -> RequestPipeline:
         screeners=assembly.screeners,
         admitters=assembly.admitters,
         saturation=assembly.saturation,
+        gate=None if assembly.flow_control is None else gate,
         response_heads=assembly.response_heads,
         response_progress=assembly.response_progress,
         request_ends=assembly.request_ends,

@@ -143,14 +143,20 @@ REQUEST_TRAILERS = pb.ProcessingResponse(request_trailers=pb.TrailersResponse())
 RESPONSE_TRAILERS = pb.ProcessingResponse(response_trailers=pb.TrailersResponse())
 
 
-def refused(status: int, error: str, drop_reason: str | None = None) -> list[Message]:
+def refused(
+    status: int, error: str, drop_reason: str | None = None, retry_after: int | None = None
+) -> list[Message]:
     """An answer of the picker's own; `error` is `<Code> - <message>`."""
     message = pb.ProcessingResponse()
     message.immediate_response.status.code = status
     message.immediate_response.body = f"inference error: {error}".encode()
+    headers = []
     if drop_reason is not None:
-        drop = [("x-llm-d-request-dropped-reason", drop_reason)]
-        _set(message.immediate_response.headers, drop)
+        headers.append(("x-llm-d-request-dropped-reason", drop_reason))
+    if retry_after is not None:
+        headers.append(("retry-after", str(retry_after)))
+    if headers:
+        _set(message.immediate_response.headers, headers)
     return [message]
 
 

@@ -10,7 +10,9 @@ from ext_proc_stream import DESTINATION, completion, directed, refused
 from metrics_pages import page, pods
 from whole_picker import HEAD, whole_picker
 
-SHED = refused(429, "ResourceExhausted - system saturated, sheddable request dropped")
+SHED = refused(
+    429, "ResourceExhausted - system saturated, sheddable request dropped", retry_after=1
+)
 NOT_CACHED = refused(412, "PreconditionFailed - no decode worker has the requested KV cache")
 PRIORITIES = {"critical": 4, "standard": 0, "sheddable": -1}
 FULL, FREE = page(10, 0.95), page(1, 0.1)
