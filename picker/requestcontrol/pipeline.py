@@ -9,6 +9,7 @@ from random import Random
 from typing import Protocol
 
 from picker.datalayer.inflight import InflightLoad
+from picker.datalayer.rewrites import NO_REWRITES, RewriteRules
 from picker.errors import DropReason
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import (
@@ -27,7 +28,6 @@ from picker.framework.tracing import NoTracer, Tracer
 from picker.requestcontrol.candidates import LoadedCandidates
 from picker.requestcontrol.observer import NoObserver, RequestObserver
 from picker.requestcontrol.parsing import ParserTable
-from picker.requestcontrol.rewrite import NO_REWRITES, RewriteRules
 from picker.types import Candidate, FinishCause, InferenceRequest, SchedulingResult, Usage
 
 

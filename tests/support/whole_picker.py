@@ -17,7 +17,7 @@ from metrics_pages import Pod, serving
 from prometheus_client.parser import text_string_to_metric_families
 
 from picker.app import Picker
-from picker.requestcontrol.rewrite import RewriteRule, RewriteRules
+from picker.datalayer.rewrites import RewriteRule, RewriteRules
 from picker.running.options import Options, Ports
 
 MAX_MESSAGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

@@ -6,10 +6,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from picker.admin.request_metrics import RequestMetrics
+from picker.datalayer.rewrites import Rewritten
 from picker.errors import Code, RefusedError
 from picker.metrics import PickerMetrics
 from picker.requestcontrol.observer import Decision, Outcome, ResponseTimes
-from picker.requestcontrol.rewrite import Rewritten
 from picker.types import Api, FinishCause, InferenceRequest, ParsedBody, Usage
 
 LABELS = {"model_name": "m", "target_model_name": "t", "fairness_id": "f", "priority": "2"}

@@ -18,7 +18,7 @@ from ext_proc_stream import completion, directed, refused, request_pieces
 from metrics_pages import page, pods
 from whole_picker import whole_picker
 
-from picker.requestcontrol.rewrite import RewriteRule, RewriteTarget
+from picker.datalayer.rewrites import RewriteRule, RewriteTarget
 
 DROPPED = "failed to find endpoint candidates for serving the request"
 Load = tuple[float, float, Sequence[str]]
