@@ -14,7 +14,6 @@ from random import Random
 import msgspec
 
 from picker.datalayer.rewrites import Rewritten
-from picker.datalayer.rewrites import Rewritten
 from picker.errors import Code, DropReason, RefusedError, bad_request, no_endpoints
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight, Parser
