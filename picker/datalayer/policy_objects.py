@@ -1,0 +1,225 @@
+"""InferenceObjective and InferenceModelRewrite as Kubernetes knows them, and what they mean.
+
+The structs are the one description of both kinds: fields, defaults and limits; their objects are
+JSON, wherever they come from. What an object says that is allowed but cannot be meant is a doubt.
+
+Source: `llm-d.ai/v1alpha2` of the reference picker. As its API server does, a rule without targets,
+no rules and an empty target are taken; what no request can follow is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from picker.datalayer.request_rules import Objective
+from picker.datalayer.rewrites import RewriteRule, RewriteTarget
+
+API_VERSION: Final = "llm-d.ai/v1alpha2"
+LEGACY_API_VERSION: Final = "inference.networking.x-k8s.io/v1alpha2"
+POOL_GROUP: Final = "inference.networking.k8s.io"
+POOL_KIND: Final = "InferencePool"
+DEFAULT_NAMESPACE: Final = "default"
+MIN_WEIGHT, MAX_WEIGHT = 1, 1_000_000
+MAX_CONDITIONS = 8
+
+_DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DNS_NAME = rf"{_DNS_LABEL}(\.{_DNS_LABEL})*"
+Int32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+ObjectName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=253, pattern=f"^{_DNS_NAME}$")]
+NamespaceName: TypeAlias = Annotated[
+    str, Meta(min_length=1, max_length=63, pattern=f"^{_DNS_LABEL}$")
+]
+Timestamp: TypeAlias = Annotated[datetime, Meta(tz=True)]  # RFC 3339
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """A part of an object; nothing may stand in it but its fields."""
+
+
+class ObjectMeta(_Part, frozen=True, kw_only=True):
+    """What every Kubernetes object has; of it the first three fields matter here."""
+
+    name: ObjectName
+    namespace: NamespaceName = DEFAULT_NAMESPACE
+    creation_timestamp: Timestamp | None = None
+    generate_name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int | None = None
+    deletion_timestamp: Timestamp | None = None
+    deletion_grace_period_seconds: int | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    finalizers: tuple[str, ...] = ()
+    owner_references: tuple[dict[str, Any], ...] = ()
+    managed_fields: tuple[dict[str, Any], ...] = ()
+    self_link: str = ""
+
+
+class PoolReference(_Part, frozen=True, kw_only=True):
+    """The pool whose requests an object is about."""
+
+    group: Annotated[str, Meta(max_length=253, pattern=f"^$|^{_DNS_NAME}$")] = POOL_GROUP
+    kind: Annotated[
+        str, Meta(min_length=1, max_length=63, pattern="^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$")
+    ] = POOL_KIND
+    name: Annotated[str, Meta(min_length=1, max_length=253)]
+
+    def names(self, pool: str) -> bool:
+        """Whether it is the InferencePool called `pool`."""
+        return (self.group, self.kind, self.name) == (POOL_GROUP, POOL_KIND, pool)
+
+
+class Condition(_Part, frozen=True, kw_only=True):
+    """One condition of a status."""
+
+    type: Annotated[str, Meta(min_length=1, max_length=316)]
+    status: Literal["True", "False", "Unknown"]
+    reason: Annotated[str, Meta(min_length=1, max_length=1024)]
+    message: Annotated[str, Meta(max_length=32768)]
+    last_transition_time: Timestamp
+    observed_generation: Annotated[int, Meta(ge=0)] | None = None
+
+
+class Status(_Part, frozen=True, kw_only=True):
+    """What others say of an object; it decides nothing."""
+
+    conditions: Annotated[tuple[Condition, ...], Meta(max_length=MAX_CONDITIONS)] = ()
+
+
+class ObjectiveSpec(_Part, frozen=True, kw_only=True):
+    """Without a priority those who follow the objective have priority 0."""
+
+    pool_ref: PoolReference
+    priority: Int32 | None = None
+
+
+class InferenceObjective(_Part, frozen=True, kw_only=True):
+    """A name that requests give in a header, and their priority."""
+
+    api_version: str
+    kind: Literal["InferenceObjective"]
+    metadata: ObjectMeta
+    spec: ObjectiveSpec
+    status: Status = Status()
+
+
+class ModelMatch(_Part, frozen=True, kw_only=True):
+    """A model as requests name it."""
+
+    type: Literal["Exact"] = "Exact"
+    value: Annotated[str, Meta(min_length=1)]
+
+
+class Match(_Part, frozen=True, kw_only=True):
+    """What a request has to be like."""
+
+    model: ModelMatch
+
+
+class Target(_Part, frozen=True, kw_only=True):
+    """The model to ask for instead, and its share of the requests."""
+
+    model_rewrite: str
+    weight: Annotated[int, Meta(ge=MIN_WEIGHT, le=MAX_WEIGHT)] | None = None
+
+
+class Rule(_Part, frozen=True, kw_only=True):
+    """One of `matches` has to hold; without any, every request matches."""
+
+    matches: tuple[Match, ...] = ()
+    targets: Annotated[tuple[Target, ...], Meta(min_length=1)] | None = None
+
+
+class RewriteSpec(_Part, frozen=True, kw_only=True):
+    """The rules, those before others first."""
+
+    pool_ref: PoolReference
+    rules: tuple[Rule, ...]
+
+
+class InferenceModelRewrite(_Part, frozen=True, kw_only=True):
+    """Which models requests get instead of those that they name."""
+
+    api_version: str
+    kind: Literal["InferenceModelRewrite"]
+    metadata: ObjectMeta
+    spec: RewriteSpec
+    status: Status = Status()
+
+
+PolicyObject: TypeAlias = InferenceObjective | InferenceModelRewrite
+KINDS: Final[dict[str, type[PolicyObject]]] = {
+    "InferenceObjective": InferenceObjective,
+    "InferenceModelRewrite": InferenceModelRewrite,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Something at `path` of an object that is allowed, but hardly what its author wants."""
+
+    path: tuple[str | int, ...]
+    text: str
+
+
+def objective_of(given: InferenceObjective) -> Objective:
+    """What an objective says."""
+    return Objective(given.metadata.name, given.spec.priority, given.metadata.namespace)
+
+
+def rules_of(given: InferenceModelRewrite) -> tuple[RewriteRule, ...]:
+    """The rules of a rewrite; one without targets is left out. Without a creation timestamp it is
+    older than all that have one.
+    """
+    created = given.metadata.creation_timestamp
+    return tuple(
+        RewriteRule(
+            name=given.metadata.name,
+            targets=tuple(RewriteTarget(one.model_rewrite, one.weight) for one in rule.targets),
+            models=frozenset(match.model.value for match in rule.matches),
+            created_at_seconds=0.0 if created is None else created.timestamp(),
+            position=position,
+        )
+        for position, rule in enumerate(given.spec.rules)
+        if rule.targets
+    )
+
+
+def doubts_about(given: PolicyObject) -> Iterator[Doubt]:
+    """What an object says that cannot be meant."""
+    if isinstance(given, InferenceObjective):
+        return
+    if not given.spec.rules:
+        yield Doubt(("spec", "rules"), "there are none, so nothing is rewritten")
+    matched: set[str] = set()
+    is_generic_taken = False
+    for position, rule in enumerate(given.spec.rules):
+        at = ("spec", "rules", position)
+        models = {match.model.value for match in rule.matches}
+        yield from _doubts_about_targets(rule, at)
+        if (is_generic_taken and not models) or (models and models <= matched):
+            yield Doubt(at, "no request comes to this rule: earlier ones match all that it does")
+        if rule.targets:
+            matched |= models
+            is_generic_taken |= not models
+
+
+def _doubts_about_targets(rule: Rule, at: tuple[str | int, ...]) -> Iterator[Doubt]:
+    if not rule.targets:
+        yield Doubt(at, "there are no 'targets', so the rule is left out")
+        return
+    is_weighted = any(one.weight is not None for one in rule.targets)
+    for index, target in enumerate(rule.targets):
+        place = (*at, "targets", index)
+        if is_weighted and target.weight is None:
+            yield Doubt(place, "is never drawn: others have a 'weight', and it has none")
+        if not target.model_rewrite:
+            text = "is empty, so requests that draw it are refused"
+            yield Doubt((*place, "modelRewrite"), text)
