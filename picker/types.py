@@ -218,9 +218,10 @@ class ScoredCandidates(Sequence[ScoredEndpoint]):
 
 
 class FilterStep(msgspec.Struct, frozen=True):
-    """What one filter of a profile left of the candidates before it."""
+    """What one filter of a profile left of the candidates before it, and how many those were."""
 
     name: str
+    before: int
     kept: Sequence[Candidate]
 
 

@@ -28,6 +28,9 @@ class RequestMetrics:
         """Decisions seen so far; tells the drain whether requests still arrive."""
         return self._decisions
 
+    def waits(self, number: int, request: InferenceRequest) -> None:
+        """Not counted: the queues tell how much waits."""
+
     def decided(self, decision: Decision) -> None:
         """Count a routed request."""
         self._decisions += 1

@@ -26,11 +26,14 @@ from picker.framework.tracing import OPEN_SPAN, Span, Tracer
 from picker.scheduling.profile import Profile
 from picker.types import (
     Candidate,
+    FilterStep,
     InferenceRequest,
     ProfileResult,
+    ProfileSteps,
     SchedulingResult,
     ScoredCandidates,
     ScoredEndpoint,
+    ScorerStep,
 )
 
 PROFILE_SPAN = "run_scheduler_profile"
@@ -95,10 +98,12 @@ class TracedProfile:
             return self.inner.run(request, candidates, attributes, rng)
         with step(self.tracer, PROFILE_SPAN, within, attributes) as span:
             span.set("llm_d.epp.scheduling.profile.name", self.name)
+            filters: tuple[FilterStep, ...] = ()
             if self.inner.filters:
-                candidates = self._narrow(request, candidates, attributes, rng)
-            scored = self._rate(request, candidates, attributes)
-            return ProfileResult(self._pick(scored, rng, span), scored)
+                candidates, filters = self._narrow(request, candidates, attributes, rng)
+            scored, scorers = self._rate(request, candidates, attributes)
+            steps = ProfileSteps(filters, scorers)
+            return ProfileResult(self._pick(scored, rng, span), scored, steps)
 
     def _narrow(
         self,
@@ -106,20 +111,20 @@ class TracedProfile:
         candidates: Sequence[Candidate],
         attributes: Attributes,
         rng: Random,
-    ) -> Sequence[Candidate]:
+    ) -> tuple[Sequence[Candidate], tuple[FilterStep, ...]]:
         within = attributes.get(OPEN_SPAN)
         if within is None:
             return self.inner.narrow(request, candidates, attributes, rng)
         with step(self.tracer, FILTERS_SPAN, within, attributes) as span:
             span.set("llm_d.epp.filter.candidate_endpoints", len(candidates))
             span.set("llm_d.epp.filter.filtered_endpoints", 0)
-            left = self.inner.narrow(request, candidates, attributes, rng)
+            left, steps = self.inner.narrow(request, candidates, attributes, rng)
             span.set("llm_d.epp.filter.filtered_endpoints", len(left))
-            return left
+            return left, steps
 
     def _rate(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
-    ) -> ScoredCandidates:
+    ) -> tuple[ScoredCandidates, tuple[ScorerStep, ...]]:
         within = attributes.get(OPEN_SPAN)
         if within is None:
             return self.inner.rate(request, candidates, attributes)

@@ -65,6 +65,7 @@ class Exchange:
         "_flight",
         "_incoming_model",
         "_log",
+        "_number",
         "_pipeline",
         "_queued_at",
         "_refusal",
@@ -85,6 +86,7 @@ class Exchange:
         self._around = around
         self._log = log
         self._started = around.clock()
+        self._number = next(around.numbers)
         self._request_id = ""
         self._incoming_model = ""
         self._target_model = ""
@@ -165,6 +167,7 @@ class Exchange:
             response=response.times if response else None,
             queue_seconds=self._queue_seconds(now),
             request=request,
+            number=self._number,
         )
         self._tell_end(outcome, now)
         if self._ticket is not None:
@@ -190,6 +193,8 @@ class Exchange:
             return self._decide_without_body(raw, begun)
         arrival = self._parse(raw, raw.body)
         request = self._identify(arrival)
+        if self._pipeline.asks_others or self._pipeline.gate is not None:
+            self._around.observer.waits(self._number, request)
         if self._pipeline.gate is not None:
             self._queued_at = self._around.clock()
             self._ticket = await self._pipeline.gate.admit(request, self._evict)
@@ -363,6 +368,9 @@ class Exchange:
                 set_headers=decision.set_headers,
                 attributes=flight.attributes if flight else None,
                 seed=self._seed,
+                number=self._number,
+                received_at_seconds=self._started,
+                at_seconds=now,
             )
         )
 

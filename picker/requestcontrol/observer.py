@@ -17,8 +17,9 @@ class Decision(msgspec.Struct, frozen=True):
     """One successful decision, with everything needed to explain it.
 
     `candidates` are what the scheduler saw. For a request without a body `result` is None: any
-    endpoint will do. `seconds` is what the picker took, `queue_seconds` the part of it that the
-    request waited for admission. `rewritten` is what a rule made of the model (None: no rule did),
+    endpoint will do. `number` is the request's, see `RequestObserver`. It arrived and was decided at
+    these times, on the clock of the requests; `seconds` is what the picker took, `queue_seconds` the
+    part of it that the request waited for admission. `rewritten` is what a rule made of the model (None: no rule did),
     `set_headers` what was added to the request. `attributes` are what producers found. `seed` is
     what every random draw of this decision came from (None: draws are not kept apart).
     """
@@ -37,6 +38,9 @@ class Decision(msgspec.Struct, frozen=True):
     set_headers: Sequence[tuple[str, str]] = ()
     attributes: Attributes | None = None
     seed: int | None = None
+    number: int = 0
+    received_at_seconds: float = 0.0
+    at_seconds: float = 0.0
 
 
 class ResponseTimes(msgspec.Struct, frozen=True):
@@ -61,6 +65,7 @@ class Outcome(msgspec.Struct, frozen=True):
     refused before that, and shows in `cause` and `response_status` alone. `response` and `usage`
     are None where the picker did not see a body, or it said nothing. `queue_seconds` is what the
     request waited for admission. `request` is None when it was refused before it was understood.
+    `number` is its own, see `RequestObserver`.
     """
 
     request_id: str
@@ -78,10 +83,20 @@ class Outcome(msgspec.Struct, frozen=True):
     response: ResponseTimes | None = None
     queue_seconds: float = 0.0
     request: InferenceRequest | None = None
+    number: int = 0
 
 
 class RequestObserver(Protocol):
-    """Told of every decision and every outcome; must be quick and must not raise."""
+    """Told of every decision and every outcome; must be quick and must not raise.
+
+    Each request of a process has a number of its own, whatever id its client gave it.
+    """
+
+    def waits(self, number: int, request: InferenceRequest) -> None:
+        """A request is understood and may have to wait before it is decided: until flow control
+        lets it in, or for what a producer asks others.
+        """
+        ...
 
     def decided(self, decision: Decision) -> None:
         """An endpoint was chosen; the request is about to leave."""
@@ -106,6 +121,11 @@ class Observers:
     def __init__(self, observers: Iterable[RequestObserver]) -> None:
         self._observers = tuple(observers)
 
+    def waits(self, number: int, request: InferenceRequest) -> None:
+        """Tell them."""
+        for observer in self._observers:
+            observer.waits(number, request)
+
     def decided(self, decision: Decision) -> None:
         """Tell them."""
         for observer in self._observers:
@@ -129,6 +149,9 @@ class Observers:
 
 class NoObserver:
     """Watches nothing."""
+
+    def waits(self, number: int, request: InferenceRequest) -> None:
+        """Ignore."""
 
     def decided(self, decision: Decision) -> None:
         """Ignore."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from random import Random
 from typing import Protocol
 
@@ -232,7 +233,7 @@ class Surroundings:
 
     With `seeds_decisions` each decision draws from a random source of its own, so that it can be
     made again. `freed` is told when a request is over that left for an endpoint past the gate: what
-    the gate knows of by no ticket.
+    the gate knows of by no ticket. `numbers` tells the requests of a process apart.
     """
 
     datastore: SnapshotSource
@@ -245,3 +246,4 @@ class Surroundings:
     health: EndpointHealth = field(default_factory=NoHealthMemory)
     seeds_decisions: bool = False
     freed: Callable[[], None] = _nobody_waits
+    numbers: Iterator[int] = field(default_factory=count)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Filter, Picker, Scorer
-from picker.types import Candidate, InferenceRequest, ProfileResult, ScoredCandidates
+from picker.types import (
+    Candidate,
+    FilterStep,
+    InferenceRequest,
+    ProfileResult,
+    ProfileSteps,
+    ScoredCandidates,
+    ScorerStep,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +28,36 @@ class WeightedScorer:
     weight: float = 1.0
 
 
+class FilteredOutError(RefusedError):
+    """429: the filters of a profile left nothing. `steps` say which of them did what."""
+
+    def __init__(self, profile: str, steps: ProfileSteps) -> None:
+        text = "no endpoints available for the given request"
+        super().__init__(Code.RESOURCE_EXHAUSTED, text, DropReason.SATURATED)
+        self.profile = profile
+        self.steps = steps
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Runs filters, scorers and picker in the configured order."""
+    """Runs filters, scorers and picker in the configured order.
+
+    Its steps are told under the names of the plugins, those that measure them included; a plugin
+    without one goes by its class.
+    """
 
     name: str
     picker: Picker
     filters: tuple[Filter, ...] = ()
     scorers: tuple[WeightedScorer, ...] = ()
+    _filters: tuple[tuple[str, Filter], ...] = field(init=False, repr=False)
+    _scorers: tuple[tuple[str, WeightedScorer], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        filters = tuple((_name_of(one), one) for one in self.filters)
+        scorers = tuple((_name_of(one.scorer), one) for one in self.scorers)
+        object.__setattr__(self, "_filters", filters)
+        object.__setattr__(self, "_scorers", scorers)
 
     def run(
         self,
@@ -39,12 +69,13 @@ class Profile:
         """Pick among `candidates`.
 
         An endpoint's total is the sum over scorers of clamp(score, 0, 1) × weight, not divided by
-        the sum of weights; a score that is NaN counts 0. Raises `RefusedError` 429 when the filters
+        the sum of weights; a score that is NaN counts 0. Raises `FilteredOutError` when the filters
         leave nothing.
         """
-        candidates = self.narrow(request, candidates, attributes, rng)
-        scored = self.rate(request, candidates, attributes)
-        return ProfileResult(tuple(self.picker.pick(scored, rng)), scored)
+        candidates, filters = self.narrow(request, candidates, attributes, rng)
+        scored, scorers = self.rate(request, candidates, attributes)
+        steps = ProfileSteps(filters, scorers)
+        return ProfileResult(tuple(self.picker.pick(scored, rng)), scored, steps)
 
     def narrow(
         self,
@@ -52,32 +83,40 @@ class Profile:
         candidates: Sequence[Candidate],
         attributes: Attributes,
         rng: Random,
-    ) -> Sequence[Candidate]:
-        """The first step of `run`: what the filters leave. Raises `RefusedError` 429 when that is
+    ) -> tuple[Sequence[Candidate], tuple[FilterStep, ...]]:
+        """The first step of `run`: what the filters leave. Raises `FilteredOutError` when that is
         nothing.
         """
-        for each in self.filters:
-            candidates = each.filter(request, candidates, attributes, rng)
+        if not self._filters and candidates:
+            return candidates, ()
+        steps = []
+        for name, each in self._filters:
+            kept = each.filter(request, candidates, attributes, rng)
+            steps.append(FilterStep(name, len(candidates), kept))
+            candidates = kept
             if not candidates:
                 break
         if not candidates:
-            raise RefusedError(
-                Code.RESOURCE_EXHAUSTED,
-                "no endpoints available for the given request",
-                DropReason.SATURATED,
-            )
-        return candidates
+            raise FilteredOutError(self.name, ProfileSteps(tuple(steps)))
+        return candidates, tuple(steps)
 
     def rate(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
-    ) -> ScoredCandidates:
+    ) -> tuple[ScoredCandidates, tuple[ScorerStep, ...]]:
         """The second step of `run`: each candidate with its total."""
         totals = [0.0] * len(candidates)
-        for weighted in self.scorers:
+        steps = []
+        for name, weighted in self._scorers:
             weight = weighted.weight
             scores = weighted.scorer.score(request, candidates, attributes)
+            steps.append(ScorerStep(name, weight, scores))
             for index, score in enumerate(scores):
                 # False for NaN, which thereby counts 0.
                 if score > 0.0:
                     totals[index] += weight if score >= 1.0 else score * weight
-        return ScoredCandidates(candidates, totals)
+        return ScoredCandidates(candidates, totals), tuple(steps)
+
+
+def _name_of(plugin: object) -> str:
+    name = getattr(plugin, "name", None)
+    return name if isinstance(name, str) else type(plugin).__name__

@@ -81,9 +81,14 @@ class Recorder:
     outcomes: list[Outcome] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    waiting: list[tuple[int, InferenceRequest]] = field(default_factory=list)
     prepared: list[tuple[InferenceRequest, SchedulingResult, str | None]] = field(
         default_factory=list
     )
+
+    def waits(self, number: int, request: InferenceRequest) -> None:
+        """Keep both."""
+        self.waiting.append((number, request))
 
     def decided(self, decision: Decision) -> None:
         """Keep the decision."""
