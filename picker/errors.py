@@ -110,6 +110,11 @@ def drop_headers(reason: DropReason) -> tuple[tuple[str, str], ...]:
     return ((DROP_REASON_HEADER, reason.value),)
 
 
+def eviction_headers(reason: DropReason) -> tuple[tuple[str, str], ...]:
+    """The response headers of a request that was stopped while it was under way."""
+    return (*drop_headers(reason), (RETRY_AFTER_HEADER, str(EVICTED_RETRY_AFTER_SECONDS)))
+
+
 def no_endpoints(
     message: str = "failed to find endpoint candidates for serving the request",
 ) -> RefusedError:
@@ -124,3 +129,4 @@ def bad_request(message: str) -> RefusedError:
 
 EVICTED_STATUS = HTTP_STATUS[Code.RESOURCE_EXHAUSTED]
 EVICTED_BODY = "request evicted by flow control"
+EVICTED_RETRY_AFTER_SECONDS = 1  # when there will be room is not known; the least that can be said

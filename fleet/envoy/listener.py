@@ -25,6 +25,7 @@ from fleet.envoy.settings import (
     BootstrapConfig,
 )
 
+MAX_PATIENCE_SECONDS = 3600.0  # that the picker may have Envoy wait for an answer
 _ConnectionManager = http_connection_manager_pb2.HttpConnectionManager
 _ProcessingMode = processing_mode_pb2.ProcessingMode
 _ACCESS_LOG_LINE = (
@@ -177,6 +178,8 @@ def _ext_proc(config: BootstrapConfig) -> http_connection_manager_pb2.Any:
         ),
         failure_mode_allow=config.failure_mode_allow,
         message_timeout=seconds(config.effective_message_timeout_seconds),
+        # The picker asks for more when a request has to wait its turn; nothing else is slow there.
+        max_message_timeout=seconds(MAX_PATIENCE_SECONDS),
         processing_mode=_processing_mode(config),
         # The picker asks for the body of a response only to put a model's name back into it. In
         # full duplex Envoy would disregard the wish (measured).

@@ -150,9 +150,14 @@ OwnEvent: TypeAlias = Routed | Dropped | Evicted
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Ask the director where `request` goes; answer with `routed` or `dropped`."""
+    """Ask the director where `request` goes; answer with `routed` or `dropped`.
+
+    With `is_timed` the proxy goes on without an answer that takes too long; `SendPatience` asks it
+    to wait on.
+    """
 
     request: RawRequest
+    is_timed: bool = False
 
 
 class CancelRoute(msgspec.Struct, frozen=True):
@@ -181,6 +186,14 @@ class SendRequestHeaders(msgspec.Struct, frozen=True):
     set_headers: tuple[tuple[str, str], ...] = ()
     content_length: int | None = None
     metadata: Metadata = msgspec.field(default_factory=lambda: _NOTHING)
+
+
+class SendPatience(msgspec.Struct, frozen=True):
+    """Ask a proxy that waits for a reply to wait for so long; one that was not told that it may
+    disregards it.
+    """
+
+    seconds: int
 
 
 class SendRequestHeadersUnchanged(msgspec.Struct, frozen=True):
@@ -261,7 +274,8 @@ class SendImmediate(msgspec.Struct, frozen=True):
 
 
 Reply: TypeAlias = (
-    SendRequestHeaders
+    SendPatience
+    | SendRequestHeaders
     | SendRequestHeadersUnchanged
     | SendBufferedRequest
     | SendRequestBody

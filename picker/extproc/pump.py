@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from picker.errors import Code, DropReason, PickerError, RefusedError
 from picker.extproc import wire
-from picker.extproc.messages import Action, CancelRoute, Closed, Ending, Finish, Route
+from picker.extproc.messages import Action, CancelRoute, Closed, Ending, Finish, Route, SendPatience
 from picker.extproc.request_phase import Limits
 from picker.extproc.stream import State, StreamMachine
 from picker.types import FinishCause, RawRequest, RouteDecision
@@ -29,6 +29,8 @@ Read: TypeAlias = Callable[[], Awaitable[bytes | None]]
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 T = TypeVar("T")
 Evict: TypeAlias = Callable[[DropReason], None]
+# For a decision that waits. A proxy whose own bound is lower takes no notice of it at all.
+PATIENCE_SECONDS = 300
 
 
 class RequestExchange(Protocol):
@@ -191,6 +193,8 @@ class _Session:
                 if self._exchange.decides_at_once:
                     await self._perform(self._answer(_at_once(self._ask(action.request))))
                 else:
+                    if action.is_timed:
+                        await self._write(wire.encode(SendPatience(PATIENCE_SECONDS)))
                     routing = self._route(action.request)
                     self._routing = self._tasks.create_task(routing, name="route")
             elif isinstance(action, CancelRoute):

@@ -62,7 +62,7 @@ from picker.errors import (
     PickerError,
     RefusedError,
     bad_request,
-    drop_headers,
+    eviction_headers,
 )
 from picker.extproc.messages import (
     Action,
@@ -228,7 +228,7 @@ class StreamMachine:
 
     def _route(self) -> list[Action]:
         self._state = State.ROUTING
-        return [Route(self._request.complete())]
+        return [Route(self._request.complete(), self._request.waits_for_replies)]
 
     def _defer_trailers(self, _: RequestTrailers) -> list[Action]:
         self._first_trailers()
@@ -267,7 +267,7 @@ class StreamMachine:
         cancel: list[Action] = [CancelRoute()] if self._state is State.ROUTING else []
         if self._response_status is None:
             self._response_status = EVICTED_STATUS
-        reply = SendImmediate(EVICTED_STATUS, EVICTED_BODY, drop_headers(event.reason))
+        reply = SendImmediate(EVICTED_STATUS, EVICTED_BODY, eviction_headers(event.reason))
         return [*cancel, *self._end_with(FinishCause.EVICTED, reply)]
 
     def _end_with(self, cause: FinishCause, reply: SendImmediate) -> list[Action]:

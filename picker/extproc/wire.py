@@ -31,6 +31,7 @@ from picker.extproc.messages import (
     SendBufferedRequest,
     SendHeldResponseBody,
     SendImmediate,
+    SendPatience,
     SendRequestBody,
     SendRequestHeaders,
     SendRequestHeadersUnchanged,
@@ -284,6 +285,12 @@ def _tell(message: _Message, metadata: Metadata) -> None:
                 fields[key].number_value = value
 
 
+def _send_patience(reply: SendPatience) -> _Message:
+    message = pb.ProcessingResponse()
+    message.override_message_timeout.FromSeconds(reply.seconds)
+    return message
+
+
 def _send_request_body(reply: SendRequestBody) -> _Message:
     message = pb.ProcessingResponse()
     piece = message.request_body.response.body_mutation.streamed_response
@@ -354,6 +361,7 @@ def _set(mutation: _Message, name: str, value: str) -> None:
 
 
 _ENCODERS: Mapping[type, Callable[[Any], _Message]] = {
+    SendPatience: _send_patience,
     SendRequestHeaders: _send_request_headers,
     SendRequestHeadersUnchanged: _send_request_headers_unchanged,
     SendBufferedRequest: _send_buffered_request,

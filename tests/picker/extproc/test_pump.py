@@ -12,10 +12,18 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from pump_wire import BODY, HEADERS, RESPONSE_END, RESPONSE_HEADERS, TRAILERS, Wire, stream
 
 from picker.errors import RefusedError, no_endpoints
-from picker.extproc.pump import StreamFailedError
+from picker.extproc.pump import PATIENCE_SECONDS, StreamFailedError
 from picker.types import FinishCause, RawRequest, RouteDecision
 
+BUFFERED, DUPLEX = 2, 4
 MakeDirector = Callable[..., Any]
+
+
+def headers_in(mode: int) -> bytes:
+    """The headers of a request whose bodies are shown in that mode."""
+    modes = pb.ProtocolConfiguration(request_body_mode=mode, response_body_mode=0)
+    message = pb.ProcessingRequest(request_headers=pb.HttpHeaders(), protocol_config=modes)
+    return bytes(message.SerializeToString())
 
 
 async def test_a_request_goes_through_all_phases(director: MakeDirector) -> None:
@@ -240,4 +248,26 @@ async def test_refusals_do_not_swallow_a_cancellation(director: MakeDirector) ->
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+    assert source.exchanges[0].finish_calls == 1
+
+
+@pytest.mark.parametrize("mode", [BUFFERED, DUPLEX])
+async def test_a_proxy_that_counts_the_seconds_is_asked_for_patience(
+    director: MakeDirector, held_routing: Callable[[], Any], mode: int
+) -> None:
+    """Before a decision that waits; one that streams both ways sets no bound, and is not asked."""
+    held = held_routing()
+    wire, source = Wire(), director(held)
+    async with stream(wire, source):
+        wire.send(headers_in(mode), BODY)
+        if mode == BUFFERED:
+            assert await wire.reply() == "request_headers"
+            patience = pb.ProcessingResponse.FromString(await wire.outbound.get())
+            assert patience.WhichOneof("response") is None
+            assert patience.override_message_timeout.seconds == PATIENCE_SECONDS
+        await held.started.wait()
+        assert wire.outbound.empty()
+        held.release.set()
+        assert await wire.reply() == ("request_body" if mode == BUFFERED else "request_headers")
+        wire.send(None)
     assert source.exchanges[0].finish_calls == 1

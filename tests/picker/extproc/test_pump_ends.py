@@ -10,7 +10,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from pump_wire import BODY, HEADERS, RESPONSE_END, RESPONSE_HEADERS, Wire, stream
 
-from picker.errors import DropReason
+from picker.errors import DROP_REASON_HEADER, RETRY_AFTER_HEADER, DropReason
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 UNSEEN = pb.ProcessingRequest(  # a proxy that shows no response bodies
@@ -87,9 +87,9 @@ async def test_an_eviction_answers_the_client_and_ends_the_stream(director: Make
         reply = pb.ProcessingResponse.FromString(await wire.outbound.get()).immediate_response
         await task
         source.evict(DropReason.EVICTED)  # too late: nothing happens
-    (option,) = reply.headers.set_headers
     assert (reply.status.code, reply.body) == (429, b"request evicted by flow control")
-    assert option.header.raw_value == b"evicted-priority"
+    headers = {one.header.key: one.header.raw_value for one in reply.headers.set_headers}
+    assert headers == {DROP_REASON_HEADER: b"evicted-priority", RETRY_AFTER_HEADER: b"1"}
     assert wire.outbound.empty()
     assert source.exchange.finished.result() == (FinishCause.EVICTED, 429, None)
 

@@ -67,7 +67,7 @@ def test_a_proxy_that_shows_no_request_bodies_gets_its_requests_routed_without_t
     """With request_body_mode NONE no body will come, so none is waited for."""
     machine = StreamMachine()
     actions = feed(machine, RequestHeaders(HEADERS, request_body=BodyMode.ABSENT))
-    assert actions == [Route(RawRequest(HEADERS, None, None))]
+    assert actions == [Route(RawRequest(HEADERS, None, None), is_timed=True)]
 
 
 def test_a_proxy_that_sends_bodies_in_lockstep_is_told_so_instead_of_hanging() -> None:

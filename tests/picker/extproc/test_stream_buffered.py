@@ -59,7 +59,7 @@ def test_the_one_body_message_is_the_whole_body(last: bool) -> None:
     """It is routed whatever it says of the stream's end: trailers may be still to come."""
     machine = begun(subset_hint=("10.0.0.1",))
     assert machine.receive(RequestBody(b"{ 1}", last)) == [
-        Route(RawRequest(HEADERS, b"{ 1}", ("10.0.0.1",)))
+        Route(RawRequest(HEADERS, b"{ 1}", ("10.0.0.1",)), is_timed=True)
     ]
 
 
@@ -67,7 +67,7 @@ def test_a_subset_hint_beside_the_body_replaces_the_first() -> None:
     """As in full duplex."""
     machine = begun(subset_hint=("10.0.0.1",))
     (route,) = machine.receive(RequestBody(b"", True, subset_hint=()))
-    assert route == Route(RawRequest(HEADERS, b"", ()))
+    assert route == Route(RawRequest(HEADERS, b"", ()), is_timed=True)
 
 
 def test_an_untouched_body_is_not_sent_back() -> None:
@@ -119,7 +119,7 @@ def test_a_request_without_a_body_is_routed_by_its_headers() -> None:
     """Nothing is to come that could be waited for."""
     machine = StreamMachine()
     event = RequestHeaders(HEADERS, end_of_stream=True, request_body=BodyMode.BUFFERED)
-    assert machine.receive(event) == [Route(RawRequest(HEADERS, None, None))]
+    assert machine.receive(event) == [Route(RawRequest(HEADERS, None, None), is_timed=True)]
     assert machine.routed(DECISION) == [
         SendRequestHeaders(DECISION.destination, DECISION.set_headers)
     ]

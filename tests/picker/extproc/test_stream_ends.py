@@ -109,7 +109,7 @@ def test_an_evicted_request_is_told_why(state: State, status: int, reason: DropR
         SendImmediate(
             429,
             "request evicted by flow control",
-            (("x-llm-d-request-dropped-reason", reason.value),),
+            (("x-llm-d-request-dropped-reason", reason.value), ("retry-after", "1")),
         ),
     ]
     assert machine.has_said_everything

@@ -165,7 +165,7 @@ async def test_only_sheddable_requests_are_shed_and_only_while_the_pool_is_full(
         await house.route(request)
         return
     refusal = await house.refusal(request)
-    assert (refusal.status, refusal.headers) == (429, ())
+    assert (refusal.status, refusal.headers) == (429, (("retry-after", "1"),))
     assert refusal.message == "system saturated, sheddable request dropped"
     assert [asked for asked, _ in detector.asked] == [1]
     assert house.recorder.outcomes[0].priority == -1
