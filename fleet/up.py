@@ -29,6 +29,7 @@ from fleet.errors import FleetError
 from fleet.plan import PORTS_BESIDE_WORKERS, Options, Plan, Site, plan
 from fleet.ports import free_ports, require_free
 from fleet.process import Child, Program, Reaper
+from fleet.running_picker import shown_as_running
 
 Say = Callable[[str], None]
 _FREE_BYTES_NEEDED = 50_000_000  # logs
@@ -52,8 +53,10 @@ def up(options: Options, say: Say, progress: models.Progress | None = None) -> i
         )
         options = dataclasses.replace(options, worker_args=tuple(found))
     with _folder(say) as folder:
+        layout = plan(options, _site(options, folder), model)
         try:
-            asyncio.run(_Fleet(plan(options, _site(options, folder), model), options, say).run())
+            with shown_as_running(f"http://{_host(layout.picker_http)}", os.environ):
+                asyncio.run(_Fleet(layout, options, say).run())
         except BaseExceptionGroup as group:
             raise _first_reason(group) from group
     return 0

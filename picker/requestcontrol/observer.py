@@ -17,11 +17,12 @@ class Decision(msgspec.Struct, frozen=True):
     """One successful decision, with everything needed to explain it.
 
     `candidates` are what the scheduler saw. For a request without a body `result` is None: any
-    endpoint will do. `number` is the request's, see `RequestObserver`. It arrived and was decided at
-    these times, on the clock of the requests; `seconds` is what the picker took, `queue_seconds` the
-    part of it that the request waited for admission. `rewritten` is what a rule made of the model (None: no rule did),
-    `set_headers` what was added to the request. `attributes` are what producers found. `seed` is
-    what every random draw of this decision came from (None: draws are not kept apart).
+    endpoint will do. `number` is the request's, see `RequestObserver`. It arrived and was decided
+    at these times, on the clock of the requests; `seconds` is what the picker took, `queue_seconds`
+    the part of it that the request waited for admission. `rewritten` is what a rule made of the
+    model (None: no rule did), `set_headers` what was added to the request. `attributes` are what
+    producers found. `seed` is what every random draw of this decision came from (None: draws are
+    not kept apart).
     """
 
     request_id: str
