@@ -1,0 +1,128 @@
+"""YAML documents → nodes, which alone know their positions, and the plain values of those."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import yaml
+
+from picker.config.findings import Finding, Findings, InvalidConfigError, Severity
+from picker.config.scalars import as_json, loader_class
+
+MAX_VALUES = 200_000  # more than a megabyte can hold, unless aliases multiply it
+
+_Loader = loader_class()
+
+
+@contextmanager
+def yaml_loader(content: bytes, name: str, what: str) -> Iterator[yaml.SafeLoader]:
+    """A loader of the documents in `content`; messages call it `name`, and `what` it is.
+
+    What turns out to be no YAML while it is used leaves as an `InvalidConfigError`.
+    """
+    try:
+        loader = _Loader(content.decode())
+        try:
+            yield loader
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise unusable(name, f"not valid YAML: {_problem(error, content)}", mark) from error
+    except RecursionError as error:
+        raise unusable(name, f"{what} is nested too deeply") from error
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        text = f"not valid YAML: {' '.join(str(error).split())}"
+        raise unusable(name, text) from error
+
+
+def as_plain(loader: yaml.SafeLoader, root: yaml.Node, name: str, findings: Findings) -> Any:
+    """The value of a document as it is once it has been JSON.
+
+    Duplicate keys and what JSON cannot say become findings. Raises `InvalidConfigError` for values
+    that aliases multiply beyond all bounds.
+    """
+    _refuse_multiplied(root, name)
+    # Before the construction, which writes merged keys into the nodes beside others.
+    _tell_duplicates(root, name, findings)
+    return as_json(constructed(loader, root), (), findings)
+
+
+def constructed(loader: yaml.SafeLoader, root: yaml.Node) -> Any:
+    """The plain value of a document. PyYAML trips over values that do not fit an explicit tag."""
+    try:
+        return loader.construct_document(root)
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ValueError("a value does not fit the tag before it") from error
+
+
+def unusable(name: str, text: str, mark: yaml.Mark | None = None) -> InvalidConfigError:
+    """The error of a file that cannot be used at all."""
+    line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
+    return InvalidConfigError((Finding(Severity.ERROR, text, name, line, column),))
+
+
+def _problem(error: yaml.MarkedYAMLError, content: bytes) -> str:
+    """What is wrong, where PyYAML says it in two halves as a whole."""
+    mark, problem = error.problem_mark, error.problem or error.context or "?"
+    if mark is not None and problem.startswith("found character that cannot start"):
+        line = content.splitlines()[mark.line : mark.line + 1]
+        if line and line[0].decode()[mark.column : mark.column + 1] == "\t":
+            return "a tab, where only spaces may stand"
+    if problem == "second occurrence":
+        return "found duplicate anchor"
+    halves = problem.startswith("but ") and error.context
+    return f"{error.context}, {problem}" if halves else problem
+
+
+def _refuse_multiplied(root: yaml.Node, name: str) -> None:
+    """Aliases can make a small file stand for a value without end; raise for one."""
+    sizes: dict[int, int] = {}
+    under_way: set[int] = set()
+
+    def size(node: yaml.Node) -> int:
+        if id(node) in under_way:
+            raise unusable(name, "an alias contains itself", node.start_mark)
+        if id(node) not in sizes:
+            under_way.add(id(node))
+            sizes[id(node)] = 1 + sum(map(size, _parts(node)))
+            under_way.remove(id(node))
+        return sizes[id(node)]
+
+    if size(root) > MAX_VALUES:
+        raise unusable(name, f"aliases make more than {MAX_VALUES} values of it")
+
+
+def _parts(node: yaml.Node) -> Iterator[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        for pair in node.value:
+            yield from pair
+    elif isinstance(node, yaml.SequenceNode):
+        yield from node.value
+
+
+def _tell_duplicates(root: yaml.Node, name: str, findings: Findings) -> None:
+    """YAML parsers let a later duplicate key win silently; here it is an error."""
+    for node in _mappings(root):
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            text, mark = str(key.value), key.start_mark
+            if text in seen:
+                said = f"duplicate key, first in line {seen[text]}"
+                line, column = mark.line + 1, mark.column + 1
+                findings.add(Finding(Severity.ERROR, said, name, line, column, text))
+            seen.setdefault(text, mark.line + 1)
+
+
+def _mappings(root: yaml.Node) -> Iterator[yaml.MappingNode]:
+    pending, visited = [root], set[int]()
+    while pending:
+        node = pending.pop()
+        if id(node) in visited:  # an alias
+            continue
+        visited.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            yield node
+        pending.extend(reversed(tuple(_parts(node))))
