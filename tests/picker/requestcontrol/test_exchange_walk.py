@@ -80,6 +80,33 @@ class Lease:
             raise self.rng.choice((ValueError("odd"), RefusedError(Code.FORBIDDEN, "no")))
 
 
+@dataclass
+class RandomGate:
+    """Lets in, refuses or holds for a while; counts the tickets that are not closed."""
+
+    rng: Random
+    open_tickets: int = 0
+    is_open: bool = False
+
+    async def admit(self, request: InferenceRequest, evict: object) -> RandomGate:
+        """A ticket."""
+        for _ in range(self.rng.randrange(4)):
+            await asyncio.sleep(0)
+        if self.rng.random() < 0.2:
+            raise RefusedError(Code.RESOURCE_EXHAUSTED, "full")
+        self.open_tickets += 1
+        return self
+
+    queue_seconds = 0.5
+
+    def left(self, endpoint_key: str) -> None:
+        """Nothing."""
+
+    def closed(self, cause: FinishCause, usage: Usage | None) -> None:
+        """Count it."""
+        self.open_tickets -= 1
+
+
 class Walk:
     """Random steps of one exchange."""
 
@@ -106,6 +133,8 @@ class Walk:
     def cancel(self) -> None:
         if self.rng.random() < 0.3 and self.routing is not None:
             self.routing.cancel()
+            if self.rng.random() < 0.3:
+                self.finish()  # as when the proxy has answered the client itself
 
     def finish(self) -> None:
         self.is_finished = True
@@ -148,8 +177,9 @@ def test_counters_return_to_zero(quiet: Any, make_house: Any, seed: int, chance:
 
 async def walk_many(house: Any, rng: Random, chance: float) -> None:
     """Ten exchanges at once, step by step, until the last one has ended."""
-    lease = Lease(rng, chance)
+    lease, gate = Lease(rng, chance), RandomGate(rng)
     house.use(
+        gate=gate,
         producers=[lease],
         hooks=[lease],
         response_heads=(lease,),
@@ -168,4 +198,5 @@ async def walk_many(house: Any, rng: Random, chance: float) -> None:
         walk.finish()
     assert house.inflight.total == 0
     assert set(lease.held.values()) <= {0}
+    assert gate.open_tickets == 0
     assert len(house.recorder.outcomes) == len(walks)
