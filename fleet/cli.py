@@ -92,6 +92,11 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
         default="buffered",
         help="buffered: Envoy keeps each body, and losing the picker costs no request",
     )
+    parser.add_argument(
+        "--trust-control-headers",
+        action="store_true",
+        help="let clients say which objective and which tenant a request is of",
+    )
     text = "processes of the picker that serve; more than 1 is for several threads of Envoy"
     parser.add_argument("--picker-processes", type=int, default=1, metavar="N", help=text)
     parser.add_argument(
@@ -132,6 +137,7 @@ def _up(arguments: argparse.Namespace) -> int:
         config=arguments.config,
         routing=Mechanism(arguments.routing),
         buffer_request_body=arguments.request_body == "buffered",
+        trust_control_headers=arguments.trust_control_headers,
         picker_processes=arguments.picker_processes,
         worker_args=tuple(shlex.split(arguments.worker_args)),
         insecure=arguments.insecure,

@@ -21,7 +21,7 @@ class Options:
 
     `model` is what `models.resolve_model` takes; None is the default model. `config` is the
     picker's configuration file. `worker_args` are added to every worker's command line.
-    `buffer_request_body` is that of `BootstrapConfig`.
+    `buffer_request_body` and `trust_control_headers` are those of `BootstrapConfig`.
     """
 
     workers: int = 2
@@ -33,6 +33,7 @@ class Options:
     config: Path | None = None
     routing: Mechanism = Mechanism.OVERRIDE_HOST
     buffer_request_body: bool = True
+    trust_control_headers: bool = False
     picker_processes: int = 1
     worker_args: tuple[str, ...] = ()
     insecure: bool = False
@@ -95,6 +96,7 @@ def plan(options: Options, site: Site, model: Path | None) -> Plan:
             endpoints=addresses,
             mechanism=options.routing,
             buffer_request_body=options.buffer_request_body,
+            trust_control_headers=options.trust_control_headers,
         ),
         bootstrap_path=bootstrap_path,
         endpoints_path=endpoints_path,

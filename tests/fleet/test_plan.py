@@ -10,7 +10,7 @@ import yaml
 
 from fleet.envoy.settings import Mechanism, SocketAddress
 from fleet.plan import Options, Plan, Site, plan
-from picker.datalayer.endpoints_file import parse_endpoints
+from picker.config.pool_file import read_pool_file
 from picker.types import Endpoint
 
 SITE = Site(Path("/run/x"), (1, 2, 3), (11, 12), cores=5, envoy=Path("/bin/envoy"))
@@ -58,9 +58,9 @@ def test_extra_flags_come_last() -> None:
 
 def test_the_picker_learns_of_every_worker() -> None:
     """The endpoints file is one the picker reads, and names all workers."""
-    parsed = parse_endpoints(lay_out().endpoints.encode())
-    assert parsed.problems == ()
-    assert parsed.endpoints == (
+    read = read_pool_file(lay_out().endpoints.encode(), "endpoints", "default")
+    assert read.findings == ()
+    assert read.contents.endpoints == (
         Endpoint("worker-1", "127.0.0.1", 11),
         Endpoint("worker-2", "127.0.0.1", 12),
     )
@@ -91,3 +91,10 @@ def test_the_picker_serves_from_one_process_unless_told_otherwise() -> None:
     """The flag is the picker's own."""
     assert "--processes" not in lay_out().picker.argv
     assert flags(lay_out(picker_processes=3).picker.argv)["--processes"] == "3"
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_clients_name_no_tenants_unless_told_otherwise(trusted: bool) -> None:
+    """Else anybody could give himself a priority."""
+    changes = {"trust_control_headers": True} if trusted else {}
+    assert lay_out(**changes).bootstrap.trust_control_headers is trusted
