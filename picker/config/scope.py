@@ -11,7 +11,7 @@ A plugin's own findings, whose producer is itself, need no declaration.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import ItemsView, Iterable
 from typing import Any, TypeVar
 
 from picker.framework.attributes import Attributes, DataKey
@@ -116,6 +116,9 @@ class _ScopedAttributes(Attributes):
 
     def get(self, key: DataKey[T]) -> T | None:
         return self._inner.get(key) if self._scope.may_read(key) else None
+
+    def items(self) -> ItemsView[DataKey[Any], Any]:
+        return {key: one for key, one in self._inner.items() if self._scope.may_read(key)}.items()
 
     def of_type(self, data_type: str) -> tuple[Any, ...]:
         return self._inner.of_type(data_type) if self._scope.may_read_type(data_type) else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import ItemsView
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
@@ -34,6 +35,10 @@ class Attributes:
     def get(self, key: DataKey[T]) -> T | None:
         """The finding, or None when no producer made it."""
         return cast("T | None", self._values.get(key))
+
+    def items(self) -> ItemsView[DataKey[Any], Any]:
+        """All findings with their keys, in the order they were made."""
+        return self._values.items()
 
     def of_type(self, data_type: str) -> tuple[Any, ...]:
         """The findings of one type, of whichever producers, in the order they were made."""
