@@ -291,13 +291,15 @@ class ResponseHead(msgspec.Struct, frozen=True):
     """The beginning of an endpoint's response; header names lower case, pseudo-headers included.
 
     `served_by` is the `ip:port` that the proxy says has served; `has_destination_metadata` whether
-    the proxy sent metadata of the destination namespace at all.
+    the proxy sent metadata of the destination namespace at all. With `reached_nobody` the proxy
+    says that no endpoint has seen the request, and the response is its own.
     """
 
     status: int | None
     headers: Mapping[str, str] = msgspec.field(default_factory=lambda: _EMPTY)
     served_by: str | None = None
     has_destination_metadata: bool = False
+    reached_nobody: bool = False
 
 
 class ResponseProgress(msgspec.Struct, frozen=True):

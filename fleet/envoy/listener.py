@@ -181,6 +181,9 @@ def _ext_proc(config: BootstrapConfig) -> http_connection_manager_pb2.Any:
         # The picker asks for more when a request has to wait its turn; nothing else is slow there.
         max_message_timeout=seconds(MAX_PATIENCE_SECONDS),
         processing_mode=_processing_mode(config),
+        # Who has answered in the end: after a retry it is not the endpoint that was picked, which
+        # the picker would take for a success of that one. Without an address nobody has.
+        response_attributes=["upstream.address", "upstream.request_attempt_count"],
         # The picker asks for the body of a response only to put a model's name back into it. In
         # full duplex Envoy would disregard the wish (measured).
         allow_mode_override=config.buffer_request_body and not config.stream_response_body,

@@ -85,7 +85,8 @@ class ResponseHeaders(msgspec.Struct, frozen=True):
     """Headers of the endpoint's response: its HTTP status and, where the proxy says so, who served.
 
     `served_by` is `ip:port`; `has_destination_metadata` is true as soon as the proxy sent anything
-    in the namespace that it would be in. `headers` includes pseudo-headers.
+    in the namespace that it would be in. `headers` includes pseudo-headers. With `reached_nobody`
+    the proxy says that no endpoint has seen the request.
     """
 
     status: int | None = None
@@ -93,6 +94,7 @@ class ResponseHeaders(msgspec.Struct, frozen=True):
     served_by: str | None = None
     headers: Mapping[str, str] = msgspec.field(default_factory=lambda: _NO_HEADERS)
     has_destination_metadata: bool = False
+    reached_nobody: bool = False
 
 
 class ResponseBody(msgspec.Struct, frozen=True):

@@ -155,7 +155,11 @@ class ResponsePhase:
         if self._tap is None:
             return ()
         head = ResponseHead(
-            event.status, event.headers, event.served_by, event.has_destination_metadata
+            event.status,
+            event.headers,
+            event.served_by,
+            event.has_destination_metadata,
+            event.reached_nobody,
         )
         try:
             return self._tap.head(head)

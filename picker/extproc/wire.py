@@ -54,6 +54,10 @@ from picker.types import Metadata
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+# Envoy's name for what it tells of the attributes that it was asked for.
+ATTRIBUTES = "envoy.filters.http.ext_proc"
+UPSTREAM_ADDRESS = "upstream.address"
+UPSTREAM_ATTEMPTS = "upstream.request_attempt_count"
 
 _Message = Any  # the wheel with Envoy's messages carries no types
 _Mode = processing_mode_pb2.ProcessingMode
@@ -136,12 +140,14 @@ def _request_trailers(message: _Message) -> Event:
 
 def _response_headers(message: _Message) -> Event:
     headers = _header_map(message.response_headers.headers.headers)
+    upstream, reached_nobody = _upstream(message)
     return ResponseHeaders(
         status=_status(headers),
         end_of_stream=message.response_headers.end_of_stream,
-        served_by=_served_by(message),
+        served_by=_served_by(message) or upstream,
         headers=headers,
         has_destination_metadata=_has_namespace(message, DESTINATION_NAMESPACE),
+        reached_nobody=reached_nobody,
     )
 
 
@@ -220,6 +226,19 @@ def _subset_hint(message: _Message) -> tuple[str, ...] | None:
 def _served_by(message: _Message) -> str | None:
     value = _metadata(message, DESTINATION_NAMESPACE, DESTINATION_SERVED)
     return (value.string_value or None) if value is not None else None
+
+
+def _upstream(message: _Message) -> tuple[str | None, bool]:
+    """Where the proxy got the response, by its attributes, and whether it says that it is nowhere.
+
+    Only a proxy that counts its attempts, as well as telling the address, can say the latter.
+    """
+    attributes = message.attributes
+    if ATTRIBUTES not in attributes:
+        return None, False
+    fields = attributes[ATTRIBUTES].fields
+    address = fields[UPSTREAM_ADDRESS].string_value if UPSTREAM_ADDRESS in fields else ""
+    return address or None, not address and UPSTREAM_ATTEMPTS in fields
 
 
 # Replies to messages

@@ -13,6 +13,7 @@ from random import Random
 
 import msgspec
 
+from picker.datalayer.health_record import Answer
 from picker.datalayer.rewrites import Rewritten
 from picker.errors import Code, DropReason, RefusedError, bad_request, no_endpoints
 from picker.framework.attributes import Attributes
@@ -20,22 +21,29 @@ from picker.framework.interfaces import Flight, Parser
 from picker.framework.tracing import NO_SPAN, OPEN_SPAN, Span
 from picker.requestcontrol import admission
 from picker.requestcontrol.candidates import candidates_for
+from picker.requestcontrol.choosing import Chooser, answer_of
 from picker.requestcontrol.headers import MODEL_REWRITE, OBJECTIVE, REQUEST_ID, first_of
 from picker.requestcontrol.observer import Decision, Outcome
 from picker.requestcontrol.parsing import request_path
-from picker.requestcontrol.pipeline import RequestPipeline, Surroundings, Ticket
+from picker.requestcontrol.pipeline import (
+    EndpointVisit,
+    RequestPipeline,
+    Surroundings,
+    Ticket,
+)
 from picker.requestcontrol.plugin_log import PluginLog
 from picker.requestcontrol.preparing import endpoint_scores, outgoing_body, tell_hooks
 from picker.requestcontrol.producing import produce
 from picker.requestcontrol.responses import NO_METADATA, Response, ResponseWatch
 from picker.types import (
     Candidate,
+    Endpoint,
     FinishCause,
     InferenceRequest,
     ParsedBody,
     RawRequest,
+    ResponseHead,
     RouteDecision,
-    SchedulingResult,
 )
 
 ORCHESTRATION_SPAN = "gateway.request_orchestration"
@@ -79,6 +87,7 @@ class Exchange:
         "_started",
         "_target_model",
         "_ticket",
+        "_visit",
     )
 
     def __init__(self, pipeline: RequestPipeline, around: Surroundings, log: PluginLog) -> None:
@@ -94,6 +103,7 @@ class Exchange:
         self._rewritten: Rewritten | None = None
         self._flight: Flight | None = None  # set once hooks are told
         self._endpoint_key: str | None = None  # set while it counts as under way there
+        self._visit: EndpointVisit | None = None  # set with it
         self._response: Response | None = None
         self._refusal: RefusedError | None = None
         self._evict: Callable[[DropReason], None] | None = None
@@ -150,7 +160,8 @@ class Exchange:
         now, request, response = self._around.clock(), self._request, self._response
         if self._endpoint_key is not None:
             self._around.inflight.release(self._endpoint_key)
-            self._around.health.ended(self._endpoint_key, cause, response_status, now)
+        if self._visit is not None:
+            self._visit.ended(cause, Answer(response_status, served_by), now)
         outcome = Outcome(
             request_id=self._request_id,
             incoming_model=self._incoming_model,
@@ -206,20 +217,23 @@ class Exchange:
             self._pipeline.producers, request, candidates, attributes, self._log
         )
         self._request = request
-        result = self._schedule(request, candidates, attributes)
-        self._flight = Flight(request, result, attributes)
+        around = self._around
+        chooser = Chooser(self._pipeline, around.health, self._rng, self._log)
+        choice = chooser.choose(request, candidates, attributes, around.clock())
+        self._flight = Flight(request, choice.result, attributes)
         headers = tell_hooks(self._pipeline.hooks, self._flight, self._log)
         decision = self._leave(arrival, self._flight, headers)
-        self._observe(decision, begun, candidates)
+        self._observe(decision, begun, choice.candidates)
         return decision
 
     def _decide_without_body(self, raw: RawRequest, begun: float) -> RouteDecision:
         """Nothing is known about such a request (a model list, say): any endpoint will do."""
-        candidates = self._candidates(raw)
+        around = self._around
+        candidates = around.health.usable(self._candidates(raw), around.clock())
         if not candidates:
             raise no_endpoints()
         endpoint = self._rng.choice(candidates).endpoint
-        self._hold(endpoint.key)
+        self._hold(endpoint, is_bare=True)
         headers = tuple(self._own_headers(raw).items())
         decision = RouteDecision(endpoint.host_port, headers)
         self._observe(decision, begun, candidates)
@@ -264,7 +278,9 @@ class Exchange:
         pipeline, around = self._pipeline, self._around
         candidates = self._candidates(raw)
         if pipeline.gate is None:
-            admission.refuse_if_sheddable(request, candidates, pipeline.saturation, around.clock())
+            now = around.clock()
+            usable = around.health.usable(candidates, now)
+            admission.refuse_if_sheddable(request, usable, pipeline.saturation, now)
         if not candidates:
             raise no_endpoints()
         return admission.screen(request, candidates, pipeline.screeners, self._rng)
@@ -273,25 +289,7 @@ class Exchange:
         around = self._around
         hint = None if around.policies.ignore_subset_hint else raw.subset_hint
         pool = around.datastore.snapshot().candidates
-        found = candidates_for(pool, hint, around.inflight.counts, around.loaded)
-        return around.health.usable(found, around.clock())
-
-    def _schedule(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
-    ) -> SchedulingResult:
-        pipeline, rng = self._pipeline, self._rng
-        admission.admit(request, candidates, attributes, pipeline.admitters, rng, self._log)
-        try:
-            result = pipeline.scheduler.schedule(request, candidates, attributes, rng)
-        except RefusedError:
-            raise
-        except Exception as error:
-            self._log.exception(pipeline.scheduler, error, "the request is refused")
-            raise admission.scheduling_failed(error) from error
-        if not result.endpoints:
-            raise RefusedError(Code.INTERNAL, "the scheduler named no endpoint")
-        admission.refuse_if_not_cached(request, result, attributes)
-        return result
+        return candidates_for(pool, hint, around.inflight.counts, around.loaded)
 
     def _leave(
         self, arrival: _Arrival, flight: Flight, hook_headers: Mapping[str, str]
@@ -316,7 +314,7 @@ class Exchange:
             skip_response=parsed.skip_response,
             needs_response_body=renamed and not parsed.skip_response,
         )
-        self._hold(result.endpoints[0].key)  # last: what fails above has not left
+        self._hold(result.endpoints[0])  # last: what fails above has not left
         return decision
 
     def _watch(self, parser: Parser, flight: Flight, renamed: bool) -> ResponseWatch:
@@ -333,17 +331,16 @@ class Exchange:
             responded=self._responded,
         )
 
-    def _responded(self, status: int | None) -> None:
-        if self._endpoint_key is not None:
-            around = self._around
-            around.health.responded(self._endpoint_key, status, around.clock())
+    def _responded(self, head: ResponseHead) -> None:
+        if self._visit is not None:
+            self._visit.responded(answer_of(head), self._around.clock())
 
-    def _hold(self, endpoint_key: str) -> None:
-        self._around.inflight.acquire(endpoint_key)
-        self._around.health.left(endpoint_key, self._around.clock())
-        self._endpoint_key = endpoint_key
+    def _hold(self, endpoint: Endpoint, is_bare: bool = False) -> None:
+        self._around.inflight.acquire(endpoint.key)
+        self._endpoint_key = endpoint.key
+        self._visit = self._around.health.left(endpoint, self._around.clock(), is_bare)
         if self._ticket is not None:
-            self._ticket.left(endpoint_key)
+            self._ticket.left(endpoint.key)
 
     def _own_headers(self, raw: RawRequest) -> dict[str, str]:
         return {} if raw.headers.get(REQUEST_ID) else {REQUEST_ID: self._request_id}

@@ -9,6 +9,7 @@ from itertools import count
 from random import Random
 from typing import Protocol
 
+from picker.datalayer.health_record import Answer
 from picker.datalayer.inflight import InflightLoad
 from picker.datalayer.rewrites import NO_REWRITES, RewriteRules
 from picker.errors import DropReason
@@ -29,7 +30,14 @@ from picker.framework.tracing import NoTracer, Tracer
 from picker.requestcontrol.candidates import LoadedCandidates
 from picker.requestcontrol.observer import NoObserver, RequestObserver
 from picker.requestcontrol.parsing import ParserTable
-from picker.types import Candidate, FinishCause, InferenceRequest, SchedulingResult, Usage
+from picker.types import (
+    Candidate,
+    Endpoint,
+    FinishCause,
+    InferenceRequest,
+    SchedulingResult,
+    Usage,
+)
 
 
 class PoolSnapshot(Protocol):
@@ -131,30 +139,42 @@ class FlowGate(Protocol):
         ...
 
 
+class EndpointVisit(Protocol):
+    """One request at one endpoint, as far as it tells of the endpoint's health."""
+
+    def responded(self, answer: Answer, now_seconds: float) -> None:
+        """The response has begun. Called at most once."""
+        ...
+
+    def ended(self, cause: FinishCause, answer: Answer, now_seconds: float) -> None:
+        """The request is over. Called exactly once; `answer` is what is known of the response."""
+        ...
+
+
 class EndpointHealth(Protocol):
     """Remembers which endpoints have failed lately. Times are on the clock of the requests."""
 
     def usable(self, candidates: Sequence[Candidate], now_seconds: float) -> Sequence[Candidate]:
-        """Those that may be sent requests, in their order; never none of some."""
+        """Those that should be sent requests, in their order; never none of some."""
         ...
 
     def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:
         """The one of `candidates` that this request should try out, if any is due for that."""
         ...
 
-    def left(self, endpoint_key: str, now_seconds: float) -> None:
-        """A request has left for this endpoint. Each one is followed by one `ended`."""
+    def left(self, endpoint: Endpoint, now_seconds: float, is_bare: bool = False) -> EndpointVisit:
+        """A request has left for this endpoint; one that `is_bare` is nothing for an engine."""
         ...
 
-    def responded(self, endpoint_key: str, status: int | None, now_seconds: float) -> None:
-        """A response from there has begun."""
-        ...
 
-    def ended(
-        self, endpoint_key: str, cause: FinishCause, status: int | None, now_seconds: float
-    ) -> None:
-        """A request that left for there is over; `status` is what the client was sent."""
-        ...
+class UnwatchedVisit:
+    """A visit of which nothing is learnt."""
+
+    def responded(self, answer: Answer, now_seconds: float) -> None:
+        """Ignore."""
+
+    def ended(self, cause: FinishCause, answer: Answer, now_seconds: float) -> None:
+        """Ignore."""
 
 
 class NoHealthMemory:
@@ -168,16 +188,9 @@ class NoHealthMemory:
         """None."""
         return None
 
-    def left(self, endpoint_key: str, now_seconds: float) -> None:
-        """Ignore."""
-
-    def responded(self, endpoint_key: str, status: int | None, now_seconds: float) -> None:
-        """Ignore."""
-
-    def ended(
-        self, endpoint_key: str, cause: FinishCause, status: int | None, now_seconds: float
-    ) -> None:
-        """Ignore."""
+    def left(self, endpoint: Endpoint, now_seconds: float, is_bare: bool = False) -> EndpointVisit:
+        """Any of them."""
+        return UnwatchedVisit()
 
 
 @dataclass(frozen=True, slots=True)

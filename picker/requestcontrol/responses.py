@@ -36,8 +36,8 @@ class ResponseWatch(msgspec.Struct, frozen=True):
     """What watching a response takes.
 
     `renamed_from` is the name that the endpoint was asked with, where the client asked with another
-    one; `started_seconds` is when the request began, on `clock`. `responded` is told the status
-    when the response begins.
+    one; `started_seconds` is when the request began, on `clock`. `responded` is told when the
+    response begins.
     """
 
     flight: Flight
@@ -49,7 +49,7 @@ class ResponseWatch(msgspec.Struct, frozen=True):
     clock: Callable[[], float]
     started_seconds: float
     renamed_from: str | None = None
-    responded: Callable[[int | None], None] | None = None
+    responded: Callable[[ResponseHead], None] | None = None
 
 
 class Response:
@@ -107,7 +107,7 @@ class Response:
     def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
         """The response begins; the headers that the hooks want on it, a later hook's last."""
         if self._watch.responded is not None:
-            self._watch.responded(head.status)
+            self._watch.responded(head)
         self._content_type = head.headers.get("content-type", "").lower()
         self._is_readable = _is_plain(head.headers)
         if EVENT_STREAM in self._content_type:
