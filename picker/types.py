@@ -241,6 +241,7 @@ class ProfileSteps(msgspec.Struct, frozen=True):
 
     filters: tuple[FilterStep, ...] = ()
     scorers: tuple[ScorerStep, ...] = ()
+    picker: str = ""
 
 
 class ProfileResult(msgspec.Struct, frozen=True):

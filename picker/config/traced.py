@@ -102,7 +102,7 @@ class TracedProfile:
             if self.inner.filters:
                 candidates, filters = self._narrow(request, candidates, attributes, rng)
             scored, scorers = self._rate(request, candidates, attributes)
-            steps = ProfileSteps(filters, scorers)
+            steps = ProfileSteps(filters, scorers, self.inner.picker_name)
             return ProfileResult(self._pick(scored, rng, span), scored, steps)
 
     def _narrow(

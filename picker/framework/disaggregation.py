@@ -49,6 +49,10 @@ DISAGGREGATION_DECISION_KEY: DataKey[DisaggregationDecision] = DataKey(
     "DisaggregationDecision", "disagg-profile-handler"
 )
 
+# Why stages were left out, by the names of their profiles; for people.
+SKIPPED_STAGES = "SkippedStages"
+SKIPPED_STAGES_KEY: DataKey[Mapping[str, str]] = DataKey(SKIPPED_STAGES, "disagg-profile-handler")
+
 
 def first_picked(results: Results, profile: str) -> Candidate | None:
     """The best endpoint that `profile` picked; None when it did not run or found nothing."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 
@@ -41,11 +43,14 @@ class ProfileView(msgspec.Struct, frozen=True):
     """One scheduling profile of a decision.
 
     `candidates` are those that were scored, best first; of many only the best are kept
-    (`num_scored` counts all). `num_tied` of them shared the best total, among which chance chose.
+    (`num_scored` counts all). `num_tied` of them shared the best total: more than one means that
+    chance chose among them, where the `picker` goes by totals. Of a profile that found nothing
+    `picked` is empty.
     """
 
     name: str
     is_primary: bool
+    picker: str
     picked: tuple[str, ...]
     num_candidates: int
     num_scored: int
@@ -65,7 +70,11 @@ class RefusalView(msgspec.Struct, frozen=True):
 
 
 class RecordSummary(msgspec.Struct, frozen=True):
-    """One request in a list. `outcome` is `under-way` until it is over; then how it ended."""
+    """One request in a list.
+
+    `outcome` is `waiting` until the request is decided and `under-way` until it is over; then how
+    it ended. `endpoint` is the one that was chosen, `seconds` how long the request has taken.
+    """
 
     request_id: str
     received_unix_seconds: float
@@ -83,7 +92,11 @@ class RecordSummary(msgspec.Struct, frozen=True):
 
 
 class RecordView(msgspec.Struct, frozen=True):
-    """Everything that is kept of one request; times in seconds, None where nothing is known."""
+    """Everything that is kept of one request; times in seconds, None where nothing is known.
+
+    `destination` is what the proxy was told, `served_by` what it said has served. `stages` say of a
+    stage that was left out why, by the name of the stage.
+    """
 
     summary: RecordSummary
     incoming_model: str
@@ -99,3 +112,4 @@ class RecordView(msgspec.Struct, frozen=True):
     completion_tokens: int | None = None
     matched_prefix_tokens: int | None = None  # at the endpoint that was chosen, as was predicted
     profiles: tuple[ProfileView, ...] = ()
+    stages: Mapping[str, str] = {}

@@ -29,12 +29,13 @@ class WeightedScorer:
 
 
 class FilteredOutError(RefusedError):
-    """429: the filters of a profile left nothing. `steps` say which of them did what."""
+    """429: the filters of a profile left nothing of `candidates`. `steps` say which did what."""
 
-    def __init__(self, profile: str, steps: ProfileSteps) -> None:
+    def __init__(self, profile: str, candidates: Sequence[Candidate], steps: ProfileSteps) -> None:
         text = "no endpoints available for the given request"
         super().__init__(Code.RESOURCE_EXHAUSTED, text, DropReason.SATURATED)
         self.profile = profile
+        self.candidates = candidates
         self.steps = steps
 
 
@@ -50,12 +51,14 @@ class Profile:
     picker: Picker
     filters: tuple[Filter, ...] = ()
     scorers: tuple[WeightedScorer, ...] = ()
+    picker_name: str = field(init=False, repr=False)
     _filters: tuple[tuple[str, Filter], ...] = field(init=False, repr=False)
     _scorers: tuple[tuple[str, WeightedScorer], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         filters = tuple((_name_of(one), one) for one in self.filters)
         scorers = tuple((_name_of(one.scorer), one) for one in self.scorers)
+        object.__setattr__(self, "picker_name", _name_of(self.picker))
         object.__setattr__(self, "_filters", filters)
         object.__setattr__(self, "_scorers", scorers)
 
@@ -74,7 +77,7 @@ class Profile:
         """
         candidates, filters = self.narrow(request, candidates, attributes, rng)
         scored, scorers = self.rate(request, candidates, attributes)
-        steps = ProfileSteps(filters, scorers)
+        steps = ProfileSteps(filters, scorers, self.picker_name)
         return ProfileResult(tuple(self.picker.pick(scored, rng)), scored, steps)
 
     def narrow(
@@ -89,7 +92,7 @@ class Profile:
         """
         if not self._filters and candidates:
             return candidates, ()
-        steps = []
+        seen, steps = candidates, []
         for name, each in self._filters:
             kept = each.filter(request, candidates, attributes, rng)
             steps.append(FilterStep(name, len(candidates), kept))
@@ -97,7 +100,7 @@ class Profile:
             if not candidates:
                 break
         if not candidates:
-            raise FilteredOutError(self.name, ProfileSteps(tuple(steps)))
+            raise FilteredOutError(self.name, seen, ProfileSteps(tuple(steps)))
         return candidates, tuple(steps)
 
     def rate(
