@@ -8,12 +8,13 @@ Everything that is wrong is found before the first of it is told.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from picker.config.data_keys import check_layers, create_missing_producers, producers_in_order
 from picker.config.data_layer import DataLayerPlan, check_load_is_known, plan_data_layer
 from picker.config.findings import Finding, Findings
+from picker.config.flow_control import plan_flow_control
 from picker.config.instances import Instance, PluginInstances
 from picker.config.load import LoadedConfig, load_config
 from picker.config.profiles import ProfilePlan, ProfilePlanner
@@ -166,6 +167,7 @@ class _Builder:
         data_layer = plan_data_layer(self._config, plugins, findings)
         parsers = plan_parsers(self._config, plugins, self._registry, findings)
         detector = plan_detector(self._config, plugins, self._registry, findings)
+        flow_control = plan_flow_control(self._config, plugins, self._registry, findings, detector)
         create_missing_producers(plugins, self._registry, findings)
         producers = producers_in_order(plugins, findings)
         check_layers(plugins, findings)
@@ -174,7 +176,11 @@ class _Builder:
         findings.refuse_errors()
         if handler is None:
             raise TypeError("a configuration without errors has a profile handler")
-        return self._assembly(plans, handler, data_layer, parsers, detector, producers)
+        assembly = self._assembly(plans, handler, data_layer, parsers, detector, producers)
+        if flow_control is None or assembly.saturation is None:
+            return assembly
+        measured = replace(flow_control, detector=assembly.saturation)
+        return replace(assembly, flow_control=measured)
 
     def _check_stability(self) -> None:
         if self._options.allow_experimental:

@@ -7,7 +7,7 @@ carries (a prefix index, load under way, sessions); see `PluginInstances.connect
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from graphlib import CycleError, TopologicalSorter
@@ -102,19 +102,21 @@ class PluginInstances:
             self.add(PluginSpec(type_name), (), origin)
         return self._by_name.get(type_name)
 
-    def referenced(self, name: str, path: Path) -> Instance | None:
-        """The plugin that the text at `path` names."""
+    def referenced(self, name: str, path: Path, types: Sequence[str] = ()) -> Instance | None:
+        """The plugin that the text at `path` names; `types` are others that it could have named."""
         instance = self._by_name.get(name)
         if instance is None and name and name not in self._broken:
-            known = [one.name for one in self if one.path] or ("none is configured",)
+            known = {*(one.name for one in self if one.path), *types} or {"none is configured"}
             self._findings.unknown(path, f"there is no plugin '{name}'", name, known)
         return instance
 
-    def referenced_or_type(self, name: str, path: Path) -> Instance | None:
+    def referenced_or_type(
+        self, name: str, path: Path, types: Sequence[str] = ()
+    ) -> Instance | None:
         """Like `referenced`, but an unlisted name that is a plugin type makes one."""
         if name not in self._by_name and name in self._registry:
-            self.add(PluginSpec(name), path)
-        return self.referenced(name, path)
+            self.add(PluginSpec(name), path, Origin.NEEDED)
+        return self.referenced(name, path, types)
 
     def connect(self) -> None:
         """Hand plugins those they name; called once, when all configured ones exist.

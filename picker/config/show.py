@@ -17,8 +17,9 @@ from picker.config.build import Assembly
 from picker.config.instances import Instance
 from picker.config.load import LoadedConfig
 from picker.config.profiles import ProfilePart, ProfilePlan
+from picker.config.show_flow_control import put_flow_control
 from picker.config.source import Path, Source
-from picker.config.unsupported import GATES
+from picker.config.unsupported import gate_settings
 
 DEFAULT = "default"
 
@@ -52,12 +53,7 @@ def effective_lines(loaded: LoadedConfig, assembly: Assembly) -> list[Line]:
         if not parsers and loaded.config.parser is not None:
             source = ("parser", "pluginRef")
         shown.put(("requestHandler", "parsers", index, "pluginRef"), name, source)
-    if assembly.detector is not None:
-        ref = ("saturationDetector", "pluginRef")
-        section = loaded.config.flow_control
-        is_deprecated = section is None or section.saturation_detector is None
-        source = ref if is_deprecated else ("flowControl", *ref)
-        shown.put(("flowControl", *ref), assembly.detector.name, source)
+    put_flow_control(shown.put, loaded, assembly)
     return list(shown.lines())
 
 
@@ -137,12 +133,12 @@ def _scalar(value: Any) -> str:
 
 
 def _put_gates(shown: _Shown, loaded: LoadedConfig) -> None:
-    """Only one setting of each is supported, which is therefore the one in effect."""
+    """What is in effect, and where the entry is that says so."""
     written = [entry.partition("=")[0] for entry in loaded.config.feature_gates]
     last = {name: index for index, name in enumerate(written)}
-    for index, (name, (default, _)) in enumerate(GATES.items()):
+    for index, (name, is_on) in enumerate(gate_settings(loaded.config).items()):
         at: Path = ("featureGates", last[name]) if name in last else ()
-        shown.put(("featureGates", index), f"{name}={str(default).lower()}", at)
+        shown.put(("featureGates", index), f"{name}={str(is_on).lower()}", at)
 
 
 def _put_plugin(shown: _Shown, path: Path, instance: Instance) -> None:

@@ -17,6 +17,7 @@ from picker.config.recorded import (
 from picker.config.scope import Scope
 from picker.config.timed import Stopwatch
 from picker.framework.attributes import Attributes
+from picker.framework.flow import JudgesStaleness
 from picker.framework.interfaces import (
     Admitter,
     AsyncDataProducer,
@@ -173,6 +174,12 @@ class TimedSaturationDetector:
             return self.inner.saturation(candidates, self.scope.over(attributes), now_seconds)
         finally:
             self.watch.stop(started)
+
+    def stale(self, candidates: Sequence[Candidate], now_seconds: float) -> int:
+        """How many the inner detector judges without fresh metrics; 0 for one that needs none."""
+        if not isinstance(self.inner, JudgesStaleness):
+            return 0
+        return self.inner.stale(candidates, now_seconds)
 
 
 @dataclass(frozen=True, slots=True)

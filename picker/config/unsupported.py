@@ -12,15 +12,10 @@ from types import MappingProxyType
 from picker.config.findings import Findings
 from picker.config.schema import EndpointPickerConfig
 
-FLOW_CONTROL = "flow control"
+FLOW_CONTROL_GATE = "flowControl"
 KUBERNETES = "Kubernetes"
 
 _TYPES = {
-    FLOW_CONTROL: """
-        global-strict-fairness-policy round-robin-fairness-policy program-aware-fairness
-        fcfs-ordering-policy edf-ordering-policy slo-deadline-ordering-policy
-        static-usage-limit-policy priority-holdback-policy soft-reflective-ceiling-policy
-    """,
     KUBERNETES: "k8s-notification-source",
 }
 # Type → what it waits for ("": itself).
@@ -29,7 +24,7 @@ PLUGIN_TYPES: Mapping[str, str] = MappingProxyType(
 )
 # Gate → its default, and the only setting that is true of this program (None: either may be).
 GATES: Mapping[str, tuple[bool, bool | None]] = MappingProxyType(
-    {"flowControl": (False, False), "haPopulateNonLeaderDatastore": (True, True)}
+    {FLOW_CONTROL_GATE: (False, None), "haPopulateNonLeaderDatastore": (True, True)}
 )
 _FLAGS = {
     KUBERNETES: """
@@ -66,35 +61,42 @@ def check_supported(config: EndpointPickerConfig, findings: Findings) -> None:
         findings.warn(("dataLayer", "crossReplicaSyncInterval"), "has no effect")
 
 
-def _check_gates(config: EndpointPickerConfig, findings: Findings) -> None:
+def gate_settings(config: EndpointPickerConfig) -> Mapping[str, bool]:
+    """Every gate as the configuration sets it: the last entry that makes sense counts."""
     settings = {name: default for name, (default, _) in GATES.items()}
+    for entry in config.feature_gates:
+        name, value = _entry(entry)
+        if name in GATES and value in _ON | _OFF:
+            settings[name] = value in _ON
+    return settings
+
+
+def _check_gates(config: EndpointPickerConfig, findings: Findings) -> None:
     for index, entry in enumerate(config.feature_gates):
         path = ("featureGates", index)
-        name, is_set, value = entry.partition("=")
-        value = value if is_set else "true"
+        name, value = _entry(entry)
         if name not in GATES:
             findings.unknown(path, f"unknown gate '{name}'", name, GATES)
         elif value not in _ON | _OFF:
             text = f"'{value}' is neither true nor false"
             findings.error(path, text, (f"{name}=true", f"{name}=false"))
-        else:
-            settings[name] = value in _ON
+    settings = gate_settings(config)
     for name, (_, only) in GATES.items():
         if only is not None and settings[name] is not only:
-            last = [i for i, entry in enumerate(config.feature_gates) if _names(entry, name)][-1]
+            entries = enumerate(config.feature_gates)
+            last = [index for index, entry in entries if _entry(entry)[0] == name][-1]
             stated = f"'{config.feature_gates[last]}' is {reason(_GATE_FEATURES[name])}"
             findings.error(("featureGates", last), stated)
-    _check_flow_control(config, settings["flowControl"], findings)
+    _check_flow_control(config, settings[FLOW_CONTROL_GATE], findings)
 
 
-_GATE_FEATURES = {
-    "flowControl": FLOW_CONTROL,
-    "haPopulateNonLeaderDatastore": "a replica that does not lead",
-}
+_GATE_FEATURES = {"haPopulateNonLeaderDatastore": "a replica that does not lead"}
 
 
-def _names(entry: str, gate: str) -> bool:
-    return entry.partition("=")[0] == gate
+def _entry(text: str) -> tuple[str, str]:
+    """The gate and the value of one entry; a gate alone is on."""
+    name, is_set, value = text.partition("=")
+    return name, value if is_set else "true"
 
 
 def _check_flow_control(config: EndpointPickerConfig, is_on: bool, findings: Findings) -> None:

@@ -7,7 +7,7 @@ the `BandFairness` that it makes for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -85,6 +85,22 @@ class FairnessPolicy(Protocol):
         ...
 
 
+class ProgramShare(msgspec.Struct, frozen=True):
+    """What one program (fairness id) got of a pool: tokens, and how long its requests waited."""
+
+    tokens: float
+    average_wait_seconds: float
+
+
+@runtime_checkable
+class SharesByProgram(Protocol):
+    """A fairness policy that keeps accounts of programs, which are worth gauges."""
+
+    def program_shares(self) -> Mapping[str, ProgramShare]:
+        """All programs it knows, now."""
+        ...
+
+
 @runtime_checkable
 class UsageLimitPolicy(Protocol):
     """Says how full the pool may be for requests of each priority to be let in."""
@@ -121,4 +137,14 @@ class JudgesStaleness(Protocol):
 
     def stale(self, candidates: Sequence[Candidate], now_seconds: float) -> int:
         """How many of `candidates` it judges without fresh metrics."""
+        ...
+
+
+@runtime_checkable
+class SettlesLate(Protocol):
+    """A saturation detector that says how long it takes to notice that a request is over."""
+
+    @property
+    def settle_seconds(self) -> float:
+        """After so long the end of a request shows in its saturation."""
         ...

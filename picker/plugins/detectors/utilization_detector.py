@@ -1,11 +1,24 @@
 """utilization-detector: how full the pool is by its endpoints' queues and KV caches.
 
     saturation = mean over endpoints of max(q / queueDepthThreshold, kv / kvCacheUtilThreshold)
-                 1.0 for an endpoint whose metrics are stale or were never read
                  1.0 without endpoints
 
 `q` is the number of waiting requests as in queue-scorer. Metrics are stale when they are older than
-`metricsStalenessThreshold` (200ms) beyond the interval at which their endpoint is asked.
+`metricsStalenessThreshold` (200ms) beyond the interval at which their endpoint is asked. An
+endpoint whose metrics are stale, or were never read, is neither full nor idle; it counts with
+
+    (own + others · ½^(age / 10 s)) / room
+
+    own      what this picker has under way there
+    others   what the last metrics told beyond what was its own then
+    room     the most that it was ever told to have running and, up to queueDepthThreshold, waiting,
+             with no more of the KV cache in use than kvCacheUtilThreshold (of what used more, the
+             part that would not have). Until it was seen full by one of the thresholds in 20
+             scrapes, at least `assumedConcurrency` (64)
+
+so that an endpoint whose last scrape found it full is full no longer once its requests are over,
+one that was idle takes what it usually takes, and one of which nothing was ever known something.
+(The reference takes all of them for full, and so refuses everything when scrapes fail.)
 
 As a filter it keeps the endpoints with fresh metrics and
 
@@ -17,15 +30,18 @@ and all of them when there is none.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 
 from picker.framework.attributes import Attributes
 from picker.framework.durations import parse_duration
 from picker.framework.registry import Parameters, PluginType
 from picker.scheduling.load_signals import waiting_requests, with_headroom
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidate, EndpointMetrics, InferenceRequest
 
 FULL = 1.0
+FADE_SECONDS = 10.0
+SCRAPES_TO_BELIEVE = 20  # one that finds a queue may have come in the middle of a burst
 
 
 class UtilizationDetectorParameters(Parameters, frozen=True):
@@ -35,10 +51,21 @@ class UtilizationDetectorParameters(Parameters, frozen=True):
     kv_cache_util_threshold: float = 0.8
     metrics_staleness_threshold: str = "200ms"
     headroom: float = 0.0
+    assumed_concurrency: int = 64
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What the metrics of one endpoint have told so far; `latest` are the last of them."""
+
+    latest: EndpointMetrics | None = None
+    most: float = 0.0
+    times_full: int = 0
+    others: int = 0
 
 
 class UtilizationDetector:
-    """Judges by the last scrape. Stateless."""
+    """Judges by the last scrape. Owns what it remembers of endpoints, for when scrapes fail."""
 
     def __init__(self, parameters: UtilizationDetectorParameters) -> None:
         """Raises `ValueError` for thresholds out of range."""
@@ -48,6 +75,10 @@ class UtilizationDetector:
             raise ValueError(f"queueDepthThreshold must be positive, got {self._queue}")
         if not 0.0 < self._kv <= 1.0:
             raise ValueError(f"kvCacheUtilThreshold must be above 0 and at most 1, got {self._kv}")
+        self._assumed = parameters.assumed_concurrency
+        if self._assumed < 1:
+            raise ValueError(f"assumedConcurrency must be positive, got {self._assumed}")
+        self._memories: dict[str, _Memory] = {}
         self._tolerated_seconds = parse_duration(parameters.metrics_staleness_threshold)
         if self._tolerated_seconds <= 0:
             raise ValueError("metricsStalenessThreshold must be positive")
@@ -62,9 +93,21 @@ class UtilizationDetector:
             return FULL
         total = 0.0
         for candidate in candidates:
+            memory = self._learned(candidate)
             seen = self._seen(candidate, now_seconds)
-            total += FULL if seen is None else max(seen[0] / self._queue, seen[1] / self._kv)
+            if seen is None:
+                total += self._estimate(candidate, memory, now_seconds)
+            else:
+                total += max(seen[0] / self._queue, seen[1] / self._kv)
         return total / len(candidates)
+
+    def stale(self, candidates: Sequence[Candidate], now_seconds: float) -> int:
+        """How many are judged without fresh metrics."""
+        return sum(self._seen(one, now_seconds) is None for one in candidates)
+
+    def endpoint_removed(self, key: str) -> None:
+        """Forget what it can take: another server may stand in its place."""
+        self._memories.pop(key, None)
 
     def filter(
         self,
@@ -90,6 +133,33 @@ class UtilizationDetector:
         if age_seconds > self._tolerated_seconds + metrics.interval_seconds:
             return None
         return waiting, metrics.kv_cache_usage
+
+    def _learned(self, candidate: Candidate) -> _Memory:
+        """What is remembered of an endpoint, its latest metrics included."""
+        memory = self._memories.get(candidate.key)
+        if memory is None:
+            memory = self._memories[candidate.key] = _Memory()
+        metrics = candidate.metrics or candidate.last_metrics
+        if metrics is None or metrics is memory.latest:
+            return memory
+        running, waiting = metrics.running_requests, metrics.waiting_requests
+        taken: float = running + min(waiting, self._queue)
+        if metrics.kv_cache_usage >= self._kv:
+            taken *= self._kv / metrics.kv_cache_usage
+        memory.latest = metrics
+        memory.most = max(memory.most, taken)
+        memory.times_full += waiting >= self._queue or metrics.kv_cache_usage >= self._kv
+        memory.others = max(0, running + waiting - candidate.inflight_requests)
+        return memory
+
+    def _estimate(self, candidate: Candidate, memory: _Memory, now_seconds: float) -> float:
+        """How full an endpoint is whose metrics cannot be relied on; see the module's formula."""
+        load: float = candidate.inflight_requests
+        if memory.latest is not None and memory.others:
+            age_seconds = max(0.0, now_seconds - memory.latest.updated_at_seconds)
+            load += memory.others * 0.5 ** (age_seconds / FADE_SECONDS)
+        is_known = memory.times_full >= SCRAPES_TO_BELIEVE
+        return load / max(1.0, memory.most, 0.0 if is_known else self._assumed)
 
 
 PLUGIN = PluginType(

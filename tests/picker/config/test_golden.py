@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
 from picker.config.unsupported import PLUGIN_TYPES
 from picker.errors import ConfigError
+from picker.flowcontrol.settings import BandSettings, FlowControlSettings
 from picker.metrics import PickerMetrics
 
 FOLDER = Path(__file__).parents[2] / "golden" / "config"
@@ -41,7 +43,7 @@ def meaning(assembly: Assembly) -> dict[str, Any]:
 
     steps = ("processors", "screeners", "producers", "admitters", "hooks")
     steps += ("response_heads", "response_progress", "request_ends", "observers")
-    layer = assembly.data_layer
+    layer, settings = assembly.data_layer, assembly.flow_control
     return {
         "handler": assembly.handler.name,
         "profiles": {
@@ -59,7 +61,29 @@ def meaning(assembly: Assembly) -> dict[str, Any]:
             bound.source.name: [one.name for one in bound.extractors] for bound in layer.sources
         },
         "discovery": layer.discovery.name if layer.discovery else None,
+        **({"flow control": flow_control(settings, named)} if settings else {}),
         "warnings": list(map(str, assembly.warnings)),
+    }
+
+
+def flow_control(settings: FlowControlSettings, named: Callable[[Any], str]) -> dict[str, Any]:
+    """What flow control is to do, in words."""
+
+    def band(one: BandSettings) -> dict[str, Any]:
+        policies = {"fairness": named(one.fairness), "ordering": named(one.ordering)}
+        return {"bytes": one.max_bytes, "requests": one.max_requests, **policies}
+
+    return {
+        "bytes": settings.max_bytes,
+        "requests": settings.max_requests,
+        "ttl": settings.request_ttl_seconds,
+        "ttl without endpoints": settings.no_endpoint_ttl_seconds,
+        "default band": band(settings.default_band),
+        "default negative band": band(settings.default_negative_band),
+        "bands": {priority: band(one) for priority, one in settings.bands.items()},
+        "usage limits": named(settings.usage_limits),
+        "detector": [named(settings.detector), settings.detector_name],
+        "eviction": [named(one) for one in settings.eviction or ()],
     }
 
 

@@ -58,6 +58,31 @@ def essence(assembly: Assembly) -> list[object]:
             for one in assembly.data_layer.sources
         ],
         assembly.detector and assembly.detector.name,
+        flow_control(assembly),
+    ]
+
+
+def flow_control(assembly: Assembly) -> list[object]:
+    """Its settings, with policies by name."""
+    settings = assembly.flow_control
+    if settings is None:
+        return []
+    names = {id(one.plugin): one.name for one in assembly.instances.values()}
+    bands = {0.5: settings.default_band, -0.5: settings.default_negative_band, **settings.bands}
+    return [
+        {
+            priority: (
+                names[id(one.fairness)],
+                names[id(one.ordering)],
+                one.max_bytes,
+                one.max_requests,
+            )
+            for priority, one in bands.items()
+        },
+        (settings.max_bytes, settings.max_requests),
+        (settings.request_ttl_seconds, settings.no_endpoint_ttl_seconds),
+        (names[id(settings.usage_limits)], settings.detector_name),
+        [names[id(one)] for one in settings.eviction or ()],
     ]
 
 

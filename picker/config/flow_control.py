@@ -1,0 +1,259 @@
+"""The section `flowControl` → settings with their policies.
+
+What nobody wrote has the reference's defaults: a cap of a band that is 0 or missing is 1e9 bytes or
+5000 requests, one of all bands is none; a time of 0 never ends. A policy that is named but not
+among the plugins is made when it is a plugin type.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+from picker.config.findings import Findings
+from picker.config.instances import Instance, Origin, PluginInstances
+from picker.config.schema import EndpointPickerConfig, FlowControl, PluginSpec, PriorityBandTemplate
+from picker.config.source import Path
+from picker.config.units import duration_seconds, quantity_bytes
+from picker.config.unsupported import FLOW_CONTROL_GATE, gate_settings
+from picker.errors import ConfigError
+from picker.flowcontrol.settings import (
+    DEFAULT_BAND_BYTES,
+    DEFAULT_BAND_REQUESTS,
+    DEFAULT_TTL_SECONDS,
+    BandSettings,
+    FlowControlSettings,
+)
+from picker.framework.flow import (
+    EvictionFilter,
+    EvictionOrder,
+    FairnessPolicy,
+    OrderingPolicy,
+    UsageLimitPolicy,
+)
+from picker.framework.interfaces import SaturationDetector
+from picker.framework.registry import Registry
+
+DEFAULT_FAIRNESS = "global-strict-fairness-policy"
+DEFAULT_ORDERING = "fcfs-ordering-policy"
+DEFAULT_USAGE_LIMITS = "static-usage-limit-policy"
+DEFAULT_EVICTION_FILTER = "sheddable-eviction-filter"
+DEFAULT_EVICTION_ORDER = "priority-then-time-eviction-order-policy"
+
+_SECTION: Path = ("flowControl",)
+_POLICY_TYPES = (
+    "-fairness",
+    "-fairness-policy",
+    "-ordering-policy",
+    "-limit-policy",
+    "-holdback-policy",
+    "-ceiling-policy",
+)
+_ENABLE_EVICTION: Path = (*_SECTION, "enableEviction")
+T = TypeVar("T")
+
+
+def plan_flow_control(
+    config: EndpointPickerConfig,
+    plugins: PluginInstances,
+    registry: Registry,
+    findings: Findings,
+    detector: Instance | None,
+) -> FlowControlSettings | None:
+    """What flow control is to do; None when its gate is off, or for reasons that were told.
+
+    `detector` is the plugin that says how full the pool is.
+    """
+    if not gate_settings(config)[FLOW_CONTROL_GATE]:
+        return None
+    section = config.flow_control or FlowControl()
+    types = [name for name in registry.names if name.endswith(_POLICY_TYPES)]
+    return _Planner(section, plugins, types, findings).settings(detector)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    section: FlowControl
+    plugins: PluginInstances
+    policy_types: Sequence[str]
+    findings: Findings
+
+    def settings(self, detector: Instance | None) -> FlowControlSettings | None:
+        section, at = self.section, _SECTION
+        default = self._band(section.default_priority_band, (*at, "defaultPriorityBand"))
+        negative = default
+        if section.default_negative_priority_band is not None:
+            where = (*at, "defaultNegativePriorityBand")
+            negative = self._band(section.default_negative_priority_band, where)
+        bands = self._bands()
+        limits_ref = section.usage_limit_policy_plugin_ref or DEFAULT_USAGE_LIMITS
+        limits_at = (*at, "usageLimitPolicyPluginRef")
+        limits = self._policy(limits_ref, limits_at, _USAGE_LIMITS)
+        max_bytes = self._quantity(section.max_bytes, (*at, "maxBytes"))
+        max_requests = self._quantity(section.max_requests, (*at, "maxRequests"))
+        request_ttl = self._seconds(section.default_request_ttl, "defaultRequestTTL")
+        if section.default_request_ttl is None:
+            request_ttl = DEFAULT_TTL_SECONDS
+        no_endpoint_ttl = request_ttl
+        if section.no_endpoint_request_ttl is not None:
+            no_endpoint_ttl = self._seconds(section.no_endpoint_request_ttl, "noEndpointRequestTTL")
+        eviction = self._eviction() if section.enable_eviction else None
+        if default is None or negative is None or limits is None or detector is None:
+            return None
+        if not isinstance(detector.plugin, SaturationDetector):
+            return None
+        return FlowControlSettings(
+            default_band=default,
+            default_negative_band=negative,
+            usage_limits=limits,
+            detector=detector.plugin,
+            detector_name=detector.name,
+            bands=MappingProxyType(bands),
+            max_bytes=max_bytes or None,
+            max_requests=max_requests or None,
+            request_ttl_seconds=request_ttl or None,
+            no_endpoint_ttl_seconds=no_endpoint_ttl or None,
+            eviction=eviction,
+        )
+
+    # Bands
+
+    def _bands(self) -> dict[int, BandSettings]:
+        bands: dict[int, BandSettings] = {}
+        seen: set[int] = set()
+        for index, band in enumerate(self.section.priority_bands):
+            at: Path = (*_SECTION, "priorityBands", index)
+            settings = self._band(band, at)
+            priority: object = band.priority
+            if not isinstance(priority, int):  # what could not be decoded is told already
+                continue
+            if band.priority in seen:
+                text = f"the priority {band.priority} has a band already; merge the two"
+                self.findings.error((*at, "priority"), text)
+            seen.add(band.priority)
+            if settings is not None:
+                bands[band.priority] = settings
+        return bands
+
+    def _band(self, band: PriorityBandTemplate | None, at: Path) -> BandSettings | None:
+        band = band or PriorityBandTemplate()
+        fairness_ref = band.fairness_policy_ref or DEFAULT_FAIRNESS
+        ordering_ref = band.ordering_policy_ref or DEFAULT_ORDERING
+        fairness = self._policy(fairness_ref, (*at, "fairnessPolicyRef"), _FAIRNESS)
+        ordering = self._policy(ordering_ref, (*at, "orderingPolicyRef"), _ORDERING)
+        max_bytes = self._quantity(band.max_bytes, (*at, "maxBytes"))
+        max_requests = self._quantity(band.max_requests, (*at, "maxRequests"))
+        if fairness is None or ordering is None:
+            return None
+        return BandSettings(
+            fairness=fairness,
+            ordering=ordering,
+            max_bytes=max_bytes or DEFAULT_BAND_BYTES,
+            max_requests=max_requests or DEFAULT_BAND_REQUESTS,
+        )
+
+    # Values
+
+    def _quantity(self, value: int | str | None, at: Path) -> int:
+        """A Kubernetes quantity; 0 for none, and for one that was told to be wrong."""
+        text = "0" if value is None else str(value)
+        if text.startswith("-"):
+            said = f"must not be negative, got {value}; 0 is the default"
+            self.findings.error(at, said)
+            return 0
+        try:
+            return quantity_bytes(text)
+        except ConfigError:
+            text = f"'{value}' is no quantity; write for example 500, 5k or 4Gi"
+            self.findings.error(at, text)
+            return 0
+
+    def _seconds(self, text: str | None, key: str) -> float:
+        """A duration; 0 for one that never ends, and for one that was told to be wrong."""
+        if text is None:
+            return 0.0
+        try:
+            return duration_seconds(text)
+        except ConfigError as error:
+            said = "must not be negative; 0s never ends" if text.startswith("-") else str(error)
+            self.findings.error((*_SECTION, key), said)
+            return 0.0
+
+    # Policies
+
+    def _policy(self, ref: str, at: Path, kind: _Kind[T]) -> T | None:
+        if ref == kind.default:
+            instance = self.plugins.default(ref)
+        else:
+            instance = self.plugins.referenced_or_type(ref, at, self.policy_types)
+        if instance is None:
+            return None
+        policy = kind.of(instance.plugin)
+        if policy is None:
+            fitting = {one.name for one in self.plugins if kind.of(one.plugin) is not None}
+            text = f"'{ref}' is not {kind.name}"
+            self.findings.unknown(at, text, ref, fitting | {kind.default})
+        return policy
+
+    def _eviction(self) -> tuple[EvictionFilter, EvictionOrder] | None:
+        chosen = self._only(_EVICTION_FILTER), self._only(_EVICTION_ORDER)
+        return None if chosen[0] is None or chosen[1] is None else (chosen[0], chosen[1])
+
+    def _only(self, kind: _Kind[T]) -> T | None:
+        """The configured plugin of this kind, of which there is one; else the default."""
+        found = [one for one in self.plugins if kind.of(one.plugin) is not None]
+        for other in found[1:]:
+            text = f"has no effect: '{found[0].name}' is {kind.name} already"
+            self.findings.warn(other.path, text)
+        if not found:
+            self.plugins.add(PluginSpec(kind.default), _ENABLE_EVICTION, Origin.DEFAULT)
+            found = [one for one in self.plugins if one.name == kind.default]
+        return kind.of(found[0].plugin) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind(Generic[T]):
+    """A kind of policy: what messages call it, its default type, and how it is recognised."""
+
+    name: str
+    default: str
+    of: Callable[[object], T | None]
+
+
+def _fairness(plugin: object) -> FairnessPolicy | None:
+    return plugin if isinstance(plugin, FairnessPolicy) else None
+
+
+def _ordering(plugin: object) -> OrderingPolicy | None:
+    if isinstance(plugin, OrderingPolicy) and _arguments(plugin.rank) == 1:
+        return plugin
+    return None
+
+
+def _usage_limits(plugin: object) -> UsageLimitPolicy | None:
+    return plugin if isinstance(plugin, UsageLimitPolicy) else None
+
+
+def _eviction_filter(plugin: object) -> EvictionFilter | None:
+    return plugin if isinstance(plugin, EvictionFilter) else None
+
+
+def _eviction_order(plugin: object) -> EvictionOrder | None:
+    if isinstance(plugin, EvictionOrder) and _arguments(plugin.rank) == 2:
+        return plugin
+    return None
+
+
+def _arguments(method: Callable[..., object]) -> int:
+    """How many it takes: both orders `rank`, one of them knows of dispatches."""
+    return len(inspect.signature(method).parameters)
+
+
+_FAIRNESS = _Kind("a fairness policy", DEFAULT_FAIRNESS, _fairness)
+_ORDERING = _Kind("an ordering policy", DEFAULT_ORDERING, _ordering)
+_USAGE_LIMITS = _Kind("a usage-limit policy", DEFAULT_USAGE_LIMITS, _usage_limits)
+_EVICTION_FILTER = _Kind("an eviction filter", DEFAULT_EVICTION_FILTER, _eviction_filter)
+_EVICTION_ORDER = _Kind("an eviction order", DEFAULT_EVICTION_ORDER, _eviction_order)

@@ -1,0 +1,59 @@
+"""Flows in the order of keys that change often.
+
+A heap whose entries go stale instead of being looked for: an entry counts while its flow's key is
+still the one that it was pushed with. Stale entries never outnumber the others by much.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Any, Generic, TypeVar
+
+K = TypeVar("K", bound=tuple[Any, ...])
+
+_FEW = 16
+
+
+class FlowHeap(Generic[K]):
+    """Owns which flows are in it, and their keys. Equal keys are ordered by flow.
+
+    Everything takes amortised O(log n).
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[str, K] = {}
+        self._heap: list[tuple[K, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, flow: str) -> bool:
+        return flow in self._keys
+
+    def key(self, flow: str) -> K | None:
+        """The key of `flow`; None when it is not here."""
+        return self._keys.get(flow)
+
+    def put(self, flow: str, key: K) -> None:
+        """Let `flow` be at `key`, wherever it was."""
+        if self._keys.get(flow) == key:
+            return
+        self._keys[flow] = key
+        heappush(self._heap, (key, flow))
+        if len(self._heap) > 2 * len(self._keys) + _FEW:
+            self._heap = [(kept, name) for name, kept in self._keys.items()]
+            heapify(self._heap)
+
+    def remove(self, flow: str) -> None:
+        """Take `flow` out, if it is here."""
+        self._keys.pop(flow, None)
+
+    def first(self) -> str | None:
+        """The flow of the least key; None when there is no flow."""
+        heap, keys = self._heap, self._keys
+        while heap:
+            key, flow = heap[0]
+            if keys.get(flow) == key:
+                return flow
+            heappop(heap)
+        return None

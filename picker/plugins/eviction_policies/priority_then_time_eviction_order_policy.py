@@ -1,0 +1,26 @@
+"""priority-then-time-eviction-order-policy: the lowest priority is stopped first, and of equal ones
+the request that was let in last, which has the least to lose.
+
+    rank = (priority, −time of dispatch)
+"""
+
+from __future__ import annotations
+
+from picker.framework.flow import QueuedRequest, Rank
+from picker.framework.registry import Parameters, PluginType, Stability
+
+
+class PriorityThenTimeEvictionOrderPolicy:
+    """Ranks by priority and age. Stateless."""
+
+    def rank(self, item: QueuedRequest, dispatched_at_seconds: float) -> Rank:
+        """See the module's formula."""
+        return (item.request.priority, -dispatched_at_seconds)
+
+
+PLUGIN = PluginType(
+    "priority-then-time-eviction-order-policy",
+    Parameters,
+    lambda _name, _parameters, _services: PriorityThenTimeEvictionOrderPolicy(),
+    stability=Stability.ALPHA,
+)

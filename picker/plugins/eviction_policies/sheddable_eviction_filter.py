@@ -1,0 +1,22 @@
+"""sheddable-eviction-filter: only requests of negative priority may be stopped while under way."""
+
+from __future__ import annotations
+
+from picker.framework.flow import QueuedRequest
+from picker.framework.registry import Parameters, PluginType, Stability
+
+
+class SheddableEvictionFilter:
+    """Judges by priority. Stateless."""
+
+    def is_evictable(self, item: QueuedRequest) -> bool:
+        """Whether its priority is below 0."""
+        return item.request.priority < 0
+
+
+PLUGIN = PluginType(
+    "sheddable-eviction-filter",
+    Parameters,
+    lambda _name, _parameters, _services: SheddableEvictionFilter(),
+    stability=Stability.ALPHA,
+)

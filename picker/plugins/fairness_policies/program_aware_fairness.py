@@ -1,0 +1,233 @@
+"""program-aware-fairness: the program that was served least goes first, and who waits long.
+
+A program is a fairness id, whatever the priorities of its requests.
+
+    score  = lasWeightService · (1 − norm(service)) + lasWeightHeadWait · norm(head's wait)
+    norm   = (v − least) / (greatest − least) among the flows that wait in the band; 0.5 when these
+             are equal
+    service += prompt tokens + 2 · completion tokens, when a response has said how many; it halves
+             every lasHalfLifeSeconds
+
+The greatest score goes first, of equal ones the least id. A program of which nothing was heard for
+`evictionTtlSeconds`, or whose service has faded to less than a token, is forgotten at one of the
+sweeps, `evictionSweepSeconds` apart.
+
+Scores are relative, so a selection looks at all flows that wait: O(n), once after each change. With
+thousands of flows another policy does better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from picker.framework.flow import ProgramShare, QueuedRequest, Rank
+from picker.framework.registry import Parameters, PluginType
+from picker.types import Usage
+
+COMPLETION_WEIGHT = 2
+LEAST_SERVICE_TOKENS = 1.0
+EVEN = 0.5
+_MAX_HALVINGS = 60.0  # until all services are scaled anew
+
+
+class ProgramAwareFairnessParameters(Parameters, frozen=True):
+    """`parameters` of a program-aware-fairness; `las` is least attained service."""
+
+    strategy: Literal["las"] = "las"
+    eviction_ttl_seconds: float = 3600.0
+    eviction_sweep_seconds: float = 300.0
+    las_weight_service: float = 0.8
+    las_weight_head_wait: float = 0.2
+    las_half_life_seconds: float = 60.0
+
+
+@dataclass(slots=True)
+class _Program:
+    """`service` is as of the ledger's beginning: what was served later weighs more."""
+
+    seen_at_seconds: float
+    service: float = 0.0
+    tokens: float = 0.0
+    dispatched: int = 0
+    waited_seconds: float = 0.0
+
+
+class ProgramLedger:
+    """Owns what is remembered of programs, over all bands.
+
+    Fading is by scale: every program's service has halved equally often since the ledger's
+    beginning, so what comes later is scaled up instead.
+    """
+
+    def __init__(self, parameters: ProgramAwareFairnessParameters) -> None:
+        self._parameters = parameters
+        self._programs: dict[str, _Program] = {}
+        self._begun_at_seconds: float | None = None
+        self._swept_at_seconds = -math.inf
+        self.changes = 0  # of services, so that bands know when to compare anew
+
+    def service(self, program: str) -> float:
+        """What it was served lately, on a scale that only this ledger's services share."""
+        known = self._programs.get(program)
+        return 0.0 if known is None else known.service
+
+    def shares(self) -> Mapping[str, ProgramShare]:
+        """All programs."""
+        return {
+            name: ProgramShare(
+                one.tokens, one.waited_seconds / one.dispatched if one.dispatched else 0.0
+            )
+            for name, one in self._programs.items()
+        }
+
+    def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
+        """A request of a program was let in."""
+        program = self._seen(item.flow, now_seconds)
+        program.dispatched += 1
+        program.waited_seconds += max(0.0, now_seconds - item.enqueued_at_seconds)
+        self._sweep(now_seconds)
+
+    def completed(self, item: QueuedRequest, usage: Usage, now_seconds: float) -> None:
+        """A response said what it used."""
+        program = self._seen(item.flow, now_seconds)
+        tokens = usage.prompt_tokens + COMPLETION_WEIGHT * usage.completion_tokens
+        program.tokens += tokens
+        program.service += tokens * 2.0 ** self._halvings(now_seconds)
+        self.changes += 1
+        self._sweep(now_seconds)
+
+    def _seen(self, name: str, now_seconds: float) -> _Program:
+        program = self._programs.setdefault(name, _Program(now_seconds))
+        program.seen_at_seconds = now_seconds
+        return program
+
+    def _halvings(self, now_seconds: float) -> float:
+        """How often services have halved since the beginning, which may be set anew."""
+        if self._begun_at_seconds is None:
+            self._begun_at_seconds = now_seconds
+        halvings = (now_seconds - self._begun_at_seconds) / self._parameters.las_half_life_seconds
+        if halvings <= _MAX_HALVINGS:
+            return halvings
+        for program in self._programs.values():
+            program.service *= 2.0 ** -min(halvings, 1000.0)
+        self._begun_at_seconds = now_seconds
+        self.changes += 1
+        return 0.0
+
+    def _sweep(self, now_seconds: float) -> None:
+        chosen = self._parameters
+        if now_seconds - self._swept_at_seconds < chosen.eviction_sweep_seconds:
+            return
+        self._swept_at_seconds = now_seconds
+        least = LEAST_SERVICE_TOKENS * 2.0 ** self._halvings(now_seconds)
+        since = now_seconds - chosen.eviction_ttl_seconds
+        just_now = now_seconds - chosen.las_half_life_seconds
+        self._programs = {
+            name: one
+            for name, one in self._programs.items()
+            if one.seen_at_seconds > since
+            and (one.service >= least or one.seen_at_seconds > just_now)
+        }
+
+
+class ProgramAwareBand:
+    """Who waits in one band since when. Owns that."""
+
+    def __init__(self, parameters: ProgramAwareFairnessParameters, ledger: ProgramLedger) -> None:
+        self._parameters = parameters
+        self._ledger = ledger
+        self._since: dict[str, float] = {}
+        self._chosen: str | None = None
+        self._chosen_at: int | None = None  # changes of the ledger; None: to be chosen anew
+
+    def head_changed(self, flow: str, head: QueuedRequest | None, rank: Rank) -> None:
+        """Take note since when the flow's head waits."""
+        self._chosen_at = None
+        if head is None:
+            self._since.pop(flow, None)
+        else:
+            self._since[flow] = head.enqueued_at_seconds
+
+    def select(self, now_seconds: float) -> str | None:
+        """The flow of the greatest score. All heads' waits grow alike, so time alone changes no
+        score.
+        """
+        if self._chosen_at != self._ledger.changes:
+            self._chosen, self._chosen_at = self._best(), self._ledger.changes
+        return self._chosen
+
+    def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
+        """Take note of the wait."""
+        self._ledger.dispatched(item, now_seconds)
+
+    def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
+        """Add what the response used, if it says so."""
+        if usage is not None:
+            self._ledger.completed(item, usage, now_seconds)
+
+    def forget(self, flow: str) -> None:
+        """The ledger forgets by itself."""
+
+    def _best(self) -> str | None:
+        if not self._since:
+            return None
+        chosen = self._parameters
+        services = {flow: self._ledger.service(flow) for flow in self._since}
+        least, greatest = min(services.values()), max(services.values())
+        first, last = min(self._since.values()), max(self._since.values())
+
+        def place(flow: str) -> tuple[float, str]:
+            served = _norm(services[flow], least, greatest)
+            waits = 1.0 - _norm(self._since[flow], first, last)
+            score = chosen.las_weight_service * (1.0 - served) + chosen.las_weight_head_wait * waits
+            return -score, flow
+
+        return min(self._since, key=place)
+
+
+def _norm(value: float, least: float, greatest: float) -> float:
+    return EVEN if least == greatest else (value - least) / (greatest - least)
+
+
+class ProgramAwareFairness:
+    """Least attained service first. Keeps the ledger that its bands share."""
+
+    def __init__(self, parameters: ProgramAwareFairnessParameters) -> None:
+        """Raises `ValueError` for values out of range."""
+        _refuse_what_makes_no_sense(parameters)
+        self._parameters = parameters
+        self._ledger = ProgramLedger(parameters)
+
+    def for_band(self, priority: int) -> ProgramAwareBand:
+        """A band in which nobody waits."""
+        return ProgramAwareBand(self._parameters, self._ledger)
+
+    def program_shares(self) -> Mapping[str, ProgramShare]:
+        """What each program got, for whoever asks now and then."""
+        return self._ledger.shares()
+
+
+def _refuse_what_makes_no_sense(parameters: ProgramAwareFairnessParameters) -> None:
+    for name, seconds in (
+        ("evictionTtlSeconds", parameters.eviction_ttl_seconds),
+        ("evictionSweepSeconds", parameters.eviction_sweep_seconds),
+        ("lasHalfLifeSeconds", parameters.las_half_life_seconds),
+    ):
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise ValueError(f"{name} must be positive, got {seconds}")
+    for name, weight in (
+        ("lasWeightService", parameters.las_weight_service),
+        ("lasWeightHeadWait", parameters.las_weight_head_wait),
+    ):
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(f"{name} must not be negative, got {weight}")
+
+
+PLUGIN = PluginType(
+    "program-aware-fairness",
+    ProgramAwareFairnessParameters,
+    lambda _name, parameters, _services: ProgramAwareFairness(parameters),
+)

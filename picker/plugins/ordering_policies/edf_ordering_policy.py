@@ -1,0 +1,27 @@
+"""edf-ordering-policy: earliest deadline first, the deadline being when a request gives up waiting.
+
+    rank = (arrival in the queue + time to live, arrival in the queue)
+
+A request that may wait for ever comes after all others.
+"""
+
+from __future__ import annotations
+
+import math
+
+from picker.framework.flow import QueuedRequest, Rank
+from picker.framework.registry import Parameters, PluginType
+
+
+class EdfOrderingPolicy:
+    """Ranks by deadline. Stateless."""
+
+    def rank(self, item: QueuedRequest) -> Rank:
+        """See the module's formula."""
+        lives = math.inf if item.ttl_seconds is None else item.ttl_seconds
+        return (item.enqueued_at_seconds + lives, item.enqueued_at_seconds)
+
+
+PLUGIN = PluginType(
+    "edf-ordering-policy", Parameters, lambda _name, _parameters, _services: EdfOrderingPolicy()
+)

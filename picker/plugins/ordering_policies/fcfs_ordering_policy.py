@@ -1,0 +1,22 @@
+"""fcfs-ordering-policy: first come, first served.
+
+rank = time of arrival in the queue
+"""
+
+from __future__ import annotations
+
+from picker.framework.flow import QueuedRequest, Rank
+from picker.framework.registry import Parameters, PluginType
+
+
+class FcfsOrderingPolicy:
+    """Ranks by arrival. Stateless."""
+
+    def rank(self, item: QueuedRequest) -> Rank:
+        """See the module's formula."""
+        return (item.enqueued_at_seconds,)
+
+
+PLUGIN = PluginType(
+    "fcfs-ordering-policy", Parameters, lambda _name, _parameters, _services: FcfsOrderingPolicy()
+)
