@@ -1,27 +1,35 @@
-"""The HTTP port for people and monitoring: metrics, health, the endpoints as they are known.
+"""The HTTP port for people and monitoring: metrics, health, the pool, the queues, the decisions,
+the configuration, and a page that shows it all.
 
-It has no authentication, so it listens on the loopback address unless told otherwise.
+It has no authentication, so it listens on the loopback address unless told otherwise, and nothing
+can be changed through it.
 """
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import Any
 
-import msgspec
 from aiohttp import web
 
+from picker.admin.empty_source import EmptySource
+from picker.admin.endpoint_routes import EndpointRoutes
+from picker.admin.guarding import HostCheck, add_security_headers, guarding
+from picker.admin.monitoring_routes import MonitoringRoutes
+from picker.admin.page_routes import PageRoutes
+from picker.admin.request_routes import RequestRoutes
+from picker.admin.sampling import HistorySampler
+from picker.admin.sources import AdminSource
+from picker.admin.traffic import EndpointTraffic
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.inflight import InflightLoad
-from picker.metrics import CONTENT_TYPE, PickerMetrics
-from picker.types import Candidate
+from picker.metrics import PickerMetrics
 
 SHUTDOWN_SECONDS = 1.0
 
 
 class AdminServer:
-    """Serves `/metrics`, `/healthz` (the process answers), `/readyz` and `/endpoints`."""
+    """Owns the port, and the pool's last two minutes."""
 
     def __init__(
         self,
@@ -30,13 +38,28 @@ class AdminServer:
         inflight: InflightLoad,
         is_ready: Callable[[], bool],
         page: Callable[[], Awaitable[bytes]] | None = None,
+        source: AdminSource | None = None,
+        traffic: EndpointTraffic | None = None,
     ) -> None:
-        """`page` renders `/metrics` where more than `metrics` is to be told."""
-        self._metrics = metrics
-        self._page = page
-        self._datastore = datastore
-        self._inflight = inflight
-        self._is_ready = is_ready
+        """`page` renders `/metrics` where more than `metrics` is to be told.
+
+        Without a `source` there are no queues and decisions, without `traffic` nobody knows what
+        was sent to which endpoint lately.
+        """
+
+        async def rendered() -> bytes:
+            return metrics.render()
+
+        known = source or EmptySource()
+        self._sampler = HistorySampler(datastore, inflight, traffic)
+        endpoints = EndpointRoutes(datastore, inflight, known, self._sampler.history)
+        self._routes = [
+            *MonitoringRoutes(page or rendered, is_ready).routes(),
+            *endpoints.routes(),
+            *RequestRoutes(known).routes(),
+            *PageRoutes().routes(),
+        ]
+        self._check = HostCheck()
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
@@ -44,52 +67,26 @@ class AdminServer:
 
         Without `tls` the port is plain text.
         """
-        application = web.Application()
-        application.add_routes(
-            [
-                web.get("/metrics", self._show_metrics),
-                web.get("/healthz", self._show_health),
-                web.get("/readyz", self._show_readiness),
-                web.get("/endpoints", self._show_endpoints),
-            ]
-        )
+        application = web.Application(middlewares=[guarding(self._check)])
+        application.add_routes(self._routes)
+        application.on_response_prepare.append(add_security_headers)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
         self._runner = runner
         await web.TCPSite(runner, host, port, ssl_context=tls).start()
+        self._check.bound(host, [str(address[0]) for address in runner.addresses])
         return int(runner.addresses[0][1])
+
+    async def watch(self) -> None:
+        """Keep the pool's last two minutes, until cancelled."""
+        await self._sampler.run()
+
+    def sample(self) -> None:
+        """Look at the pool now: what `watch` does once a second."""
+        self._sampler.sample()
 
     async def stop(self) -> None:
         """Close the port; fine to call when it never opened."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
-
-    async def _show_metrics(self, _request: web.Request) -> web.Response:
-        body = self._metrics.render() if self._page is None else await self._page()
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
-
-    async def _show_health(self, _request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def _show_readiness(self, _request: web.Request) -> web.Response:
-        if self._is_ready():
-            return web.Response(text="ready\n")
-        return web.Response(status=503, text="not ready\n")
-
-    async def _show_endpoints(self, _request: web.Request) -> web.Response:
-        rows = [self._describe(candidate) for candidate in self._datastore.snapshot().candidates]
-        body = msgspec.json.encode({"endpoints": rows})
-        return web.Response(body=body, content_type="application/json")
-
-    def _describe(self, candidate: Candidate) -> dict[str, Any]:
-        """`metrics` is null while the endpoint's load is unknown."""
-        endpoint, metrics = candidate.endpoint, candidate.metrics
-        return {
-            "name": endpoint.name,
-            "namespace": endpoint.namespace,
-            "address": endpoint.host_port,
-            "labels": dict(endpoint.labels),
-            "inflight_requests": self._inflight.requests(candidate.key),
-            "metrics": msgspec.to_builtins(metrics),
-        }

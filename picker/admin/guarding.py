@@ -1,0 +1,107 @@
+"""What keeps other people's web pages away from a port that has no authentication.
+
+A page from elsewhere in a browser on this machine cannot read the answers: no header allows another
+origin to. What is left is a name of its own that it lets point to 127.0.0.1 (DNS rebinding), which
+makes the browser believe that port and page are of one origin. So on a loopback address requests
+have to name the loopback, or the name that was bound. Monitoring is exempt: scrapers and probes use
+names of their own, and there is nothing of a request in what they get.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable, Iterable
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from picker.admin.answers import InvalidQueryError, as_error
+
+MONITORING = frozenset({"/metrics", "/healthz", "/readyz"})
+_CONTENT_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+SECURITY_HEADERS = {
+    "Content-Security-Policy": _CONTENT_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::\d{0,5})?", re.IGNORECASE)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a numeric address or a name, as in a `Host` header without its port, is this machine
+    and nothing but.
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class HostCheck:
+    """Knows which `Host` headers are fine: any, unless all bound addresses are loopback."""
+
+    def __init__(self) -> None:
+        """Everything is fine until `bound`."""
+        self._names: frozenset[str] | None = None
+
+    def bound(self, wanted: str, addresses: Iterable[str]) -> None:
+        """The port listens at `addresses`, having been asked to at `wanted`."""
+        if all(map(is_loopback, addresses)):
+            self._names = frozenset({wanted.lower()})
+
+    def allows(self, header: str | None) -> bool:
+        """Whether a request with this `Host` is answered."""
+        if self._names is None:
+            return True
+        parts = _HOST.fullmatch(header or "")
+        if parts is None:
+            return False
+        name = parts[1].strip("[]").lower().removesuffix(".")
+        return is_loopback(name) or name in self._names
+
+
+def guarding(check: HostCheck) -> Middleware:
+    """Refuses what `check` does not allow, and makes JSON of all errors."""
+
+    @web.middleware
+    async def guard(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if request.path not in MONITORING and not check.allows(request.headers.get("Host")):
+            text = "this port answers requests for localhost only; use http://127.0.0.1 or a tunnel"
+            return as_error(403, text)
+        try:
+            return await handler(request)
+        except InvalidQueryError as error:
+            return as_error(400, str(error))
+        except web.HTTPMethodNotAllowed as error:
+            allowed = {"Allow": error.headers["Allow"]}
+            return as_error(405, f"{request.method[:20]} is not possible here", allowed)
+        except web.HTTPNotFound:
+            return as_error(404, "there is no such page")
+
+    return guard
+
+
+async def add_security_headers(_request: web.Request, response: web.StreamResponse) -> None:
+    """Whatever the answer is."""
+    for name, value in SECURITY_HEADERS.items():
+        response.headers.setdefault(name, value)

@@ -1,0 +1,121 @@
+"""The last two minutes of every endpoint, for sparklines: a ring of samples, one a second.
+
+Pure: whoever samples says what was seen. An endpoint that was not sampled is forgotten.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+SAMPLES = 120
+INTERVAL_SECONDS = 1.0
+_DECIMALS = 4  # what 32 bits can hold of a share
+_UNKNOWN = math.nan
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """An endpoint at one moment; None where nothing is known.
+
+    `prefix_hit_share` and `requests_per_second` are those of `traffic.Recent`.
+    """
+
+    running: float | None = None
+    waiting: float | None = None
+    kv_cache_usage: float | None = None
+    prefix_hit_share: float | None = None
+    inflight: float | None = None
+    requests_per_second: float | None = None
+
+
+class Series(msgspec.Struct, frozen=True):
+    """Samples of one endpoint, the newest last. All fields are equally long."""
+
+    running: tuple[float | None, ...] = ()
+    waiting: tuple[float | None, ...] = ()
+    kv_cache_usage: tuple[float | None, ...] = ()
+    prefix_hit_share: tuple[float | None, ...] = ()
+    inflight: tuple[float | None, ...] = ()
+    requests_per_second: tuple[float | None, ...] = ()
+
+
+_FIELDS = Series.__struct_fields__
+_NEVER_SAMPLED = Sample()
+
+
+class HistoryView(msgspec.Struct, frozen=True):
+    """Samples of the endpoints, by key; each series ends with sample number `last`.
+
+    Samples are numbered from 1 since the picker started; `last` 0: there is none yet.
+    """
+
+    last: int = 0
+    interval_seconds: float = INTERVAL_SECONDS
+    endpoints: Mapping[str, Series] = {}
+
+
+class _Ring:
+    """Owns the samples of one endpoint: a row of 32-bit numbers for each field."""
+
+    __slots__ = ("_length", "_next", "_rows", "_size")
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._rows = tuple(array("f", [_UNKNOWN]) * size for _ in _FIELDS)
+        self._next = 0
+        self._length = 0
+
+    def add(self, sample: Sample) -> None:
+        for name, row in zip(_FIELDS, self._rows, strict=True):
+            value = getattr(sample, name)
+            row[self._next] = _UNKNOWN if value is None else value
+        self._next = (self._next + 1) % self._size
+        self._length = min(self._length + 1, self._size)
+
+    def last(self, count: int) -> Series:
+        count = min(count, self._length)
+        places = [(self._next - count + index) % self._size for index in range(count)]
+        return Series(*(tuple(_read(row, places)) for row in self._rows))
+
+
+class History:
+    """Owns the rings of all endpoints that were sampled last."""
+
+    def __init__(self, size: int = SAMPLES) -> None:
+        """`size` samples are kept of each."""
+        self._size = size
+        self._rings: dict[str, _Ring] = {}
+        self._latest: Mapping[str, Sample] = {}
+        self._last = 0
+
+    def record(self, samples: Mapping[str, Sample]) -> None:
+        """Add one sample of every endpoint there is, by key; the others are forgotten."""
+        for key in self._rings.keys() - samples.keys():
+            del self._rings[key]
+        for key, sample in samples.items():
+            ring = self._rings.get(key)
+            if ring is None:
+                ring = self._rings[key] = _Ring(self._size)
+            ring.add(sample)
+        self._latest = dict(samples)
+        self._last += 1
+
+    def view(self, count: int) -> HistoryView:
+        """The last `count` samples of every endpoint, fewer of one that is younger."""
+        rings = self._rings
+        return HistoryView(
+            last=self._last, endpoints={key: ring.last(count) for key, ring in rings.items()}
+        )
+
+    def latest(self, key: str) -> Sample:
+        """The last sample of an endpoint; one that knows nothing when there is none."""
+        return self._latest.get(key, _NEVER_SAMPLED)
+
+
+def _read(row: array[float], places: list[int]) -> Iterator[float | None]:
+    for place in places:
+        value = row[place]
+        yield None if math.isnan(value) else round(value, _DECIMALS)

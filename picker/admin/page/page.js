@@ -1,0 +1,172 @@
+// Asks the picker once a second while somebody looks, and shows what it said.
+
+import { byId, el, keep, setAttribute, setText } from "./dom.js";
+import { Samples, showEndpoints } from "./endpoints.js";
+import { showConfiguration } from "./configuration.js";
+import { showExplanation, showNoExplanation } from "./explanation.js";
+import { clock, count, isOver, percent, rate } from "./format.js";
+import { showQueues } from "./queues.js";
+import { LIMIT, isHeld, showRequests } from "./requests.js";
+
+const EVERY_MS = 1000;
+const PATIENCE_MS = 5000;
+const DECISION = "#/decisions/";
+const NAMES = ["endpoints", "queues", "requests", "configuration"];
+
+const samples = new Samples();
+const latest = { endpoints: [], queues: null, decisions: [], held: null };
+let timer = null;
+let asking = false;
+let lastAnswer = null;
+let rounds = 0;
+let chosen = 0; // counts what was looked at
+
+/** What a path of the picker says; throws for anything but an answer in JSON. */
+async function ask(path) {
+  const response = await fetch(path, { signal: AbortSignal.timeout(PATIENCE_MS), cache: "no-store" });
+  const body = await response.json();
+  if (!response.ok) throw Object.assign(new Error(body.error ?? response.statusText), { status: response.status });
+  return body;
+}
+
+async function round() {
+  const since = lastAnswer === null ? Infinity : (Date.now() - lastAnswer) / 1000;
+  const wanted = [
+    ask(`endpoints?history=${samples.wanted(since)}`),
+    ask("queues"),
+    ask(`decisions?limit=${LIMIT}`),
+  ];
+  if (rounds % 5 === 0) wanted.push(ask("config"));
+  const [pool, queues, { decisions }, configuration] = await Promise.all(wanted);
+  samples.add(pool.history);
+  Object.assign(latest, { endpoints: pool.endpoints, queues, decisions });
+  if (configuration) showConfiguration(configuration);
+  lastAnswer = Date.now();
+  rounds += 1;
+}
+
+function show() {
+  if (!latest.queues) return;
+  showSummary();
+  showEndpoints(latest.endpoints, samples);
+  showQueues(latest.queues);
+  if (!isHeld()) latest.held = null;
+  else latest.held ??= latest.decisions;
+  showRequests(latest.held ?? latest.decisions);
+}
+
+async function poll() {
+  if (asking || document.hidden) return;
+  asking = true;
+  clearTimeout(timer);
+  try {
+    await round();
+    show();
+    say("live", "Live");
+  } catch (error) {
+    rounds = 0; // it may be another picker when it is back, with another configuration
+    say("gone", lostWords(error));
+  } finally {
+    asking = false;
+    timer = setTimeout(poll, EVERY_MS);
+  }
+}
+
+function lostWords(error) {
+  const what = error.status ? `The picker says: ${error.message}.` : "The picker does not answer.";
+  const seen = lastAnswer === null ? "" : ` What is shown is of ${clock(lastAnswer / 1000)}.`;
+  return `${what} Trying again.${seen}`;
+}
+
+/** Screen readers hear of it when it changes, not every second. */
+function say(state, text) {
+  setAttribute(byId("status"), "data-state", state);
+  setText(byId("status"), text);
+  document.body.classList.toggle("is-stale", state === "gone" && lastAnswer !== null);
+}
+
+function showSummary() {
+  const { endpoints, queues } = latest;
+  const usable = endpoints.filter((one) => one.health.state !== "ejected").length;
+  const sum = (of) => endpoints.reduce((total, one) => total + (of(one) ?? 0), 0);
+  const rates = endpoints.filter((one) => one.requests_per_second !== null);
+  const caches = endpoints.filter((one) => one.metrics !== null);
+  const mean = caches.reduce((total, one) => total + one.metrics.kv_cache_usage, 0) / caches.length;
+  const figures = [
+    ["Endpoints usable", `${count(usable)} of ${count(endpoints.length)}`],
+    ["Under way", count(sum((one) => one.inflight_requests))],
+    ["Running at endpoints", count(sum((one) => one.metrics?.running_requests))],
+    ["Waiting at endpoints", count(sum((one) => one.metrics?.waiting_requests))],
+    ["KV cache, mean", percent(caches.length ? mean : null)],
+    ["Requests/s", rate(rates.length ? sum((one) => one.requests_per_second) : null)],
+    ["Waiting in the picker", queues.is_on ? count(queues.queued_requests) : "off"],
+  ];
+  keep(byId("summary"), figures, (figure) => figure[0], ([name]) => {
+    const value = el("dd");
+    return {
+      element: el("div", {}, el("dt", {}, name), value),
+      update: (figure) => setText(value, figure[1]),
+    };
+  });
+}
+
+/** Explain a request, and once more when it is over, unless another one was chosen meanwhile. */
+async function explain(requestId) {
+  const mine = (chosen += 1);
+  for (let isFirst = true; mine === chosen; isFirst = false) {
+    let over = true;
+    try {
+      const record = await ask(`decisions/${encodeURIComponent(requestId)}`);
+      if (mine !== chosen) return;
+      over = isOver(record.summary);
+      if (isFirst || over) showExplanation(record);
+    } catch (error) {
+      if (mine !== chosen) return;
+      if (isFirst) showNoExplanation(requestId, lostRecord(error));
+    }
+    if (isFirst) byId("explanation-heading").focus();
+    if (over) return;
+    await new Promise((resolve) => setTimeout(resolve, EVERY_MS));
+  }
+}
+
+function lostRecord(error) {
+  return error.status ? `The picker says: ${error.message}.` : "The picker does not answer, or not for such an id.";
+}
+
+/** Show what the address names: a request, or a section of the overview. */
+function follow() {
+  const { hash } = location;
+  const isDecision = hash.startsWith(DECISION);
+  byId("overview").hidden = isDecision;
+  byId("explanation").hidden = !isDecision;
+  if (isDecision) {
+    explain(decoded(hash.slice(DECISION.length)));
+    return;
+  }
+  document.title = "Pointsman";
+  chosen += 1;
+  byId("explanation").replaceChildren();
+  const name = hash.slice(2);
+  if (!NAMES.includes(name)) return;
+  const heading = byId(name);
+  heading.scrollIntoView({ block: "start" });
+  heading.focus({ preventScroll: true });
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+addEventListener("hashchange", follow);
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !byId("explanation").hidden) location.hash = "#/requests";
+});
+document.addEventListener("visibilitychange", poll);
+for (const id of ["endpoints-text", "requests-troubled", "requests-paused"]) byId(id).addEventListener("input", show);
+follow();
+poll();

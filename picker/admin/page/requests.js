@@ -1,0 +1,85 @@
+// The last requests.
+
+import { byId, cells, el, keep, setAttribute, setText } from "./dom.js";
+import { badge } from "./drawing.js";
+import { UNKNOWN, clock, count, endpointName, outcome, seconds } from "./format.js";
+import { showCounts } from "./queues.js";
+
+export const LIMIT = 60;
+const COLUMNS = [
+  ["Request", "name"],
+  ["Outcome", "state"],
+  ["Endpoint", "text"],
+  ["Model", "text"],
+  ["Flow", "text"],
+  ["Priority", "number"],
+  ["In queue", "number"],
+  ["Deciding", "number"],
+  ["First token", "number"],
+  ["Total", "number"],
+];
+
+/** The address, within the page, of a request's explanation. */
+export function linkTo(requestId) {
+  return `#/decisions/${encodeURIComponent(requestId)}`;
+}
+
+/** Whether new requests shall not move the list. */
+export function isHeld() {
+  return byId("requests-paused").checked;
+}
+
+function row(first) {
+  const parts = cells(COLUMNS);
+  const link = el("a", { class: "title", href: linkTo(first.request_id) }, first.request_id || "(no id)");
+  parts[0].append(link, el("span", { class: "detail" }, clock(first.received_unix_seconds)));
+  const mark = badge();
+  parts[1].append(mark.element);
+  const values = parts.slice(2).map((cell) => {
+    const value = el("span", { class: "value" });
+    cell.append(value);
+    return value;
+  });
+  const element = el("tr", { role: "row", class: "chosen-by-click" }, parts);
+  element.addEventListener("click", (event) => {
+    const isOwn = event.target.closest("a") || String(getSelection()) !== "";
+    if (!isOwn) location.hash = linkTo(first.request_id);
+  });
+  function update(one) {
+    const state = outcome(one);
+    mark.update(state);
+    setAttribute(element, "data-kind", state[0]);
+    const texts = [
+      one.endpoint === null ? UNKNOWN : endpointName(one.endpoint),
+      one.model || UNKNOWN,
+      one.fairness_id || UNKNOWN,
+      count(one.priority),
+      seconds(one.queue_seconds),
+      seconds(one.decision_seconds),
+      seconds(one.ttft_seconds),
+      seconds(one.seconds),
+    ];
+    texts.forEach((text, index) => setText(values[index], text));
+  }
+  return { element, update };
+}
+
+/** Show them. */
+export function showRequests(decisions) {
+  const counts = new Map();
+  for (const one of decisions) counts.set(one.outcome, (counts.get(one.outcome) ?? 0) + 1);
+  showCounts(byId("requests-outcomes"), [...counts]);
+  const isTroubled = byId("requests-troubled").checked;
+  const shown = isTroubled ? decisions.filter((one) => outcome(one)[0] === "bad") : decisions;
+  // Clients may send the same id twice.
+  const seen = new Set();
+  const items = shown.filter((one) => {
+    const key = `${one.received_unix_seconds} ${one.request_id}`;
+    return !seen.has(key) && seen.add(key);
+  });
+  const keyOf = (one) => `${one.received_unix_seconds} ${one.request_id}`;
+  keep(byId("requests-rows"), items, keyOf, row);
+  const note = byId("requests-note");
+  note.hidden = items.length > 0;
+  setText(note, decisions.length ? "None of them was refused or failed." : "No request came yet.");
+}

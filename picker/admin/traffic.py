@@ -1,0 +1,97 @@
+"""What the picker sent where lately: requests a second, and how much of them was cached there.
+
+Nobody tells the picker how many tokens an engine really found in its cache, unless responses pass
+through it. So prefix hits are what the configuration's prefix index *expected* at the endpoint that
+was picked: right as long as the index is, and there before the engine has begun.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo
+from picker.requestcontrol.observer import Decision, NoObserver
+
+WINDOW_SAMPLES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """An endpoint over the last ten samples, or since it was first seen.
+
+    `prefix_hit_share` is the share of the prompts' tokens that were expected in its cache, in
+    [0, 1]; None when no prompt was looked up.
+    """
+
+    requests_per_second: float
+    prefix_hit_share: float | None
+
+
+class _Counts:
+    """Owns what was sent to one endpoint: totals, and what they were at the last samples."""
+
+    __slots__ = ("before", "matched", "prompt", "requests")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.prompt = 0
+        self.matched = 0
+        self.before: deque[tuple[int, int, int]] = deque([(0, 0, 0)], maxlen=WINDOW_SAMPLES + 1)
+
+    def sample(self, interval_seconds: float) -> Recent:
+        self.before.append((self.requests, self.prompt, self.matched))
+        requests, prompt, matched = self.before[0]
+        seconds = (len(self.before) - 1) * interval_seconds
+        tokens = self.prompt - prompt
+        return Recent(
+            requests_per_second=(self.requests - requests) / seconds,
+            prefix_hit_share=(self.matched - matched) / tokens if tokens else None,
+        )
+
+
+class EndpointTraffic(NoObserver):
+    """A `RequestObserver` that counts, and is looked at once a second by `sample`."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, _Counts] = {}
+
+    def decided(self, decision: Decision) -> None:
+        """Count a request for the endpoint that it is meant for."""
+        if decision.result is None:
+            return  # any endpoint will do
+        key = decision.result.endpoints[0].key
+        counts = self._counts.get(key)
+        if counts is None:
+            counts = self._counts[key] = _Counts()
+        counts.requests += 1
+        prompt, matched = expected_hits(decision, key)
+        counts.prompt += prompt
+        counts.matched += matched
+
+    def sample(self, keys: Iterable[str], interval_seconds: float) -> dict[str, Recent]:
+        """What was sent to each of `keys` lately; the other endpoints are forgotten.
+
+        `interval_seconds` is what lies between two calls.
+        """
+        before, self._counts = self._counts, {}
+        for key in keys:
+            self._counts[key] = before.get(key) or _Counts()
+        return {key: counts.sample(interval_seconds) for key, counts in self._counts.items()}
+
+
+def expected_hits(decision: Decision, key: str) -> tuple[int, int]:
+    """The tokens of a decision's prompt, and how many of them were expected at endpoint `key`.
+
+    Both are 0 when no prefix index was asked. Of several indexes the one counts that expects most.
+    """
+    if decision.attributes is None or decision.request is None:
+        return 0, 0
+    found: tuple[PrefixCacheMatchInfo, ...] = decision.attributes.of_type(MATCH_INFO)
+    if not found:
+        return 0, 0
+    whole = max(one.total_blocks * one.block_size_tokens for one in found)
+    matched = max(one.match_blocks.get(key, 0) * one.block_size_tokens for one in found)
+    prompt = decision.request.num_tokens or whole
+    return prompt, min(matched, prompt)

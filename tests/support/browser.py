@@ -1,0 +1,159 @@
+"""A real browser without a screen, driven by the DevTools protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+WINDOW = Path(__file__).parent / "browser_window.py"
+LIMIT_SECONDS = 30
+_KEYS = {"Tab": 9, "Enter": 13, "Escape": 27}
+_LOG_EVENTS = ("Runtime.exceptionThrown", "Log.entryAdded")
+
+
+class Browser:
+    """One window. Everything in it that the page complains of is kept in `complaints`."""
+
+    def __init__(self, socket_: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket_
+        self._last = 0
+        self.complaints: list[str] = []
+
+    async def command(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """One command of the protocol, and its result."""
+        self._last += 1
+        await self._socket.send_json({"id": self._last, "method": method, "params": parameters})
+        while True:
+            message = json.loads((await self._socket.receive(LIMIT_SECONDS)).data)
+            if message.get("method") in _LOG_EVENTS:
+                self.complaints.append(json.dumps(message["params"]))
+            if message.get("id") == self._last:
+                assert "error" not in message, (method, message)
+                return message["result"]
+
+    async def look(self, width: int, height: int = 900, scheme: str = "light") -> None:
+        """The size of the window in pixels, and whether its user likes it `light` or `dark`."""
+        await self.command(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        likes = [
+            {"name": "prefers-color-scheme", "value": scheme},
+            {"name": "prefers-reduced-motion", "value": "reduce"},
+        ]
+        await self.command("Emulation.setEmulatedMedia", features=likes)
+
+    async def open(self, url: str) -> None:
+        """Load a page anew, even if it differs from the present one by its fragment only."""
+        await self.command("Page.navigate", url="about:blank")
+        await self.until("location.href === 'about:blank'")
+        self.complaints.clear()
+        await self.command("Page.navigate", url=url)
+        await self.until("location.href !== 'about:blank' && document.readyState === 'complete'")
+
+    async def run(self, script: str) -> Any:
+        """The value of an expression, which may be a promise, in the page."""
+        result = await self.command(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in result, (script, result["exceptionDetails"])
+        return result["result"].get("value")
+
+    async def until(self, condition: str) -> None:
+        """Wait for an expression to become true; fail when it does not."""
+        try:
+            async with asyncio.timeout(LIMIT_SECONDS):
+                while not await self._holds(condition):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            shown = await self.run("document.body.innerText")
+            pytest.fail(f"never came true: {condition}\n{self.complaints}\n{shown}")
+
+    async def _holds(self, condition: str) -> bool:
+        # While a page is being replaced there is nothing to evaluate in.
+        result = await self.command(
+            "Runtime.evaluate", expression=f"Boolean({condition})", returnByValue=True
+        )
+        return result["result"].get("value") is True
+
+    async def press(self, key: str) -> None:
+        """One key, as a person would."""
+        code = _KEYS[key]
+        text = {"text": "\r"} if key == "Enter" else {}
+        for kind, more in (("keyDown", text), ("keyUp", {})):
+            await self.command(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=code,
+                **more,
+            )
+
+    async def screenshot(self) -> bytes:
+        """What the window shows, as PNG."""
+        result = await self.command("Page.captureScreenshot", format="png")
+        return base64.b64decode(result["data"])
+
+
+@asynccontextmanager
+async def browser() -> AsyncIterator[Browser]:
+    """A window, until left. Skips where there is no browser, or a library that it needs is missing.
+
+    The browser is the extra `browser`; on a bare Linux it may lack libraries of the system.
+    """
+    pytest.importorskip(
+        "PySide6.QtWebEngineWidgets", reason="no browser here", exc_type=ImportError
+    )
+    port = _free_port()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(WINDOW), str(port)),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with aiohttp.ClientSession() as session:
+            address = await _address(session, port, process)
+            async with session.ws_connect(address, max_msg_size=0) as socket_:
+                window = Browser(socket_)
+                for domain in ("Page", "Runtime", "Log"):
+                    await window.command(f"{domain}.enable")
+                yield window
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def _address(
+    session: aiohttp.ClientSession, port: int, process: asyncio.subprocess.Process
+) -> str:
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while True:
+            assert process.returncode is None, f"the browser ended with {process.returncode}"
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.get(f"http://127.0.0.1:{port}/json") as response:
+                    windows = await response.json(content_type=None)
+                if windows:
+                    return str(windows[0]["webSocketDebuggerUrl"])
+            await asyncio.sleep(0.05)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
