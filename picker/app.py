@@ -29,6 +29,7 @@ from picker.running.listeners import Listeners, StartError
 from picker.running.options import Options, Ports
 from picker.running.pool_side import PoolSide
 from picker.running.request_side import (
+    KnownPool,
     RequestSide,
     config_in_use,
     read_config,
@@ -61,7 +62,7 @@ class Picker:
             outside,
             self._metrics,
             self._inflight,
-            (datastore, self._pool.snapshots),
+            KnownPool(datastore, self._pool.snapshots, self._pool.rules),
         )
         self._metrics.info.labels("", version("pointsman")).set(1)
         self._listeners = Listeners(

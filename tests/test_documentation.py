@@ -18,7 +18,7 @@ import worker.training.flags
 from picker.config.build import build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
-from picker.datalayer.endpoints_file import parse_endpoints
+from picker.config.pool_file import read_pool_file
 from picker.metrics import PickerMetrics
 
 ROOT = Path(__file__).parent.parent
@@ -48,15 +48,15 @@ YAML = list(blocks("yaml"))
 
 @pytest.mark.parametrize(("name", "text"), YAML, ids=[name for name, _ in YAML])
 def test_yaml_examples_are_valid(name: str, text: str) -> None:
-    """A configuration builds; a list of endpoints has no bad entry."""
+    """A configuration builds; an endpoints file has no bad entry and no bad object."""
     if "kind: EndpointPickerConfig" in text:
         loaded = load_config(text.encode(), name)
         assembly = build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0)
         assert not assembly.warnings
     else:
-        listed = parse_endpoints(text.encode())
-        assert len(listed.endpoints) == 2
-        assert not listed.problems
+        read = read_pool_file(text.encode(), name, "default")
+        assert len(read.contents.endpoints) == 2
+        assert not read.findings
 
 
 @pytest.mark.parametrize("line", sorted(set(commands())))

@@ -59,6 +59,8 @@ def decode_most(value: Any, shape: type[S], at: Path, findings: Findings) -> S:
 def _written(value: Any, annotation: Any) -> Any:
     """`value` without the known keys of structs that say nothing."""
     shape, _ = _required(annotation)
+    if get_origin(shape) is Annotated:
+        shape = get_args(shape)[0]
     if isinstance(value, dict) and isinstance(shape, type) and issubclass(shape, msgspec.Struct):
         kinds = {field.encode_name: field.type for field in msgspec.structs.fields(shape)}
         return {

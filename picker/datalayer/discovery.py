@@ -1,8 +1,8 @@
-"""Endpoints from a watched file.
+"""Endpoints, objectives and rewrites from a watched file.
 
 It is read again when it changes, in place, by renaming or by turning a link on its way; what it
 says then applies as a whole. A bad entry is skipped and reported, the good ones apply. The file
-must be readable when the picker starts; afterwards an unreadable file leaves the pool as it is.
+must be readable when the picker starts; afterwards an unreadable file leaves all as it is.
 """
 
 from __future__ import annotations
@@ -11,37 +11,59 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 
 from picker.datalayer.datastore import Datastore
-from picker.datalayer.endpoints_file import MAX_FILE_BYTES, EndpointList, parse_endpoints
+from picker.datalayer.request_rules import NO_RULES, RequestRules, RuleSet
 from picker.errors import ConfigError
 from picker.file_changes import moments_to_look
 from picker.metrics import PickerMetrics
+from picker.types import Endpoint
 
 log = logging.getLogger(__name__)
 
+MAX_FILE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PoolContents:
+    """What an endpoints file says.
+
+    `skipped` tells what of it does not count and why, one line each, `remarks` what its author
+    should know; both are cut when there is too much. `num_skipped` is complete.
+    """
+
+    endpoints: tuple[Endpoint, ...]
+    rules: RuleSet = NO_RULES
+    skipped: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    num_skipped: int = 0
+
 
 class FileDiscovery:
-    """Keeps the datastore's endpoints equal to those of a file."""
+    """Keeps the datastore's endpoints, and the rules of requests, equal to those of a file."""
 
     def __init__(
         self,
         path: Path,
         datastore: Datastore,
+        rules: RequestRules,
         metrics: PickerMetrics,
-        read: Callable[[bytes], EndpointList] = parse_endpoints,
+        read: Callable[[bytes, str], PoolContents],
     ) -> None:
-        """`read` makes endpoints of the file; it raises `ConfigError` when it is no such file."""
+        """`read` takes the file's bytes and its name; it raises `ConfigError`, which names it, when
+        that is no such file.
+        """
         self._path, self._decode = path, read
-        self._datastore = datastore
+        self._datastore, self._rules = datastore, rules
         self._errors = metrics.discovery_errors_total
         self._content: bytes | None = None
         self._complaint = ""
 
     def load(self) -> None:
-        """Read the file now. Raises `ConfigError` when it cannot be read or is not a list of
-        endpoints.
+        """Read the file now. Raises `ConfigError` when it cannot be read or is no
+        endpoints file.
         """
         content = self._read()
         if content != self._content:
@@ -73,7 +95,7 @@ class FileDiscovery:
         if text != self._complaint:
             self._complaint = text
             self._errors.inc()
-            log.error("%s; keeping the endpoints of before", text)
+            log.error("%s; keeping what the file said before", text)
 
     def _read(self) -> bytes:
         try:
@@ -86,16 +108,24 @@ class FileDiscovery:
             reason = error.strerror or str(error)
             raise ConfigError(f"{self._path}: cannot read the endpoints file: {reason}") from error
 
-    def _parse(self, content: bytes) -> EndpointList:
-        try:
-            return self._decode(content)
-        except ConfigError as error:
-            raise ConfigError(f"{self._path}: {error}") from error
+    def _parse(self, content: bytes) -> PoolContents:
+        return self._decode(content, str(self._path))
 
-    def _apply(self, found: EndpointList) -> None:
-        for problem in found.problems:
-            self._errors.inc()
-            log.warning("%s: skipped %s", self._path, problem)
+    def _apply(self, found: PoolContents) -> None:
+        """All of it before the next request is looked at."""
+        self._errors.inc(found.num_skipped)
+        for line in found.skipped:
+            log.warning("skipped %s", line)
+        for line in found.remarks:
+            log.warning("%s", line)
+        if self._rules.use(found.rules):
+            rules = found.rules
+            log.info(
+                "%s: %d objectives, %d rules of rewrites",
+                self._path,
+                len(rules.objectives),
+                len(rules.rewrites),
+            )
         changes = self._datastore.set_endpoints(found.endpoints)
         log.info(
             "%s: %d endpoints (%d added, %d removed)",

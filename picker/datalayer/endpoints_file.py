@@ -1,4 +1,4 @@
-"""An endpoints file, YAML or JSON → endpoints.
+"""A document that lists endpoints → endpoints.
 
     endpoints:
     - {name: w0, namespace: default, address: 127.0.0.1, port: "8000", labels: {role: decode}}
@@ -18,18 +18,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import yaml
-
 from picker.errors import ConfigError
 from picker.types import Endpoint
 
-MAX_FILE_BYTES = 1024 * 1024
 MAX_NAME_LENGTH = 253
 METRICS_ADDRESS_LABEL = "metricsAddress"
 METRICS_PORT_LABEL = "metricsPort"
 _FIELDS = ("name", "namespace", "address", "port", "labels", "rank", "nodeAddress")
 _SHOWN_LENGTH = 60
-_Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NAME = re.compile(r"[^/\s\x00-\x1f\x7f]+")
 _LOOKS_LIKE_IP = re.compile(r"[0-9.]+$")  # one that is mistyped
 _DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
@@ -37,37 +33,38 @@ _DNS_NAME = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*")
 
 
 @dataclass(frozen=True, slots=True)
+class EntryProblem:
+    """What is wrong at `path` of the document; what stands there is skipped."""
+
+    path: tuple[str | int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class EndpointList:
-    """The usable entries of an endpoints file, and what is wrong with the others."""
+    """The usable entries of a list of endpoints, and what is wrong with the others."""
 
     endpoints: tuple[Endpoint, ...]
-    problems: tuple[str, ...] = ()
+    problems: tuple[EntryProblem, ...] = ()
 
 
-def parse_endpoints(content: bytes, allow_names: bool = False) -> EndpointList:
-    """Decode an endpoints file. Raises `ConfigError` when it is not one at all.
+def endpoints_of(document: Any, allow_names: bool = False) -> EndpointList:
+    """The endpoints that a document lists. Raises `ConfigError` when it is no list of any.
 
     With `allow_names` addresses may be DNS names, which few proxies can route to.
     """
-    if len(content) > MAX_FILE_BYTES:
-        raise ConfigError(f"the file is larger than {MAX_FILE_BYTES} bytes")
-    try:
-        document = yaml.load(content, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: impossible dates
-        raise ConfigError(f"not valid YAML: {' '.join(str(error).split())}") from error
-    except (AttributeError, LookupError, TypeError) as error:  # PyYAML's, for `!!bool x`
-        raise ConfigError("not valid YAML: a value does not fit the tag before it") from error
     if not isinstance(document, dict) or not isinstance(document.get("endpoints"), list):
         raise ConfigError("expected a mapping with a list under the key 'endpoints'")
     endpoints: dict[str, Endpoint] = {}
-    problems = [f"unknown key {_shown(key)}" for key in document if key != "endpoints"]
+    unknown = [key for key in document if key != "endpoints"]
+    problems = [EntryProblem((), f"unknown key {_shown(key)}") for key in unknown]
     for index, entry in enumerate(document["endpoints"]):
         try:
             endpoint = _endpoint(entry, allow_names)
             if endpoint.key in endpoints:
                 raise ValueError(f"'{endpoint.key}' is already taken by an earlier entry")
         except ValueError as error:
-            problems.append(f"endpoints[{index}]{_named(entry)}: {error}")
+            problems.append(EntryProblem(("endpoints", index), f"{_named(entry)}{error}"))
         else:
             endpoints[endpoint.key] = endpoint
     return EndpointList(tuple(endpoints.values()), tuple(problems))
@@ -75,7 +72,7 @@ def parse_endpoints(content: bytes, allow_names: bool = False) -> EndpointList:
 
 def _named(entry: object) -> str:
     name = entry.get("name") if isinstance(entry, dict) else None
-    return f" ({_shown(name)})" if isinstance(name, str) else ""
+    return f"{_shown(name)}: " if isinstance(name, str) else ""
 
 
 def _shown(value: object) -> str:

@@ -22,6 +22,7 @@ from picker.config.build import Assembly
 from picker.config.load import LoadedConfig, load_config
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.inflight import InflightLoad
+from picker.datalayer.request_rules import RequestRules
 from picker.errors import ConfigError, PickerError
 from picker.extproc.health import HealthService
 from picker.extproc.stream_metrics import StreamMetrics
@@ -32,6 +33,7 @@ from picker.processes.messages import (
     Configuration,
     Drain,
     Failed,
+    Follow,
     Prepare,
     Prepared,
     Ready,
@@ -44,7 +46,7 @@ from picker.running.draining import until_quiet
 from picker.running.listeners import ExtProcPort, StartError
 from picker.running.logs import set_up_logging
 from picker.running.memory import keep_freed_pages
-from picker.running.request_side import RequestSide, config_in_use, speaking_to_others
+from picker.running.request_side import KnownPool, RequestSide, config_in_use, speaking_to_others
 from picker.sharing.block import BlockReader, BlockWriter
 from picker.sharing.load import LoadReader, LoadWriter
 from picker.sharing.pace import Pace
@@ -71,14 +73,16 @@ class ServingProcess:
         self._prepared: tuple[Assembly, int] | None = None
         self._config = config_in_use(options, _loaded(start.configuration), outside, self._metrics)
         self._datastore = Datastore(self._config.assembly.observers)
+        self._rules = RequestRules()
         self._requests = RequestSide(
             options,
             self._config,
             outside,
             self._metrics,
             self._inflight,
-            (self._datastore, self._datastore),
+            KnownPool(self._datastore, self._datastore, self._rules),
         )
+        self._rules.use(start.rules)
         self._port = ExtProcPort(
             options,
             self._requests.director,
@@ -176,6 +180,8 @@ class ServingProcess:
                 await self._channel.send(Prepared(message.question, problem))
             elif isinstance(message, Commit):
                 self._commit()
+            elif isinstance(message, Follow):
+                self._rules.use(message.rules)
             elif isinstance(message, Tell):
                 await self._channel.send(Told(message.question, numbers_of(self._metrics)))
             elif isinstance(message, Drain):

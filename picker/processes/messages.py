@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from picker.datalayer.request_rules import NO_RULES, RuleSet
 from picker.extproc.options import TlsMaterial
 from picker.running.options import Options
 from picker.sharing.totals import Numbers
@@ -31,8 +32,8 @@ class Configuration(msgspec.Struct, frozen=True):
 class Start(msgspec.Struct, tag=True):
     """The first message to a child; descriptors are numbers that it has inherited.
 
-    `loads` are the blocks of what each process has under way, its own at `index`. `certificate` is
-    what all show when none was given.
+    `loads` are the blocks of what each process has under way, its own at `index`. `rules` are those
+    of requests; others may follow in `Follow`. `certificate` is what all show when none was given.
     """
 
     index: int
@@ -42,6 +43,7 @@ class Start(msgspec.Struct, tag=True):
     loads: list[int]
     listening: int
     certificate: TlsMaterial | None = None
+    rules: RuleSet = NO_RULES
 
 
 class Prepare(msgspec.Struct, tag=True):
@@ -53,6 +55,12 @@ class Prepare(msgspec.Struct, tag=True):
 
 class Commit(msgspec.Struct, tag=True):
     """Use what was prepared last."""
+
+
+class Follow(msgspec.Struct, tag=True):
+    """Go by these objectives and rewrites alone from now on."""
+
+    rules: RuleSet
 
 
 class Tell(msgspec.Struct, tag=True):
@@ -91,7 +99,7 @@ class Told(msgspec.Struct, tag=True):
     numbers: Numbers
 
 
-ToChild: TypeAlias = Start | Prepare | Commit | Tell | Drain
+ToChild: TypeAlias = Start | Prepare | Commit | Follow | Tell | Drain
 ToParent: TypeAlias = Ready | Failed | Prepared | Told
 Message: TypeAlias = ToChild | ToParent
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 
+from picker.datalayer.request_rules import NO_RULES, RuleSet
 from picker.errors import PickerError
 from picker.processes.messages import (
     Channel,
@@ -17,6 +18,7 @@ from picker.processes.messages import (
     Configuration,
     Drain,
     Failed,
+    Follow,
     Prepare,
     Prepared,
     Ready,
@@ -38,9 +40,17 @@ class UnansweredError(PickerError):
 class Serving:
     """Owns a child process, the conversation with it, and what it has told of its numbers."""
 
-    def __init__(self, index: int, process: asyncio.subprocess.Process, channel: Channel) -> None:
+    def __init__(
+        self,
+        index: int,
+        process: asyncio.subprocess.Process,
+        channel: Channel,
+        rules: RuleSet = NO_RULES,
+    ) -> None:
+        """`rules` are those that it begins with."""
         self.index = index
         self.pid = process.pid
+        self.rules = rules  # of requests, as it was told last
         self.revision: int | None = None  # of its configuration; None while it does not serve
         self.failure: str | None = None
         self.numbers: Numbers | None = None
@@ -65,7 +75,7 @@ class Serving:
             raise
         finally:
             theirs.close()
-        serving = cls(start.index, process, await Channel.over(ours))
+        serving = cls(start.index, process, await Channel.over(ours), start.rules)
         await serving.send(start)
         return serving
 
@@ -110,6 +120,15 @@ class Serving:
         if self.revision is not None:
             self.revision = revision
             await self.send(Commit())
+
+    async def follow(self, rules: RuleSet) -> None:
+        """Have it go by these objectives and rewrites. What it is too busy to take now it reads
+        later.
+        """
+        self.rules = rules
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self.send(Follow(rules))
 
     async def drain(self) -> None:
         """Have it end when nobody needs it; asked twice, at once."""

@@ -3,7 +3,8 @@
 Theory of operation. Children share nothing on the way of a request. What they have to know of each
 other lies in shared memory: the pool as this process knows it, and what each child has under way.
 Both are written and looked at every few milliseconds beside the requests. Everything else goes over
-one socket to each child: configurations, questions for its metrics, the end.
+one socket to each child: configurations, objectives and rewrites, questions for its metrics, the
+end.
 
 Every child listens at the port with a socket of its own, and the system spreads connections over
 them; a unix socket is one that all accept from. A child that ends is replaced, and its connections
@@ -37,6 +38,7 @@ from picker.framework.interfaces import KvEventConsumer
 from picker.metrics import PickerMetrics
 from picker.processes.fleet import ServingFleet
 from picker.processes.messages import Configuration, Start
+from picker.processes.rules import RuleTelling
 from picker.processes.serving import Serving
 from picker.running.listeners import (
     SidePorts,
@@ -87,6 +89,7 @@ class Supervisor:
         self._pool_writer = PoolWriter(BlockWriter(self._memory.pool), lives)
         self._loads = LoadReader([BlockReader(fd) for fd in self._memory.loads])
         self._fleet = ServingFleet(options.processes, self._begin, self._ended, self._served)
+        self._telling = RuleTelling(self._pool.rules, lambda: self._fleet.members)
         datastore = self._pool.datastore
         admin = AdminServer(self._metrics, datastore, self._inflight, self.is_ready, self._page)
         self._beside = SidePorts(options, HealthService(self.is_ready), admin)
@@ -146,6 +149,7 @@ class Supervisor:
             *self._pool.start(group),
             group.create_task(self._share(), name="sharing"),
             group.create_task(self._fleet.watch(), name="watching"),
+            group.create_task(self._telling.run(), name="rules"),
         ]
         if self._watch is not None:
             tasks.append(group.create_task(self._watch.run(), name="configuration"))
@@ -206,6 +210,7 @@ class Supervisor:
                 pool=self._memory.pool,
                 loads=self._memory.loads,
                 listening=listening.fileno(),
+                rules=self._pool.rules.current,
                 certificate=self._certificate,
             )
             return await Serving.begin(
@@ -214,6 +219,7 @@ class Supervisor:
 
     def _served(self, serving: Serving) -> None:
         """A child serves; by another configuration than now, if that has changed meanwhile."""
+        self._telling.look()
         if serving.revision != self._configuration.revision:
             serving.kill()  # its successor begins with the one that is in use
 

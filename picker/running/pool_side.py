@@ -12,12 +12,13 @@ from random import Random
 from picker.admin.pool_metrics import PoolCollector
 from picker.admin.remembered import RememberedCollector
 from picker.config.build import Assembly
+from picker.config.pool_file import pool_contents
 from picker.datalayer.activity import Activity, WatchedSnapshots
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.discovery import FileDiscovery
-from picker.datalayer.endpoints_file import parse_endpoints
 from picker.datalayer.inflight import InflightLoad
 from picker.datalayer.reading import Patience
+from picker.datalayer.request_rules import RequestRules
 from picker.datalayer.scrape import MIN_TICK_SECONDS, Scraper, ScrapeSettings, polled
 from picker.datalayer.sources import describers
 from picker.errors import ConfigError
@@ -28,7 +29,7 @@ from picker.running.options import Options
 
 
 class PoolSide:
-    """Owns the datastore and what fills it.
+    """Owns the datastore, the rules of requests, and what fills both.
 
     `observers` are told of endpoints that left or restarted, as are those of the configuration.
     """
@@ -43,10 +44,12 @@ class PoolSide:
     ) -> None:
         """Raises `ConfigError` when there is not exactly one source of endpoints."""
         self._observers = tuple(observers)
-        self.datastore = Datastore()
+        self.datastore, self.rules = Datastore(), RequestRules()
         self.use(assembly)
         self.activity = Activity(inflight)
-        self._discovery, self._follows_file = _discovery(options, assembly, self.datastore, metrics)
+        path, self._follows_file, allow_names = _endpoints_file(options, assembly)
+        read = partial(pool_contents, pool=options.pool_name, allow_names=allow_names)
+        self._discovery = FileDiscovery(path, self.datastore, self.rules, metrics, read)
         self._scraper = Scraper(
             self.datastore,
             polled(assembly.data_layer.bindings),
@@ -81,10 +84,8 @@ class PoolSide:
         return tasks
 
 
-def _discovery(
-    options: Options, assembly: Assembly, datastore: Datastore, metrics: PickerMetrics
-) -> tuple[FileDiscovery, bool]:
-    """The discovery, and whether it follows changes of its file."""
+def _endpoints_file(options: Options, assembly: Assembly) -> tuple[Path, bool, bool]:
+    """The endpoints file, whether its changes are followed, and whether addresses may be names."""
     path = options.endpoints_file
     configured = assembly.data_layer.discovery
     if path is not None and configured is not None:
@@ -92,12 +93,10 @@ def _discovery(
             "endpoints come from --endpoints-file or from dataLayer.discovery, not both"
         )
     if path is not None:
-        return FileDiscovery(path, datastore, metrics), True
+        return path, True, False
     if configured is not None and isinstance(configured.plugin, FileDiscoverySettings):
         settings = configured.plugin
-        read = partial(parse_endpoints, allow_names=settings.allows_names)
-        discovery = FileDiscovery(Path(settings.path), datastore, metrics, read)
-        return discovery, settings.watch_file
+        return Path(settings.path), settings.watch_file, settings.allows_names
     raise ConfigError("no endpoints: give --endpoints-file FILE")
 
 

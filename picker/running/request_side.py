@@ -20,6 +20,7 @@ from picker.config.load import LoadedConfig, load_config
 from picker.config.watch import read_config_file
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.inflight import InflightLoad
+from picker.datalayer.request_rules import RequestRules
 from picker.errors import ConfigError
 from picker.framework.services import Services
 from picker.metrics import PickerMetrics
@@ -42,6 +43,19 @@ class Outside:
     tracing: Tracing
 
 
+@dataclass(frozen=True, slots=True)
+class KnownPool:
+    """What a process knows of its pool.
+
+    `datastore` says when endpoints come and go, `snapshots` is what decisions look at, `rules` are
+    the objectives and rewrites of requests.
+    """
+
+    datastore: Datastore
+    snapshots: SnapshotSource
+    rules: RequestRules
+
+
 class LoopClock:
     """The event loop's time, for plugins that wait."""
 
@@ -55,10 +69,7 @@ class LoopClock:
 
 
 class RequestSide:
-    """Owns what decides, and what goes on beside the decisions for the plugins' sake.
-
-    `datastore` says when endpoints come and go, `snapshots` is what decisions look at.
-    """
+    """Owns what decides, and what goes on beside the decisions for the plugins' sake."""
 
     def __init__(
         self,
@@ -67,24 +78,26 @@ class RequestSide:
         outside: Outside,
         metrics: PickerMetrics,
         inflight: InflightLoad,
-        pool: tuple[Datastore, SnapshotSource],
+        pool: KnownPool,
     ) -> None:
         """Starts nothing."""
-        datastore, snapshots = pool
         self._http, self._tracing = outside.http, outside.tracing
         self._flushes = Flushes(time.monotonic, time.time)
         self._flushing: asyncio.Task[None] | None = None
-        self._kv_listening = KvListening(datastore, metrics.kv)
+        self._kv_listening = KvListening(pool.datastore, metrics.kv)
         self._requests = RequestMetrics(metrics)
         policies = RequestPolicies(
+            objectives=pool.rules,
+            rewrites=pool.rules,
             tracer=self._tracing.tracer,
             emit_endpoint_scores=options.emit_endpoint_scores,
             ignore_subset_hint=options.disable_endpoint_subset_filter,
         )
         self.director = Director(
             pipeline_of(config.assembly),
-            Surroundings(snapshots, inflight, Random(), self._requests, policies=policies),
+            Surroundings(pool.snapshots, inflight, Random(), self._requests, policies=policies),
         )
+        pool.rules.subscribe(lambda rules: metrics.pin_models(rules.models))
         metrics.register(PluginCollector(lambda: config.assembly, inflight, metrics))
         self.use(config.assembly)
 

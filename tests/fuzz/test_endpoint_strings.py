@@ -8,7 +8,7 @@ from ipaddress import ip_address
 import yaml
 from hypothesis import strategies as st
 
-from picker.datalayer.endpoints_file import parse_endpoints
+from picker.config.pool_file import pool_contents
 from picker.errors import ConfigError
 from picker.requestcontrol.candidates import LoadedCandidates, candidates_for
 from picker.types import Candidate, Endpoint
@@ -73,11 +73,11 @@ def test_whatever_entries_say_endpoints_are_sound(for_seconds: ForSeconds) -> No
 
     def check(entries: list[object]) -> None:
         content = yaml.safe_dump({"endpoints": entries}).encode()
-        found = parse_endpoints(content)
-        assert len(found.endpoints) + len(found.problems) == len(entries)
+        found = pool_contents(content, "f", "p")
+        assert len(found.endpoints) + found.num_skipped == len(entries)
         assert all(map(is_sound, found.endpoints))
         assert len({endpoint.key for endpoint in found.endpoints}) == len(found.endpoints)
-        assert all(len(problem) < 300 for problem in found.problems)
+        assert all(len(problem) < 300 for problem in found.skipped)
 
     for_seconds(st.lists(st.one_of(ENTRIES, SCALARS), max_size=6), check)
 
@@ -94,7 +94,7 @@ def test_no_file_makes_the_parser_raise_anything_else(for_seconds: ForSeconds) -
 
     def check(content: bytes) -> None:
         try:
-            found = parse_endpoints(content)
+            found = pool_contents(content, "f", "p")
         except ConfigError:
             return
         assert all(map(is_sound, found.endpoints))

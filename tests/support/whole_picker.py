@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from metrics_pages import Pod, serving
 from prometheus_client.parser import text_string_to_metric_families
 
 from picker.app import Picker
-from picker.datalayer.rewrites import RewriteRule, RewriteRules
 from picker.running.options import Options, Ports
 
+PolicyObject = dict[str, Any]
 MAX_MESSAGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
 # What the reference's hermetic tests run with.
@@ -63,6 +63,7 @@ class WholePicker:
     endpoints_file: Path
     channel: grpc.aio.Channel
     http: aiohttp.ClientSession
+    policies: Sequence[PolicyObject] = field(default=(), kw_only=True)
 
     @asynccontextmanager
     async def stream(self) -> AsyncIterator[GatewayStream]:
@@ -145,47 +146,55 @@ class WholePicker:
     def list_endpoints(self, pods: Sequence[Pod]) -> None:
         """Write the endpoints file anew."""
         self.pods = pods
-        write_endpoints(self.endpoints_file, pods)
+        write_endpoints(self.endpoints_file, pods, self.policies)
+
+    def list_policies(self, policies: Sequence[PolicyObject]) -> None:
+        """Write it anew, with other objectives and rewrites."""
+        self.policies = policies
+        write_endpoints(self.endpoints_file, self.pods, policies)
 
 
-def write_endpoints(path: Path, pods: Sequence[Pod]) -> None:
+def write_endpoints(path: Path, pods: Sequence[Pod], policies: Sequence[PolicyObject] = ()) -> None:
     """Replace an endpoints file by renaming."""
     fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps({"endpoints": [pod.entry for pod in pods]}))
+    documents: list[Any] = [{"endpoints": [pod.entry for pod in pods]}, *policies]
+    fresh.write_text("\n---\n".join(map(json.dumps, documents)))
     fresh.rename(path)
 
 
-@dataclass(frozen=True)
-class Objectives:
-    """Knows the priorities of objectives by their names."""
-
-    priorities: Mapping[str, int]
-
-    def priority(self, objective: str) -> int | None:
-        """Its priority, if it is one of them."""
-        return self.priorities.get(objective)
+def objective(name: str, priority: int | None, **spec: Any) -> PolicyObject:
+    """An InferenceObjective of the pool `default`, as JSON."""
+    given = {} if priority is None else {"priority": priority}
+    return _policy("InferenceObjective", name, given | spec)
 
 
-@dataclass(frozen=True)
-class Rewrites:
-    """Knows rules."""
-
-    given: tuple[RewriteRule, ...]
-
-    def rules(self) -> RewriteRules:
-        """The rules."""
-        return RewriteRules(self.given)
+def rewrite(name: str, *rules: Mapping[str, Any], **metadata: Any) -> PolicyObject:
+    """An InferenceModelRewrite of the pool `default`, as JSON."""
+    made = _policy("InferenceModelRewrite", name, {"rules": list(rules)})
+    made["metadata"] |= metadata
+    return made
 
 
-def follow(picker: Picker, objectives: Mapping[str, int], rewrites: Sequence[RewriteRule]) -> None:
-    """Have requests follow objectives and rewrites, which no option of a picker names yet."""
-    director = picker._requests.director
-    policies = replace(
-        director._surroundings.policies,
-        objectives=Objectives(objectives),
-        rewrites=Rewrites(tuple(rewrites)),
-    )
-    director._surroundings = replace(director._surroundings, policies=policies)
+def rule(models: str = "", /, **targets: int | None) -> dict[str, Any]:
+    """One rule of it: `models`, separated by spaces, to models of these weights."""
+    weights = {
+        name: {} if weight is None else {"weight": weight} for name, weight in targets.items()
+    }
+    made: dict[str, Any] = {
+        "targets": [{"modelRewrite": name} | weight for name, weight in weights.items()]
+    }
+    if models:
+        made["matches"] = [{"model": {"value": name}} for name in models.split()]
+    return made
+
+
+def _policy(kind: str, name: str, spec: Mapping[str, Any]) -> PolicyObject:
+    return {
+        "apiVersion": "llm-d.ai/v1alpha2",
+        "kind": kind,
+        "metadata": {"name": name},
+        "spec": {"poolRef": {"name": "default"}, **spec},
+    }
 
 
 @asynccontextmanager
@@ -195,7 +204,7 @@ async def whole_picker(
     config: str | None = FOUR_SCORERS,
     *,
     objectives: Mapping[str, int] | None = None,
-    rewrites: Sequence[RewriteRule] = (),
+    rewrites: Sequence[PolicyObject] = (),
     **changes: Any,
 ) -> AsyncIterator[WholePicker]:
     """A picker in front of `pods`, once it has read their pages. None: its own configuration."""
@@ -203,7 +212,8 @@ async def whole_picker(
         for pod in pods:
             await stack.enter_async_context(serving(pod))
         path = folder / "endpoints.yaml"
-        write_endpoints(path, pods)
+        policies = [objective(*one) for one in (objectives or {}).items()] + [*rewrites]
+        write_endpoints(path, pods, policies)
         options = {
             "config_text": config,
             "endpoints_file": path,
@@ -214,7 +224,6 @@ async def whole_picker(
             "allow_experimental_plugins": True,
         }
         picker = Picker(Options(**options | changes))
-        follow(picker, objectives or {}, rewrites)
         started: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(picker.run(started.set_result))
         awaited: list[asyncio.Future[Any]] = [started, task]
@@ -228,7 +237,7 @@ async def whole_picker(
                 grpc.aio.insecure_channel(address, options=MAX_MESSAGE) as channel,
                 aiohttp.ClientSession() as http,
             ):
-                running = WholePicker(picker, ports, pods, path, channel, http)
+                running = WholePicker(picker, ports, pods, path, channel, http, policies=policies)
                 await until(running.has_read_pages)
                 yield running
         finally:

@@ -6,12 +6,15 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from picker.config.pool_file import pool_contents
 from picker.datalayer.datastore import Datastore, EndpointChanges
 from picker.datalayer.discovery import FileDiscovery
+from picker.datalayer.request_rules import RequestRules
 from picker.errors import ConfigError
 from picker.metrics import PickerMetrics
 
@@ -21,9 +24,25 @@ TWO = (
 )
 
 
+def follower(
+    path: Path,
+    store: Datastore | None = None,
+    rules: RequestRules | None = None,
+    metrics: PickerMetrics | None = None,
+) -> FileDiscovery:
+    """A discovery for the pool `default`."""
+    return FileDiscovery(
+        path,
+        store or Datastore(),
+        rules or RequestRules(),
+        metrics or PickerMetrics(),
+        partial(pool_contents, pool="default"),
+    )
+
+
 def test_an_unreadable_file_is_fatal_at_the_start(tmp_path: Path) -> None:
     """The message names the file."""
-    discovery = FileDiscovery(tmp_path / "none.yaml", Datastore(), PickerMetrics())
+    discovery = follower(tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match=r"none\.yaml: cannot read .* No such file"):
         discovery.load()
 
@@ -36,7 +55,8 @@ class Watched:
         self.metrics = PickerMetrics()
         self.changed = asyncio.Event()
         self.store.subscribe(self.note)
-        self.discovery = FileDiscovery(path, self.store, self.metrics)
+        self.rules = RequestRules()
+        self.discovery = follower(path, self.store, self.rules, self.metrics)
         self.discovery.load()
         self.changed.clear()
 
@@ -112,7 +132,9 @@ def test_a_bad_entry_is_told_and_counted_and_the_others_apply(
     path.write_text(ONE + "- {name: worse, address: example.com, port: 1}\n")
     watched = Watched(path)
     assert [one.endpoint.name for one in watched.store.snapshot().candidates] == ["a"]
-    assert "skipped endpoints[1] ('worse'): 'address' must be an IP address" in caplog.text
+    assert (
+        "endpoints.yaml:3:3: endpoints[1]: 'worse': 'address' must be an IP address" in caplog.text
+    )
     value = watched.metrics.registry.get_sample_value("pointsman_discovery_errors_total")
     assert value == 1
 
@@ -123,7 +145,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, what: str) -> None:
     path = tmp_path / "endpoints.yaml"
     path.mkdir() if what == "folder" else os.mkfifo(path)
     with pytest.raises(ConfigError, match="is not a file"):
-        FileDiscovery(path, Datastore(), PickerMetrics()).load()
+        follower(path).load()
 
 
 def test_a_reload_of_a_broken_file_keeps_the_endpoints(tmp_path: Path) -> None:
@@ -131,7 +153,7 @@ def test_a_reload_of_a_broken_file_keeps_the_endpoints(tmp_path: Path) -> None:
     path = tmp_path / "endpoints.yaml"
     path.write_text(ONE)
     store = Datastore()
-    discovery = FileDiscovery(path, store, PickerMetrics())
+    discovery = follower(path, store)
     discovery.load()
     path.write_text("endpoints: {")
     with pytest.raises(ConfigError, match="not valid YAML"):

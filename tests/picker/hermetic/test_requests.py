@@ -2,9 +2,9 @@
 
 The whole picker runs in this process; its endpoints are real HTTP servers. Where the reference
 repeats a client's headers and leaves out only its own, this picker removes its own and repeats
-none; see `docs/protocol.md`. Objectives and rewrites (H1, H8, H13, H20) are handed to the director
-as their sources will hand them; H43 belongs to flow control, and H49 to the room that watches
-Kubernetes objects. H44 and H46 are `test_known_configurations`, H47 is `test_endpoints`.
+none; see `docs/protocol.md`. Objectives and rewrites (H1, H8, H13, H20) stand in the endpoints
+file; H43 belongs to flow control, and H49 to the room that watches Kubernetes objects. H44 and H46
+are `test_known_configurations`, H47 is `test_endpoints`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from pathlib import Path
 import pytest
 from ext_proc_stream import completion, directed, refused, request_pieces
 from metrics_pages import page, pods
-from whole_picker import whole_picker
-
-from picker.datalayer.rewrites import RewriteRule, RewriteTarget
+from whole_picker import rewrite, rule, whole_picker
 
 DROPPED = "failed to find endpoint candidates for serving the request"
 Load = tuple[float, float, Sequence[str]]
@@ -103,11 +101,9 @@ async def test_a_body_in_two_messages_leaves_as_one(tmp_path: Path) -> None:
 
 async def test_a_rule_rewrites_a_model(tmp_path: Path) -> None:
     """H13: where no header does; the name of the rule is counted."""
-    rule = RewriteRule(
-        "my-rule", (RewriteTarget("rewritten-model"),), frozenset({"model-to-be-rewritten"})
-    )
+    made = rewrite("my-rule", rule("model-to-be-rewritten", **{"rewritten-model": None}))
     one = pods(page())
-    async with whole_picker(tmp_path, one, rewrites=[rule]) as picker:
+    async with whole_picker(tmp_path, one, rewrites=[made]) as picker:
         said = await picker.ask(completion("model-to-be-rewritten"))
         assert said == directed(one[0].host_port, sorted_body("rewritten-model"))
         names = {"model_name": "model-to-be-rewritten", "target_model_name": "rewritten-model"}

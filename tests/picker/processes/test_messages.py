@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from picker.datalayer.request_rules import Objective, RuleSet
+from picker.datalayer.rewrites import RewriteRule, RewriteTarget
 from picker.extproc.options import TlsMaterial, Transport
 from picker.metrics import PickerMetrics
 from picker.processes.messages import (
@@ -15,6 +17,7 @@ from picker.processes.messages import (
     Configuration,
     Drain,
     Failed,
+    Follow,
     Message,
     Prepare,
     Prepared,
@@ -35,6 +38,10 @@ OPTIONS = Options(
     processes=3,
     logs=LogFlags(4, as_json=True),
 )
+RULES = RuleSet(
+    (Objective("a", -1, "n"), Objective("b")),
+    (RewriteRule("r", (RewriteTarget("m", 3), RewriteTarget("n")), frozenset("xy"), 1.5, 2),),
+)
 WRITTEN = Configuration(b"kind: \xff", "c.yaml", 7)
 
 
@@ -48,8 +55,8 @@ def told() -> Told:
 @pytest.mark.parametrize(
     "message",
     [
-        Start(1, OPTIONS, WRITTEN, 3, [4, 5], 6, TlsMaterial(b"key", b"chain")),
-        *(Prepare(1, WRITTEN), Commit(), Tell(2), Drain(), Ready(1), Failed("why")),
+        Start(1, OPTIONS, WRITTEN, 3, [4, 5], 6, TlsMaterial(b"key", b"chain"), RULES),
+        *(Prepare(1, WRITTEN), Commit(), Follow(RULES), Tell(2), Drain(), Ready(1), Failed("why")),
         *(Prepared(1), Prepared(1, "no"), told()),
     ],
     ids=lambda message: type(message).__name__,

@@ -11,7 +11,7 @@ import pytest
 from picker.config.build import BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
-from picker.datalayer.endpoints_file import parse_endpoints
+from picker.config.pool_file import pool_contents
 from picker.datalayer.inflight import InflightLoad
 from picker.metrics import PickerMetrics
 from picker.plugins.discoveries.file_discovery import PLUGIN as FILE_DISCOVERY
@@ -69,11 +69,12 @@ def test_pools_are_found_by_name(tmp_path: Path) -> None:
 def test_what_is_neither_an_address_nor_a_name_is_refused(address: str) -> None:
     """A mistyped address is no name."""
     text = f'endpoints: [{{name: a, address: "{address}", port: 80}}]'
-    assert parse_endpoints(text.encode(), allow_names=True).endpoints == ()
+    assert pool_contents(text.encode(), "f", "p", allow_names=True).endpoints == ()
 
 
 def test_only_pools_may_have_names(configured: Callable[..., Any]) -> None:
     """A proxy cannot route to the name of a worker."""
     assert not configured(FILE_DISCOVERY, {"path": "f"}).allows_names
     assert configured(PLUGIN, {"path": "f"}).allows_names
-    assert parse_endpoints(b"endpoints: [{name: a, address: b.c, port: 80}]").endpoints == ()
+    content = b"endpoints: [{name: a, address: b.c, port: 80}]"
+    assert pool_contents(content, "f", "p").endpoints == ()

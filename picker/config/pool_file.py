@@ -1,0 +1,260 @@
+"""The endpoints file: YAML documents → endpoints, objectives and rewrites, with all findings.
+
+One document lists the endpoints. Any others are objects in the form that Kubernetes has them:
+InferenceObjective, InferenceModelRewrite, or a List of these. An entry or an object with errors is
+skipped, and the others count. What is about another pool than the picker's is left out, with a
+warning. JSON is YAML too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import yaml
+
+from picker.config.decode import decode
+from picker.config.documents import as_plain, constructed, unusable, yaml_loader
+from picker.config.findings import MAX_FINDINGS, Finding, Findings, Severity
+from picker.config.source import Path, Source
+from picker.datalayer import policy_objects
+from picker.datalayer.discovery import MAX_FILE_BYTES, PoolContents
+from picker.datalayer.endpoints_file import EndpointList, endpoints_of
+from picker.datalayer.policy_objects import (
+    InferenceObjective,
+    PolicyObject,
+    doubts_about,
+    objective_of,
+    rules_of,
+)
+from picker.datalayer.request_rules import Objective, RuleSet
+from picker.datalayer.rewrites import RewriteRule
+from picker.errors import ConfigError
+
+LIST_KIND = "List"
+_LIST_API_VERSION = "v1"
+_SHOWN_LENGTH = 60
+_NULL_TAG = "tag:yaml.org,2002:null"
+
+
+class _ObjectList(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Several objects in one, as `kubectl get -o yaml` writes them."""
+
+    api_version: str
+    kind: str
+    items: tuple[Any, ...]
+    metadata: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFile:
+    """What an endpoints file says. Of `findings`, errors are about what was skipped."""
+
+    contents: PoolContents
+    findings: tuple[Finding, ...]
+
+
+def read_pool_file(content: bytes, name: str, pool: str, *, allow_names: bool = False) -> PoolFile:
+    """Decode an endpoints file for the pool called `pool`; messages call the file `name`.
+
+    Raises `ConfigError` when it is none at all: no YAML, too large, or without exactly one list of
+    endpoints. With `allow_names` addresses may be DNS names, which few proxies can route to.
+    """
+    reading = _Reading(name, pool, allow_names=allow_names)
+    reading.read(content)
+    if reading.endpoints is None:
+        text = "expected a mapping with a list under the key 'endpoints'"
+        if reading.num_objects:
+            text = "no document lists endpoints; for a pool without any write 'endpoints: []'"
+        raise unusable(name, text)
+    return reading.result(reading.endpoints)
+
+
+def read_policies(content: bytes, name: str, pool: str) -> PoolFile:
+    """Decode a file of objectives and rewrites alone. Raises `ConfigError` as above, and for a
+    document that is no object.
+    """
+    reading = _Reading(name, pool, lists_endpoints=False)
+    reading.read(content)
+    return reading.result(EndpointList(()))
+
+
+def pool_contents(
+    content: bytes, name: str, pool: str, *, allow_names: bool = False
+) -> PoolContents:
+    """What an endpoints file says, for `FileDiscovery`. Raises `ConfigError`."""
+    return read_pool_file(content, name, pool, allow_names=allow_names).contents
+
+
+class _Reading:
+    """Owns what was read of one file so far."""
+
+    def __init__(
+        self, name: str, pool: str, *, lists_endpoints: bool = True, allow_names: bool = False
+    ) -> None:
+        self._name, self._pool = name, pool
+        self._lists_endpoints, self._allow_names = lists_endpoints, allow_names
+        self.endpoints: EndpointList | None = None
+        self.num_objects = 0
+        self._num_skipped = 0
+        self._objectives: dict[str, Objective] = {}
+        self._rewrites: dict[tuple[str, str], tuple[RewriteRule, ...]] = {}
+        self._findings: list[Finding] = []
+        self._is_cut = False
+
+    def read(self, content: bytes) -> None:
+        """Read all documents. Raises `ConfigError`."""
+        if len(content) > MAX_FILE_BYTES:
+            raise unusable(self._name, f"the file is larger than {MAX_FILE_BYTES} bytes")
+        with yaml_loader(content, self._name, "the file") as loader:
+            while loader.check_node():
+                root = loader.get_node()
+                if root is not None and root.tag != _NULL_TAG:  # "---" may have nothing after it
+                    self._read_document(loader, root)
+
+    def result(self, listed: EndpointList) -> PoolFile:
+        """All of it."""
+        rewrites = (rule for rules in self._rewrites.values() for rule in rules)
+        rules = RuleSet(tuple(self._objectives.values()), tuple(rewrites))
+        findings = tuple(self._findings)
+        if self._is_cut:
+            text = "there are further findings, which are not told"
+            findings = (*findings, Finding(Severity.WARNING, text, self._name))
+        contents = PoolContents(
+            endpoints=listed.endpoints,
+            rules=rules,
+            skipped=tuple(str(one) for one in findings if one.severity is Severity.ERROR),
+            remarks=tuple(str(one) for one in findings if one.severity is Severity.WARNING),
+            num_skipped=self._num_skipped,
+        )
+        return PoolFile(contents, findings)
+
+    def _read_document(self, loader: yaml.SafeLoader, root: yaml.Node) -> None:
+        source = Source(self._name, root)
+        if not _has_key(root, "kind"):
+            self._read_endpoints(constructed(loader, root), source)
+            return
+        findings = Findings(source)
+        document = as_plain(loader, root, self._name, findings)
+        if findings.has_errors:
+            self._skip(findings, "")
+        elif document.get("kind") == LIST_KIND:
+            self._read_list(document, source)
+        else:
+            self._read_object(document, (), source)
+
+    def _read_endpoints(self, document: Any, source: Source) -> None:
+        if not self._lists_endpoints:
+            text = f"expected objects with a kind: {', '.join((*policy_objects.KINDS, LIST_KIND))}"
+            raise unusable(self._name, text, source.root.start_mark)
+        try:
+            listed = endpoints_of(document, self._allow_names)
+        except ConfigError as error:
+            raise unusable(self._name, str(error), source.root.start_mark) from error
+        if self.endpoints is not None:
+            text = "a second list of endpoints, where only one may be"
+            raise unusable(self._name, text, source.root.start_mark)
+        self.endpoints = listed
+        findings = Findings(source)
+        for problem in listed.problems:
+            findings.error(problem.path, problem.text)
+        self._num_skipped += len(listed.problems)
+        self._tell(findings)
+
+    def _read_list(self, document: Any, source: Source) -> None:
+        findings = Findings(source)
+        decoded = decode(document, _ObjectList, (), findings)
+        if decoded is not None and decoded.api_version != _LIST_API_VERSION:
+            text = f"{_shown(decoded.api_version)} is unknown"
+            findings.error(("apiVersion",), text, (_LIST_API_VERSION,))
+        if decoded is None or findings.has_errors:
+            self._skip(findings, "")
+            return
+        for index, item in enumerate(decoded.items):
+            self._read_object(item, ("items", index), source)
+
+    def _read_object(self, document: Any, at: Path, source: Source) -> None:
+        self.num_objects += 1
+        findings = Findings(source)
+        decoded = _decoded(document, at, findings)
+        if decoded is not None and not findings.has_errors:
+            if decoded.spec.pool_ref.names(self._pool):
+                self._take(decoded, at, findings)
+            else:
+                self._leave_out(decoded, at, findings)
+        if findings.has_errors:
+            self._skip(findings, _called(document))
+        else:
+            self._tell(findings, _called(document))
+
+    def _take(self, decoded: PolicyObject, at: Path, findings: Findings) -> None:
+        """An object for this pool; of two with one name the first one counts."""
+        name, namespace = decoded.metadata.name, decoded.metadata.namespace
+        if isinstance(decoded, InferenceObjective):
+            is_taken = name in self._objectives
+            self._objectives.setdefault(name, objective_of(decoded))
+        else:
+            is_taken = (namespace, name) in self._rewrites
+            self._rewrites.setdefault((namespace, name), rules_of(decoded))
+        if is_taken:
+            text = "the name is already taken by an earlier one"
+            findings.error((*at, "metadata", "name"), text)
+            return
+        for doubt in doubts_about(decoded):
+            findings.warn((*at, *doubt.path), doubt.text)
+
+    def _leave_out(self, decoded: PolicyObject, at: Path, findings: Findings) -> None:
+        reference = decoded.spec.pool_ref
+        text = f"is for the {reference.kind} '{reference.name}' of {reference.group or 'core'}"
+        text += f", not for this picker's '{self._pool}' (--pool-name), and is left out"
+        findings.warn((*at, "spec", "poolRef"), text)
+
+    def _skip(self, findings: Findings, called: str) -> None:
+        self._num_skipped += 1
+        self._tell(findings, called)
+
+    def _tell(self, findings: Iterable[Finding], called: str = "") -> None:
+        """Keep what was found, so long as there is not too much of it."""
+        for one in findings:
+            if len(self._findings) >= MAX_FINDINGS:
+                self._is_cut = True
+                return
+            self._findings.append(replace(one, message=f"{called}{one.message}"))
+
+
+def _decoded(document: Any, at: Path, findings: Findings) -> PolicyObject | None:
+    kind = document.get("kind") if isinstance(document, dict) else None
+    shape = policy_objects.KINDS.get(kind) if isinstance(kind, str) else None
+    if shape is None:
+        text = "expected an object with a known kind"
+        if isinstance(kind, str):
+            text = f"the kind {_shown(kind)} is unknown"
+        findings.unknown((*at, "kind"), text, kind, policy_objects.KINDS)
+        return None
+    version = document.get("apiVersion")
+    if version == policy_objects.LEGACY_API_VERSION:
+        text = f"{version} is deprecated, use {policy_objects.API_VERSION}"
+        findings.warn((*at, "apiVersion"), text)
+    elif isinstance(version, str) and version != policy_objects.API_VERSION:
+        text = f"{_shown(version)} is unknown"
+        findings.error((*at, "apiVersion"), text, (policy_objects.API_VERSION,))
+    return decode(document, shape, at, findings)
+
+
+def _called(document: Any) -> str:
+    """How messages begin that are about an object."""
+    if not isinstance(document, dict) or document.get("kind") not in policy_objects.KINDS:
+        return ""
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return f"{document['kind']} {_shown(name)}: " if isinstance(name, str) else ""
+
+
+def _has_key(root: yaml.Node, key: str) -> bool:
+    return isinstance(root, yaml.MappingNode) and any(one.value == key for one, _ in root.value)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN_LENGTH else f"{text[:_SHOWN_LENGTH]}…")
