@@ -23,7 +23,7 @@ function parts(view) {
     el("p", { class: "hint" }, "From ", el("code", {}, view.source || "the built-in default"), since, "."),
     view.last_error && el("div", { class: "notice bad", role: "alert" },
       el("strong", {}, "✕ The file has changed and cannot be used. The one before it stays in use."),
-      el("pre", { tabindex: "0" }, view.last_error)),
+      el("pre", { tabindex: "0", role: "region", "aria-label": "What is wrong with the file" }, view.last_error)),
     view.warnings.length > 0 && el("div", { class: "notice doubtful" },
       el("strong", {}, "! Warnings"),
       el("ul", {}, view.warnings.map((one) => el("li", {}, one)))),
@@ -34,6 +34,6 @@ function parts(view) {
 
 function document_(id, title, text) {
   if (!text) return null;
-  const content = el("pre", { tabindex: "0", "aria-label": title }, text);
+  const content = el("pre", { tabindex: "0", role: "region", "aria-label": title }, text);
   return el("details", { id }, el("summary", {}, title), content);
 }

@@ -6,7 +6,7 @@ import { showConfiguration } from "./configuration.js";
 import { showExplanation, showNoExplanation } from "./explanation.js";
 import { clock, count, isOver, percent, rate } from "./format.js";
 import { showQueues } from "./queues.js";
-import { LIMIT, isHeld, showRequests } from "./requests.js";
+import { LIMIT, isHeld, showMore, showRequests } from "./requests.js";
 
 const EVERY_MS = 1000;
 const PATIENCE_MS = 5000;
@@ -111,7 +111,7 @@ function showSummary() {
 }
 
 /** Explain a request, and once more when it is over, unless another one was chosen meanwhile. */
-async function explain(requestId) {
+async function explain(requestId, movesFocus) {
   const mine = (chosen += 1);
   for (let isFirst = true; mine === chosen; isFirst = false) {
     let over = true;
@@ -124,7 +124,7 @@ async function explain(requestId) {
       if (mine !== chosen) return;
       if (isFirst) showNoExplanation(requestId, lostRecord(error));
     }
-    if (isFirst) byId("explanation-heading").focus();
+    if (isFirst && movesFocus) byId("explanation-heading").focus();
     if (over) return;
     await new Promise((resolve) => setTimeout(resolve, EVERY_MS));
   }
@@ -134,14 +134,14 @@ function lostRecord(error) {
   return error.status ? `The picker says: ${error.message}.` : "The picker does not answer, or not for such an id.";
 }
 
-/** Show what the address names: a request, or a section of the overview. */
-function follow() {
+/** Show what the address names: a request, or a section of the overview; go there if asked to. */
+function follow(wasAsked) {
   const { hash } = location;
   const isDecision = hash.startsWith(DECISION);
   byId("overview").hidden = isDecision;
   byId("explanation").hidden = !isDecision;
   if (isDecision) {
-    explain(decoded(hash.slice(DECISION.length)));
+    explain(decoded(hash.slice(DECISION.length)), wasAsked);
     return;
   }
   document.title = "Pointsman";
@@ -151,7 +151,7 @@ function follow() {
   if (!NAMES.includes(name)) return;
   const heading = byId(name);
   heading.scrollIntoView({ block: "start" });
-  heading.focus({ preventScroll: true });
+  if (wasAsked) heading.focus({ preventScroll: true });
 }
 
 function decoded(text) {
@@ -162,11 +162,15 @@ function decoded(text) {
   }
 }
 
-addEventListener("hashchange", follow);
+addEventListener("hashchange", () => follow(true));
 addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !byId("explanation").hidden) location.hash = "#/requests";
 });
 document.addEventListener("visibilitychange", poll);
 for (const id of ["endpoints-text", "requests-troubled", "requests-paused"]) byId(id).addEventListener("input", show);
-follow();
+byId("requests-more").addEventListener("click", () => {
+  showMore();
+  show();
+});
+follow(false);
 poll();

@@ -5,7 +5,9 @@ import { badge } from "./drawing.js";
 import { UNKNOWN, clock, count, endpointName, outcome, seconds } from "./format.js";
 import { showCounts } from "./queues.js";
 
-export const LIMIT = 60;
+export const LIMIT = 200;
+const AT_FIRST = 15;
+const MORE = 45;
 const COLUMNS = [
   ["Request", "name"],
   ["Outcome", "state"],
@@ -64,6 +66,13 @@ function row(first) {
   return { element, update };
 }
 
+let length = AT_FIRST;
+
+/** Let the list be longer. */
+export function showMore() {
+  length += MORE;
+}
+
 /** Show them. */
 export function showRequests(decisions) {
   const counts = new Map();
@@ -73,12 +82,13 @@ export function showRequests(decisions) {
   const shown = isTroubled ? decisions.filter((one) => outcome(one)[0] === "bad") : decisions;
   // Clients may send the same id twice.
   const seen = new Set();
-  const items = shown.filter((one) => {
-    const key = `${one.received_unix_seconds} ${one.request_id}`;
-    return !seen.has(key) && seen.add(key);
-  });
   const keyOf = (one) => `${one.received_unix_seconds} ${one.request_id}`;
+  const found = shown.filter((one) => !seen.has(keyOf(one)) && seen.add(keyOf(one)));
+  const items = found.slice(0, length);
   keep(byId("requests-rows"), items, keyOf, row);
+  byId("requests-more").hidden = found.length <= items.length;
+  const hint = `The last ${decisions.length > 1 ? `${decisions.length} ` : ""}requests, the newest first.`;
+  setText(byId("requests-hint"), `${hint} Choose one to see why it went where it went.`);
   const note = byId("requests-note");
   note.hidden = items.length > 0;
   setText(note, decisions.length ? "None of them was refused or failed." : "No request came yet.");
