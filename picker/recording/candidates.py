@@ -1,0 +1,164 @@
+"""Candidates of one decision after the other ↔ what is new about them.
+
+Between two decisions hardly anything changes, and a pool of a hundred endpoints would be most of
+every line. Both sides keep what was told last of each endpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+from msgspec.structs import astuple
+
+from picker.recording.lines import LAST_METRICS, CandidateChange
+from picker.recording.values import NotReplayableError, recordable, restored
+from picker.types import Candidate, EndpointMetrics
+
+_NOBODY: tuple[Candidate, ...] = ()
+_INT_LIMIT = 2**63
+
+
+class CandidateDeltas:
+    """Tells what is new. Owns what was told.
+
+    `not_replayable` names what the last answer had to leave out, because no recording can hold it.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[str, Candidate] = {}
+        self._before: Sequence[Candidate] = _NOBODY
+        self._order: tuple[str, ...] | None = None
+        self._left_out: dict[str, None] = {}
+
+    @property
+    def not_replayable(self) -> tuple[str, ...]:
+        """Names, each once."""
+        return tuple(self._left_out)
+
+    def of(
+        self, candidates: Sequence[Candidate]
+    ) -> tuple[tuple[CandidateChange, ...], tuple[str, ...] | None]:
+        """What is new about `candidates`, and their keys where these or their order changed."""
+        self._left_out = {}
+        before, new = self._before, candidates
+        if len(candidates) == len(before):
+            new = [one for one, old in zip(candidates, before, strict=True) if one is not old]
+            if not new:
+                return (), None
+        self._before = candidates
+        changes = []
+        for one in new:
+            old = self._told.get(one.endpoint.key)
+            if old is not one:
+                changes.append(self._change(old, one))
+                self._told[one.endpoint.key] = one
+        order = tuple([one.endpoint.key for one in candidates])
+        if order == self._order:
+            return tuple(changes), None
+        self._order = order
+        return tuple(changes), order
+
+    def forget(self, key: str) -> None:
+        """The endpoint has left; when it comes back, everything is told."""
+        self._told.pop(key, None)
+        self._before = _NOBODY
+
+    def _change(self, old: Candidate | None, new: Candidate) -> CandidateChange:
+        if old is None:
+            return CandidateChange(
+                key=new.endpoint.key,
+                endpoint=new.endpoint,
+                metrics=self._metrics(new),
+                last_metrics=self._recordable(new.last_metrics),
+                inflight=new.inflight_requests,
+                attributes=self._attributes(new.attributes),
+            )
+        has_metrics = old.metrics is not new.metrics or old.last_metrics is not new.last_metrics
+        has_last = old.last_metrics is not new.last_metrics
+        is_loaded = old.inflight_requests != new.inflight_requests
+        has_attributes = old.attributes is not new.attributes
+        return CandidateChange(
+            key=new.endpoint.key,
+            endpoint=new.endpoint if old.endpoint is not new.endpoint else UNSET,
+            metrics=self._metrics(new) if has_metrics else UNSET,
+            last_metrics=self._recordable(new.last_metrics) if has_last else UNSET,
+            inflight=new.inflight_requests if is_loaded else UNSET,
+            attributes=self._attributes(new.attributes) if has_attributes else UNSET,
+        )
+
+    def _metrics(self, candidate: Candidate) -> EndpointMetrics | str | None:
+        metrics = candidate.metrics
+        if metrics is not None and metrics is candidate.last_metrics:
+            return LAST_METRICS
+        return self._recordable(metrics)
+
+    def _recordable(self, metrics: EndpointMetrics | None) -> EndpointMetrics | None:
+        if metrics is None or all(map(_fits_json, astuple(metrics))):
+            return metrics
+        self._left_out[type(metrics).__name__] = None
+        return None
+
+    def _attributes(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        told = {}
+        for name, value in attributes.items():
+            try:
+                told[name] = recordable(value)
+            except NotReplayableError:
+                self._left_out[name] = None
+        return told
+
+
+class CandidateMemory:
+    """Puts candidates together again. Owns what is known."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Candidate] = {}
+        self._order: tuple[str, ...] = ()
+
+    def after(
+        self, changed: Sequence[CandidateChange], order: tuple[str, ...] | None
+    ) -> tuple[Candidate, ...]:
+        """The candidates of the next decision. Raises `ValueError` when something is missing."""
+        for change in changed:
+            self._known[change.key] = _changed(self._known.get(change.key), change)
+        if order is not None:
+            self._order = order
+        try:
+            return tuple([self._known[key] for key in self._order])
+        except KeyError as error:
+            raise ValueError(f"nothing is known of the candidate {error}") from None
+
+    def forget(self, key: str) -> None:
+        """The endpoint has left."""
+        self._known.pop(key, None)
+
+
+def _changed(old: Candidate | None, change: CandidateChange) -> Candidate:
+    endpoint = _either(change.endpoint, None if old is None else old.endpoint)
+    if endpoint is None:
+        raise ValueError(f"the candidate '{change.key}' is told of without its endpoint")
+    last = _either(change.last_metrics, None if old is None else old.last_metrics)
+    metrics = _either(change.metrics, None if old is None else old.metrics)
+    if isinstance(metrics, str):
+        if metrics != LAST_METRICS or last is None:
+            raise ValueError(f"the metrics of '{change.key}' are '{metrics}'")
+        metrics = last
+    if isinstance(change.attributes, UnsetType):
+        attributes: Mapping[str, Any] = {} if old is None else old.attributes
+    else:
+        attributes = {name: restored(value) for name, value in change.attributes.items()}
+    inflight = _either(change.inflight, 0 if old is None else old.inflight_requests)
+    return Candidate(endpoint, metrics, inflight, last, attributes)
+
+
+def _either(told: Any, known: Any) -> Any:
+    return known if told is UNSET else told
+
+
+def _fits_json(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return not isinstance(value, int) or -_INT_LIMIT <= value < _INT_LIMIT

@@ -1,0 +1,360 @@
+"""Writes down what decisions are made of, by standing where the request pipeline lets one stand.
+
+Theory of operation. `recorded` puts a scheduler around that of a pipeline: it gives each decision a
+seed of its own, looks at what the inner one is shown (before: findings may be live views, and the
+decision itself adds to them), and keeps the outcome. Whether the request then left, hooks tell, at
+once and in the same turn of the event loop; so a decision is written when the next thing happens.
+Other hooks write when a response begins and when the request is over. All lines are in the order in
+which the plugins heard of things.
+
+What goes wrong here is logged and costs a line, never a request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from random import Random
+from typing import Any, Protocol
+
+from msgspec.structs import replace as changed
+
+from picker.datalayer.datastore import EndpointChanges
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.interfaces import Flight
+from picker.recording.candidates import CandidateDeltas
+from picker.recording.findings import findings_line
+from picker.recording.lines import (
+    AnyLine,
+    Config,
+    Decision,
+    End,
+    EndpointChange,
+    FirstPiece,
+    Header,
+    Lost,
+    encoded,
+)
+from picker.recording.privacy import Digests, HeaderPrivacy, bounded, readable
+from picker.recording.requests import RequestLines
+from picker.recording.results import refusal_line, result_line
+from picker.requestcontrol.pipeline import RequestPipeline, RequestScheduler
+from picker.types import (
+    Candidate,
+    Endpoint,
+    FinishCause,
+    InferenceRequest,
+    ResponseProgress,
+    SchedulingResult,
+    Usage,
+)
+
+logger = logging.getLogger(__name__)
+
+SEED_BITS = 63
+LOG_INTERVAL_SECONDS = 5.0
+_NUMBER: DataKey[int] = DataKey("Recorded", "recorder")
+
+
+class LineSink(Protocol):
+    """Where lines go; see `picker.recording.file`."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the recording goes on."""
+        ...
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether lines were lost; none are taken until `begin_anew`."""
+        ...
+
+    def begin_anew(self) -> int:
+        """Take lines again, which need none before them; how many were lost."""
+        ...
+
+    def write(self, line: bytes, now_seconds: float) -> None:
+        """Take a line."""
+        ...
+
+    def lose(self, why: str, now_seconds: float) -> None:
+        """A line could not be made."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigText:
+    """A configuration as it was loaded, and the names that it gives to profiles."""
+
+    name: str
+    text: str
+    profiles: tuple[str, ...] = ()
+
+
+class Recorder:
+    """Owns the numbers of requests and configurations, and what was told of candidates.
+
+    An `EndpointObserver`.
+    """
+
+    def __init__(
+        self, sink: LineSink, clock: Callable[[], float], digests: Digests | None = None
+    ) -> None:
+        """`clock` is that of the requests."""
+        self._sink, self._clock = sink, clock
+        self._log = _Failures(sink, clock)
+        self._digests = digests or Digests()
+        self._headers = HeaderPrivacy(self._digests)
+        self._requests = RequestLines(self._headers, self._digests, keeps_prompts=True)
+        self._numbers = count(1)
+        self._deltas = CandidateDeltas()
+        self._pending: Decision | None = None
+        self._config = Config(0, 0.0, "", "")
+
+    # What is recorded
+
+    def begin(self, header: Header, profiles: Sequence[str]) -> None:
+        """The picker starts, with these scheduling profiles."""
+        self._requests = RequestLines(
+            self._headers, self._digests, keeps_prompts=header.has_prompts
+        )
+        self._headers.know_names(profiles)
+        self._config = Config(0, header.started_at, header.config_name, header.config)
+        self._write(header)
+
+    def configured(self, config: ConfigText) -> None:
+        """Another configuration is in use."""
+        self._settle()
+        self._headers.know_names(config.profiles)
+        number = self._config.number + 1
+        self._config = Config(number, self._clock(), config.name, config.text)
+        self._write(self._config)
+
+    def recorded(self, pipeline: RequestPipeline) -> RequestPipeline:
+        """`pipeline`, of the configuration in use, with everything it decides written down."""
+        hooks = _Hooks(self)
+        return replace(
+            pipeline,
+            scheduler=_RecordedScheduler(pipeline.scheduler, self, self._config.number),
+            hooks=(*pipeline.hooks, hooks),
+            response_progress=(*pipeline.response_progress, hooks)
+            if pipeline.response_progress
+            else (),
+            request_ends=(*pipeline.request_ends, hooks),
+        )
+
+    def endpoints_changed(self, changes: EndpointChanges) -> None:
+        """The pool has changed."""
+        self._settle()
+        self._headers.know_endpoints((*changes.added, *changes.updated), changes.removed)
+        for endpoint in changes.removed:
+            self._deltas.forget(endpoint.key)
+            self._endpoint(endpoint.key, "left")
+        for endpoint in changes.added:
+            self._endpoint(endpoint.key, "joined", endpoint)
+        for endpoint in changes.updated:
+            self._endpoint(endpoint.key, "updated", endpoint)
+
+    def endpoint_removed(self, key: str) -> None:
+        """Plugins forget the endpoint."""
+        self._settle()
+        self._endpoint(key, "forgotten")
+
+    def settle(self) -> None:
+        """Write what may still be held back."""
+        self._settle()
+
+    # Decisions
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether it is worth to look."""
+        return self._sink.is_open
+
+    def seen(
+        self,
+        config: int,
+        shown: tuple[InferenceRequest, Sequence[Candidate], Attributes],
+        seed: int,
+    ) -> Decision | None:
+        """What the scheduler of configuration `config` is about to be shown; None when it cannot be
+        told.
+        """
+        self._settle()
+        if self._sink.is_broken:
+            self._begin_anew()
+        log, (request, candidates, attributes) = self._log, shown
+        number = next(self._numbers)
+        try:
+            findings, left_out = findings_line(attributes, self._digests)
+            attributes.put(_NUMBER, number)
+            told, order = self._deltas.of(candidates)
+            return Decision(
+                number=number,
+                config=config,
+                at=self._clock(),
+                seed=seed,
+                request=self._requests.of(request),
+                changed=told,
+                order=order,
+                findings=findings,
+                not_replayable=(*left_out, *self._deltas.not_replayable),
+            )
+        except Exception as error:
+            log.exception(error)
+            return None
+
+    def scheduled(
+        self,
+        decision: Decision | None,
+        candidates: Sequence[Candidate],
+        outcome: SchedulingResult | Exception,
+    ) -> None:
+        """What came of it."""
+        if decision is None:
+            return
+        log = self._log
+        try:
+            if isinstance(outcome, Exception):
+                self._pending = changed(decision, refusal=refusal_line(outcome))
+            else:
+                self._pending = changed(decision, result=result_line(outcome, candidates))
+        except Exception as error:
+            log.exception(error)
+
+    def left(self, attributes: Attributes) -> None:
+        """Hooks are told of the decision."""
+        number = attributes.get(_NUMBER)
+        if self._pending is not None and self._pending.number == number:
+            self._pending = changed(self._pending, left=True)
+        self._settle()
+
+    def first_piece(self, attributes: Attributes, progress: ResponseProgress) -> None:
+        """The response of a recorded request begins."""
+        number = attributes.get(_NUMBER)
+        if number is not None:
+            self._settle()
+            at, size = progress.now_seconds, progress.num_bytes
+            self._write(FirstPiece(number, at, size, progress.is_last))
+
+    def ended(
+        self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
+    ) -> None:
+        """A recorded request is over."""
+        number = flight.attributes.get(_NUMBER)
+        if number is not None:
+            self._settle()
+            name = readable(flight.request.request_id)
+            self._write(End(number, name, cause.value, now_seconds, _bounded(usage)))
+
+    # Writing
+
+    def _endpoint(self, key: str, change: str, endpoint: Endpoint | None = None) -> None:
+        self._write(EndpointChange(key, change, self._clock(), endpoint))
+
+    def _settle(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._write(pending)
+
+    def _write(self, line: AnyLine) -> None:
+        log, sink = self._log, self._sink
+        if not sink.is_open:
+            return
+        try:
+            if sink.is_broken and not isinstance(line, Decision):  # that builds upon what is lost
+                self._begin_anew()
+            sink.write(encoded(line), self._clock())
+        except Exception as error:
+            log.exception(error)
+
+    def _begin_anew(self) -> None:
+        lost = self._sink.begin_anew()
+        self._deltas = CandidateDeltas()
+        now = self._clock()
+        self._sink.write(encoded(Lost(lost)), now)
+        self._sink.write(encoded(self._config), now)
+
+
+class _Failures:
+    """Tells of lines that could not be made, with moderation, and breaks the recording off."""
+
+    def __init__(self, sink: LineSink, clock: Callable[[], float]) -> None:
+        self._sink, self._clock = sink, clock
+        self._told_at: float | None = None
+
+    def exception(self, error: Exception) -> None:
+        """A line is lost for this reason."""
+        now = self._clock()
+        if self._told_at is None or now - self._told_at > LOG_INTERVAL_SECONDS:
+            self._told_at = now
+            logger.error("a decision cannot be recorded", exc_info=error)
+        self._sink.lose("a line could not be made", now)
+
+
+class _RecordedScheduler:
+    """A scheduler whose decisions draw from seeds of their own and are written down."""
+
+    def __init__(self, inner: RequestScheduler, recorder: Recorder, config: int) -> None:
+        self.inner = inner
+        self._recorder = recorder
+        self._config = config
+
+    def schedule(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
+    ) -> SchedulingResult:
+        """What the inner scheduler decides."""
+        recorder = self._recorder
+        if not recorder.is_recording:
+            return self.inner.schedule(request, candidates, attributes, rng)
+        seed = rng.getrandbits(SEED_BITS)
+        seen = recorder.seen(self._config, (request, candidates, attributes), seed)
+        try:
+            result = self.inner.schedule(request, candidates, attributes, Random(seed))
+        except Exception as error:
+            recorder.scheduled(seen, candidates, error)
+            raise
+        recorder.scheduled(seen, candidates, result)
+        return result
+
+
+class _Hooks:
+    """What the recorder hears of requests that leave. Fulfils the contracts of plugins."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def pre_request(
+        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+    ) -> None:
+        """The request leaves."""
+        self._recorder.left(attributes)
+
+    def response_progress(self, flight: Flight, progress: ResponseProgress) -> None:
+        """A piece of the response has come; the first one is of interest."""
+        if progress.is_first:
+            self._recorder.first_piece(flight.attributes, progress)
+
+    def request_ended(
+        self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
+    ) -> None:
+        """The request is over."""
+        self._recorder.ended(flight, cause, usage, now_seconds)
+
+
+def _bounded(usage: Usage | None) -> Usage | None:
+    if usage is None:
+        return None
+    cached: Any = usage.cached_tokens
+    return Usage(
+        bounded(usage.prompt_tokens),
+        bounded(usage.completion_tokens),
+        bounded(usage.total_tokens),
+        None if cached is None else bounded(cached),
+    )

@@ -1,0 +1,362 @@
+"""Decides again what a recording holds, with the picker's own code.
+
+Theory of operation. Every line is taken in its order. A configuration is built as the picker builds
+it: plugins whose entries have not changed go on with their state. A decision's candidates, findings
+and seed are put together again, the scheduler of the configuration that decided is asked, and where
+the request left, hooks are told, and told again of the response and of the end at the times that
+were recorded; endpoints that left are forgotten. So what plugins remember comes about as it did.
+
+With another configuration that one alone is built, once for each run, and decides everything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from picker.config.build import Assembly, BuildOptions, build
+from picker.config.catalog import builtin_plugins
+from picker.config.instances import Instance
+from picker.config.load import load_config
+from picker.errors import ConfigError, RefusedError
+from picker.framework.attributes import Attributes
+from picker.framework.interfaces import Flight
+from picker.framework.services import NoHttp, Services
+from picker.metrics import PickerMetrics
+from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo
+from picker.recording.candidates import CandidateMemory
+from picker.recording.findings import findings_of
+from picker.recording.lines import (
+    Config,
+    Decision,
+    End,
+    EndpointChange,
+    FirstPiece,
+    Header,
+    Lost,
+    RefusalLine,
+    ResultLine,
+    Stop,
+)
+from picker.recording.reading import NumberedLine, RecordingError
+from picker.recording.requests import request_of
+from picker.recording.results import refusal_line, result_line
+from picker.recording.sources import FindingSources, finding_sources
+from picker.requestcontrol import admission
+from picker.requestcontrol.observer import NoObserver
+from picker.requestcontrol.plugin_log import PluginLog
+from picker.requestcontrol.preparing import tell_hooks
+from picker.types import FinishCause, InferenceRequest, ResponseProgress
+
+# What plugins trip over when a recording holds values of types that they never see.
+_MISTAKES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherConfig:
+    """A configuration to decide by instead of the recorded ones; `name` is how messages call it."""
+
+    content: bytes
+    name: str
+    allow_experimental: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Redecided:
+    """A decision and what it is now. `line` is its number in the file.
+
+    The matched tokens are those of the prompt that were thought to be cached at the endpoint that
+    the request was sent to, and at the one it would be sent to now.
+    """
+
+    line: int
+    recorded: Decision
+    outcome: ResultLine | RefusalLine
+    left: bool
+    prompt_tokens: int
+    matched_before: int
+    matched_now: int
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether everything is as it was: endpoints, their order, every total, every refusal."""
+        before = self.recorded.result or self.recorded.refusal
+        return self.outcome == before and self.left == self.recorded.left
+
+
+@dataclass(slots=True)
+class _Generation:
+    """A configuration of a run, as it was recorded; what is used instead, and its findings."""
+
+    text: str
+    recorded: Assembly
+    used: Assembly
+    sources: FindingSources
+
+
+@dataclass(slots=True)
+class _Run:
+    """What is remembered while the lines of one run are taken."""
+
+    header: Header
+    generations: dict[int, _Generation] = field(default_factory=dict)
+    current: int = 0
+    candidates: CandidateMemory = field(default_factory=CandidateMemory)
+    flights: dict[int, tuple[_Generation, Flight]] = field(default_factory=dict)
+    decided: int = 0
+    has_losses: bool = False
+
+
+class Replay:
+    """Decides the lines of one recording again. Owns everything that plugins remember meanwhile."""
+
+    def __init__(self, path: str, other: OtherConfig | None = None) -> None:
+        """`path` is how messages call the recording."""
+        self._path = path
+        self._other = other
+        self._run: _Run | None = None
+        self._notes: Counter[str] = Counter()
+        self._log = PluginLog(NoObserver(), lambda: 0.0)
+        self._line = 0
+        self.runs = 0
+
+    @property
+    def notes(self) -> Mapping[str, int]:
+        """What cannot be as it was, and how often that occurred."""
+        return dict(self._notes)
+
+    def decisions(self, lines: Iterable[NumberedLine]) -> Iterator[Redecided]:
+        """Take the lines in their order and tell of every decision.
+
+        Raises `RecordingError` for a line that makes no sense where it stands, and for a recorded
+        configuration that cannot be used; `ConfigError` for the other configuration.
+        """
+        for numbered in lines:
+            self._line = numbered.number
+            try:
+                decided = self._take(numbered)
+            except _MISTAKES as error:
+                raise self._wrong(f"cannot be replayed: {error!r}") from error
+            if decided is not None:
+                yield decided
+
+    def _take(self, numbered: NumberedLine) -> Redecided | None:
+        line = numbered.line
+        if line is None:
+            self._notes[f"line {numbered.number} was only half written"] += 1
+            return None
+        if isinstance(line, Header):
+            self._begin(line)
+            return None
+        run = self._run
+        if run is None:
+            raise ValueError("nothing before the header")
+        if isinstance(line, Decision):
+            return self._decide(run, line)
+        self._happened(run, line)
+        return None
+
+    def _happened(
+        self, run: _Run, line: Config | EndpointChange | FirstPiece | End | Lost | Stop
+    ) -> None:
+        match line:
+            case Config():
+                self._configured(run, line)
+            case EndpointChange():
+                self._endpoint(run, line)
+            case FirstPiece():
+                self._first_piece(run, line)
+            case End():
+                self._ended(run, line)
+            case Lost():
+                run.has_losses = True
+                text = "lines were lost while recording; what follows need not be as it was"
+                self._notes[text] += line.lines
+            case Stop(reason="size"):
+                self._notes["the recording ends where its file reached its size"] += 1
+
+    # Configurations
+
+    def _begin(self, header: Header) -> None:
+        self.runs += 1
+        self._run = run = _Run(header)
+        if not header.has_prompts:
+            self._notes["the prompts were left out of the recording"] += 1
+        self._add(run, 0, header.config, header.config_name)
+
+    def _configured(self, run: _Run, line: Config) -> None:
+        known = run.generations.get(line.number)
+        if known is not None and known.text == line.config:
+            run.current = line.number
+            return  # told again after a loss
+        if line.number <= run.current and not run.has_losses:
+            raise ValueError(f"configuration {line.number} comes after {run.current}")
+        if self._other is not None:
+            self._notes["a change of the configuration that was recorded does not count"] += 1
+        self._add(run, line.number, line.config, line.name)
+
+    def _add(self, run: _Run, number: int, text: str, name: str) -> None:
+        before = run.generations.get(run.current)
+        recorded = self._recorded(run.header, text, name, before)
+        used = recorded if self._other is None else self._used(run.header, self._other, before)
+        makes_prompts = run.header.has_prompts
+        sources = finding_sources(recorded, used, has_prompts=makes_prompts, log=self._log)
+        for note in sources.notes:
+            self._notes[note] += 1
+        run.generations[number] = _Generation(text, recorded, used, sources)
+        run.current = number
+
+    def _recorded(
+        self, header: Header, text: str, name: str, before: _Generation | None
+    ) -> Assembly:
+        instances = {} if before is None else before.recorded.instances
+        allow = header.allow_experimental_plugins
+        try:
+            return _built(text.encode(), name, header, allow=allow, before=instances)
+        except ConfigError as error:
+            raise self._wrong(f"this version cannot use its configuration: {error}") from error
+
+    def _used(self, header: Header, other: OtherConfig, before: _Generation | None) -> Assembly:
+        if before is not None:
+            return before.used
+        allow = other.allow_experimental or header.allow_experimental_plugins
+        return _built(other.content, other.name, header, allow=allow, before={})
+
+    # What happened
+
+    def _decide(self, run: _Run, line: Decision) -> Redecided:
+        generation = run.generations.get(line.config)
+        if generation is None:
+            raise ValueError(f"there is no configuration {line.config}")
+        run.decided += 1
+        for name in line.not_replayable:
+            self._notes[f"{name} is of a type that no recording can hold"] += 1
+        candidates = run.candidates.after(line.changed, line.order)
+        shown = generation.sources.candidates(candidates)
+        request = request_of(line.request)
+        recorded = findings_of(line.findings)
+        attributes, request = generation.sources.fill(recorded, request, shown)
+        outcome, left = self._outcome(run, line, generation, (request, shown, attributes))
+        return Redecided(
+            line=self._line,
+            recorded=line,
+            outcome=outcome,
+            left=left,
+            prompt_tokens=request.num_tokens,
+            matched_before=_matched(recorded, line.result, request),
+            matched_now=_matched(attributes, outcome, request),
+        )
+
+    def _outcome(
+        self,
+        run: _Run,
+        line: Decision,
+        generation: _Generation,
+        shown: tuple[InferenceRequest, Any, Attributes],
+    ) -> tuple[ResultLine | RefusalLine, bool]:
+        """What is decided now, and whether the request leaves."""
+        used, log, (request, candidates, attributes) = generation.used, self._log, shown
+        try:
+            rng = Random(line.seed)
+            result = used.scheduler.schedule(request, candidates, attributes, rng)
+        except RefusedError as refusal:
+            return refusal_line(refusal), False
+        except Exception as error:
+            log.exception(used.scheduler, error, "the decision failed")
+            return refusal_line(error), False
+        outcome = result_line(result, candidates)
+        flight = Flight(request, result, attributes)
+        try:
+            if not result.endpoints:
+                return outcome, False
+            admission.refuse_if_not_cached(request, result, attributes)
+        except RefusedError:
+            return outcome, False
+        _refused_or_not(lambda: tell_hooks(used.hooks, flight, log))
+        if line.left:  # else nothing would ever tell of its end
+            run.flights[line.number] = (generation, flight)
+        return outcome, True
+
+    def _endpoint(self, run: _Run, line: EndpointChange) -> None:
+        if line.change == "left":
+            run.candidates.forget(line.key)
+        elif line.change == "forgotten":
+            for observer in run.generations[run.current].used.observers:
+                observer.endpoint_removed(line.key)
+
+    def _first_piece(self, run: _Run, line: FirstPiece) -> None:
+        known = run.flights.get(line.number)
+        if known is None:
+            self._unknown(run, line.number)
+            return
+        (generation, flight), log = known, self._log
+        progress = ResponseProgress(line.at, line.num_bytes, None, True, line.is_last)
+        for hook in generation.used.response_progress:
+            try:
+                hook.response_progress(flight, progress)
+            except Exception as error:
+                log.exception(hook, error, "the replay goes on without it")
+
+    def _ended(self, run: _Run, line: End) -> None:
+        cause, log = FinishCause(line.cause), self._log
+        known = run.flights.pop(line.number, None)
+        if known is None:
+            self._unknown(run, line.number)
+            return
+        generation, flight = known
+        for hook in generation.used.request_ends:
+            try:
+                hook.request_ended(flight, cause, line.usage, line.at)
+            except Exception as error:
+                log.exception(hook, error, "what it holds of the request may stay held")
+
+    def _unknown(self, run: _Run, number: int) -> None:
+        """Something came of a request that is not under way here."""
+        if number > run.decided and not run.has_losses:
+            raise ValueError(f"nothing was decided about the request {number}")
+
+    def _wrong(self, text: str) -> RecordingError:
+        return RecordingError(f"{self._path}:{self._line}: {text}")
+
+
+def _built(
+    content: bytes,
+    name: str,
+    header: Header,
+    *,
+    allow: bool,
+    before: Mapping[str, Instance],
+) -> Assembly:
+    options = BuildOptions(
+        services=Services(NoHttp(), hash_seed=header.hash_seed),
+        allow_experimental=allow,
+        strict_data_scope=header.strict_data_scope,
+        before=before,
+    )
+    loaded = load_config(content, name)
+    return build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options)
+
+
+def _refused_or_not(tell: Callable[[], object]) -> None:
+    try:
+        tell()
+    except RefusedError:
+        return  # as it is when a picker decides: the end of the request follows
+
+
+def _matched(
+    attributes: Attributes, outcome: ResultLine | RefusalLine | None, request: InferenceRequest
+) -> int:
+    """Tokens of the prompt that the endpoint of the outcome was thought to have."""
+    if not isinstance(outcome, ResultLine) or not outcome.endpoints:
+        return 0
+    key = outcome.endpoints[0][0]
+    found = [
+        one.match_blocks.get(key, 0) * one.block_size_tokens
+        for one in attributes.of_type(MATCH_INFO)
+        if isinstance(one, PrefixCacheMatchInfo)
+    ]
+    return min(max(found, default=0), request.num_tokens)
