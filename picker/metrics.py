@@ -40,9 +40,12 @@ from picker.declarations import (
     extension,
     objective,
 )
+from picker.flow_series import FlowSeries
+from picker.health_series import HealthSeries
 from picker.kv_series import KvSeries
 from picker.label_caps import BoundedLabels, RequestLabels
 from picker.plugin_series import PluginSeries
+from picker.recording_series import RecordingSeries
 from picker.series import AnySeries, Twin, metrics_of, text_of
 from picker.stream_series import StreamSeries
 
@@ -108,7 +111,10 @@ class PickerMetrics(Declarations):
         self._declare_config()
         self.plugins = PluginSeries(declared)
         self.streams = StreamSeries(declared)
+        self.health = HealthSeries(declared)
         self.kv = KvSeries(declared)
+        self.recording = RecordingSeries(declared)
+        self.flow = FlowSeries(declared)
         self.registry.register(_Declared(self._series))
 
     @property

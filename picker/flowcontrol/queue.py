@@ -1,1 +1,328 @@
-"""Filled in next."""
+"""Who waits: priority bands, flows in them, requests in these, and how many of all there may be.
+
+Theory of operation. A band is an integer priority, the higher the sooner. In it every tenant
+(fairness id) has a flow, a heap of its requests ordered by what the band's ordering policy said of
+each when it came, then by arrival. The band's fairness policy is told of every change of a flow's
+first request and names the flow whose first request goes next; which band may go at all is not
+decided here.
+
+A request's band is the one of its priority, else the nearest lower one: nobody is promoted for
+asking for a priority that nobody knows. Where none is lower, one is made. So bands are those that
+are configured, 0, those that objectives name, and those that were made; the latter two go when
+nobody names them any more and nothing of them has been seen for as long as a flow is remembered.
+
+A request takes its capacity when it is pushed and gives it back when it is taken or removed, at
+once and whatever its place in a heap does: the counters count what waits, exactly. A flow in which
+nothing waits costs a dictionary entry and what the fairness policy keeps of it, for five minutes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+
+from picker.flowcontrol.removable_heap import RemovableHeap
+from picker.flowcontrol.settings import BandSettings, FlowControlSettings
+from picker.framework.flow import BandFairness, QueuedRequest, Rank
+from picker.types import Usage
+
+FLOW_MEMORY_SECONDS = 300.0
+MAX_IDLE_FLOWS = 10_000  # of a band; clients can invent fairness ids
+MAX_DYNAMIC_BANDS = 128
+_NO_RANK: Rank = ()
+
+
+class Cap(Enum):
+    """What there can be too much of, in the order in which it is checked."""
+
+    BYTES = "bytes in all"
+    REQUESTS = "requests in all"
+    BAND_BYTES = "bytes of its priority"
+    BAND_REQUESTS = "requests of its priority"
+
+
+class Flow:
+    """The requests of one tenant that wait in one band; at least one."""
+
+    __slots__ = ("heap", "name", "num_bytes")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.heap: RemovableHeap[Rank, QueuedRequest] = RemovableHeap()
+        self.num_bytes = 0
+
+
+class Band:
+    """One priority. Changed by its `FlowQueue` alone."""
+
+    __slots__ = ("fairness", "flows", "idle", "num_bytes", "num_requests", "priority", "settings")
+
+    def __init__(self, priority: int, settings: BandSettings) -> None:
+        self.priority = priority
+        self.settings = settings
+        self.fairness: BandFairness = settings.fairness.for_band(priority)
+        self.flows: dict[str, Flow] = {}
+        self.idle: dict[str, float] = {}  # since when nothing of a flow waits, oldest first
+        self.num_requests = 0
+        self.num_bytes = 0
+
+    def insert(self, item: QueuedRequest) -> None:
+        """`item` waits in its flow."""
+        name = item.flow
+        flow = self.flows.get(name)
+        if flow is None:
+            flow = self.flows[name] = Flow(name)
+            self.idle.pop(name, None)
+        rank = self.settings.ordering.rank(item)
+        flow.heap.push(rank, item.sequence, item)
+        flow.num_bytes += item.size_bytes
+        self.num_requests += 1
+        self.num_bytes += item.size_bytes
+        first = flow.heap.first()
+        if first is not None and first[1] is item:
+            self.fairness.head_changed(name, item, rank)
+
+    def delete(self, item: QueuedRequest, now_seconds: float) -> None:
+        """`item` waits no more."""
+        flow = self.flows[item.flow]
+        before = flow.heap.first()
+        flow.heap.remove(item.sequence)
+        flow.num_bytes -= item.size_bytes
+        self.num_requests -= 1
+        self.num_bytes -= item.size_bytes
+        if before is None or before[1] is not item:
+            return
+        after = flow.heap.first()
+        if after is not None:
+            self.fairness.head_changed(flow.name, after[1], after[0])
+            return
+        del self.flows[flow.name]
+        self.idle[flow.name] = now_seconds
+        self.fairness.head_changed(flow.name, None, _NO_RANK)
+
+    def next(self, now_seconds: float) -> QueuedRequest | None:
+        """Who goes next; None when nobody waits."""
+        name = self.fairness.select(now_seconds)
+        flow = self.flows.get(name) if name is not None else None
+        first = flow.heap.first() if flow is not None else self._oldest()
+        return None if first is None else first[1]
+
+    def pass_by(self, item: QueuedRequest, now_seconds: float) -> None:
+        """Tell the policies of one that goes without having waited, as though it had."""
+        name, fairness = item.flow, self.fairness
+        fairness.head_changed(name, item, self.settings.ordering.rank(item))
+        fairness.dispatched(item, now_seconds)
+        fairness.head_changed(name, None, _NO_RANK)
+        idle = self.idle
+        idle.pop(name, None)  # to the end
+        idle[name] = now_seconds
+
+    def _oldest(self) -> tuple[Rank, QueuedRequest] | None:
+        """For a policy that names nobody although somebody waits: no mistake of a policy may stop
+        a pool.
+        """
+        heads = filter(None, (flow.heap.first() for flow in self.flows.values()))
+        return min(heads, key=lambda head: head[1].sequence, default=None)
+
+
+class FlowQueue:
+    """Owns what waits, the bands, and what fairness policies remember. `forgotten` is told the
+    band and the name of each flow that is not remembered any more.
+    """
+
+    def __init__(
+        self,
+        settings: FlowControlSettings,
+        forgotten: Callable[[int, str], None],
+        wanted: Iterable[int] = (),
+    ) -> None:
+        self._settings = settings
+        self._forgotten = forgotten
+        self._wanted = frozenset(wanted)
+        self._bands: dict[int, Band] = {}
+        self._band_of: dict[int, Band] = {}  # by sequence number of what waits
+        self._ascending: list[int] = []
+        self.priorities: tuple[int, ...] = ()  # highest first; replaced when bands change
+        self.num_requests = 0
+        self.num_bytes = 0
+        self._settle_bands()
+
+    def __iter__(self) -> Iterator[Band]:
+        """The bands, highest first."""
+        return map(self._bands.__getitem__, self.priorities)
+
+    def use(self, settings: FlowControlSettings, now_seconds: float) -> None:
+        """Go on by other settings. All that waits keeps its place among its like, also where there
+        is more of it than the new caps allow.
+        """
+        bands, self._settings = self._bands, settings
+        waiting = sorted(self._band_of)
+        items = {item.sequence: item for band in bands.values() for item in _items(band)}
+        keep = self._in_use()
+        self._bands, self._band_of = {}, {}
+        self.num_requests = self.num_bytes = 0
+        self._settle_bands(keep)
+        for sequence in waiting:
+            item = items[sequence]
+            self.push(item, self.band_for(item.request.priority))
+        for priority, band in bands.items():
+            new = self._bands.get(priority)
+            moved = dict.fromkeys(band.flows, now_seconds)
+            for name, since in (*band.idle.items(), *moved.items()):
+                if new is None:
+                    self._forgotten(priority, name)
+                elif name not in new.flows:
+                    new.idle[name] = since
+        for band in self._bands.values():
+            band.idle = dict(sorted(band.idle.items(), key=lambda one: one[1]))
+
+    def want(self, priorities: Iterable[int]) -> None:
+        """These have a band of their own from now on; others that have none configured only while
+        something of them is remembered.
+        """
+        self._wanted = frozenset(priorities)
+        self._settle_bands(self._in_use())
+
+    def band_for(self, priority: int) -> Band:
+        """Where a request of `priority` waits."""
+        band = self._bands.get(priority)
+        if band is not None:
+            return band
+        ascending = self._ascending
+        place = bisect_left(ascending, priority)
+        if place:
+            return self._bands[ascending[place - 1]]
+        if len(ascending) - len(self._settings.bands) > MAX_DYNAMIC_BANDS:
+            return self._bands[ascending[0]]
+        self._settle_bands((*ascending, priority))
+        return self._bands[priority]
+
+    def cap_exceeded(self, item: QueuedRequest, band: Band) -> Cap | None:
+        """The first cap that leaves no room for `item`."""
+        settings, size = self._settings, item.size_bytes
+        if settings.max_bytes is not None and self.num_bytes + size > settings.max_bytes:
+            return Cap.BYTES
+        if settings.max_requests is not None and self.num_requests + 1 > settings.max_requests:
+            return Cap.REQUESTS
+        if band.num_bytes + size > band.settings.max_bytes:
+            return Cap.BAND_BYTES
+        if band.num_requests + 1 > band.settings.max_requests:
+            return Cap.BAND_REQUESTS
+        return None
+
+    def push(self, item: QueuedRequest, band: Band) -> None:
+        """`item` waits from now on. Caps are not looked at."""
+        self._band_of[item.sequence] = band
+        self.num_requests += 1
+        self.num_bytes += item.size_bytes
+        band.insert(item)
+
+    def remove(self, item: QueuedRequest, now_seconds: float) -> None:
+        """`item` waits no more, and was not let in."""
+        band = self._band_of.pop(item.sequence)
+        self.num_requests -= 1
+        self.num_bytes -= item.size_bytes
+        band.delete(item, now_seconds)
+        self._bound(band)
+
+    def take(self, item: QueuedRequest, now_seconds: float) -> None:
+        """`item` is let in."""
+        self._band_of[item.sequence].fairness.dispatched(item, now_seconds)
+        self.remove(item, now_seconds)
+
+    def pass_by(self, item: QueuedRequest, band: Band, now_seconds: float) -> None:
+        """`item` is let in without having waited; nothing of its flow waits."""
+        band.pass_by(item, now_seconds)
+        self._bound(band)
+
+    def completed(
+        self, item: QueuedRequest, priority: int, usage: Usage | None, now_seconds: float
+    ) -> None:
+        """`item`, let in from the band `priority`, is over."""
+        band = self._bands.get(priority)
+        if band is not None:
+            band.fairness.completed(item, usage, now_seconds)
+
+    def ahead_of(self, priority: int) -> int:
+        """How many wait in the band `priority` and above."""
+        return sum(band.num_requests for p, band in self._bands.items() if p >= priority)
+
+    def forget_idle(self, now_seconds: float) -> None:
+        """Forget flows of which nothing was seen for long, and bands that nobody needs."""
+        before = now_seconds - FLOW_MEMORY_SECONDS
+        for band in self._bands.values():
+            while band.idle and next(iter(band.idle.values())) <= before:
+                self._forget_oldest(band)
+        self._settle_bands(self._in_use())
+
+    @property
+    def next_idle_seconds(self) -> float | None:
+        """When `forget_idle` has something to do."""
+        oldest = [next(iter(band.idle.values())) for band in self._bands.values() if band.idle]
+        return min(oldest) + FLOW_MEMORY_SECONDS if oldest else None
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` when the books do not agree."""
+        for band in self._bands.values():
+            items = list(_items(band))
+            held = (len(items), sum(item.size_bytes for item in items))
+            if held != (band.num_requests, band.num_bytes):
+                raise AssertionError(f"band {band.priority} holds {held} and counts otherwise")
+            if any(self._band_of.get(item.sequence) is not band for item in items):
+                raise AssertionError(f"band {band.priority} holds what is not its own")
+            for flow in band.flows.values():
+                if not len(flow.heap) or flow.name in band.idle:
+                    raise AssertionError(f"the flow {flow.name!r} is kept although it is idle")
+                if flow.num_bytes != sum(item.size_bytes for item in flow.heap):
+                    raise AssertionError(f"the flow {flow.name!r} counts wrong bytes")
+        counted = [(band.num_requests, band.num_bytes) for band in self._bands.values()]
+        sums = (sum(one for one, _ in counted), sum(one for _, one in counted))
+        if sums != (self.num_requests, self.num_bytes) or sums[0] != len(self._band_of):
+            raise AssertionError(f"all bands hold {sums}, the queue counts otherwise")
+        if sorted(self._bands) != self._ascending or 0 not in self._bands:
+            raise AssertionError(f"bands {sorted(self._bands)} are shown as {self._ascending}")
+
+    def _settle_bands(self, keep: Iterable[int] = ()) -> None:
+        """Have the bands that are needed, and no others."""
+        configured = self._settings.bands
+        extra = sorted((self._wanted | {0, *keep}) - configured.keys(), key=abs)
+        kept = {0, *keep} - configured.keys()
+        room = MAX_DYNAMIC_BANDS + 1 - len(kept)
+        added = [priority for priority in extra if priority not in kept][: max(0, room)]
+        needed = {*configured, *kept, *added}
+        for priority in self._bands.keys() - needed:
+            self._drop(self._bands.pop(priority))
+        for priority in needed - self._bands.keys():
+            self._bands[priority] = Band(priority, self._band_settings(priority))
+        if sorted(needed) != self._ascending:
+            self._ascending = sorted(needed)
+            self.priorities = tuple(reversed(self._ascending))
+
+    def _in_use(self) -> list[int]:
+        return [priority for priority, band in self._bands.items() if band.idle or band.flows]
+
+    def _band_settings(self, priority: int) -> BandSettings:
+        settings = self._settings
+        below = priority < 0
+        default = settings.default_negative_band if below else settings.default_band
+        return settings.bands.get(priority, default)
+
+    def _drop(self, band: Band) -> None:
+        for name in band.idle:
+            self._forgotten(band.priority, name)
+
+    def _bound(self, band: Band) -> None:
+        if len(band.idle) > MAX_IDLE_FLOWS:
+            self._forget_oldest(band)
+
+    def _forget_oldest(self, band: Band) -> None:
+        name = next(iter(band.idle))
+        del band.idle[name]
+        band.fairness.forget(name)
+        self._forgotten(band.priority, name)
+
+
+def _items(band: Band) -> Iterator[QueuedRequest]:
+    for flow in band.flows.values():
+        yield from flow.heap

@@ -1,1 +1,128 @@
-"""Filled in next."""
+"""How full the pool is, stage by stage, counting requests that were let in and have not left yet.
+
+    prefill    endpoints whose role can prefill
+    decode     endpoints whose role can decode, and those without a role
+    effective  the greater of the two; of a pool in which nobody does either, the detector's word
+               for all of it; 1.0 without endpoints
+
+A request that was let in is at no endpoint until it has been scheduled. It is counted where it is
+likely to go, at the least loaded endpoint of each stage: else one free place would let in everybody
+who comes before the first of them has taken it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from picker.framework.attributes import Attributes
+from picker.framework.disaggregation import DECODE_ROLES, PREFILL_ROLES, ROLE_LABEL
+from picker.framework.findings import LET_IN_LOAD_KEY, EndpointLoad
+from picker.framework.interfaces import SaturationDetector
+from picker.types import Candidate
+
+FULL = 1.0
+PREFILL = "prefill"
+DECODE = "decode"
+WHOLE_POOL = ""
+
+
+class LetIn(msgspec.Struct, frozen=True):
+    """Requests that were let in and have not left yet, and an estimate of their tokens."""
+
+    requests: int = 0
+    tokens: int = 0
+
+
+NOTHING_LET_IN = LetIn()
+
+
+class PoolLoad(msgspec.Struct, frozen=True):
+    """How full the pool is: the `effective` saturation, and that of each stage there is."""
+
+    effective: float
+    stages: Mapping[str, float]
+    num_endpoints: int
+
+
+EMPTY_POOL = PoolLoad(FULL, {}, 0)
+
+
+def stages(candidates: Sequence[Candidate]) -> dict[str, Sequence[Candidate]]:
+    """The candidates of each stage that has any; of none, all of them under `WHOLE_POOL`."""
+    prefill: list[Candidate] = []
+    decode: list[Candidate] = []
+    for candidate in candidates:
+        role = candidate.endpoint.labels.get(ROLE_LABEL)
+        if role is None or role in DECODE_ROLES:
+            decode.append(candidate)
+        if role in PREFILL_ROLES:
+            prefill.append(candidate)
+    found: dict[str, Sequence[Candidate]] = {}
+    if prefill:
+        found[PREFILL] = prefill
+    if decode:
+        found[DECODE] = decode
+    return found or {WHOLE_POOL: candidates}
+
+
+def pool_load(
+    detector: SaturationDetector,
+    candidates: Sequence[Candidate],
+    let_in: LetIn,
+    now_seconds: float,
+) -> PoolLoad:
+    """How full `candidates` are, with `let_in` on their way to them."""
+    if not candidates:
+        return EMPTY_POOL
+    told: dict[str, float] = {}
+    for stage, members in stages(candidates).items():
+        attributes = Attributes()
+        if let_in.requests:
+            members, loads = spread(members, let_in)
+            attributes.put(LET_IN_LOAD_KEY, loads)
+        told[stage] = detector.saturation(members, attributes, now_seconds)
+    effective = max(told.values())
+    told.pop(WHOLE_POOL, None)
+    return PoolLoad(effective, told, len(candidates))
+
+
+def spread(
+    candidates: Sequence[Candidate], let_in: LetIn
+) -> tuple[Sequence[Candidate], Mapping[str, EndpointLoad]]:
+    """`candidates` with `let_in` counted at the least loaded ones, each request where the least are
+    by then; and what was added where.
+    """
+    loads = [_load(candidate) for candidate in candidates]
+    order = sorted(range(len(loads)), key=loads.__getitem__)
+    left, level, filled = let_in.requests, loads[order[0]], 1
+    while filled < len(order):
+        step = (loads[order[filled]] - level) * filled
+        if step > left:
+            break
+        left -= step
+        level = loads[order[filled]]
+        filled += 1
+    each, more = divmod(left, filled)
+    loaded = list(candidates)
+    added: dict[str, EndpointLoad] = {}
+    tokens = let_in.tokens / let_in.requests if let_in.requests else 0.0
+    for place, index in enumerate(order[:filled]):
+        count = level + each + (place < more) - loads[index]
+        if count:
+            candidate = candidates[index]
+            loaded[index] = replace(
+                candidate, inflight_requests=candidate.inflight_requests + count
+            )
+            added[candidate.key] = EndpointLoad(count, round(count * tokens))
+    return loaded, added
+
+
+def _load(candidate: Candidate) -> int:
+    """What a request meets there: what this picker has under way, or what the endpoint says."""
+    metrics = candidate.metrics
+    if metrics is None:
+        return candidate.inflight_requests
+    return max(candidate.inflight_requests, metrics.waiting_requests + metrics.running_requests)

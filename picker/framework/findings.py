@@ -154,3 +154,7 @@ def agent_identity_key(producer: str = "agent-identity") -> DataKey[str]:
 # What an earlier stage of a disaggregated request was given; itself, and not its key alone, because
 # it need not be among the candidates of the later stage.
 PEER_ENDPOINT_KEY: DataKey[Candidate] = DataKey(PEER_ENDPOINT, "disagg-profile-handler")
+
+# What flow control has let in that has not left yet, by endpoint key, spread as it expects it. For
+# detectors: candidates' own counts include these requests already, but nothing counts their tokens.
+LET_IN_LOAD_KEY: DataKey[Mapping[str, EndpointLoad]] = DataKey("LetInLoad", "flow-control")

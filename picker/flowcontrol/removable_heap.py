@@ -1,0 +1,79 @@
+"""A heap of which anything can be taken out, in memory bounded by what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+_SLACK = 32  # removed places that are kept however little is left
+
+
+class RemovableHeap(Generic[K, T]):
+    """Things in the order of their keys, equal ones in the order of their sequence numbers.
+
+    What is removed is forgotten at once; its place in the heap goes when it comes up, or when more
+    than half of all places are such.
+    """
+
+    __slots__ = ("_held", "_places")
+
+    def __init__(self) -> None:
+        self._places: list[tuple[K, int]] = []
+        self._held: dict[int, T] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[T]:
+        """All, in no order."""
+        return iter(self._held.values())
+
+    def __contains__(self, sequence: int) -> bool:
+        return sequence in self._held
+
+    @property
+    def num_places(self) -> int:
+        """Places in memory, those of removed things included."""
+        return len(self._places)
+
+    def push(self, key: K, sequence: int, thing: T) -> None:
+        """Add; `sequence` is unique among all that were ever added."""
+        heappush(self._places, (key, sequence))
+        self._held[sequence] = thing
+
+    def first(self) -> tuple[K, T] | None:
+        """The least key and its thing."""
+        places, held = self._places, self._held
+        while places:
+            key, sequence = places[0]
+            if sequence in held:
+                return key, held[sequence]
+            heappop(places)
+        return None
+
+    def pop(self) -> T | None:
+        """Take the first one out."""
+        first = self.first()
+        if first is None:
+            return None
+        _, sequence = heappop(self._places)
+        return self._held.pop(sequence)
+
+    def remove(self, sequence: int) -> bool:
+        """Take one out; whether it was there."""
+        held = self._held
+        if held.pop(sequence, None) is None:
+            return False
+        if len(self._places) > 2 * len(held) + _SLACK:
+            self._places = [place for place in self._places if place[1] in held]
+            heapify(self._places)
+        return True
+
+    def clear(self) -> None:
+        """Take all out."""
+        self._places.clear()
+        self._held.clear()

@@ -1,0 +1,221 @@
+"""Tells the series of flow control. Gauges are kept exactly, or read when somebody asks.
+
+A request's `priority` label is that of the band it waits in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Protocol
+
+from picker.flowcontrol.outcomes import FlowOutcome
+from picker.flowcontrol.queue import Band
+from picker.flowcontrol.reclaim import Revocation
+from picker.flowcontrol.saturation import PoolLoad
+from picker.flowcontrol.settings import FlowControlSettings
+from picker.framework.flow import JudgesStaleness, QueuedRequest
+from picker.label_caps import MAX_LABEL_SETS, OVERFLOW
+from picker.metrics import PickerMetrics
+from picker.series import Counter, Gauge, Histogram
+
+Labels = tuple[str, str, str, str]  # model, target, fairness id, priority
+EFFECTIVE = "effective"
+CONFIRMED = "confirmed"
+TIMED_OUT = "timed_out"
+
+
+class Readings(Protocol):
+    """What gauges are read from."""
+
+    def pool_load(self) -> PoolLoad:
+        """How full the pool is now."""
+        ...
+
+    def num_stale(self) -> int:
+        """Endpoints that are judged without fresh metrics."""
+        ...
+
+    def queued(self) -> tuple[int, int]:
+        """Requests and bytes that wait."""
+        ...
+
+    def pending_reclaim(self) -> float:
+        """Saturation that is still to be freed."""
+        ...
+
+
+class FlowTelling:
+    """Owns the label sets of flow control, and the numbers of outcomes."""
+
+    def __init__(self, metrics: PickerMetrics, pool_name: str, readings: Readings) -> None:
+        self._metrics = metrics
+        self._series = metrics.flow
+        self._pool = pool_name
+        self._readings = readings
+        self._ends: dict[tuple[Labels, FlowOutcome], tuple[Histogram, Counter]] = {}
+        self._models: dict[tuple[str, str], set[tuple[str, str]]] = {}  # by fairness id, priority
+        self._detector: str | None = None
+        self._stages: frozenset[str] = frozenset()
+        self._bands: dict[str, Band] = {}
+        self.outcomes: Tally[FlowOutcome] = Tally()
+
+    def labels(self, item: QueuedRequest, priority: int) -> Labels:
+        """How `item` is told of while it belongs to the band `priority`."""
+        request = item.request
+        return self._metrics.request_labels(
+            request.incoming_model, request.target_model, item.flow, priority
+        )
+
+    def ended(self, labels: Labels, outcome: FlowOutcome, queue_seconds: float) -> None:
+        """A request's time at the gate is over."""
+        self.outcomes[outcome] += 1
+        ends = self._ends.get((labels, outcome)) or self._ends_of(labels, outcome)
+        ends[0].observe(queue_seconds)
+        ends[1].inc()
+
+    def enqueued(self, labels: Labels, outcome: FlowOutcome, seconds: float) -> None:
+        """It took so long to put a request in its queue, or to answer it without that."""
+        times = self._series.request_enqueue_duration_seconds
+        times.labels(labels[2], labels[3], outcome.value).observe(seconds)
+
+    def waits(self, labels: Labels, item: QueuedRequest) -> None:
+        """`item` waits from now on."""
+        where = self._where(labels)
+        self._series.queue_size.labels(*where).inc()
+        self._series.queue_bytes.labels(*where).inc(item.size_bytes)
+
+    def waits_no_more(self, labels: Labels, item: QueuedRequest) -> None:
+        """`item` waits no more."""
+        where = self._where(labels)
+        self._series.queue_size.labels(*where).dec()
+        self._series.queue_bytes.labels(*where).dec(item.size_bytes)
+
+    def forgotten(self, priority: int, flow: str) -> None:
+        """Nothing has been seen of `flow` for long: its series go."""
+        fairness_id = self._metrics.fairness_label(flow)
+        key = (fairness_id, str(priority))
+        if fairness_id == OVERFLOW:
+            return
+        series = self._series
+        for model, target in self._models.pop(key, ()):
+            labels = (model, target, *key)
+            where = self._where(labels, is_kept=False)
+            series.queue_size.remove(*where)
+            series.queue_bytes.remove(*where)
+            for outcome in FlowOutcome:
+                self._ends.pop((labels, outcome), None)
+                series.request_queue_duration_seconds.remove(*self._ending(labels, outcome))
+                series.request_enqueue_duration_seconds.remove(*key, outcome.value)
+
+    def cycled(self, seconds: float) -> None:
+        """A look at the queues took so long."""
+        self._series.dispatch_cycle_duration_seconds.observe(seconds)
+
+    def revoked(self, revocation: Revocation) -> None:
+        """Requests under way were told to stop."""
+        priority = str(revocation.demand.priority)
+        issued = self._series.revocations_issued_total.labels(priority, self._pool)
+        issued.inc(len(revocation.victims))
+        self._series.reclaim_target.labels(self._pool).set(revocation.target)
+
+    def confirmed(self, seconds: float) -> None:
+        """A request that was told to stop is over."""
+        self._series.revocations_total.labels(CONFIRMED, self._pool).inc()
+        self._series.revocation_confirmation_seconds.labels(self._pool).observe(seconds)
+
+    def timed_out(self, count: int) -> None:
+        """So many that were told to stop did not."""
+        if count:
+            self._series.revocations_total.labels(TIMED_OUT, self._pool).inc(count)
+
+    def use(self, settings: FlowControlSettings | None) -> None:
+        """Tell what there is to tell with these settings; None: nothing but what was counted."""
+        series, readings = self._series, self._readings
+        series.pending_reclaim.labels(self._pool).set_function(readings.pending_reclaim)
+        self._tell_caps(settings)
+        if self._detector is not None:
+            series.stale_endpoints.remove(self._detector)
+            self._detector = None
+        if settings is None:
+            self.bands(())
+            self._tell_stages(frozenset())
+            return
+        self.stages(())
+        if isinstance(settings.detector, JudgesStaleness):
+            self._detector = settings.detector_name
+            series.stale_endpoints.labels(self._detector).set_function(readings.num_stale)
+
+    def stages(self, stages: Iterable[str]) -> None:
+        """Which stages there are now."""
+        told = frozenset((*stages, EFFECTIVE))
+        if told != self._stages:
+            self._tell_stages(told)
+
+    def bands(self, bands: Iterable[Band]) -> None:
+        """Which bands there are now."""
+        told = {str(band.priority): band for band in bands}
+        gauges = self._series.capacity_utilization_requests, self._series.capacity_utilization_bytes
+        for priority in self._bands.keys() - told.keys():
+            for gauge in gauges:
+                gauge.remove(priority, self._pool)
+        for priority, band in told.items():
+            if self._bands.get(priority) is not band:
+                _watch_band(band, *(gauge.labels(priority, self._pool) for gauge in gauges))
+        self._bands = told
+
+    def _tell_caps(self, settings: FlowControlSettings | None) -> None:
+        series, readings = self._series, self._readings
+        requests = series.global_capacity_utilization_requests
+        sizes = series.global_capacity_utilization_bytes
+        requests.remove(self._pool)
+        sizes.remove(self._pool)
+        if settings is not None and settings.max_requests is not None:
+            share = _share(lambda: readings.queued()[0], settings.max_requests)
+            requests.labels(self._pool).set_function(share)
+        if settings is not None and settings.max_bytes is not None:
+            share = _share(lambda: readings.queued()[1], settings.max_bytes)
+            sizes.labels(self._pool).set_function(share)
+
+    def _tell_stages(self, told: frozenset[str]) -> None:
+        gauge = self._series.pool_saturation
+        for stage in self._stages - told:
+            gauge.remove(self._pool, stage)
+        for stage in told - self._stages:
+            gauge.labels(self._pool, stage).set_function(partial(self._saturation, stage))
+        self._stages = told
+
+    def _saturation(self, stage: str) -> float:
+        load = self._readings.pool_load()
+        return load.effective if stage == EFFECTIVE else load.stages.get(stage, 0.0)
+
+    def _ends_of(self, labels: Labels, outcome: FlowOutcome) -> tuple[Histogram, Counter]:
+        if len(self._ends) >= MAX_LABEL_SETS:
+            self._ends.clear()
+        self._where(labels)
+        durations, totals = self._series.request_queue_duration_seconds, self._series.requests_total
+        ends = self._ends[labels, outcome] = (
+            durations.labels(*self._ending(labels, outcome)),
+            totals.labels(outcome.value, labels[3], self._pool),
+        )
+        return ends
+
+    def _ending(self, labels: Labels, outcome: FlowOutcome) -> tuple[str, ...]:
+        model, target, fairness_id, priority = labels
+        return fairness_id, priority, outcome.value, self._pool, model, target
+
+    def _where(self, labels: Labels, is_kept: bool = True) -> tuple[str, ...]:
+        model, target, fairness_id, priority = labels
+        if is_kept:
+            self._models.setdefault((fairness_id, priority), set()).add((model, target))
+        return fairness_id, priority, self._pool, model, target
+
+
+def _share(used: Callable[[], int], cap: int) -> Callable[[], float]:
+    return lambda: used() / cap if cap > 0 else 1.0
+
+
+def _watch_band(band: Band, requests: Gauge, sizes: Gauge) -> None:
+    requests.set_function(_share(lambda: band.num_requests, band.settings.max_requests))
+    sizes.set_function(_share(lambda: band.num_bytes, band.settings.max_bytes))

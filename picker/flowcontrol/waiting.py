@@ -1,0 +1,105 @@
+"""A request at the gate, and until when it may wait there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from picker.errors import RefusedError
+from picker.flowcontrol.outcomes import FlowOutcome
+from picker.flowcontrol.removable_heap import RemovableHeap
+from picker.flowcontrol.telling import Labels
+from picker.flowcontrol.tickets import Evict, FlowTicket
+from picker.framework.flow import QueuedRequest
+
+TICK_SECONDS = 0.001  # an event loop wakes up that exactly
+
+
+class Waiting:
+    """Waits until it has a `ticket` or a `refusal`; `wake` is called then.
+
+    `priority` is that of its band.
+    """
+
+    __slots__ = ("evict", "item", "labels", "outcome", "priority", "refusal", "ticket", "wake")
+
+    def __init__(
+        self, item: QueuedRequest, priority: int, evict: Evict | None, labels: Labels
+    ) -> None:
+        self.item = item
+        self.priority = priority
+        self.evict = evict
+        self.labels = labels
+        self.ticket: FlowTicket | None = None
+        self.refusal: RefusedError | None = None
+        self.outcome = FlowOutcome.NOT_YET
+        self.wake: Callable[[], None] | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it waits no more."""
+        return self.ticket is not None or self.refusal is not None
+
+    def settle(self, settled: FlowTicket | RefusedError) -> None:
+        """It waits no more."""
+        if isinstance(settled, FlowTicket):
+            self.ticket = settled
+        else:
+            self.refusal = settled
+        if self.wake is not None:
+            self.wake()
+
+
+class Deadlines:
+    """Owns until when everybody may wait, and since when the pool is empty, or is not.
+
+    The time to live counts from when a request came, or from when the pool became empty or was no
+    longer so, whichever was later.
+    """
+
+    def __init__(self) -> None:
+        self._heap: RemovableHeap[float, Waiting] = RemovableHeap()
+        self._no_endpoint_ttl_seconds: float | None = None
+        self._turned_at = 0.0
+        self.pool_is_empty = False
+
+    @property
+    def next_seconds(self) -> float | None:
+        """The earliest one; None: nobody has any."""
+        first = self._heap.first()
+        return None if first is None else first[0]
+
+    def use(self, no_endpoint_ttl_seconds: float | None, waiting: Iterable[Waiting]) -> None:
+        """Let those who wait for endpoints wait for so long, None: for ever."""
+        self._no_endpoint_ttl_seconds = no_endpoint_ttl_seconds
+        self._heap.clear()
+        for one in waiting:
+            self.add(one)
+
+    def pool_seen(self, is_empty: bool, waiting: Iterable[Waiting], now_seconds: float) -> None:
+        """The pool has endpoints, or none."""
+        if is_empty is not self.pool_is_empty:
+            self.pool_is_empty = is_empty
+            self._turned_at = now_seconds
+            self.use(self._no_endpoint_ttl_seconds, waiting)
+
+    def add(self, waiting: Waiting) -> None:
+        """Somebody waits."""
+        item = waiting.item
+        ttl = self._no_endpoint_ttl_seconds if self.pool_is_empty else item.ttl_seconds
+        if ttl is not None:
+            since = max(item.enqueued_at_seconds, self._turned_at)
+            self._heap.push(since + ttl, item.sequence, waiting)
+
+    def remove(self, waiting: Waiting) -> None:
+        """Somebody waits no more."""
+        self._heap.remove(waiting.item.sequence)
+
+    def due(self, now_seconds: float) -> Waiting | None:
+        """One whose time is over."""
+        first = self._heap.first()
+        return first[1] if first is not None and first[0] <= now_seconds + TICK_SECONDS else None
+
+    def check_integrity(self, waiting: Iterable[Waiting]) -> None:
+        """Raise `AssertionError` when somebody else than `waiting` has a deadline."""
+        if not set(self._heap) <= set(waiting):
+            raise AssertionError("a deadline of somebody who does not wait is kept")
