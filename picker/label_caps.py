@@ -22,6 +22,10 @@ class BoundedLabels:
         """Admit these whatever the cap, beside those pinned before; they come from us."""
         self._pinned |= frozenset(values)
 
+    def is_pinned(self, value: str) -> bool:
+        """Whether it is one of ours."""
+        return value in self._pinned
+
     def admit(self, value: str) -> str:
         """`value`, or `other` when it is new and the cap is reached, or is too long to be a name.
 
@@ -39,7 +43,8 @@ class RequestLabels:
     """Values for `REQUEST_LABELS`, with what clients can invent capped.
 
     Each kind of value is capped, and so is the number of their combinations: a page of a thousand
-    models times a thousand tenants would be of no use to anybody.
+    models times a thousand tenants would be of no use to anybody. Models that are pinned are told
+    in spite of both.
     """
 
     def __init__(self) -> None:
@@ -48,10 +53,15 @@ class RequestLabels:
         self._known: dict[tuple[str, str, str, int], tuple[str, str, str, str]] = {}
         self._sets: set[tuple[str, str, str, str]] = set()
 
+    def pin_models(self, names: Iterable[str]) -> None:
+        """Admit these whatever the caps; what was told as `other` before is told by its name."""
+        self.models.pin(names)
+        self._known.clear()
+
     def of(
         self, model: str, target_model: str, fairness_id: str, priority: int
     ) -> tuple[str, str, str, str]:
-        """The values of one request; the same ones whenever it is asked."""
+        """The values of one request; the same ones whenever it is asked, but for later pins."""
         asked = (model, target_model, fairness_id, priority)
         known = self._known.get(asked)
         if known is not None:
@@ -74,6 +84,7 @@ class RequestLabels:
         if labels in self._sets:
             return labels
         if len(self._sets) >= MAX_LABEL_SETS:
-            return (OVERFLOW, OVERFLOW, OVERFLOW, priority)
+            models = [one if self.models.is_pinned(one) else OVERFLOW for one in (model, target)]
+            return (models[0], models[1], OVERFLOW, priority)
         self._sets.add(labels)
         return labels

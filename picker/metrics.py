@@ -142,7 +142,7 @@ class PickerMetrics(Declarations):
 
     def pin_models(self, names: Iterable[str]) -> None:
         """Names of models that are configured, and therefore told however many clients invent."""
-        self._labels.models.pin(names)
+        self._labels.pin_models(names)
 
     def model_label(self, model: str) -> str:
         """A model's name as a label, capped."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from picker.errors import EVICTED_STATUS, HTTP_STATUS
 from picker.metrics import PickerMetrics
 from picker.requestcontrol.observer import Decision, Outcome, ResponseTimes
 from picker.types import FinishCause, InferenceRequest, Usage
 
 MODEL_SERVER_ERROR = "ModelServerError"
+RequestLabelValues: TypeAlias = tuple[str, str, str, str]
 _CODES = {status: code.value for code, status in HTTP_STATUS.items()}
 
 
@@ -16,12 +19,14 @@ class RequestMetrics:
 
     A refused request appears in the error counter only; one that was routed counts as an error when
     the endpoint answered anything but 200. What a response says about tokens is counted once, at
-    its end.
+    its end. Owns the labels under which requests count as running: a rewrite that is configured
+    meanwhile may change those that others get.
     """
 
     def __init__(self, metrics: PickerMetrics) -> None:
         self._metrics = metrics
         self._decisions = 0
+        self._running: dict[int, RequestLabelValues] = {}  # by number of the request
 
     @property
     def decisions(self) -> int:
@@ -44,6 +49,7 @@ class RequestMetrics:
         metrics.request_total.labels(*labels).inc()
         metrics.request_size_bytes.labels(*labels).observe(decision.size_bytes)
         metrics.request_running.labels(*labels).inc()
+        self._running[decision.number] = labels
         metrics.request_processing_duration_seconds.observe(
             decision.seconds - decision.queue_seconds
         )
@@ -61,7 +67,7 @@ class RequestMetrics:
     def finished(self, outcome: Outcome) -> None:
         """Count how a request ended."""
         metrics = self._metrics
-        labels = metrics.request_labels(
+        labels = self._running.pop(outcome.number, None) or metrics.request_labels(
             outcome.incoming_model, outcome.target_model, outcome.fairness_id, outcome.priority
         )
         metrics.request_outcomes_total.labels(outcome.cause.value).inc()
@@ -80,7 +86,7 @@ class RequestMetrics:
         """Count a plugin that raised by mistake."""
         self._metrics.plugin_failures_total.labels(plugin).inc()
 
-    def _count_response(self, labels: tuple[str, str, str, str], response: ResponseTimes) -> None:
+    def _count_response(self, labels: RequestLabelValues, response: ResponseTimes) -> None:
         metrics = self._metrics
         metrics.response_processing_duration_seconds.observe(response.processing_seconds)
         metrics.response_size_bytes.labels(*labels).observe(response.num_bytes)
@@ -88,9 +94,7 @@ class RequestMetrics:
             streaming = "true" if response.is_streaming else "false"
             metrics.request_ttft_seconds.labels(*labels, streaming).observe(response.ttft_seconds)
 
-    def _count_usage(
-        self, labels: tuple[str, str, str, str], outcome: Outcome, usage: Usage
-    ) -> None:
+    def _count_usage(self, labels: RequestLabelValues, outcome: Outcome, usage: Usage) -> None:
         metrics = self._metrics
         if usage.prompt_tokens > 0:
             metrics.request_input_tokens.labels(*labels).observe(usage.prompt_tokens)

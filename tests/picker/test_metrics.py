@@ -236,6 +236,17 @@ def test_configured_names_are_told_however_many_clients_invent() -> None:
     assert [labels.admit(v) for v in ("ours", "a", "b", "ours")] == ["ours", "a", "other", "ours"]
 
 
+def test_configured_models_are_told_in_any_combination() -> None:
+    """Also when other combinations have used up their number, and when they were `other` before."""
+    labels = RequestLabels()
+    for i in range(2 * MAX_LABEL_SETS):
+        labels.of(f"m{i % 1100}", "t", f"f{i % 900}", i % 3)
+    assert labels.of("ours", "ours-v2", "f", 1) == ("other", "other", "other", "1")
+    labels.pin_models(["ours", "ours-v2"])
+    assert labels.of("ours", "ours-v2", "f", 1) == ("ours", "ours-v2", "other", "1")
+    assert labels.of("ours", "theirs", "f", 1) == ("ours", "other", "other", "1")
+
+
 def test_names_of_any_length_take_no_room() -> None:
     """A body may name a model as long as itself; neither the page nor the picker keeps it."""
     metrics = PickerMetrics()

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from picker.admin.request_metrics import RequestMetrics
 from picker.datalayer.rewrites import Rewritten
 from picker.errors import Code, RefusedError
+from picker.label_caps import MAX_NAMES
 from picker.metrics import PickerMetrics
 from picker.requestcontrol.observer import Decision, Outcome, ResponseTimes
 from picker.types import Api, FinishCause, InferenceRequest, ParsedBody, Usage
@@ -170,3 +171,19 @@ def test_a_failed_plugin_is_counted() -> None:
     metrics = PickerMetrics()
     RequestMetrics(metrics).plugin_failed("TokenProducer")
     assert value(metrics, "pointsman_plugin_failures_total", plugin="TokenProducer") == 1
+
+
+def test_a_model_that_is_configured_meanwhile_leaves_no_gauge_behind() -> None:
+    """A request stops running under the name under which it began; later ones have their own."""
+    metrics = PickerMetrics()
+    observer = RequestMetrics(metrics)
+    for number in range(MAX_NAMES):
+        metrics.model_label(f"invented-{number}")
+    for number in (1, 2):
+        observer.decided(Decision("r", "m", "t", "d", 1, 0.1, (), REQUEST, number=number))
+        metrics.pin_models(["m", "t"])
+    series = metrics.request_running
+    assert {labels[0]: count for labels, count in series.numbers()} == {"other": 1, "m": 1}
+    for number in (1, 2):
+        observer.finished(outcome(number=number))
+    assert {labels[0]: count for labels, count in series.numbers()} == {"other": 0, "m": 0}
