@@ -90,7 +90,7 @@ class Assembly:
 
     `producers` are in the order in which they have to run, everything else in configured order.
     `instances` are all plugins by name, those that were added by default included; `plans` say
-    which of them each profile has.
+    which of them each profile has. `loaded` is what all of it was made of.
     """
 
     scheduler: TimedScheduler
@@ -113,6 +113,7 @@ class Assembly:
     data_layer: DataLayerPlan
     instances: Mapping[str, Instance]
     warnings: tuple[Finding, ...]
+    loaded: LoadedConfig
     flow_control: FlowControlSettings | None = None  # None: the gate 'flowControl' is off
 
 
@@ -146,7 +147,7 @@ class _Builder:
         clock: Callable[[], float],
         options: BuildOptions,
     ) -> None:
-        self._config = loaded.config
+        self._loaded, self._config = loaded, loaded.config
         self._findings: Findings = loaded.findings
         self._registry = registry
         self._options = options
@@ -228,6 +229,7 @@ class _Builder:
             data_layer=data_layer,
             instances={one.name: one for one in self._plugins},
             warnings=tuple(self._findings),
+            loaded=self._loaded,
         )
 
     def _scheduler(self, profiles: Mapping[str, Profile], handler: Instance) -> TimedScheduler:
