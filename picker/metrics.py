@@ -42,6 +42,7 @@ from picker.declarations import (
 )
 from picker.flow_series import FlowSeries
 from picker.health_series import HealthSeries
+from picker.health_series import HealthSeries
 from picker.kv_series import KvSeries
 from picker.label_caps import BoundedLabels, RequestLabels
 from picker.plugin_series import PluginSeries
@@ -111,6 +112,7 @@ class PickerMetrics(Declarations):
         self._declare_config()
         self.plugins = PluginSeries(declared)
         self.streams = StreamSeries(declared)
+        self.health = HealthSeries(declared)
         self.health = HealthSeries(declared)
         self.kv = KvSeries(declared)
         self.recording = RecordingSeries(declared)

@@ -65,6 +65,7 @@ class Datastore:
     ) -> None:
         self._observers = tuple(observers)
         self._describers = tuple(describers)
+        self._lasting_observers: list[EndpointObserver] = []
         self._listeners: list[ChangeListener] = []
         self._watchers: list[Callable[[], None]] = []
         self._candidates: dict[str, Candidate] = {}
@@ -91,6 +92,10 @@ class Datastore:
         for metrics, thousands of times a second in a large pool. It must be quick and not fail.
         """
         self._watchers.append(watcher)
+
+    def observe(self, observer: EndpointObserver) -> None:
+        """Tell `observer`, too, of endpoints that left or restarted, whatever the configuration."""
+        self._lasting_observers.append(observer)
 
     def use(self, observers: Iterable[EndpointObserver], describers: Iterable[Describe]) -> None:
         """Go on with the plugins of another configuration; what is known of endpoints stays."""
@@ -235,7 +240,7 @@ class Datastore:
         return replace(candidate, endpoint=endpoint, attributes=attributes)
 
     def _forget(self, key: str) -> None:
-        for observer in self._observers:
+        for observer in (*self._observers, *self._lasting_observers):
             observer.endpoint_removed(key)
 
     def _changed(self) -> None:

@@ -16,6 +16,7 @@ from picker.config.units import duration_seconds, quantity_bytes
 from picker.config.unsupported import FLAGS, reason
 from picker.errors import ConfigError
 from picker.extproc.options import UNIX_SCHEME, Transport
+from picker.running.health_flags import add_health_flags
 from picker.running.options import LogFlags, MetricsTls, Options, TlsFlags
 
 T = TypeVar("T")
@@ -47,7 +48,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_ext_proc(parser.add_argument_group("ext_proc"))
     _add_tls(parser.add_argument_group("TLS"))
     _add_http(parser.add_argument_group("health and metrics"))
-    _add_behaviour(parser.add_argument_group("behaviour"))
+    behaviour = parser.add_argument_group("behaviour")
+    _add_behaviour(behaviour)
+    add_health_flags(behaviour)
     _add_logging(parser.add_argument_group("logging and tracing"))
     _add_refused(parser.add_argument_group("refused"))
     return parser
@@ -81,6 +84,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         emit_endpoint_scores=arguments.emit_endpoint_scores,
         tracing=arguments.tracing,
         drain_timeout_seconds=arguments.drain_timeout,
+        endpoint_ejection_failures=arguments.endpoint_ejection_failures,
         processes=arguments.processes,
         logs=_logs_of(arguments),
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from picker.extproc.server import DEFAULT_MAX_MESSAGE_BYTES, ServerOptions, Transport
+from picker.running.health_flags import DEFAULT_FAILURES
 
 _SERVER = ServerOptions()
 
@@ -41,6 +42,7 @@ class Options:
     """Ports: 0 takes a free one. `tls` None: plain text.
 
     `processes` is how many processes serve ext_proc; 1 is this one, more are children of it.
+    `endpoint_ejection_failures` in a row eject an endpoint; 0: none is ever ejected.
     `pool_gauges_interval_seconds` is how long gauges of the pool may be told again before they are
     computed anew.
     """
@@ -70,6 +72,7 @@ class Options:
     emit_endpoint_scores: bool = False
     tracing: bool = False
     drain_timeout_seconds: float = 30.0
+    endpoint_ejection_failures: int = DEFAULT_FAILURES
     processes: int = 1
     logs: LogFlags = LogFlags()
 

@@ -14,13 +14,17 @@ from typing import Any, TypeAlias
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 
-from picker.declarations import PREFIX
+from picker.declarations import OWN_PREFIX, PREFIX
 from picker.metrics import Collector, Metric, PickerMetrics
 from picker.series import Gauge, Tally
 
 # Each process tells the same thing of its own requests; there is nothing to be added up.
 NOT_ADDED = frozenset(
-    {PREFIX + "disaggregatedset_revision_gating_share", PREFIX + "inference_request_metric"}
+    {
+        PREFIX + "disaggregatedset_revision_gating_share",
+        PREFIX + "inference_request_metric",
+        OWN_PREFIX + "endpoints_ejected",
+    }
 )
 # By name of the series: label values and number of each label set.
 Counted: TypeAlias = dict[str, list[tuple[tuple[str, ...], float | Tally]]]

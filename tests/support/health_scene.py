@@ -1,0 +1,90 @@
+"""A memory of endpoints' health with a pool, a clock, and a watcher that writes down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from picker.datalayer.datastore import EndpointChanges
+from picker.datalayer.health import HealthMemory, ProbeResult, RememberedHealth, Visit
+from picker.datalayer.health_record import Answer, EndpointState, HealthSettings
+from picker.types import Candidate, Endpoint, FinishCause
+
+
+def endpoint(number: int) -> Endpoint:
+    """One of the pool, by its number."""
+    return Endpoint(f"pod-{number}", f"10.0.0.{number + 1}", 8000)
+
+
+@dataclass
+class WritesDown:
+    """A `HealthWatcher`."""
+
+    ejections: list[tuple[str, int]] = field(default_factory=list)
+    probes: list[ProbeResult] = field(default_factory=list)
+    returned_keys: list[str] = field(default_factory=list)
+    num_ejected: int = 0
+
+    def ejected(self, key: str, failures: int, wait_seconds: float) -> None:
+        """Keep it."""
+        self.ejections.append((key, failures))
+
+    def probed(self, key: str, result: ProbeResult) -> None:
+        """Keep it."""
+        self.probes.append(result)
+
+    def returned(self, key: str) -> None:
+        """Keep it."""
+        self.returned_keys.append(key)
+
+    def counted(self, num_ejected: int) -> None:
+        """Keep it."""
+        self.num_ejected = num_ejected
+
+
+class Scene:
+    """A pool of so many endpoints, at the time `now`."""
+
+    def __init__(
+        self, size: int, settings: HealthSettings | None = None, rng: Random | None = None
+    ) -> None:
+        self.now = 0.0
+        self.watcher = WritesDown()
+        self.memory = HealthMemory(settings, self.watcher, rng)
+        self.pool = [endpoint(number) for number in range(size)]
+        self.memory.pool_changed(EndpointChanges(tuple(self.pool), ()))
+
+    def candidates(self, *numbers: int) -> list[Candidate]:
+        """Those of the pool; all without numbers."""
+        return [Candidate(self.pool[n]) for n in numbers or range(len(self.pool))]
+
+    def usable(self, *numbers: int) -> list[int]:
+        """The numbers of those that may be sent requests."""
+        usable = self.memory.usable(self.candidates(*numbers), self.now)
+        return [self.pool.index(one.endpoint) for one in usable]
+
+    def probe(self, *numbers: int) -> int | None:
+        """The number of the one to be tried out."""
+        due = self.memory.probe(self.candidates(*numbers), self.now)
+        return None if due is None else self.pool.index(due.endpoint)
+
+    def send(self, number: int, is_bare: bool = False) -> Visit:
+        """A request leaves."""
+        return self.memory.left(self.pool[number], self.now, is_bare)
+
+    def answers(
+        self, number: int, status: int, served_by: str | None = None, is_bare: bool = False
+    ) -> None:
+        """A request leaves and is answered at once."""
+        visit, answer = self.send(number, is_bare), Answer(status, served_by)
+        visit.responded(answer, self.now)
+        visit.ended(FinishCause.COMPLETED, answer, self.now)
+
+    def view(self, number: int) -> RememberedHealth:
+        """What is held against an endpoint; a clean slate when nothing is."""
+        clean = RememberedHealth(EndpointState.HEALTHY, 0, 0)
+        return self.memory.views(self.now).get(self.pool[number].key, clean)
+
+    def state(self, number: int) -> EndpointState:
+        """How it is taken to be."""
+        return self.view(number).state
