@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments and arguments[0] in _PASSED_ON:
             return _pass_on(arguments[0])(arguments[1:])
         options = build_parser().parse_args(arguments)
-        return {"up": _up, "chat": _chat, "version": _version}[options.command](options)
+        return _OWN[options.command](options)
     except FleetError as error:
         print(f"pointsman: {error}", file=sys.stderr)
         return 1
@@ -65,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "config", help="check a picker's configuration (see `pointsman config --help`)"
     )
+    _add_top(commands.add_parser("top", help="watch a running picker in the terminal"))
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -122,6 +123,14 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, help="0: always the likeliest word")
 
 
+def _add_top(parser: argparse.ArgumentParser) -> None:
+    text = (
+        "the picker's HTTP port; default: of the fleet that runs here, else http://127.0.0.1:9090"
+    )
+    parser.add_argument("--picker", metavar="URL", help=text)
+    parser.add_argument("--once", action="store_true", help="print one picture as plain text")
+
+
 def _up(arguments: argparse.Namespace) -> int:
     from fleet.envoy.settings import Mechanism
     from fleet.plan import Options
@@ -163,6 +172,16 @@ def _chat(arguments: argparse.Namespace) -> int:
         temperature=arguments.temperature,
     )
     return chat(options, lambda text: print(text, end="", flush=True), input)
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from os import environ
+
+    from fleet.running_picker import picker_url
+    from fleet.top import Options, console_and_keyboard, top
+
+    url = picker_url(arguments.picker, environ)
+    return top(Options(url, arguments.once), *console_and_keyboard())
 
 
 def _version(_: argparse.Namespace) -> int:
@@ -265,6 +284,13 @@ def _progress() -> Iterator[Progress]:
         if bar.live.is_started:
             bar.stop()
 
+
+_OWN: dict[str, Callable[[argparse.Namespace], int]] = {
+    "up": _up,
+    "chat": _chat,
+    "top": _top,
+    "version": _version,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,0 +1,77 @@
+"""What a running picker says of itself at its HTTP port, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import httpx
+import msgspec
+
+from fleet.errors import FleetError
+from picker.admin.endpoint_views import EndpointsView
+from picker.flowcontrol.views import QueuesView
+from picker.requestcontrol.record_views import RecordSummary
+
+TIMEOUT_SECONDS = 2.0
+T = TypeVar("T")
+
+
+class NoPickerError(FleetError):
+    """Nobody answers, or somebody who is no picker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A picker at one moment; `decisions` are the last ones, the newest first."""
+
+    pool: EndpointsView
+    queues: QueuesView
+    decisions: tuple[RecordSummary, ...]
+
+
+class _Decisions(msgspec.Struct, frozen=True):
+    decisions: tuple[RecordSummary, ...]
+
+
+class PickerViews:
+    """Asks the picker at `url`. A context manager that keeps its connection."""
+
+    def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
+        """`transport` is how to get there, by TCP when None."""
+        self._url = url
+        self._http = httpx.Client(transport=transport, timeout=TIMEOUT_SECONDS, trust_env=False)
+
+    def __enter__(self) -> PickerViews:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def look(self, samples: int, decisions: int) -> Seen:
+        """Everything there is, with the last `samples` of the pool's history and so many decisions.
+
+        Raises `NoPickerError`.
+        """
+        return Seen(
+            pool=self._ask(f"/endpoints?history={samples}", _decoder(EndpointsView)),
+            queues=self._ask("/queues", _decoder(QueuesView)),
+            decisions=self._ask(f"/decisions?limit={decisions}", _decoder(_Decisions)).decisions,
+        )
+
+    def _ask(self, path: str, decode: Callable[[bytes], T]) -> T:
+        try:
+            answer = self._http.get(self._url + path)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise NoPickerError(f"no picker answers at {self._url}: {error}") from error
+        if answer.status_code != 200:
+            raise NoPickerError(f"{self._url}{path} answers {answer.status_code}")
+        try:
+            return decode(answer.content)
+        except msgspec.MsgspecError as error:
+            raise NoPickerError(f"what answers at {self._url} is not this picker") from error
+
+
+def _decoder(kind: type[T]) -> Callable[[bytes], T]:
+    return msgspec.json.Decoder(kind).decode

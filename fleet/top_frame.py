@@ -1,0 +1,276 @@
+"""One picture of a picker for a terminal: a pure function of what was seen and of the room.
+
+Theory of operation. Every line is made in exactly the width there is, so nothing wraps. The title
+and the sum of flow control come first; then endpoints, queues and requests share the lines that are
+left: requests get a few, queues what they need up to a limit, endpoints all they need, and what is
+still left goes to the requests. Whatever does not fit is counted in a line of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rich.text import Text
+
+from fleet.picker_views import Seen
+from fleet.top_text import (
+    OUTCOME_STYLES,
+    STATES,
+    Glyphs,
+    bar,
+    cell,
+    clean,
+    count,
+    percent,
+    rate,
+    seconds,
+    size,
+    sparkline,
+    styled,
+)
+from picker.admin.endpoint_views import EndpointView
+from picker.admin.history import Series
+from picker.flowcontrol.views import BandView
+from picker.requestcontrol.record_views import RecordSummary
+
+FEW_REQUESTS = 3
+REQUESTS_WITHOUT_LIMIT = 10
+MOST_BANDS = 5
+_BAR = 7
+_NO_SERIES = Series()
+_TROUBLED_FIRST = {"ejected": 0, "on-trial": 1, "suspect": 2}
+_HEAD = "bold underline"
+_ID_WIDTH = 36
+_WIDTH_FOR_IDS = 120
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The size of the terminal in cells; without a `height` there is room for all."""
+
+    width: int
+    height: int | None
+    glyphs: Glyphs
+
+
+@dataclass(frozen=True, slots=True)
+class Title:
+    """What the first line says: where the picker is, and since when it has not answered."""
+
+    url: str
+    lost: str | None = None
+    hint: str = ""
+
+
+def frame(seen: Seen | None, title: Title, room: Room) -> list[Text]:
+    """The lines, at most as many and as long as there is room."""
+    lines = [_title(seen, title, room)]
+    if seen is not None:
+        lines.append(_flow_control(seen, room))
+        num_bands = min(len(seen.queues.bands), MOST_BANDS) if seen.queues.is_on else 0
+        space = _share_out(len(seen.pool.endpoints), num_bands, len(seen.decisions), room.height)
+        lines += [Text(), *_endpoints(seen, space.endpoints, room)]
+        if num_bands:
+            lines += [Text(), *_queues(seen, num_bands, room)]
+        lines += [Text(), *_requests(seen, space.requests, room)]
+    return lines if room.height is None else lines[: room.height]
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    endpoints: int
+    requests: int
+
+
+def _share_out(endpoints: int, bands: int, requests: int, height: int | None) -> _Space:
+    """How many rows endpoints and requests get, a line that counts the rest included."""
+    if height is None:
+        return _Space(endpoints, REQUESTS_WITHOUT_LIMIT)
+    around = 2 + 2 + (2 if bands else 0) + 3  # lines that are always there, and blank ones
+    left = height - around - bands
+    few = min(requests, FEW_REQUESTS)
+    for_endpoints = max(1, min(endpoints, left - few))
+    return _Space(for_endpoints, max(0, left - for_endpoints))
+
+
+def _title(seen: Seen | None, title: Title, room: Room) -> Text:
+    glyphs = room.glyphs
+    if title.lost is not None:
+        words, style = f"{glyphs.bad} {title.lost}", "bold red"
+    elif seen is None:
+        words, style = "asking ...", "dim"
+    else:
+        endpoints = seen.pool.endpoints
+        usable = sum(one.health.state != "ejected" for one in endpoints)
+        rates = [one.requests_per_second for one in endpoints]
+        known = [one for one in rates if one is not None]
+        speed = f"  {rate(sum(known))} req/s" if known else ""
+        words, style = f"{usable} of {len(endpoints)} endpoints usable{speed}", ""
+    text = f"pointsman top  {title.url}  "
+    left = max(0, room.width - len(title.hint) - 1)
+    first = cell(text, min(len(text), left), glyphs)
+    second = cell(words, left - len(first), glyphs)
+    return styled([(first, "bold"), (second, style), (f" {title.hint}", "dim")])
+
+
+def _flow_control(seen: Seen, room: Room) -> Text:
+    queues, glyphs = seen.queues, room.glyphs
+    if not queues.is_on:
+        return styled([(cell("flow control off", room.width, glyphs), "dim")])
+    most = "" if queues.max_requests is None else f"/{queues.max_requests}"
+    stale = f"  {queues.stale_endpoints} stale" if queues.stale_endpoints else ""
+    text = (
+        f"saturation {bar(queues.saturation, 10, glyphs)} {percent(queues.saturation)}  "
+        f"queued {queues.queued_requests}{most} ({size(queues.queued_bytes)})  "
+        f"under way {queues.under_way}  {rate(queues.dispatched_per_second)}/s{stale}"
+    )
+    return styled([(cell(text, room.width, glyphs), "")])
+
+
+# Endpoints
+
+
+def _endpoints(seen: Seen, rows: int, room: Room) -> list[Text]:
+    endpoints = sorted(
+        seen.pool.endpoints, key=lambda one: _TROUBLED_FIRST.get(one.health.state, 3)
+    )
+    longest = max((len(one.name) for one in endpoints), default=0)
+    name_width = max(10, min(longest, 14 + max(0, room.width - 80) // 2))
+    spark_width = max(0, min(room.width - name_width - 54, 60))
+    head = (
+        cell("ENDPOINT", name_width, room.glyphs)
+        + " STATE       RUN WAIT KV           PREFIX INFL  REQ/S "
+        + cell("RUNNING", spark_width, room.glyphs)
+    )
+    shown, more = _cut(endpoints, rows)
+    series = {} if seen.pool.history is None else seen.pool.history.endpoints
+    highest = max((value or 0 for one in series.values() for value in one.running), default=0)
+    lines = [styled([(cell(head, room.width, room.glyphs), _HEAD)])]
+    for one in shown:
+        running = series.get(one.key, _NO_SERIES).running
+        spark = sparkline(running, max(1, highest), spark_width, room.glyphs)
+        lines.append(_endpoint(one, name_width, spark, room))
+    return lines + _more(more, "endpoints", room)
+
+
+def _endpoint(one: EndpointView, name_width: int, spark: str, room: Room) -> Text:
+    glyphs, load = room.glyphs, one.metrics
+    sign, word, style = STATES.get(one.health.state, ("doubtful", one.health.state, "yellow"))
+    usage = None if load is None else load.kv_cache_usage
+    cache = f"{bar(usage or 0, _BAR, glyphs)} {percent(usage):>4}"
+    columns = [
+        cell(count(None if load is None else load.running_requests), 4, glyphs, right=True),
+        cell(count(None if load is None else load.waiting_requests), 4, glyphs, right=True),
+        cell(cache, _BAR + 5, glyphs),
+        cell(percent(one.prefix_hit_share), 6, glyphs, right=True),
+        cell(count(one.inflight_requests), 4, glyphs, right=True),
+        cell(rate(one.requests_per_second), 6, glyphs, right=True),
+    ]
+    parts = [
+        (cell(one.name, name_width, glyphs) + " ", ""),
+        (cell(f"{getattr(glyphs, sign)} {word}", 10, glyphs), style),
+        (" " + " ".join(columns) + " ", ""),
+        (spark, "cyan"),
+    ]
+    return _fitting(parts, room)
+
+
+# Queues
+
+
+def _queues(seen: Seen, rows: int, room: Room) -> list[Text]:
+    head = "PRIORITY   QUEUED/MAX     SIZE  OLDEST  FLOWS, BY THEIR SHARE OF THE BAND"
+    bands, more = _cut(list(seen.queues.bands), rows)
+    lines = [styled([(cell(head, room.width, room.glyphs), _HEAD)])]
+    lines += [_band(one, room) for one in bands]
+    return lines + _more(more, "bands", room)
+
+
+def _band(one: BandView, room: Room) -> Text:
+    glyphs = room.glyphs
+    waiting = sorted(
+        (flow for flow in one.flows if flow.queued_requests), key=lambda flow: -flow.queued_requests
+    )
+    oldest = max((flow.oldest_wait_seconds for flow in waiting), default=None)
+    flows = ", ".join(
+        f"{flow.fairness_id} {percent(flow.queued_requests / max(1, one.queued_requests))}"
+        for flow in waiting
+    )
+    columns = [
+        cell(str(one.priority), 8, glyphs),
+        cell(f"{one.queued_requests}/{one.max_requests}", 12, glyphs, right=True),
+        cell(size(one.queued_bytes), 8, glyphs, right=True),
+        cell(seconds(oldest), 7, glyphs, right=True),
+    ]
+    text = " ".join(columns) + "  "
+    return _fitting([(text, ""), (cell(flows, room.width - len(text), glyphs), "")], room)
+
+
+# Requests
+
+
+def _requests(seen: Seen, rows: int, room: Room) -> list[Text]:
+    counts = Counter(one.outcome for one in seen.decisions)
+    listed = ", ".join(f"{clean(name, room.glyphs)} {many}" for name, many in counts.most_common())
+    of = f"of the last {len(seen.decisions)} requests: {listed}" if listed else "no request yet"
+    lines = [styled([(cell(of, room.width, room.glyphs), "dim")])]
+    head = "AT       OUTCOME                ENDPOINT        QUEUE   TTFT  TOTAL FLOW"
+    if room.width >= _WIDTH_FOR_IDS:
+        head = cell(head, room.width - _ID_WIDTH - 1, room.glyphs) + " ID"
+    lines.append(styled([(cell(head, room.width, room.glyphs), _HEAD)]))
+    return lines + [_request(one, room) for one in seen.decisions[:rows]]
+
+
+def _request(one: RecordSummary, room: Room) -> Text:
+    glyphs = room.glyphs
+    style = OUTCOME_STYLES.get(one.outcome, "red")
+    if one.status is not None and one.status >= 400:
+        style = "red"
+    status = "" if one.status in (None, 200) else f" {one.status}"
+    at = time.strftime("%H:%M:%S", time.localtime(one.received_unix_seconds))
+    endpoint = "-" if one.endpoint is None else one.endpoint.removeprefix("default/")
+    columns = [
+        cell(endpoint, 12, glyphs),
+        cell(seconds(one.queue_seconds), 8, glyphs, right=True),
+        cell(seconds(one.ttft_seconds), 6, glyphs, right=True),
+        cell(seconds(one.seconds), 6, glyphs, right=True),
+    ]
+    outcome = f"{one.reason or one.outcome}{status}"
+    parts = [
+        (cell(at, 8, glyphs) + " ", ""),
+        (cell(outcome, 22, glyphs) + " ", style),
+        (" ".join(columns) + " ", ""),
+    ]
+    left = room.width - sum(len(text) for text, _ in parts)
+    if room.width < _WIDTH_FOR_IDS:
+        return _fitting([*parts, (cell(one.fairness_id, left, glyphs), "")], room)
+    flow = cell(one.fairness_id, left - _ID_WIDTH - 1, glyphs) + " "
+    return _fitting([*parts, (flow + cell(one.request_id, _ID_WIDTH, glyphs), "")], room)
+
+
+# Room
+
+
+def _fitting(parts: list[tuple[str, str]], room: Room) -> Text:
+    line = styled(parts)
+    line.truncate(room.width)
+    return line
+
+
+def _cut(rows: list[T], limit: int) -> tuple[list[T], int]:
+    """As many rows as fit, with a line that says how many more there are; and that number."""
+    if len(rows) <= limit:
+        return rows, 0
+    shown = rows[: max(0, limit - 1)]
+    return shown, len(rows) - len(shown)
+
+
+def _more(number: int, what: str, room: Room) -> list[Text]:
+    if not number:
+        return []
+    text = f"{room.glyphs.more} {number} more {what}"
+    return [styled([(cell(text, room.width, room.glyphs), "dim")])]

@@ -1,0 +1,129 @@
+"""Numbers, states and bars for a terminal, where every cell has its width.
+
+Much of what is shown was chosen by clients: nothing of it may reach the terminal but characters
+that are printed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+UNKNOWN = "-"
+OUTCOME_STYLES = {
+    "completed": "",
+    "skipped": "",
+    "waiting": "dim",
+    "under-way": "dim",
+    "client-gone": "dim",
+    "shutdown": "dim",
+}
+STATES = {
+    "healthy": ("good", "healthy", "cyan"),
+    "suspect": ("doubtful", "suspect", "yellow"),
+    "ejected": ("bad", "ejected", "bold red"),
+    "on-trial": ("doubtful", "on trial", "yellow"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """What the terminal can show."""
+
+    full: str = "█"
+    empty: str = "░"
+    steps: str = "▁▂▃▄▅▆▇█"
+    more: str = "…"
+    good: str = "✓"
+    doubtful: str = "!"
+    bad: str = "✕"
+    unprintable: str = "�"
+
+
+ASCII = Glyphs("#", ".", "_.-=+*#@", "~", "+", "!", "x", "?")
+
+
+def clean(text: str, glyphs: Glyphs) -> str:
+    """`text` without anything that a terminal would obey, or that would not be one line."""
+    is_ascii = glyphs is ASCII
+    return "".join(
+        one if one.isprintable() and (one.isascii() or not is_ascii) else glyphs.unprintable
+        for one in text
+    )
+
+
+def cell(text: str, width: int, glyphs: Glyphs, *, right: bool = False) -> str:
+    """`text` in exactly `width` cells, cut with a mark where it is longer."""
+    text = clean(text, glyphs)
+    length = cell_len(text)
+    if length > width:
+        return set_cell_size(text, max(0, width - 1)) + glyphs.more if width > 0 else ""
+    blank = " " * (width - length)
+    return blank + text if right else text + blank
+
+
+def styled(parts: list[tuple[str, str]]) -> Text:
+    """A line of (text, style)."""
+    line = Text(no_wrap=True, overflow="crop", end="")
+    for text, style in parts:
+        line.append(text, style or None)
+    return line
+
+
+def bar(share: float, width: int, glyphs: Glyphs) -> str:
+    """Full at 1."""
+    filled = round(max(0.0, min(1.0, share)) * width)
+    return glyphs.full * filled + glyphs.empty * (width - filled)
+
+
+def sparkline(values: tuple[float | None, ...], highest: float, width: int, glyphs: Glyphs) -> str:
+    """The last `width` values, the newest at the right; blank where nothing is known."""
+    steps = glyphs.steps
+    top = len(steps) - 1
+    shown = [
+        " " if value is None else steps[round(max(0.0, min(value / highest, 1.0)) * top)]
+        for value in values[-width:]
+    ]
+    return "".join(shown).rjust(width)
+
+
+def count(value: float | None) -> str:
+    """A whole number."""
+    return UNKNOWN if value is None else f"{value:.0f}"
+
+
+def percent(value: float | None) -> str:
+    """Of a share in [0, 1]."""
+    return UNKNOWN if value is None else f"{value * 100:.0f}%"
+
+
+def rate(value: float | None) -> str:
+    """A second."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def seconds(value: float | None) -> str:
+    """A span of time in at most six characters."""
+    if value is None:
+        return UNKNOWN
+    if value == 0:
+        return "0"
+    for below, factor, unit in ((0.001, 1e6, "us"), (1, 1e3, "ms"), (100, 1, "s")):
+        if value < below:
+            number = value * factor
+            return f"{number:.1f}{unit}" if number < 10 else f"{number:.0f}{unit}"
+    return f"{value:.0f}s" if value < 10_000 else f"{value / 3600:.0f}h"
+
+
+def size(num_bytes: int) -> str:
+    """In the unit that suits it."""
+    number, unit = float(num_bytes), "B"
+    for bigger in ("kB", "MB", "GB", "TB"):
+        if number < 1000:
+            break
+        number, unit = number / 1000, bigger
+    return f"{number:.1f} {unit}" if unit != "B" and number < 10 else f"{number:.0f} {unit}"
