@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -38,6 +38,7 @@ from fleet.probe import request, until
 
 HOST = "127.0.0.1"
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+REFUSAL_HEADERS = (b"retry-after", b"x-llm-d-request-dropped-reason")
 SETTLE_SECONDS = 30.0  # how long answers may be late after the last request
 
 
@@ -57,6 +58,7 @@ class Outcome:
     first_byte_seconds: float = 0.0
     latency_seconds: float = 0.0
     error: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 def schedule(rate: float, seconds: float, seed: int, max_tokens: int) -> list[Shot]:
@@ -111,6 +113,11 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Feed the parser, which calls the `on_` methods."""
         self._parser.feed_data(data)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep what a refusal says."""
+        if name.lower() in REFUSAL_HEADERS:
+            self._outcome.headers[name.decode().lower()] = value.decode()
 
     def on_body(self, _: bytes) -> None:
         """The first byte of a body is the first token of a streamed answer."""
@@ -231,6 +238,9 @@ class Fleet:
         found = re.search(r"workers +\S+?:([\d, ]+\d)  ", announced)
         assert found is not None, announced
         self.worker_ports = [int(port) for port in found[1].split(", ")]
+        found = re.search(r"metrics (\d+)", announced)
+        assert found is not None, announced
+        self.picker_port = int(found[1])
 
     async def served(self) -> dict[str, int]:
         """Requests answered so far, per worker."""
@@ -243,13 +253,13 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def fleet(arguments: argparse.Namespace) -> AsyncIterator[Fleet]:
-    """`pointsman up` around a block."""
+async def fleet(arguments: argparse.Namespace, *flags: str) -> AsyncIterator[Fleet]:
+    """`pointsman up` around a block, with more flags if need be."""
     (port,) = free_ports(HOST, 1, 22_000)
     command = [sys.executable, "-m", "fleet.cli", "up", "--engine", "sim", "--port", str(port)]
     command += ["--workers", str(arguments.workers), "--worker-args", arguments.worker_args]
     command += ["--envoy-concurrency", str(arguments.envoy_concurrency)]
-    command += ["--request-body", arguments.request_body]
+    command += ["--request-body", arguments.request_body, *flags]
     if arguments.config:
         command += ["--config", arguments.config]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)

@@ -28,6 +28,7 @@ from picker.running.draining import until_quiet
 from picker.running.listeners import Listeners, StartError
 from picker.running.options import Options, Ports
 from picker.running.pool_side import PoolSide
+from picker.running.recording_side import RecordingSide
 from picker.running.request_side import (
     KnownPool,
     RequestSide,
@@ -37,6 +38,8 @@ from picker.running.request_side import (
 )
 
 log = logging.getLogger(__name__)
+
+REFUSING_SECONDS = 0.5  # for those to be answered who still wait when the drain is over
 
 __all__ = ["Options", "Picker", "Ports", "StartError", "read_config", "serve"]
 
@@ -54,8 +57,12 @@ class Picker:
         loaded, content = read_config(options)
         self._config = config_in_use(options, loaded, outside, self._metrics)
         self._watch = self._config_watch(content)
-        self._pool = PoolSide(options, self._config.assembly, self._metrics, self._inflight)
+        self._recording = RecordingSide(options, self._config.hash_seed, self._metrics)
+        self._pool = PoolSide(
+            options, self._config.assembly, self._metrics, self._inflight, (self._recording,)
+        )
         datastore = self._pool.datastore
+        self._recording.follow(datastore)
         self._requests = RequestSide(
             options,
             self._config,
@@ -64,6 +71,7 @@ class Picker:
             self._inflight,
             KnownPool(datastore, self._pool.snapshots, self._pool.rules),
         )
+        self._requests.record(self._recording, self._config.assembly)
         self._metrics.info.labels("", version("pointsman")).set(1)
         self._listeners = Listeners(
             options,
@@ -106,10 +114,12 @@ class Picker:
                 for task in tasks:
                     task.cancel()
                 await self._requests.flush()
+                await self._recording.close()
 
     def _start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Begin everything that goes on beside the requests until the end."""
         tasks = [*self._pool.start(group), *self._requests.start(group)]
+        tasks += self._recording.start(group)
         if self._watch is not None:
             tasks.append(group.create_task(self._watch.run(), name="configuration"))
         if self._listeners.follows_certificates:
@@ -120,13 +130,16 @@ class Picker:
     async def _drain(self) -> None:
         """Say "not serving", but serve on until proxies have stopped sending or time is up."""
         self._draining = True
-        log.info("draining: %d requests under way", self._inflight.total)
+        under_way, waiting = self._inflight.total, self._requests.waiting
+        log.info("draining: %d requests under way, %d waiting", under_way, waiting)
         grace = await until_quiet(
-            lambda: self._inflight.total,
+            lambda: self._inflight.total + self._requests.waiting,
             lambda: self._requests.decisions,
             self._hurried,
             self._options.drain_timeout_seconds,
         )
+        if self._requests.refuse_waiting():
+            grace = max(grace, REFUSING_SECONDS)
         await self._listeners.close_ext_proc(grace)
 
     def _config_watch(self, content: bytes | None) -> ConfigWatch | None:

@@ -38,5 +38,5 @@ class EndpointView(msgspec.Struct, frozen=True):
 class EndpointsView(msgspec.Struct, frozen=True, omit_defaults=True):
     """The pool, in the order in which endpoints were first named; `history` where asked for."""
 
-    endpoints: tuple[EndpointView, ...] = msgspec.field(default_factory=tuple)
+    endpoints: tuple[EndpointView, ...]  # without a default: none are told of as well
     history: HistoryView | None = None

@@ -74,7 +74,7 @@ class Supervisor:
         loaded, content = read_config(options)
         outside = speaking_to_others(replace(options, tracing=False))
         self._config = config_in_use(options, loaded, outside, self._metrics)
-        _refuse_bound_feeds(self._config.assembly)
+        _refuse_what_one_process_does(self._config.assembly)
         self._configuration = Configuration(loaded.content, loaded.source.name, revision=0)
         self._reloading = asyncio.Lock()
         self._watch = self._config_watch(content)
@@ -266,7 +266,7 @@ class Supervisor:
         """Put another configuration to use everywhere, or nowhere. Raises `ConfigError`."""
         async with self._reloading:
             assembly = self._config.prepare(loaded)
-            _refuse_bound_feeds(assembly)
+            _refuse_what_one_process_does(assembly)
             revision = self._configuration.revision + 1
             wanted = Configuration(loaded.content, loaded.source.name, revision)
             members = self._fleet.members
@@ -307,7 +307,13 @@ def _refuse_unshareable(options: Options) -> None:
         raise ConfigError("--processes needs a unix socket here: ports cannot be shared")
 
 
-def _refuse_bound_feeds(assembly: Assembly) -> None:
+def _refuse_what_one_process_does(assembly: Assembly) -> None:
+    """Raises `ConfigError` for what cannot be spread over processes."""
+    if assembly.flow_control is not None:
+        raise ConfigError(
+            "the gate 'flowControl' needs --processes 1: queues, caps and fairness would hold in"
+            " each process for itself"
+        )
     for name, one in assembly.instances.items():
         plugin = one.plugin
         if isinstance(plugin, KvEventConsumer) and plugin.kv_event_feed.bind_address is not None:

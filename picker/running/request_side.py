@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
 
@@ -22,15 +22,19 @@ from picker.datalayer.datastore import Datastore
 from picker.datalayer.inflight import InflightLoad
 from picker.datalayer.request_rules import RequestRules
 from picker.errors import ConfigError
+from picker.flowcontrol.views import QueuesView
 from picker.framework.services import Services
 from picker.metrics import PickerMetrics
 from picker.requestcontrol.director import Director, RequestPolicies
 from picker.requestcontrol.pipeline import SnapshotSource, Surroundings
+from picker.running.flow_side import FlowSide
 from picker.running.flushing import Flushes
+from picker.running.health_side import HealthSide
 from picker.running.in_use import BuildContext, ConfigInUse, pipeline_of
 from picker.running.json_client import JsonClient
 from picker.running.kv_listening import KvListening
 from picker.running.options import Options
+from picker.running.recording_side import RecordingSide
 
 FLUSH_SECONDS = 2.0  # for plugins to hand over what they have gathered, at the end
 
@@ -86,6 +90,8 @@ class RequestSide:
         self._flushing: asyncio.Task[None] | None = None
         self._kv_listening = KvListening(pool.datastore, metrics.kv)
         self._requests = RequestMetrics(metrics)
+        self._recording: RecordingSide | None = None
+        self.health = HealthSide(options.endpoint_ejection_failures, metrics, pool.datastore)
         policies = RequestPolicies(
             objectives=pool.rules,
             rewrites=pool.rules,
@@ -93,10 +99,17 @@ class RequestSide:
             emit_endpoint_scores=options.emit_endpoint_scores,
             ignore_subset_hint=options.disable_endpoint_subset_filter,
         )
-        self.director = Director(
-            pipeline_of(config.assembly),
-            Surroundings(pool.snapshots, inflight, Random(), self._requests, policies=policies),
+        around = Surroundings(
+            pool.snapshots,
+            inflight,
+            Random(),
+            self._requests,
+            policies=policies,
+            health=self.health.memory,
         )
+        self._flow = FlowSide(around, pool.datastore, pool.rules, metrics, options.pool_name)
+        around = replace(around, freed=self._flow.freed)
+        self.director = Director(pipeline_of(config.assembly), around)
         pool.rules.subscribe(lambda rules: metrics.pin_models(rules.models))
         metrics.register(PluginCollector(lambda: config.assembly, inflight, metrics))
         self.use(config.assembly)
@@ -106,11 +119,33 @@ class RequestSide:
         """How many requests were decided so far."""
         return self._requests.decisions
 
+    @property
+    def waiting(self) -> int:
+        """How many requests wait to be let in."""
+        return self._flow.waiting
+
+    def queues(self) -> QueuesView:
+        """What people are shown of those that wait."""
+        return self._flow.queues()
+
+    def refuse_waiting(self) -> bool:
+        """Let nobody in any more; whether any waited, who has to be told."""
+        return self._flow.refuse_waiting()
+
     def use(self, assembly: Assembly) -> None:
         """Serve new requests with `assembly`."""
         self._flushes.use(assembly.flushes)
         self._kv_listening.use({name: one.plugin for name, one in assembly.instances.items()})
-        self.director.use(pipeline_of(assembly))
+        self._flow.use(assembly)
+        pipeline = pipeline_of(assembly, self._flow.gate)
+        if self._recording is not None:
+            pipeline = self._recording.pipeline(assembly, pipeline)
+        self.director.use(pipeline)
+
+    def record(self, recording: RecordingSide, assembly: Assembly) -> None:
+        """Have all decisions recorded, of which `assembly` makes the first."""
+        self._recording = recording
+        self.use(assembly)
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Be able to ask other servers, until `stack` is closed."""

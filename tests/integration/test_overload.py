@@ -1,0 +1,125 @@
+"""More requests than a fleet can serve: some wait, some are refused, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from running_fleet import Fleet, free_base_port, running_fleet
+
+pytestmark = pytest.mark.envoy
+
+WORKERS, WAITING, SENT = 2, 6, 40
+CONFIG = f"""\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+featureGates: [flowControl]
+plugins:
+- {{type: queue-scorer}}
+- {{type: active-request-scorer}}
+- {{type: concurrency-detector, parameters: {{maxConcurrency: 1}}}}
+flowControl:
+  maxRequests: {WAITING}
+  saturationDetector: {{pluginRef: concurrency-detector}}
+"""
+QUEUE = "llm_d_epp_flow_control_queue_size"
+LIMIT_SECONDS = 60
+
+
+class Crowd:
+    """Sends completions of 600 ms through Envoy, and reads the picker's counters."""
+
+    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession) -> None:
+        self.fleet = fleet
+        self._session = session
+
+    async def ask(self, tokens: int = 12) -> tuple[int, Mapping[str, str], str]:
+        """The status, headers and text of one answer."""
+        body = {"prompt": "hello", "max_tokens": tokens, "ignore_eos": True, "model": "sim"}
+        address = f"{self.fleet.url}/v1/completions"
+        headers = {"x-llm-d-inference-fairness-id": "crowd"}
+        async with self._session.post(address, json=body, headers=headers) as reply:
+            return reply.status, reply.headers, await reply.text()
+
+    async def series(self, name: str, **labels: str) -> float:
+        """The sum of a series of the picker."""
+        async with self._session.get(f"{self.fleet.picker_url}/metrics") as reply:
+            page = await reply.text()
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    async def until(self, name: str, expected: float) -> None:
+        """Wait until a series has this sum."""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while await self.series(name) != expected:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def is_at_rest(self) -> None:
+        """Return once nothing waits and nothing is under way, by every counter there is."""
+        for name in (QUEUE, "llm_d_epp_flow_control_queue_bytes", "llm_d_epp_request_running"):
+            await self.until(name, 0.0)
+        async with self._session.get(f"{self.fleet.picker_url}/endpoints") as reply:
+            rows = (await reply.json())["endpoints"]
+        assert [row["inflight_requests"] for row in rows] == [0] * WORKERS
+
+
+@contextlib.asynccontextmanager
+async def crowded(folder: Path) -> AsyncIterator[Crowd]:
+    """A fleet whose workers take one request each, in front of a queue of six."""
+    path = folder / "config.yaml"
+    path.write_text(CONFIG)
+    workers = "--max-num-seqs 1 --sim-decode-base-ms 50 --sim-decode-per-seq-ms 0"
+    flags = ["--workers", str(WORKERS), "--config", str(path), "--trust-control-headers"]
+    connector = aiohttp.TCPConnector(limit=0)
+    async with (
+        running_fleet(free_base_port(), *flags, "--worker-args", workers) as fleet,
+        aiohttp.ClientSession(connector=connector) as session,
+    ):
+        await fleet.ready()
+        yield Crowd(fleet, session)
+
+
+async def test_a_crowd_is_served_made_to_wait_or_sent_away(tmp_path: Path) -> None:
+    """Who waits, waits longer than Envoy's patience with a picker; who is sent away is told why."""
+    async with crowded(tmp_path) as crowd:
+        answers = await asyncio.gather(*(crowd.ask() for _ in range(SENT)))
+        statuses = Counter(status for status, _, _ in answers)
+        assert set(statuses) == {200, 429}, answers
+        assert statuses[200] >= WORKERS + WAITING
+        for status, headers, text in answers:
+            if status == 429:
+                assert headers["x-llm-d-request-dropped-reason"] == "rejected-saturated"
+                assert int(headers["retry-after"]) >= 1
+                assert "queue at capacity" in text
+        await crowd.is_at_rest()
+        told = await crowd.series("llm_d_epp_request_error_total", fairness_id="crowd")
+        assert told == statuses[429]
+        assert await crowd.series("llm_d_epp_request_total", fairness_id="crowd") == statuses[200]
+        assert (await crowd.ask(1))[0] == 200
+
+
+async def test_clients_that_leave_the_queue_make_room(tmp_path: Path) -> None:
+    """Envoy tells the picker at once, and whoever comes then waits in their place."""
+    async with crowded(tmp_path) as crowd, asyncio.TaskGroup() as group:
+        served = [group.create_task(crowd.ask(60)) for _ in range(WORKERS)]
+        await crowd.until("llm_d_epp_request_running", WORKERS)
+        leaving = [group.create_task(crowd.ask()) for _ in range(WAITING)]
+        await crowd.until(QUEUE, WAITING)
+        assert (await crowd.ask())[0] == 429
+        for task in leaving:
+            task.cancel()
+        await crowd.until(QUEUE, 0)
+        after = group.create_task(crowd.ask(1))
+        assert (await after)[0] == 200
+        assert [(await task)[0] for task in served] == [200] * WORKERS
+        await crowd.is_at_rest()

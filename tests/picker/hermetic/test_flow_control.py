@@ -1,0 +1,197 @@
+"""Who waits, who goes next and who is refused, in a whole picker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ext_proc_stream import DESTINATION
+from flow_scene import FAIRNESS, OBJECTIVE, config, flow_scene, headers_of, status_of
+from metrics_pages import page, pods, serving
+
+PRIORITIES = {"critical": 10, "standard": 0, "sheddable": -5}
+
+
+async def test_a_full_pool_holds_requests_until_a_slot_is_free(tmp_path: Path) -> None:
+    """The end of one request is what lets the next one go; nobody polls."""
+    async with flow_scene(tmp_path, config()) as scene:
+        first = await scene.serve()
+        second = await scene.wait(1)
+        third = await scene.wait(2)
+        assert second.waits
+        await first.end()
+        assert await second.destination() == scene.picker.pods[0].host_port
+        await scene.has_waiting(1)
+        assert third.waits
+        await second.end()
+        await third.destination()
+        await third.end()
+        await scene.is_at_rest()
+        assert await scene.picker.outcomes() == {"completed": 3}
+
+
+async def test_a_full_queue_refuses_at_once(tmp_path: Path) -> None:
+    """429 with its reason and when to come back; those that wait are none the worse."""
+    async with flow_scene(tmp_path, config("  maxRequests: 1")) as scene:
+        first = await scene.serve()
+        second = await scene.wait(1)
+        told = await (await scene.ask({FAIRNESS: "tenant"})).answer()
+        assert status_of(told) == 429
+        assert headers_of(told)["x-llm-d-request-dropped-reason"] == "rejected-saturated"
+        assert int(headers_of(told)["retry-after"]) >= 1
+        errors = {"error_code": "ResourceExhausted", "fairness_id": "tenant"}
+        assert await scene.picker.series("llm_d_epp_request_error_total", **errors) == 1
+        assert second.waits
+        await first.end()
+        await second.destination()
+        await second.end()
+        await scene.is_at_rest()
+
+
+async def test_a_body_that_is_too_large_to_wait_does_not(tmp_path: Path) -> None:
+    """A request takes its bytes of the queue, and gives them back."""
+    async with flow_scene(tmp_path, config("  maxBytes: 100")) as scene:
+        first = await scene.serve()
+        second = await scene.wait(1)
+        assert status_of(await (await scene.ask()).answer()) == 429
+        await first.end()
+        await second.destination()
+        third = await scene.wait(1)
+        await second.end()
+        await third.destination()
+        await third.end()
+        await scene.is_at_rest()
+
+
+async def test_nobody_waits_longer_than_he_may(tmp_path: Path) -> None:
+    """429 where there is somebody to serve it, in time of its own."""
+    async with flow_scene(tmp_path, config("  defaultRequestTTL: 50ms")) as scene:
+        first = await scene.serve()
+        told = await (await scene.ask()).answer()
+        assert status_of(told) == 429
+        assert headers_of(told)["x-llm-d-request-dropped-reason"] == "rejected-ttl-expired"
+        assert int(headers_of(told)["retry-after"]) >= 1
+        await first.end()
+        await scene.is_at_rest()
+
+
+async def test_an_empty_pool_is_waited_for(tmp_path: Path) -> None:
+    """A pool that is scaled from zero serves what came before it."""
+    async with flow_scene(tmp_path, config(), []) as scene:
+        assert (await scene.picker.get("/readyz"))[0] == 200
+        waiter = await scene.wait(1)
+        (pod,) = pods(page())
+        async with serving(pod):
+            scene.picker.list_endpoints([pod])
+            assert await waiter.destination() == pod.host_port
+            await waiter.end()
+            await scene.is_at_rest()
+
+
+async def test_an_empty_pool_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    """503: there is nobody."""
+    async with flow_scene(tmp_path, config("  noEndpointRequestTTL: 50ms"), []) as scene:
+        told = await (await scene.ask()).answer()
+        assert status_of(told) == 503
+        assert headers_of(told)["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
+        await scene.is_at_rest()
+
+
+async def test_a_client_that_leaves_gives_up_its_place(tmp_path: Path) -> None:
+    """In the queue, and in the counters."""
+    async with flow_scene(tmp_path, config("  maxRequests: 1")) as scene:
+        first = await scene.serve()
+        second = await scene.wait(1)
+        await second.leave()
+        await scene.has_waiting(0)
+        third = await scene.wait(1)
+        await first.end()
+        await third.destination()
+        await third.end()
+        await scene.is_at_rest()
+        assert await scene.picker.outcomes() == {"completed": 2, "client-gone": 1}
+
+
+async def test_a_higher_priority_always_goes_first(tmp_path: Path) -> None:
+    """Whoever came first; and what waits longest within one."""
+    async with flow_scene(tmp_path, config(), objectives=PRIORITIES) as scene:
+        running = await scene.serve()
+        order = ("sheddable", "standard", "critical", "critical")
+        waiters = [
+            await scene.wait(number, {OBJECTIVE: name}) for number, name in enumerate(order, 1)
+        ]
+        for left, expected in ((3, 2), (2, 3), (1, 1), (0, 0)):
+            await running.end()
+            running = waiters[expected]
+            await running.destination()
+            await scene.has_waiting(left)
+            assert sum(waiter.waits for waiter in waiters) == left
+        await running.end()
+        await scene.is_at_rest()
+
+
+async def test_tenants_take_turns_where_that_is_asked_for(tmp_path: Path) -> None:
+    """One that floods waits behind itself alone."""
+    section = "  defaultPriorityBand: {fairnessPolicyRef: round-robin-fairness-policy}"
+    async with flow_scene(tmp_path, config(section)) as scene:
+        running = await scene.serve()
+        flood = [await scene.wait(number, {FAIRNESS: "a"}) for number in range(1, 5)]
+        other = await scene.wait(5, {FAIRNESS: "b"})
+        await running.end()
+        await flood[0].destination()
+        await flood[0].end()
+        await other.destination()
+        assert [waiter.waits for waiter in flood] == [False, True, True, True]
+        for waiter in (other, *flood[1:]):
+            await waiter.destination()
+            await waiter.end()
+        await scene.is_at_rest()
+
+
+async def test_a_request_without_a_body_does_not_wait(tmp_path: Path) -> None:
+    """And the slot that it frees is not lost to those that do."""
+    async with flow_scene(tmp_path, config()) as scene:
+        running = await scene.serve()
+        async with scene.picker.stream() as listing:
+            await listing.request_headers(path="/v1/models", ends=True)
+            assert len(await listing.read(1)) == 1
+            waiter = await scene.wait(1)
+            await running.end()
+            assert waiter.waits
+            await listing.response_headers(ends=True)
+            await waiter.destination()
+        await waiter.end()
+        await scene.is_at_rest()
+
+
+async def test_the_subset_holds_after_the_wait(tmp_path: Path) -> None:
+    """The pool as a whole decides who waits, the subset where it goes."""
+    two = pods(page(), page())
+    async with flow_scene(tmp_path, config(), two) as scene:
+        running = {}
+        for _ in two:
+            request = await scene.serve()
+            running[await request.destination()] = request
+        subset = {"envoy.lb.subset_hint": {f"{DESTINATION}-subset": [two[1].host_port]}}
+        waiter = await scene.wait(1, metadata=subset)
+        await running[two[0].host_port].end()
+        assert await waiter.destination() == two[1].host_port
+        await waiter.end()
+        await running[two[1].host_port].end()
+        await scene.is_at_rest()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_metrics_that_nobody_can_read_do_not_stop_a_pool(
+    tmp_path: Path, is_known: bool
+) -> None:
+    """What was known last, and what is under way, is what counts then."""
+    text = config().replace("pluginRef: concurrency-detector", "pluginRef: utilization-detector")
+    (pod,) = pods(page() if is_known else None)
+    async with flow_scene(tmp_path, text, [pod], metrics_staleness_threshold_seconds=0.2) as scene:
+        pod.page = None
+        await scene.picker.knows(pod.name)
+        for _ in range(3):
+            waiter = await scene.serve()
+            await waiter.end()
+        await scene.is_at_rest()

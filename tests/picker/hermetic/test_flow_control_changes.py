@@ -1,0 +1,167 @@
+"""Requests that wait while the picker is reconfigured or ended, and requests that are stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from flow_scene import FAIRNESS, OBJECTIVE, Waiter, config, flow_scene, headers_of, status_of
+from whole_picker import until
+
+from picker.config.load import load_config
+from picker.errors import ConfigError
+from picker.processes.supervisor import Supervisor
+from picker.running.options import Options
+
+PRIORITIES = {"critical": 10, "sheddable": -5}
+REASON = "x-llm-d-request-dropped-reason"
+
+
+async def test_flow_control_that_is_turned_off_holds_nobody(tmp_path: Path) -> None:
+    """Those that wait go, and those that come after them do not wait."""
+    async with flow_scene(tmp_path, config()) as scene:
+        requests = [await scene.serve(), await scene.wait(1), await scene.wait(2)]
+        scene.use(config(gate=False))
+        for waiter in requests[1:]:
+            await waiter.destination()
+        requests.append(await scene.serve())
+        for waiter in requests:
+            await waiter.end()
+        await scene.is_at_rest()
+
+
+async def test_flow_control_that_is_turned_on_counts_what_is_under_way(tmp_path: Path) -> None:
+    """The slot of a request that came before frees one for those that wait."""
+    async with flow_scene(tmp_path, config(gate=False)) as scene:
+        before = [await scene.serve(), await scene.serve()]
+        scene.use(config())
+        waiter = await scene.wait(1)
+        await before[0].end()
+        assert waiter.waits
+        await before[1].end()
+        await waiter.destination()
+        await waiter.end()
+        await scene.is_at_rest()
+
+
+async def test_what_waits_waits_on_by_the_new_configuration(tmp_path: Path) -> None:
+    """More room lets some go at once; lower caps refuse nobody who waits, but those who come."""
+    async with flow_scene(tmp_path, config()) as scene:
+        requests = [await scene.serve(), *[await scene.wait(n) for n in (1, 2, 3)]]
+        scene.use(config("  maxRequests: 1", at_once=2))
+        await requests[1].destination()
+        await scene.has_waiting(2)
+        assert [one.waits for one in requests] == [False, False, True, True]
+        assert status_of(await (await scene.ask()).answer()) == 429
+        for waiter in requests:
+            await waiter.destination()
+            await waiter.end()
+        await scene.is_at_rest()
+
+
+async def test_a_configuration_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
+    """Whoever waits goes on waiting."""
+    async with flow_scene(tmp_path, config()) as scene:
+        requests = [await scene.serve(), await scene.wait(1)]
+        with pytest.raises(ConfigError):
+            scene.use(config("  maxRequests: -1"))
+        assert requests[1].waits
+        for waiter in requests:
+            await waiter.destination()
+            await waiter.end()
+        await scene.is_at_rest()
+
+
+async def test_a_drain_serves_those_that_wait(tmp_path: Path) -> None:
+    """They came in time; the picker ends when the last of them has been served."""
+    async with flow_scene(tmp_path, config()) as scene:
+        requests = [await scene.serve(), await scene.wait(1)]
+        scene.picker.picker.stop()
+
+        async def is_draining() -> bool:
+            return (await scene.picker.get("/readyz"))[0] == 503
+
+        await until(is_draining)
+        assert requests[1].waits
+        for waiter in requests:
+            await waiter.destination()
+            await waiter.end()
+
+
+@pytest.mark.parametrize("is_hurried", [True, False])
+async def test_a_drain_that_is_over_refuses_those_that_wait(
+    tmp_path: Path, is_hurried: bool
+) -> None:
+    """503, so that they are asked again elsewhere: after a second signal, or when time is up."""
+    seconds = 30.0 if is_hurried else 0.05
+    async with flow_scene(tmp_path, config(), drain_timeout_seconds=seconds) as scene:
+        await scene.serve()
+        waiter = await scene.wait(1)
+        scene.picker.picker.stop()
+        if is_hurried:
+            scene.picker.picker.stop()
+        told = await waiter.answer()
+        assert status_of(told) == 503
+        assert headers_of(told)[REASON] == "rejected-shutting-down"
+        assert int(headers_of(told)["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+async def test_a_request_under_way_is_stopped_for_a_better_one(
+    tmp_path: Path, is_streaming: bool
+) -> None:
+    """429, which a proxy makes a reset once the response has begun; its place is taken."""
+    text = config("  enableEviction: true")
+    async with flow_scene(tmp_path, text, objectives=PRIORITIES) as scene:
+        victim = await scene.serve({OBJECTIVE: "sheddable", FAIRNESS: "batch"})
+        if is_streaming:
+            await victim.stream.response_headers({"content-type": "text/event-stream"})
+            await victim.stream.response_body(b'data: {"x":1}\n\n')
+            assert len(await victim.stream.read(1)) == 1
+        better = await scene.ask({OBJECTIVE: "critical"})
+        told = await victim.stream.read(1)
+        assert status_of(told) == 429
+        assert headers_of(told)[REASON].startswith("evicted")
+        assert headers_of(told)["retry-after"] == "1"
+        assert await victim.stream.read(1) == []
+        await better.destination()
+        await better.end()
+        await scene.is_at_rest()
+        assert await scene.picker.outcomes() == {"evicted": 1, "completed": 1}
+        errors = {"error_code": "ResourceExhausted", "priority": "-5"}
+        assert await scene.picker.series("llm_d_epp_request_error_total", **errors) == 1
+
+
+async def test_a_request_that_may_not_be_stopped_is_waited_for(tmp_path: Path) -> None:
+    """Only those that may be shed make room."""
+    text = config("  enableEviction: true")
+    async with flow_scene(tmp_path, text, objectives=PRIORITIES) as scene:
+        running: Waiter = await scene.serve()
+        better = await scene.wait(1, {OBJECTIVE: "critical"})
+        assert better.waits
+        await running.end()
+        await better.destination()
+        await better.end()
+        await scene.is_at_rest()
+
+
+def test_several_processes_and_flow_control_exclude_each_other(tmp_path: Path) -> None:
+    """Each would have queues, caps and turns of its own."""
+    path = tmp_path / "e.yaml"
+    path.write_text("endpoints: []")
+    options = Options(endpoints_file=path, config_text=config(), processes=2)
+    with pytest.raises(ConfigError, match="the gate 'flowControl' needs --processes 1"):
+        Supervisor(options)
+
+
+async def test_several_processes_go_on_without_flow_control(tmp_path: Path) -> None:
+    """A reload that asks for it is refused as a whole."""
+    path = tmp_path / "e.yaml"
+    path.write_text("endpoints: []")
+    supervisor = Supervisor(
+        Options(endpoints_file=path, config_text=config(gate=False), processes=2)
+    )
+    before = supervisor._config.assembly
+    with pytest.raises(ConfigError, match="the gate 'flowControl' needs --processes 1"):
+        await supervisor._apply(load_config(config().encode(), "changed.yaml"))
+    assert supervisor._config.assembly is before

@@ -1,0 +1,247 @@
+"""A pool, policies and requests for tests of flow control; simple enough to be seen through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from picker.errors import DropReason, RefusedError
+from picker.flowcontrol.controller import FlowController
+from picker.flowcontrol.settings import BandSettings, FlowControlSettings
+from picker.flowcontrol.tickets import FlowTicket
+from picker.framework.attributes import Attributes
+from picker.framework.flow import QueuedRequest, Rank
+from picker.metrics import PickerMetrics
+from picker.types import Api, Candidate, Endpoint, FinishCause, InferenceRequest, ParsedBody, Usage
+
+BODY = ParsedBody(Api.COMPLETIONS, "m")
+
+
+class Fcfs:
+    """Orders by arrival."""
+
+    def rank(self, item: QueuedRequest) -> Rank:
+        """When it came."""
+        return (item.enqueued_at_seconds,)
+
+
+class FirstOfAll:
+    """The best head of all flows; remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.heads: dict[str, tuple[Rank, int]] = {}
+        self.told: list[tuple[Any, ...]] = []
+
+    def head_changed(self, flow: str, head: QueuedRequest | None, rank: Rank) -> None:
+        """Remember it."""
+        self.told.append(("head", flow, None if head is None else head.sequence))
+        if head is None:
+            self.heads.pop(flow, None)
+        else:
+            self.heads[flow] = (rank, head.sequence)
+
+    def select(self, now_seconds: float) -> str | None:
+        """The least."""
+        return min(self.heads, key=self.heads.__getitem__, default=None)
+
+    def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
+        """Note it."""
+        self.told.append(("dispatched", item.flow, item.sequence))
+
+    def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
+        """Note it."""
+        self.told.append(("completed", item.flow, item.sequence, usage))
+
+    def forget(self, flow: str) -> None:
+        """Note it."""
+        self.told.append(("forget", flow))
+
+
+class GlobalStrict:
+    """Makes `FirstOfAll`, and keeps them by priority."""
+
+    def __init__(self) -> None:
+        self.bands: dict[int, FirstOfAll] = {}
+
+    def for_band(self, priority: int) -> FirstOfAll:
+        """A new one."""
+        band = self.bands[priority] = FirstOfAll()
+        return band
+
+
+@dataclass
+class Ceilings:
+    """Ceilings by priority; counts how often it was asked."""
+
+    by_priority: Mapping[int, float] = field(default_factory=dict)
+    default: float = 1.0
+    asked: int = 0
+
+    def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
+        """As configured."""
+        self.asked += 1
+        return [self.by_priority.get(priority, self.default) for priority in priorities]
+
+
+@dataclass
+class Slots:
+    """Full when each endpoint has `slots` requests; counts how often it was asked."""
+
+    slots: int = 1
+    asked: int = 0
+    settle_seconds: float = 0.01
+
+    def saturation(
+        self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
+    ) -> float:
+        """Requests under way by slots."""
+        self.asked += 1
+        under_way = sum(candidate.inflight_requests for candidate in candidates)
+        return under_way / (self.slots * len(candidates))
+
+
+class Pool:
+    """Endpoints with what is under way there."""
+
+    def __init__(self, size: int, labels: Mapping[str, str] | None = None) -> None:
+        self.endpoints = [endpoint(i, labels) for i in range(size)]
+        self.under_way: Counter[str] = Counter()
+
+    def __call__(self) -> Sequence[Candidate]:
+        """All of them."""
+        return [
+            Candidate(one, None, self.under_way[one.key] if self.under_way else 0)
+            for one in self.endpoints
+        ]
+
+
+def endpoint(index: int, labels: Mapping[str, str] | None = None) -> Endpoint:
+    """One of many."""
+    return Endpoint(f"e{index}", "10.0.0.1", 8000 + index, labels=labels or {})
+
+
+def band(**values: Any) -> BandSettings:
+    """A band of first come, first served."""
+    return BandSettings(**{"fairness": GlobalStrict(), "ordering": Fcfs(), **values})
+
+
+def flow_settings(**values: Any) -> FlowControlSettings:
+    """Settings of one slot an endpoint."""
+    chosen = {
+        "default_band": band(),
+        "default_negative_band": band(),
+        "usage_limits": Ceilings(),
+        "detector": Slots(),
+        "detector_name": "slots",
+    }
+    return FlowControlSettings(**{**chosen, **values})
+
+
+def inference_request(
+    name: str = "r", fairness_id: str = "t", priority: int = 0, size_bytes: int = 100
+) -> InferenceRequest:
+    """A request of somebody."""
+    return InferenceRequest(
+        name, {}, BODY, "m", "m", size_bytes, priority=priority, fairness_id=fairness_id
+    )
+
+
+@dataclass
+class Client:
+    """A request on its way: its task, and how it has ended so far."""
+
+    request: InferenceRequest
+    task: asyncio.Task[None] | None = None
+    ticket: FlowTicket | None = None
+    refusal: RefusedError | None = None
+    settled_at: float | None = None
+    endpoint_key: str | None = None
+    is_over: bool = False
+    evicted: list[DropReason] = field(default_factory=list)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits at the gate."""
+        return self.task is not None and not self.task.done()
+
+
+class Scene:
+    """A gate before a pool. Must be made while a loop runs."""
+
+    def __init__(self, pool: Pool | None = None, **values: Any) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.pool = pool or Pool(1)
+        self.metrics = PickerMetrics()
+        self.settings = flow_settings(**values)
+        self.gate = FlowController(
+            self.settings, self.pool, self.loop.time, self.metrics, pool_name="pool"
+        )
+        self.clients: list[Client] = []
+        self.order: list[Client] = []  # as they were let in
+
+    async def arrive(self, *args: Any, leaves: bool = True, **values: Any) -> Client:
+        """A request comes; returns when it waits, or has been answered."""
+        client = Client(inference_request(*args, **values))
+        self.clients.append(client)
+        client.task = asyncio.create_task(self._live(client, leaves))
+        await settle()
+        return client
+
+    async def _live(self, client: Client, leaves: bool) -> None:
+        try:
+            client.ticket = await self.gate.admit(client.request, client.evicted.append)
+        except RefusedError as refusal:
+            client.refusal = refusal
+        else:
+            self.order.append(client)
+            if leaves:
+                self.leave(client)
+        finally:
+            client.settled_at = self.loop.time()
+
+    def leave(self, client: Client) -> None:
+        """It goes to the least loaded endpoint, if there is any."""
+        if not self.pool.endpoints or client.ticket is None:
+            return
+        keys = [one.key for one in self.pool.endpoints]
+        client.endpoint_key = min(keys, key=lambda key: self.pool.under_way[key])
+        self.pool.under_way[client.endpoint_key] += 1
+        client.ticket.left(client.endpoint_key)
+
+    def close(self, client: Client, usage: Usage | None = None) -> None:
+        """It is over."""
+        if client.ticket is None or client.is_over:
+            return
+        client.is_over = True
+        if client.endpoint_key is not None:
+            self.pool.under_way[client.endpoint_key] -= 1
+        client.ticket.closed(FinishCause.COMPLETED, usage)
+
+    async def done(self, client: Client, usage: Usage | None = None) -> None:
+        """It is over, and whoever may go for that has gone."""
+        self.close(client, usage)
+        await settle()
+
+    async def resize(self, size: int) -> None:
+        """The pool has so many endpoints now."""
+        self.pool.endpoints = [endpoint(index) for index in range(size)]
+        self.gate.pool_changed()
+        await settle()
+
+    def gauge(self, name: str, **labels: str) -> float | None:
+        """What a page says."""
+        return self.metrics.registry.get_sample_value(f"llm_d_epp_flow_control_{name}", labels)
+
+
+async def settle() -> None:
+    """Let everything happen that is to happen now."""
+    for _ in range(6):
+        await asyncio.sleep(0)
+
+
+def with_settings(settings: FlowControlSettings, **values: Any) -> FlowControlSettings:
+    """`settings` with some of them otherwise."""
+    return replace(settings, **values)
