@@ -73,11 +73,12 @@ class Picker:
         )
         self._requests.record(self._recording, self._config.assembly)
         self._metrics.info.labels("", version("pointsman")).set(1)
+        self._admin = AdminServer(self._metrics, datastore, self._inflight, self.is_ready)
         self._listeners = Listeners(
             options,
             self._requests.director,
             HealthService(self.is_ready),
-            AdminServer(self._metrics, datastore, self._inflight, self.is_ready),
+            self._admin,
             StreamMetrics(self._metrics, time.monotonic),
         )
         self._config.subscribe(self._pool.use)
@@ -120,6 +121,7 @@ class Picker:
         """Begin everything that goes on beside the requests until the end."""
         tasks = [*self._pool.start(group), *self._requests.start(group)]
         tasks += self._recording.start(group)
+        tasks.append(group.create_task(self._admin.watch(), name="history"))
         if self._watch is not None:
             tasks.append(group.create_task(self._watch.run(), name="configuration"))
         if self._listeners.follows_certificates:
