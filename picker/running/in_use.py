@@ -46,6 +46,11 @@ class ConfigInUse:
         """What is in use now."""
         return self._assembly
 
+    @property
+    def hash_seed(self) -> int:
+        """The secret number that all its plugins were given."""
+        return self._context.options.services.hash_seed
+
     def subscribe(self, listener: Callable[[Assembly], None]) -> None:
         """Call `listener` with every later assembly."""
         self._listeners.append(listener)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from picker.extproc.server import DEFAULT_MAX_MESSAGE_BYTES, ServerOptions, Transport
 from picker.running.health_flags import DEFAULT_FAILURES
+from picker.running.record_flags import RecordFlags
 
 _SERVER = ServerOptions()
 
@@ -74,6 +75,7 @@ class Options:
     drain_timeout_seconds: float = 30.0
     endpoint_ejection_failures: int = DEFAULT_FAILURES
     processes: int = 1
+    record: RecordFlags | None = None
     logs: LogFlags = LogFlags()
 
 
