@@ -73,8 +73,9 @@ class HeaderPrivacy:
             self._of_endpoints.pop(endpoint.key, None)
         for endpoint in joined:
             token = base64.b64encode(endpoint.key.encode(errors="surrogatepass")).decode()
-            words = (endpoint.key, endpoint.host_port, token, *endpoint.labels.values())
-            self._of_endpoints[endpoint.key] = frozenset(words)
+            addresses = (endpoint.key, endpoint.address, endpoint.host_port)
+            words = frozenset((*addresses, token, *endpoint.labels.values()))
+            self._of_endpoints[endpoint.key] = words
         self._renew()
 
     def of(self, headers: Mapping[str, str]) -> dict[str, str]:
@@ -84,9 +85,15 @@ class HeaderPrivacy:
     def _value(self, name: str, value: str) -> str:
         if name in _PLAIN:
             return readable(value.partition("?")[0] if name == _PATH else value)
-        if name not in _SECRET and value.strip() in self._public:
+        if name not in _SECRET and self._is_public(value):
             return readable(value)
         return self._digests.of(value)
+
+    def _is_public(self, value: str) -> bool:
+        """Whether it is known anyway, or a list of what is."""
+        if "," not in value:
+            return value.strip() in self._public
+        return all(part.strip() in self._public for part in value.split(","))
 
     def _renew(self) -> None:
         self._public = self._names.union(*self._of_endpoints.values())
