@@ -1,0 +1,164 @@
+"""Objectives and rewrites of the endpoints file decide about requests, and change meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from ext_proc_stream import Message, completion, destination_of
+from metrics_pages import page, pods
+from whole_picker import objective, rewrite, rule, until, whole_picker
+
+from picker.label_caps import MAX_NAMES
+
+OBJECTIVE = "x-llm-d-inference-objective"
+REWRITE = "x-llm-d-model-name-rewrite"
+
+
+def model_of(said: list[Message]) -> str:
+    """The model that the endpoint is asked for."""
+    pieces = [one.request_body.response.body_mutation.streamed_response.body for one in said[1:]]
+    model = json.loads(b"".join(pieces))["model"]
+    assert isinstance(model, str)
+    return model
+
+
+async def test_an_objective_gives_requests_its_priority(tmp_path: Path) -> None:
+    """Whatever its namespace; none without a priority, and none for a name that nobody knows."""
+    elsewhere = objective("far", 7)
+    elsewhere["metadata"]["namespace"] = "elsewhere"
+    some = [objective("near", -3), elsewhere, objective("plain", None)]
+    async with whole_picker(tmp_path, pods(page()), rewrites=some) as picker:
+        for name in ("near", "far", "plain", "elsewhere/far", "nobody"):
+            await picker.ask(completion(name), {OBJECTIVE: name})
+        expected = {"near": "-3", "far": "7", "plain": "0", "elsewhere/far": "0", "nobody": "0"}
+        for name, priority in expected.items():
+            assert await picker.requests(model_name=name, priority=priority) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "headers", "expected"),
+    [
+        ("exact", {}, "old"),
+        ("other", {}, "generic"),
+        ("exact", {REWRITE: "by-header"}, "old"),
+        ("", {}, "generic"),
+    ],
+)
+async def test_rules_go_by_precedence(
+    tmp_path: Path, asked: str, headers: dict[str, str], expected: str
+) -> None:
+    """Exact before generic, old before young, name before name; all of them before the header."""
+    rewrites = [
+        rewrite("young", rule("exact", young=None), creationTimestamp="2026-02-01T00:00:00Z"),
+        rewrite("b", rule("exact", late=None), creationTimestamp="2026-01-01T00:00:00Z"),
+        rewrite("a", rule("exact", old=None), creationTimestamp="2026-01-01T00:00:00Z"),
+        rewrite("c", rule(generic=None), rule(never=None)),
+    ]
+    async with whole_picker(tmp_path, pods(page()), rewrites=rewrites) as picker:
+        body = completion(asked) if asked else b'{"prompt": "p"}'
+        assert model_of(await picker.ask(body, headers)) == expected
+
+
+async def test_without_a_matching_rule_everything_stays(tmp_path: Path) -> None:
+    """The model of the header, else that of the body; a missing one is still missing."""
+    rewrites = [rewrite("r", rule("exact", new=None))]
+    async with whole_picker(tmp_path, pods(page()), rewrites=rewrites) as picker:
+        assert model_of(await picker.ask(completion("m"), {REWRITE: "by-header"})) == "by-header"
+        assert model_of(await picker.ask(completion("m"))) == "m"
+        (said,) = await picker.ask(b'{"prompt": "p"}')
+        assert said.immediate_response.status.code == 400
+
+
+async def test_targets_are_drawn_by_weight(tmp_path: Path) -> None:
+    """One without a weight beside weighted ones is never drawn."""
+    rewrites = [rewrite("canary", rule("m", v1=3, v2=1, v3=None))]
+    async with whole_picker(tmp_path, pods(page()), rewrites=rewrites) as picker:
+        drawn = Counter([model_of(await picker.ask(completion("m"))) for _ in range(200)])
+        assert drawn.keys() == {"v1", "v2"}
+        assert 100 < drawn["v1"] < 190
+        counted = "llm_d_epp_model_rewrite_decisions_total"
+        told = {"model_rewrite_name": "canary", "model_name": "m"}
+        assert await picker.series(counted, **told, target_model="v2") == drawn["v2"]
+
+
+async def test_changes_apply_whole_and_fail_nobody(tmp_path: Path) -> None:
+    """Endpoints, priorities and rules change together, again and again, while requests come: each
+    request sees one state of the file.
+    """
+    first, second = pods(page(), page())
+    states = {
+        pod.name: [objective("o", priority), rewrite("r", rule("m", **{model: None}))]
+        for pod, priority, model in ((first, 1, "v1"), (second, 2, "v2"))
+    }
+    seen: Counter[tuple[str, str]] = Counter()
+    async with whole_picker(tmp_path, [first, second]) as picker:
+        picker.policies = states[first.name]
+        picker.list_endpoints([first])
+        await until(lambda: _only(picker, first.name))
+        done = asyncio.Event()
+
+        async def client() -> None:
+            while not done.is_set():
+                said = await picker.ask(completion("m"), {OBJECTIVE: "o"})
+                seen[destination_of(said), model_of(said)] += 1
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(client())
+            for pod in (second, first) * 3:
+                picker.policies = states[pod.name]
+                picker.list_endpoints([pod])
+                await until(lambda name=pod.name: _only(picker, name))
+            done.set()
+        assert seen.keys() == {(first.host_port, "v1"), (second.host_port, "v2")}
+        assert await picker.outcomes() == {"client-gone": sum(seen.values())}
+        for model, priority in (("v1", "1"), ("v2", "2")):
+            told = {"target_model_name": model, "priority": priority}
+            counted = sum(count for (_, name), count in seen.items() if name == model)
+            assert await picker.requests(**told) == counted
+
+
+async def _only(picker, name: str) -> bool:  # type: ignore[no-untyped-def]
+    return list(await picker.endpoints()) == [name]
+
+
+async def test_what_is_broken_changes_nothing(tmp_path: Path) -> None:
+    """Neither a file that is none, nor an object with an error; a metric counts both."""
+    one = pods(page())
+    async with whole_picker(tmp_path, one, objectives={"o": 4}) as picker:
+        picker.endpoints_file.write_text(json.dumps(objective("o", 5)))
+
+        async def is_told() -> bool:
+            return await picker.series("pointsman_discovery_errors_total") == 1
+
+        await until(is_told)
+        await picker.ask(completion(), {OBJECTIVE: "o"})
+        assert await picker.requests(priority="4") == 1
+        bad = objective("o", 6)
+        bad["spec"]["surprise"] = True
+        picker.list_policies([bad, objective("p", 6)])
+
+        async def is_known() -> bool:
+            await picker.ask(completion(), {OBJECTIVE: "p"})
+            return await picker.requests(priority="6") is not None
+
+        await until(is_known)
+        assert await picker.series("pointsman_discovery_errors_total") == 2
+        await picker.ask(completion("last"), {OBJECTIVE: "o"})
+        assert await picker.requests(model_name="last", priority="0") == 1
+
+
+async def test_models_of_rewrites_are_told_however_many_clients_invent(tmp_path: Path) -> None:
+    """Names that clients invent use up their own cap."""
+    rewrites = [rewrite("r", rule("ours", v2=None))]
+    async with whole_picker(tmp_path, pods(page()), rewrites=rewrites) as picker:
+        for number in range(MAX_NAMES):
+            picker.picker._metrics.model_label(f"invented-{number}")
+        await picker.ask(completion("theirs"))
+        await picker.ask(completion("ours"))
+        assert await picker.requests(model_name="other", target_model_name="other") == 1
+        assert await picker.requests(model_name="ours", target_model_name="v2") == 1
