@@ -1,0 +1,60 @@
+"""What a proxy says of who has answered: metadata first, then the attributes it was asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from google.protobuf.struct_pb2 import Struct
+
+from picker.extproc.messages import ResponseHeaders
+from picker.extproc.wire import decode
+
+ATTRIBUTES = "envoy.filters.http.ext_proc"
+
+
+def head(attributes: dict[str, Any] | None, served: str | None = None) -> ResponseHeaders:
+    """The beginning of a response with these attributes (None: without any)."""
+    message = pb.ProcessingRequest(response_headers=pb.HttpHeaders())
+    if attributes is not None:
+        told = Struct()
+        told.update(attributes)
+        message.attributes[ATTRIBUTES].CopyFrom(told)
+    if served is not None:
+        metadata = Struct()
+        metadata.update({"x-gateway-destination-endpoint-served": served})
+        message.metadata_context.filter_metadata["envoy.lb"].CopyFrom(metadata)
+    event = decode(message.SerializeToString())
+    assert isinstance(event, ResponseHeaders)
+    return event
+
+
+@pytest.mark.parametrize(
+    ("attributes", "served", "served_by", "reached_nobody"),
+    [
+        (None, None, None, False),
+        (None, "10.0.0.1:1", "10.0.0.1:1", False),
+        ({"upstream.address": "10.0.0.2:1"}, None, "10.0.0.2:1", False),
+        ({"upstream.address": "10.0.0.2:1"}, "10.0.0.1:1", "10.0.0.1:1", False),
+        (
+            {"upstream.address": "10.0.0.2:1", "upstream.request_attempt_count": 2},
+            None,
+            "10.0.0.2:1",
+            False,
+        ),
+        ({"upstream.request_attempt_count": 1}, None, None, True),
+        ({"upstream.address": "", "upstream.request_attempt_count": 1}, None, None, True),
+        ({"response.code": 503}, None, None, False),
+        ({}, None, None, False),
+    ],
+)
+def test_who_has_answered(
+    attributes: dict[str, Any] | None,
+    served: str | None,
+    served_by: str | None,
+    reached_nobody: bool,
+) -> None:
+    """Nobody has when attempts are told of but no address; without either nothing is known."""
+    event = head(attributes, served)
+    assert (event.served_by, event.reached_nobody) == (served_by, reached_nobody)

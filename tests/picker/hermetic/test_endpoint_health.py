@@ -1,0 +1,109 @@
+"""A whole picker, told by its gateway that an endpoint answers nothing but errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from ext_proc_stream import completion, destination_of
+from metrics_pages import START_SECONDS, Pod, page, pods
+from whole_picker import FOUR_SCORERS, WholePicker, until, whole_picker
+
+EJECTIONS = "pointsman_endpoint_ejections_total"
+BUSY_BUT_WELL = (page(queue=50), page(queue=50))
+# It scores best whatever happens: a failing server has no queue.
+POOL = (page(queue=0), *BUSY_BUT_WELL)
+
+
+async def answered(picker: WholePicker, bad: Pod, status: int = 500, served: str | None = None):
+    """One request, which `bad` answers with `status` and everybody else well; where it went."""
+    async with picker.stream() as stream:
+        destination = destination_of(await stream.ask(completion()))
+        is_bad = destination == bad.host_port
+        told = {":status": str(status if is_bad else 200)}
+        await stream.response_headers(told, ends=True, served=served if is_bad else destination)
+    return destination
+
+
+async def test_requests_go_elsewhere_after_three_errors(tmp_path: Path) -> None:
+    """Although it scores best; and all of it can be seen."""
+    async with whole_picker(tmp_path, pods(*POOL)) as picker:
+        bad = picker.pods[0]
+        went = Counter([await answered(picker, bad) for _ in range(20)])
+        assert 3 <= went[bad.host_port] <= 5  # with probes, if this takes more than a second
+        assert await picker.series(EJECTIONS, endpoint_name=bad.name) == 1
+        assert await picker.series("pointsman_endpoints_ejected") == 1
+        assert picker.picker._requests.health.views()[f"default/{bad.name}"].ejections == 1
+        assert await picker.is_idle()
+
+
+async def test_retries_elsewhere_blame_the_endpoint_that_was_picked(tmp_path: Path) -> None:
+    """The client has seen no error at all."""
+    async with whole_picker(tmp_path, pods(*POOL)) as picker:
+        bad, well = picker.pods[:2]
+        went = Counter([await answered(picker, bad, 200, served=well.host_port) for _ in range(20)])
+        assert 3 <= went[bad.host_port] <= 5
+        assert await picker.series(EJECTIONS) == 1
+
+
+async def test_requests_without_a_body_avoid_what_is_ejected(tmp_path: Path) -> None:
+    """They go anywhere else, and try nobody out."""
+    async with whole_picker(tmp_path, pods(*POOL)) as picker:
+        bad = picker.pods[0]
+        while not await picker.series(EJECTIONS):
+            await answered(picker, bad)
+        for _ in range(20):
+            async with picker.stream() as stream:
+                await stream.request_headers(path="/v1/models", ends=True)
+                assert destination_of(await stream.read(1)) != bad.host_port
+
+
+async def test_an_ejected_endpoint_is_better_than_none(tmp_path: Path) -> None:
+    """The subset names it alone; and so does the pool, once the others are gone."""
+    async with whole_picker(tmp_path, pods(*POOL)) as picker:
+        bad = picker.pods[0]
+        while not await picker.series(EJECTIONS):
+            await answered(picker, bad)
+        hint = {"envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": bad.host_port}}
+        for _ in range(3):
+            assert await picker.destination(completion(), metadata=hint) == bad.host_port
+        picker.list_endpoints([bad])
+
+        async def alone() -> bool:
+            return list(await picker.endpoints()) == [bad.name]
+
+        await until(alone)
+        assert await answered(picker, bad) == bad.host_port
+
+
+async def test_an_endpoint_that_restarts_is_given_another_chance(tmp_path: Path) -> None:
+    """Its page says that it is another process; and so does its leaving and coming back."""
+    async with whole_picker(tmp_path, pods(*POOL)) as picker:
+        bad, *others = picker.pods
+        while not await picker.series(EJECTIONS):
+            await answered(picker, bad)
+        bad.page = page(queue=0, started=START_SECONDS + 1)
+
+        async def nobody_is_ejected() -> bool:
+            return await picker.series("pointsman_endpoints_ejected") == 0
+
+        await until(nobody_is_ejected)
+        while await picker.series(EJECTIONS) != 2:
+            await answered(picker, bad)
+        picker.list_endpoints(others)
+        await until(nobody_is_ejected)
+
+
+@pytest.mark.parametrize("failures", [0, 1])
+async def test_the_flag_sets_or_ends_it(tmp_path: Path, failures: int) -> None:
+    """0: the endpoint goes on getting everything; 1: one failure is enough."""
+    pool, flag = pods(*POOL), {"endpoint_ejection_failures": failures}
+    async with whole_picker(tmp_path, pool, FOUR_SCORERS, **flag) as picker:
+        bad = picker.pods[0]
+        went = Counter([await answered(picker, bad) for _ in range(8)])
+        if failures:
+            assert went[bad.host_port] <= 2
+        else:
+            assert went[bad.host_port] == 8
+            assert await picker.series(EJECTIONS) is None

@@ -1,0 +1,213 @@
+"""Who is chosen among when some endpoints have failed: one that is due, the usable, then all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as changed
+from random import Random
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from picker.datalayer.datastore import EndpointChanges
+from picker.datalayer.health import HealthMemory
+from picker.datalayer.health_record import Answer, EndpointState
+from picker.errors import Code, RefusedError
+from picker.framework.attributes import Attributes
+from picker.requestcontrol.choosing import Choice, Chooser, answer_of
+from picker.requestcontrol.director import Director
+from picker.requestcontrol.observer import NoObserver
+from picker.requestcontrol.pipeline import RequestPipeline
+from picker.requestcontrol.plugin_log import PluginLog
+from picker.types import (
+    Api,
+    Candidate,
+    Endpoint,
+    FinishCause,
+    InferenceRequest,
+    ParsedBody,
+    RawRequest,
+    ResponseHead,
+    SchedulingResult,
+)
+
+POOL = tuple(Candidate(Endpoint(f"pod-{n}", f"10.0.0.{n}", 8000)) for n in range(3))
+FIRST, *OTHERS = POOL
+COMPLETION = RawRequest({":path": "/v1/completions"}, b'{"model":"m","prompt":"p"}')
+
+
+@dataclass
+class FirstThatMay:
+    """A scheduler that takes the first of those that its filter leaves."""
+
+    serving: frozenset[str] = frozenset(one.key for one in POOL)
+    asked: list[list[str]] = field(default_factory=list)
+    fails_on: str | None = None
+
+    def schedule(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
+    ) -> SchedulingResult:
+        """The first; refuses when there is none."""
+        self.asked.append([one.endpoint.name for one in candidates])
+        if [one.key for one in candidates] == [self.fails_on]:
+            raise ValueError("odd")
+        left = [one.endpoint for one in candidates if one.key in self.serving]
+        if not left:
+            raise RefusedError(Code.RESOURCE_EXHAUSTED, "the filters left nobody")
+        return SchedulingResult((left[0],), "default")
+
+
+@dataclass
+class Admits:
+    """An admitter that writes down whom it was shown."""
+
+    shown: list[list[str]] = field(default_factory=list)
+
+    def admit(self, request: object, candidates: Sequence[Candidate], *_: object) -> None:
+        """Let it in."""
+        self.shown.append([one.endpoint.name for one in candidates])
+
+
+class Scene:
+    """A pool of which the first endpoint is ejected, at the time `now`."""
+
+    def __init__(self, is_ejected: bool = True) -> None:
+        self.memory = HealthMemory()
+        self.memory.pool_changed(EndpointChanges(tuple(one.endpoint for one in POOL), ()))
+        self.scheduler, self.admitter = FirstThatMay(), Admits()
+        self.now = 0.0
+        for _ in range(3 if is_ejected else 0):
+            self.memory.left(FIRST.endpoint, 0.0).ended(FinishCause.COMPLETED, Answer(500), 0.0)
+
+    @property
+    def pipeline(self) -> Any:
+        """As far as choosing looks at it."""
+        return RequestPipeline(parsers=None, scheduler=self.scheduler, admitters=(self.admitter,))  # type: ignore[arg-type]
+
+    def choose(self, **headers: str) -> Choice:
+        """Decide one request."""
+        log = PluginLog(NoObserver(), lambda: self.now)
+        request = InferenceRequest("id", headers, ParsedBody(Api.COMPLETIONS, "m"), "m", "m")
+        chooser = Chooser(self.pipeline, self.memory, Random(0), log)
+        return chooser.choose(request, POOL, Attributes(), self.now)
+
+
+def test_an_ejected_endpoint_is_not_among_the_candidates() -> None:
+    """Neither the admitters nor the scheduler see it."""
+    scene = Scene()
+    choice = scene.choose()
+    assert choice.result.endpoints == (OTHERS[0].endpoint,)
+    assert list(choice.candidates) == OTHERS
+    assert scene.scheduler.asked == scene.admitter.shown == [["pod-1", "pod-2"]]
+
+
+def test_all_is_as_ever_while_all_are_well() -> None:
+    """The very candidates, once."""
+    scene = Scene(is_ejected=False)
+    assert scene.choose().candidates is POOL
+    assert scene.scheduler.asked == [["pod-0", "pod-1", "pod-2"]]
+
+
+def test_an_endpoint_that_is_due_is_the_only_candidate() -> None:
+    """So that the request goes there, whatever the scorers think of it."""
+    scene = Scene()
+    scene.now = 1.0
+    choice = scene.choose()
+    assert list(choice.candidates) == [FIRST]
+    assert choice.result.endpoints == (FIRST.endpoint,)
+    assert scene.admitter.shown == [["pod-1", "pod-2"]]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_the_scheduler_will_not_try_out_goes_to_the_others(fails: bool) -> None:
+    """A filter that does not let this request go there, or a plugin that cannot do with one."""
+    scene = Scene()
+    scene.now = 1.0
+    if fails:
+        scene.scheduler.fails_on = FIRST.key
+    else:
+        scene.scheduler.serving = frozenset(one.key for one in OTHERS)
+    assert scene.choose().result.endpoints == (OTHERS[0].endpoint,)
+    assert scene.scheduler.asked == [["pod-0"], ["pod-1", "pod-2"]]
+
+
+def test_a_client_that_wants_a_cache_tries_nobody_out() -> None:
+    """An endpoint that is due has no cache of it; the refusal is about the others."""
+    scene = Scene()
+    scene.now = 1.0
+    with pytest.raises(RefusedError) as refused:
+        scene.choose(prefer="if-available")
+    assert refused.value.code is Code.PRECONDITION_FAILED
+    assert scene.scheduler.asked == [["pod-0"], ["pod-1", "pod-2"]]
+
+
+def test_the_ejected_serve_what_nobody_else_can() -> None:
+    """The only endpoint of its kind is better than a refusal."""
+    scene = Scene()
+    scene.scheduler.serving = frozenset({FIRST.key})
+    assert scene.choose().result.endpoints == (FIRST.endpoint,)
+    assert scene.scheduler.asked == [["pod-1", "pod-2"], ["pod-0", "pod-1", "pod-2"]]
+
+
+def test_a_refusal_of_all_is_a_refusal() -> None:
+    """Asked once while all are usable, twice while some are not."""
+    for scene, times in ((Scene(), 2), (Scene(is_ejected=False), 1)):
+        scene.scheduler.serving = frozenset()
+        with pytest.raises(RefusedError):
+            scene.choose()
+        assert len(scene.scheduler.asked) == times
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"grpc-status": "0"}, 200),
+        ({"grpc-status": "3"}, 200),
+        ({"grpc-status": "2"}, 500),
+        ({"grpc-status": "4"}, 504),
+        ({"grpc-status": "13"}, 500),
+        ({"grpc-status": "14"}, 503),
+    ],
+)
+def test_grpc_says_in_a_header_what_http_says_in_its_status(
+    headers: dict[str, str], status: int
+) -> None:
+    """In responses that are nothing but an error; others say it in their trailers."""
+    head = ResponseHead(200, MappingProxyType(headers), "10.0.0.1:1", reached_nobody=True)
+    assert answer_of(head) == Answer(status, "10.0.0.1:1", reached_nobody=True)
+
+
+async def test_an_exchange_tells_what_it_finds(house: Any) -> None:
+    """When the response begins, with a body; at its end, without. Whoever is picked is blamed."""
+    house.pool_of(*POOL)
+    memory = HealthMemory()
+    memory.pool_changed(EndpointChanges(tuple(one.endpoint for one in POOL), ()))
+    around = changed(house.director._surroundings, health=memory)
+    director = Director(house.pipeline(), around)
+    for _ in range(3):
+        exchange = director.begin()
+        decision = await exchange.route(COMPLETION)
+        assert decision.destination == FIRST.endpoint.host_port
+        assert decision.response is not None
+        decision.response.head(ResponseHead(500))
+        exchange.finish(FinishCause.COMPLETED, 500)
+    assert memory.views(house.now)[FIRST.key].state is EndpointState.EJECTED
+    exchange = director.begin()
+    bare = await exchange.route(RawRequest({":path": "/v1/models"}, None))
+    assert bare.destination != FIRST.endpoint.host_port
+    exchange.finish(FinishCause.COMPLETED, 500)
+    suspect = next(one for one in OTHERS if one.endpoint.host_port == bare.destination)
+    assert memory.views(house.now)[suspect.key].state is EndpointState.SUSPECT
+    for _ in range(2):  # what never responds tells nothing
+        exchange = director.begin()
+        await exchange.route(COMPLETION)
+        exchange.finish(FinishCause.CLIENT_GONE)
+    assert len(memory.views(house.now)) == 2
+    memory.check_integrity()
