@@ -33,12 +33,11 @@ from picker.flowcontrol.settings import FlowControlSettings
 from picker.flowcontrol.telling import FlowTelling
 from picker.flowcontrol.tickets import Evict, FlowTicket, TicketOffice
 from picker.flowcontrol.waiting import Deadlines, Waiting
-from picker.framework.flow import QueuedRequest, SettlesLate
+from picker.framework.flow import DEFAULT_SETTLE_SECONDS, QueuedRequest, SettlesLate
 from picker.types import BYTES_PER_TOKEN, DEFAULT_FAIRNESS_ID, InferenceRequest, Usage
 
 MOST_PER_LOOK = 512  # let in before others in the process have their turn
 LOOK_AGAIN_SECONDS = 0.25  # detectors and policies know of time; else nobody would ask them
-DEFAULT_SETTLE_SECONDS = 0.5
 DEFAULT_OUTPUT_TOKENS = 128
 MOST_OUTPUT_TOKENS = 32_768
 

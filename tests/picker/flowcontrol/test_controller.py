@@ -1,0 +1,442 @@
+"""Requests wait for their turn, get it at once when there is room, and are told why not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from flow_scene import (
+    Ceilings,
+    GlobalStrict,
+    Pool,
+    Scene,
+    Slots,
+    band,
+    inference_request,
+    settle,
+    with_settings,
+)
+
+from picker.errors import RefusedError
+from picker.types import DEFAULT_FAIRNESS_ID, FinishCause, Usage
+
+pytestmark = pytest.mark.looptime
+
+
+def is_refused(refusal: RefusedError | None, status: int, reason: str, begins: str) -> bool:
+    """Whether a client was told this, and when to come again."""
+    if refusal is None or refusal.drop_reason is None:
+        return False
+    told = (refusal.status, refusal.drop_reason.value, refusal.message.startswith(begins))
+    return told == (status, reason, True) and 1 <= (refusal.retry_after_seconds or 0) <= 60
+
+
+async def test_nobody_waits_while_there_is_room() -> None:
+    """`admit` answers without a single turn of the loop."""
+    scene = Scene(Pool(2))
+    assert scene.gate.is_open
+    asking = scene.gate.admit(inference_request(), None)
+    with pytest.raises(StopIteration) as answered:
+        asking.send(None)
+    assert answered.value.value.queue_seconds == 0
+    assert scene.gate.is_open  # one of two
+
+
+async def test_a_place_that_is_promised_counts_as_taken() -> None:
+    """Two come before the first of them has left for its endpoint: one goes."""
+    scene = Scene()
+    first = await scene.arrive(leaves=False)
+    assert not scene.gate.is_open
+    second = await scene.arrive()
+    assert first.ticket is not None
+    assert second.waits
+    scene.leave(first)
+    await settle()
+    assert second.waits
+    await scene.done(first)
+    assert second.ticket is not None
+
+
+async def test_a_free_place_lets_in_one_of_all_who_wait() -> None:
+    """Also when the first of them takes his time."""
+    scene = Scene(Pool(3))
+    running = [await scene.arrive() for _ in range(3)]
+    waiting = [await scene.arrive(leaves=False) for _ in range(10)]
+    await scene.done(running[0])
+    assert [one.ticket is not None for one in waiting] == [True] + [False] * 9
+
+
+async def test_all_free_places_are_given_at_once() -> None:
+    """No tick lets in one at a time."""
+    scene = Scene(Pool(0))
+    waiting = [await scene.arrive() for _ in range(1000)]
+    before = scene.loop.time()
+    await scene.resize(700)
+    assert sum(one.ticket is not None for one in waiting) == 700
+    assert scene.loop.time() - before < 0.05
+
+
+async def test_whoever_gives_up_with_a_ticket_in_hand_gives_it_back() -> None:
+    """The place goes to the next one."""
+    scene = Scene()
+    running = await scene.arrive()
+    quitter, other = await scene.arrive(leaves=False), await scene.arrive()
+    scene.close(running)
+    await asyncio.sleep(0)  # the look has been: the ticket is on its way
+    assert quitter.task is not None
+    quitter.task.cancel()
+    await settle()
+    assert quitter.ticket is None
+    assert other.ticket is not None
+    assert scene.gate.num_under_way == 1
+
+
+async def test_whoever_leaves_the_queue_is_out_at_once() -> None:
+    """Their room is free, and the outcome is counted."""
+    scene = Scene(max_requests=1)
+    await scene.arrive()
+    quitter = await scene.arrive()
+    assert (await scene.arrive()).refusal is not None
+    assert quitter.task is not None
+    quitter.task.cancel()
+    await settle()
+    assert (await scene.arrive()).waits
+    assert scene.gate.queues().outcomes["EvictedContextCancelled"] == 1
+
+
+async def test_a_higher_priority_goes_first() -> None:
+    """Within a priority, who came first."""
+    scene = Scene()
+    running = await scene.arrive()
+    scene.gate.set_priorities([5, -5])
+    names = [("low", -5), ("mid", 0), ("high", 5), ("higher", 5), ("lower", -5)]
+    for name, priority in names:
+        await scene.arrive(name, priority=priority)
+    await scene.done(running)
+    while scene.order[-1].request.request_id != "lower":
+        await scene.done(scene.order[-1])
+    order = [client.request.request_id for client in scene.order[1:]]
+    assert order == ["high", "higher", "mid", "low", "lower"]
+
+
+async def test_a_priority_that_is_held_back_holds_back_those_below() -> None:
+    """Strictly, even when the ceilings of those are higher; without anybody in it, it does not."""
+    scene = Scene(Pool(4), usage_limits=Ceilings({5: 0.5}))
+    scene.gate.set_priorities([5])
+    running = [await scene.arrive() for _ in range(2)]
+    low = await scene.arrive()
+    assert low.ticket is not None
+    high = await scene.arrive(priority=5)
+    lower = await scene.arrive()
+    assert high.waits
+    assert lower.waits
+    for client in (*running, low):
+        await scene.done(client)
+    assert high.ticket is not None
+    assert lower.ticket is not None
+
+
+async def test_a_priority_nobody_knows_waits_with_the_nearest_lower_one() -> None:
+    """Nobody is promoted; below all others a band is made."""
+    scene = Scene(bands={10: band(), -1: band()}, default_negative_band=band(max_requests=1))
+    await scene.arrive()
+    for priority in (12, 10, 9, 0, -1, -7):
+        assert (await scene.arrive(priority=priority)).waits
+    bands = {one.priority: one.queued_requests for one in scene.gate.queues().bands}
+    assert bands == {10: 2, 0: 2, -1: 1, -7: 1}
+    assert is_refused(
+        (await scene.arrive(priority=-7)).refusal, 429, "rejected-saturated", "request rejected"
+    )
+
+
+async def test_caps_hold_to_the_byte_in_their_order() -> None:
+    """All bytes, all requests, those of the band: the first that is exceeded is told."""
+    scene = Scene(
+        max_bytes=1000,
+        max_requests=5,
+        default_band=band(max_bytes=600, max_requests=3),
+        bands={1: band()},
+    )
+    await scene.arrive()
+    assert (await scene.arrive(size_bytes=600)).waits
+    too_much = (await scene.arrive(size_bytes=1)).refusal
+    assert is_refused(too_much, 429, "rejected-saturated", "request rejected pre-queue: queue at ")
+    assert "bytes of its priority" in str(too_much)
+    assert (await scene.arrive(size_bytes=0)).waits
+    assert (await scene.arrive(size_bytes=0)).waits
+    assert "requests of its priority" in str((await scene.arrive(size_bytes=0)).refusal)
+    assert (await scene.arrive(size_bytes=400, priority=1)).waits
+    assert "bytes in all" in str((await scene.arrive(size_bytes=1, priority=1)).refusal)
+    assert (await scene.arrive(size_bytes=0, priority=1)).waits
+    assert "requests in all" in str((await scene.arrive(size_bytes=0, priority=1)).refusal)
+    view = scene.gate.queues()
+    assert (view.queued_requests, view.queued_bytes) == (5, 1000)
+
+
+async def test_a_request_waits_exactly_as_long_as_it_may() -> None:
+    """429 with a reason, to the millisecond; no sweep."""
+    scene = Scene(request_ttl_seconds=3.25)
+    await scene.arrive()
+    began = scene.loop.time()
+    late = await scene.arrive()
+    await asyncio.sleep(1)
+    later = await scene.arrive()
+    assert late.task is not None
+    assert later.task is not None
+    await late.task
+    assert scene.loop.time() - began == pytest.approx(3.25, abs=0.002)
+    assert is_refused(late.refusal, 429, "rejected-ttl-expired", "request timed out in queue: ")
+    await later.task
+    assert scene.loop.time() - began == pytest.approx(4.25, abs=0.002)
+
+
+async def test_without_a_time_to_live_requests_wait_for_ever() -> None:
+    """Also without endpoints."""
+    scene = Scene(Pool(0), request_ttl_seconds=None, no_endpoint_ttl_seconds=None)
+    client = await scene.arrive()
+    await asyncio.sleep(100_000)
+    assert client.waits
+    await scene.resize(1)
+    assert client.ticket is not None
+    assert client.ticket.queue_seconds == pytest.approx(100_000, rel=0.01)
+
+
+async def test_an_empty_pool_holds_requests_until_it_has_endpoints() -> None:
+    """Or until their time for that is over: 503."""
+    scene = Scene(Pool(0), request_ttl_seconds=10, no_endpoint_ttl_seconds=30)
+    client = await scene.arrive()
+    await asyncio.sleep(29)
+    assert client.waits
+    await asyncio.sleep(1.1)
+    begins = "request timed out in queue and no endpoints are available: "
+    assert is_refused(client.refusal, 503, "rejected-no-endpoints", begins)
+    other = await scene.arrive()
+    await asyncio.sleep(20)
+    await scene.resize(1)
+    assert other.ticket is not None
+
+
+async def test_the_time_to_live_begins_anew_when_the_pool_turns_empty_or_not() -> None:
+    """Who waited for endpoints may then wait for a place."""
+    scene = Scene(request_ttl_seconds=10, no_endpoint_ttl_seconds=30)
+    await scene.arrive()
+    client = await scene.arrive()
+    await asyncio.sleep(9)
+    await scene.resize(0)
+    await asyncio.sleep(29)
+    assert client.waits
+    await scene.resize(1)  # its one place is taken
+    await asyncio.sleep(9.9)
+    assert client.waits
+    await asyncio.sleep(0.2)
+    assert is_refused(client.refusal, 429, "rejected-ttl-expired", "request timed out in queue: ")
+
+
+async def test_a_full_queue_before_an_empty_pool_is_no_overload() -> None:
+    """503, not 429: it is not the clients' doing."""
+    scene = Scene(Pool(0), max_requests=1)
+    await scene.arrive()
+    refusal = (await scene.arrive()).refusal
+    assert is_refused(refusal, 503, "rejected-no-endpoints", "no endpoints available: ")
+
+
+async def test_shutting_down_refuses_all_who_wait_and_all_who_come() -> None:
+    """503, at once."""
+    scene = Scene()
+    running, waiting = await scene.arrive(), await scene.arrive()
+    scene.gate.shut_down()
+    await settle()
+    late = await scene.arrive()
+    for client in (waiting, late):
+        assert is_refused(client.refusal, 503, "rejected-shutting-down", "internal flow control")
+    await scene.done(running)
+    assert scene.gate.queues().outcomes == {"Dispatched": 1, "EvictedOther": 1, "RejectedOther": 1}
+    scene.gate.check_integrity()
+
+
+async def test_turning_the_gate_off_lets_everybody_in() -> None:
+    """And turning it on again counts who is under way."""
+    scene = Scene()
+    clients = [await scene.arrive() for _ in range(5)]
+    scene.gate.use(None)
+    await settle()
+    assert all(client.ticket is not None for client in clients)
+    assert scene.gate.is_open
+    assert not scene.gate.queues().is_on
+    clients.append(await scene.arrive(leaves=False))
+    scene.gate.use(scene.settings)
+    assert (await scene.arrive()).waits
+    for client in clients:
+        scene.close(client)
+    await settle()
+    assert scene.clients[-1].ticket is not None
+    scene.gate.check_integrity()
+
+
+async def test_a_reload_keeps_who_waits_in_their_order() -> None:
+    """Caps below what waits refuse only newcomers."""
+    scene = Scene()
+    running = await scene.arrive()
+    for name in ("a", "b", "c"):
+        await scene.arrive(name, fairness_id=name)
+    scene.gate.use(with_settings(scene.settings, max_requests=2, bands={3: band()}))
+    assert (await scene.arrive("d")).refusal is not None
+    await scene.done(running)
+    await scene.done(scene.order[-1])
+    assert (await scene.arrive("e")).waits
+    while scene.order[-1].request.request_id != "e":
+        await scene.done(scene.order[-1])
+    assert [one.request.request_id for one in scene.order[1:]] == ["a", "b", "c", "e"]
+
+
+async def test_a_reload_moves_who_waits_to_the_bands_of_their_priority() -> None:
+    """A band that is configured anew takes them over; one that is no more keeps its own."""
+    scene = Scene(bands={2: band()})
+    await scene.arrive()
+    await scene.arrive(priority=2)
+    await scene.arrive(priority=8)
+    scene.gate.use(with_settings(scene.settings, bands={8: band()}))
+    bands = {one.priority: one.queued_requests for one in scene.gate.queues().bands}
+    assert bands == {8: 1, 2: 1, 0: 0}
+    scene.gate.check_integrity()
+
+
+async def test_what_a_reload_makes_room_for_goes_at_once() -> None:
+    """Without an event besides."""
+    scene = Scene()
+    await scene.arrive()
+    waiting = await scene.arrive()
+    scene.gate.use(with_settings(scene.settings, detector=Slots(2)))
+    await settle()
+    assert waiting.ticket is not None
+
+
+async def test_bands_of_objectives_come_and_go() -> None:
+    """They go when nobody wants them and nothing of them is remembered."""
+    scene = Scene()
+    scene.gate.set_priorities([7, -7])
+    await scene.arrive()
+    client = await scene.arrive(priority=7)
+    scene.gate.set_priorities([])
+    assert [one.priority for one in scene.gate.queues().bands] == [7, 0]
+    assert client.task is not None
+    client.task.cancel()
+    await asyncio.sleep(301)
+    assert [one.priority for one in scene.gate.queues().bands] == [0]
+
+
+async def test_policies_hear_of_everybody_in_the_same_words() -> None:
+    """Of those too who did not have to wait, and of what their responses used."""
+    fairness = GlobalStrict()
+    scene = Scene(default_band=band(fairness=fairness))
+    passing = await scene.arrive(fairness_id="a")
+    waiting = await scene.arrive(fairness_id="b")
+    usage = Usage(1, 2, 3)
+    await scene.done(passing, usage)
+    assert waiting.ticket is not None
+    assert fairness.bands[0].told == [
+        *(("head", "a", 1), ("dispatched", "a", 1), ("head", "a", None)),
+        *(("head", "b", 2), ("completed", "a", 1, usage)),
+        *(("dispatched", "b", 2), ("head", "b", None)),
+    ]
+    await asyncio.sleep(300.5)
+    assert {("forget", "a"), ("forget", "b")} <= set(fairness.bands[0].told)
+
+
+async def test_a_request_of_nobody_is_of_the_default_flow() -> None:
+    """An empty id is none."""
+    scene = Scene()
+    await scene.arrive()
+    await scene.arrive(fairness_id="")
+    (shown,) = scene.gate.queues().bands
+    assert [flow.fairness_id for flow in shown.flows] == [DEFAULT_FAIRNESS_ID]
+
+
+async def test_a_fairness_policy_that_names_nobody_stops_nothing() -> None:
+    """Then it goes by arrival."""
+    fairness = GlobalStrict()
+    scene = Scene(default_band=band(fairness=fairness))
+    running = await scene.arrive()
+    first, second = await scene.arrive(fairness_id="x"), await scene.arrive(fairness_id="y")
+    fairness.bands[0].heads = {"nobody": ((0.0,), 0)}
+    await scene.done(running)
+    assert first.ticket is not None
+    assert second.waits
+
+
+async def test_ceilings_are_asked_once_for_each_answer() -> None:
+    """A policy that lets through every n-th of those it holds back would be led astray."""
+    limits = Ceilings()
+    scene = Scene(usage_limits=limits)
+    for expected in (1, 2):
+        assert scene.gate.is_open
+        assert scene.gate.is_open
+        client = await scene.arrive()
+        assert limits.asked == expected
+        await scene.done(client)
+    await scene.arrive()
+    asked = limits.asked
+    await scene.arrive()
+    assert limits.asked == asked + 1
+
+
+async def test_time_alone_is_an_event_for_detectors_that_know_of_it() -> None:
+    """Nothing else happens, and yet somebody looks again."""
+
+    class Fading(Slots):
+        """Full for five seconds."""
+
+        def saturation(self, candidates, attributes, now_seconds):  # type: ignore[no-untyped-def]
+            return 1.0 if now_seconds < 5 else 0.0
+
+    scene = Scene(detector=Fading())
+    client = await scene.arrive()
+    await asyncio.sleep(4.9)
+    assert client.waits
+    await asyncio.sleep(0.4)
+    assert client.ticket is not None
+
+
+async def test_retry_after_tells_when_those_ahead_have_probably_gone() -> None:
+    """From how fast they went lately."""
+    scene = Scene(max_requests=20, request_ttl_seconds=None)
+    running = await scene.arrive()
+    refused = [await scene.arrive() for _ in range(21)][-1].refusal
+    assert refused is not None
+    assert refused.retry_after_seconds is not None
+    for _ in range(20):
+        await asyncio.sleep(0.5)
+        await scene.done(running)
+        running = scene.order[-1]
+        await scene.arrive()
+    refusal = (await scene.arrive()).refusal
+    assert refusal is not None
+    assert refusal.retry_after_seconds == pytest.approx(21 / 2, abs=2)
+
+
+async def test_a_ticket_is_closed_once() -> None:
+    """Whatever is called again, or too late, changes nothing."""
+    scene = Scene()
+    client = await scene.arrive()
+    assert client.ticket is not None
+    client.ticket.left("again")
+    for cause in (FinishCause.COMPLETED, FinishCause.RESET):
+        client.ticket.closed(cause, None)
+    client.ticket.left("late")
+    assert scene.gate.num_under_way == 0
+    scene.gate.check_integrity()
+
+
+async def test_a_large_pool_is_not_looked_through_for_each_request() -> None:
+    """A thousand endpoints, ten thousand requests: some hundred looks, and not one too many in."""
+    detector = Slots(10)
+    scene = Scene(Pool(1000), detector=detector)
+    tickets = 0
+    while scene.gate.is_open:
+        ticket = await scene.gate.admit(inference_request(), None)
+        key = f"default/e{tickets % 1000}"
+        scene.pool.under_way[key] += 1
+        ticket.left(key)
+        tickets += 1
+    assert tickets == pytest.approx(10_000, abs=1000 / 16)
+    assert detector.asked < 1000
