@@ -16,7 +16,7 @@ from fleet.errors import FleetError
 if TYPE_CHECKING:
     from fleet.models import Progress
 
-_PASSED_ON = ("worker", "picker", "train-draft", "config")
+_PASSED_ON = ("worker", "picker", "train-draft", "config", "replay")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,6 +43,7 @@ def _pass_on(command: str) -> Callable[[list[str]], int]:
         "picker": _picker,
         "train-draft": _train_draft,
         "config": _config,
+        "replay": _replay,
     }[command]
 
 
@@ -64,6 +65,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands.add_parser(
         "config", help="check a picker's configuration (see `pointsman config --help`)"
+    )
+    commands.add_parser(
+        "replay", help="decide recorded requests again (see `pointsman replay --help`)"
     )
     _add_top(commands.add_parser("top", help="watch a running picker in the terminal"))
     commands.add_parser("version", help="print the version")
@@ -100,6 +104,8 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     )
     text = "processes of the picker that serve; more than 1 is for several threads of Envoy"
     parser.add_argument("--picker-processes", type=int, default=1, metavar="N", help=text)
+    text = "write down every decision of the picker, for `pointsman replay`"
+    parser.add_argument("--record", type=Path, metavar="FILE", help=text)
     parser.add_argument(
         "--worker-args", default="", metavar="FLAGS", help="more flags for every worker, in quotes"
     )
@@ -148,6 +154,7 @@ def _up(arguments: argparse.Namespace) -> int:
         buffer_request_body=arguments.request_body == "buffered",
         trust_control_headers=arguments.trust_control_headers,
         picker_processes=arguments.picker_processes,
+        record=arguments.record,
         worker_args=tuple(shlex.split(arguments.worker_args)),
         insecure=arguments.insecure,
         envoy_concurrency=arguments.envoy_concurrency,
@@ -206,6 +213,14 @@ def _config(argv: list[str]) -> int:
     from fleet.config_command import config_command
 
     return config_command(argv, print, lambda line: print(line, file=sys.stderr))
+
+
+def _replay(argv: list[str]) -> int:
+    from rich.console import Console
+
+    from fleet.replay import replay_command
+
+    return replay_command(argv, Console(), lambda line: print(line, file=sys.stderr))
 
 
 def _train_draft(argv: list[str]) -> int:

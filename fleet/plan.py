@@ -20,8 +20,9 @@ class Options:
     """What the user asked `pointsman up` for.
 
     `model` is what `models.resolve_model` takes; None is the default model. `config` is the
-    picker's configuration file. `worker_args` are added to every worker's command line.
-    `buffer_request_body` and `trust_control_headers` are those of `BootstrapConfig`.
+    picker's configuration file, `record` where its decisions are written down. `worker_args` are
+    added to every worker's command line. `buffer_request_body` and `trust_control_headers` are
+    those of `BootstrapConfig`.
     """
 
     workers: int = 2
@@ -35,6 +36,7 @@ class Options:
     buffer_request_body: bool = True
     trust_control_headers: bool = False
     picker_processes: int = 1
+    record: Path | None = None
     worker_args: tuple[str, ...] = ()
     insecure: bool = False
     envoy_concurrency: int = 1
@@ -150,6 +152,8 @@ def _picker(options: Options, site: Site, endpoints_path: Path) -> Program:
     argv += ["--drain-timeout", f"{options.drain_seconds:g}s"]
     if options.picker_processes != 1:
         argv += ["--processes", str(options.picker_processes)]
+    if options.record is not None:
+        argv += ["--record", str(options.record)]
     if options.config is not None:
         argv += ["--config-file", str(options.config)]
     return Program("picker", tuple(argv), site.folder / "picker.log")

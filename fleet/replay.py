@@ -1,0 +1,207 @@
+"""`pointsman replay`: decide a recording's requests again and say what is different."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from picker.config.watch import read_config_file
+from picker.errors import PickerError
+from picker.recording.comparison import Comparison, Tally
+from picker.recording.reading import read_recording
+from picker.recording.replay import OtherConfig, Replay
+
+SAME, DIFFERENT, UNUSABLE = 0, 1, 2
+DEFAULT_LIMIT = 10
+
+Print = Callable[[str], None]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What `--json` prints. `config` is None for the configurations of the recording itself."""
+
+    file: str
+    config: str | None
+    runs: int
+    replay_seconds: float
+    notes: dict[str, int]
+    comparison: Comparison
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """A table: its title, its columns (all but the first of numbers where `numeric`), its rows."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: bool = True
+
+
+def replay_command(argv: Sequence[str], out: Console, err: Print) -> int:
+    """Run `pointsman replay …`; returns the exit status.
+
+    0: all decisions are identical, or another configuration has decided. 1: some are not. 2: the
+    recording or the configuration cannot be used, or the command line (`SystemExit`).
+    """
+    options = build_parser().parse_args(argv)
+    try:
+        report = replayed(options.file, options.config, options.limit, options.experimental)
+    except PickerError as error:
+        for line in str(error).splitlines():
+            err(f"pointsman: {line}")
+        return UNUSABLE
+    if options.json:
+        out.out(msgspec.json.format(msgspec.json.encode(report)).decode(), highlight=False)
+    else:
+        show(report, out, options.limit)
+    comparison = report.comparison
+    is_same = comparison.identical == comparison.decisions
+    return SAME if is_same or report.config is not None else DIFFERENT
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags of the subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="pointsman replay",
+        description="Decide the requests of a recording (picker --record) again, with the picker's "
+        "own code. Without --config every decision has to be what it was.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="the recording")
+    text = "decide by this configuration instead, and say what that changes"
+    parser.add_argument("--config", metavar="NEW", type=Path, help=text)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    text = "rows and differences to list at most (default %(default)s)"
+    parser.add_argument("--limit", metavar="N", type=_count, default=DEFAULT_LIMIT, help=text)
+    parser.add_argument(
+        "--allow-experimental-plugins",
+        dest="experimental",
+        action="store_true",
+        help="of --config; always allowed when they were for the recording",
+    )
+    return parser
+
+
+def replayed(file: Path, config: Path | None, limit: int, experimental: bool) -> Report:
+    """Decide again. Raises `RecordingError` and `ConfigError`."""
+    other = None
+    if config is not None:
+        other = OtherConfig(read_config_file(config, "--config"), str(config), experimental)
+    replay, tally = Replay(str(file), other), Tally(limit)
+    began = time.perf_counter()
+    for decision in replay.decisions(read_recording(file)):
+        tally.add(decision)
+    return Report(
+        file=str(file),
+        config=None if config is None else str(config),
+        runs=replay.runs,
+        replay_seconds=time.perf_counter() - began,
+        notes=dict(replay.notes),
+        comparison=tally.result(),
+    )
+
+
+def show(report: Report, out: Console, limit: int) -> None:
+    """Print it: tables in a terminal, plain lines elsewhere."""
+    comparison = report.comparison
+    for line in _headline(report):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+    for table in _tables(report, limit):
+        if table.rows:
+            out.print()
+            _print_table(table, out)
+    if report.config is None and comparison.differences:
+        out.print()
+        for one in comparison.differences:
+            texts = "; ".join(one.texts)
+            line = f"line {one.line}, request {one.request_id}: {texts}"
+            out.print(line, markup=False, highlight=False, soft_wrap=True)
+        left = comparison.decisions - comparison.identical - len(comparison.differences)
+        if left:
+            out.print(f"… and {left:,} more", highlight=False)
+    if report.notes:
+        out.print()
+    for text, count in report.notes.items():
+        times = f" ({count:,} times)" if count > 1 else ""
+        out.print(f"note: {text}{times}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _headline(report: Report) -> Iterable[str]:
+    one = report.comparison
+    if report.config is None:
+        runs = f" of {report.runs} runs" if report.runs > 1 else ""
+        yield f"{one.decisions:,} decisions{runs}, {one.identical:,} identical"
+        return
+    yield f"{one.decisions:,} decisions, now by {report.config}"
+    yield f"{one.moved:,} moved ({_percent(one.moved, one.decisions)})"
+    yield f"{one.rescored:,} with other scores ({_percent(one.rescored, one.decisions)})"
+    if one.refused_before or one.refused_now:
+        yield f"refused: {one.refused_before:,} before, {one.refused_now:,} now"
+    if one.prompt_tokens:
+        before = _percent(one.matched_tokens_before, one.prompt_tokens)
+        now = _percent(one.matched_tokens_now, one.prompt_tokens)
+        yield f"prompt tokens matched at the chosen endpoint: {before} before, {now} now"
+    if one.scores.before is not None and one.scores.now is not None:
+        text = "total of the chosen endpoint, on average"
+        yield f"{text}: {one.scores.before:.4g} before, {one.scores.now:.4g} now"
+
+
+def _tables(report: Report, limit: int) -> Iterable[Rows]:
+    if report.config is None:
+        return
+    one = report.comparison
+    shares = sorted(one.shares, key=lambda share: -max(share.before, share.now))
+    yield Rows(
+        "requests per endpoint",
+        ("endpoint", "before", "now", "share before", "share now"),
+        tuple(
+            (
+                share.endpoint,
+                f"{share.before:,}",
+                f"{share.now:,}",
+                _percent(share.before, one.decisions),
+                _percent(share.now, one.decisions),
+            )
+            for share in shares[:limit]
+        ),
+    )
+    yield Rows(
+        "moves",
+        ("requests", "from", "to"),
+        tuple((f"{move.requests:,}", move.before, move.now) for move in one.moves[:limit]),
+        numeric=False,
+    )
+
+
+def _print_table(table: Rows, out: Console) -> None:
+    if out.is_terminal:
+        shown = Table(title=table.title, title_justify="left")
+        for index, column in enumerate(table.columns):
+            right = bool(index) == table.numeric
+            shown.add_column(column, justify="right" if right else "left")
+        for row in table.rows:
+            shown.add_row(*row)
+        out.print(shown, markup=False, highlight=False)
+        return
+    lines = [table.columns, *table.rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    out.print(table.title, markup=False, highlight=False)
+    for line in lines:
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        out.print(f"  {'  '.join(cells)}".rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "–"
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of rows")
+    return int(text)
