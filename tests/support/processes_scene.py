@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ import aiohttp
 import grpc
 from ext_proc_stream import PATIENCE_SECONDS, GatewayStream, completion, destination_of
 from metrics_pages import Pod, serving
-from whole_picker import WholePicker, until, write_endpoints
+from whole_picker import PolicyObject, WholePicker, until, write_endpoints
 
 from picker.processes.supervisor import Supervisor
 from picker.running.options import Options, Ports
@@ -29,15 +29,15 @@ class Connection:
     channel: grpc.aio.Channel
     streams: list[GatewayStream] = field(default_factory=list)
 
-    async def route(self, prompt: str = "test") -> str:
+    async def route(self, prompt: str = "test", headers: Mapping[str, str] | None = None) -> str:
         """Open a stream with a request and leave it open; where the request goes."""
         stream = GatewayStream(self.channel)
         self.streams.append(stream)
-        return destination_of(await stream.ask(completion(prompt=prompt)))
+        return destination_of(await stream.ask(completion(prompt=prompt), headers))
 
-    async def ask(self, prompt: str = "test") -> str:
+    async def ask(self, prompt: str = "test", headers: Mapping[str, str] | None = None) -> str:
         """One request, of which nobody awaits the response; where it goes."""
-        destination = await self.route(prompt)
+        destination = await self.route(prompt, headers)
         assert await self.end() is grpc.StatusCode.OK
         return destination
 
@@ -109,14 +109,18 @@ class Processes(WholePicker):
 
 @asynccontextmanager
 async def processes(
-    folder: Path, backends: Sequence[Pod], **changes: Any
+    folder: Path,
+    backends: Sequence[Pod],
+    *,
+    policies: Sequence[PolicyObject] = (),
+    **changes: Any,
 ) -> AsyncIterator[Processes]:
     """Two processes in front of `backends`, from ready to end."""
     async with AsyncExitStack() as stack:
         for pod in backends:
             await stack.enter_async_context(serving(pod))
         path = folder / "endpoints.yaml"
-        write_endpoints(path, backends)
+        write_endpoints(path, backends, policies)
         chosen: dict[str, Any] = {
             "endpoints_file": path,
             "bind_address": "127.0.0.1",
@@ -138,7 +142,9 @@ async def processes(
         http = await stack.enter_async_context(aiohttp.ClientSession())
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         anything: Any = supervisor
-        running = Processes(anything, ports, backends, path, channel, http, address)
+        running = Processes(
+            anything, ports, backends, path, channel, http, address, policies=policies
+        )
         try:
             await until(running.has_read_pages)
             yield running
