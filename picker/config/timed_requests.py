@@ -17,7 +17,7 @@ from picker.config.recorded import (
 from picker.config.scope import Scope
 from picker.config.timed import Stopwatch
 from picker.framework.attributes import Attributes
-from picker.framework.flow import JudgesStaleness
+from picker.framework.flow import DEFAULT_SETTLE_SECONDS, JudgesStaleness, SettlesLate
 from picker.framework.interfaces import (
     Admitter,
     AsyncDataProducer,
@@ -174,6 +174,13 @@ class TimedSaturationDetector:
             return self.inner.saturation(candidates, self.scope.over(attributes), now_seconds)
         finally:
             self.watch.stop(started)
+
+    @property
+    def settle_seconds(self) -> float:
+        """What the inner detector says."""
+        if not isinstance(self.inner, SettlesLate):
+            return DEFAULT_SETTLE_SECONDS
+        return self.inner.settle_seconds
 
     def stale(self, candidates: Sequence[Candidate], now_seconds: float) -> int:
         """How many the inner detector judges without fresh metrics; 0 for one that needs none."""

@@ -14,6 +14,7 @@ import msgspec
 
 from picker.types import Candidate, InferenceRequest, Usage
 
+DEFAULT_SETTLE_SECONDS = 0.5  # of a detector that does not say
 # Smaller leaves first; of equal ranks the one that came first.
 Rank: TypeAlias = tuple[float, ...]
 

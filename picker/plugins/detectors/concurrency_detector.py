@@ -10,23 +10,33 @@ requests, of tokens, or (hybrid) of both. When there is none, none is kept and t
 refused.
 
 Counts come from an inflight-load-producer, whose live view is asked for also outside of decisions;
-requests are at least what the candidate itself says.
+requests are at least what the candidate itself says. What flow control has let in, and has not left
+yet, counts as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
+from types import MappingProxyType
 from typing import Any, Literal
 
 from picker.framework.attributes import Attributes, DataKey
-from picker.framework.findings import EndpointLoad, LiveLoad, inflight_load_key
+from picker.framework.findings import (
+    LET_IN_LOAD_KEY,
+    EndpointLoad,
+    LiveLoad,
+    inflight_load_key,
+)
 from picker.framework.registry import Parameters, PluginType
 from picker.scheduling.load_signals import own_requests, with_headroom
 from picker.types import Candidate, InferenceRequest
 
 FULL = 1.0
+SETTLE_SECONDS = 0.01
 DEFAULT_PRODUCER = "inflight-load-producer"
+_NOTHING = EndpointLoad()
+_NOBODY: Mapping[str, EndpointLoad] = MappingProxyType({})
 
 
 class ConcurrencyDetectorParameters(Parameters, frozen=True):
@@ -64,6 +74,16 @@ class ConcurrencyDetector:
         return (self._key,)
 
     @property
+    def may_consume(self) -> tuple[DataKey[Any], ...]:
+        """What is on its way, as flow control says."""
+        return (LET_IN_LOAD_KEY,)
+
+    @property
+    def settle_seconds(self) -> float:
+        """Own counts know at once of a request that is over."""
+        return SETTLE_SECONDS
+
+    @property
     def references(self) -> Mapping[str, str]:
         """The producer, to be asked outside of decisions too."""
         return {"inFlightLoadProducerName": self._producer}
@@ -81,8 +101,8 @@ class ConcurrencyDetector:
         """See the module's formulas."""
         if not candidates:
             return FULL
-        own = self._own(attributes)
-        loads = [_load(candidate, own) for candidate in candidates]
+        own, coming = self._own(attributes), attributes.get(LET_IN_LOAD_KEY) or _NOBODY
+        loads = [_load(candidate, own, coming) for candidate in candidates]
         if self._mode == "requests":
             total = sum(requests for requests, _ in loads) / self._max_requests
         elif self._mode == "tokens":
@@ -118,10 +138,16 @@ class ConcurrencyDetector:
         return None if found is None else found.by_endpoint
 
 
-def _load(candidate: Candidate, own: Mapping[str, EndpointLoad] | None) -> tuple[int, int]:
-    """Requests and tokens under way."""
-    load = None if own is None else own.get(candidate.key)
-    return own_requests(candidate, own), 0 if load is None else load.tokens
+def _load(
+    candidate: Candidate,
+    own: Mapping[str, EndpointLoad] | None,
+    coming: Mapping[str, EndpointLoad] = _NOBODY,
+) -> tuple[int, int]:
+    """Requests and tokens under way. The candidate's own count knows of those that are coming."""
+    load = _NOTHING if own is None else own.get(candidate.key, _NOTHING)
+    more = coming.get(candidate.key, _NOTHING)
+    requests = max(own_requests(candidate, own), load.requests + more.requests)
+    return requests, load.tokens + more.tokens
 
 
 PLUGIN = PluginType(

@@ -41,6 +41,7 @@ from picker.types import Candidate, EndpointMetrics, InferenceRequest
 
 FULL = 1.0
 FADE_SECONDS = 10.0
+SCRAPE_SECONDS = 0.3  # to the next scrape of a busy pool, and its own time
 SCRAPES_TO_BELIEVE = 20  # one that finds a queue may have come in the middle of a burst
 
 
@@ -100,6 +101,13 @@ class UtilizationDetector:
             else:
                 total += max(seen[0] / self._queue, seen[1] / self._kv)
         return total / len(candidates)
+
+    @property
+    def settle_seconds(self) -> float:
+        """A request that is over is missing from the metrics of the scrape after it at the latest;
+        they are believed for as long as they are not stale.
+        """
+        return self._tolerated_seconds + SCRAPE_SECONDS
 
     def stale(self, candidates: Sequence[Candidate], now_seconds: float) -> int:
         """How many are judged without fresh metrics."""

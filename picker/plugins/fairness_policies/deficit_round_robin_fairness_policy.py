@@ -15,8 +15,9 @@ and the flow has its next turn in the round ⌊position⌋. The next of the flow
 the least round; where no flow has a turn in a round, the round is skipped. So something always goes
 when something waits, and a flow that is alone is never held back by its debt.
 
-    at dispatch     position moves by the estimate, times what the flow's last requests cost per
-                    estimated token, so that an estimate that is always wrong does little harm
+    at dispatch     position moves by the estimate, times what an estimated token of the flow's
+                    last requests came to (1/8 to 8); most of what is always wrong with estimates
+                    is so put right beforehand
     at completion   position moves by the difference to what the response says it used:
                     prompt + completionTokenWeight · completion, where a cached token of the prompt
                     counts cachedTokenWeight; a response that says nothing leaves the estimate
@@ -48,6 +49,7 @@ from picker.types import Usage
 LEAST_WEIGHT, GREATEST_WEIGHT = 0.001, 1000.0
 GREATEST_TOKENS = 10**12
 REMEMBERED = 0.875  # of what requests have cost so far, with each one that completes
+MOST_OFF = 8.0  # further off than that an estimate is corrected only when its request is over
 _FRONT, _BACK = 0, 1
 
 
@@ -83,7 +85,9 @@ class _Account:
     @property
     def cost_per_token(self) -> float:
         """What an estimated token came to lately."""
-        return self.used / self.estimated if self.estimated else 1.0
+        if not self.estimated:
+            return 1.0
+        return min(max(1 / MOST_OFF, self.used / self.estimated), MOST_OFF)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import msgspec
 import pytest
 
+from picker.framework.flow import QueuedRequest
 from picker.framework.registry import PluginType
 from picker.types import (
     Api,
@@ -20,6 +22,7 @@ from picker.types import (
 
 MakeCandidate = Callable[..., Candidate]
 MakeRequest = Callable[..., InferenceRequest]
+MakeQueued = Callable[..., QueuedRequest]
 
 
 @pytest.fixture
@@ -78,5 +81,26 @@ def placed() -> Callable[..., Candidate]:
     ) -> Candidate:
         fields.setdefault("metrics", EndpointMetrics())
         return Candidate(Endpoint(name, address, port, labels=labels or {}), **fields)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def queued() -> MakeQueued:
+    """`queued(flow, at=…, tokens=…, ttl=…, headers=…, **request)`: each with its own sequence."""
+    sequences = count(1)
+
+    def make(
+        flow: str = "f",
+        *,
+        at: float = 0.0,
+        tokens: int = 0,
+        ttl: float | None = None,
+        headers: dict[str, str] | None = None,
+        **fields: Any,
+    ) -> QueuedRequest:
+        body = ParsedBody(Api.RAW, "m")
+        request = InferenceRequest("r", headers or {}, body, "m", "m", fairness_id=flow, **fields)
+        return QueuedRequest(request, next(sequences), at, tokens=tokens, ttl_seconds=ttl)
 
     return make

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from picker.framework.attributes import Attributes
-from picker.framework.findings import EndpointLoad, InFlightLoad, inflight_load_key
+from picker.framework.findings import (
+    LET_IN_LOAD_KEY,
+    EndpointLoad,
+    InFlightLoad,
+    inflight_load_key,
+)
 from picker.framework.interfaces import ConsumesData, Filter, SaturationDetector, UsesPlugins
 from picker.plugins.detectors.concurrency_detector import (
     PLUGIN,
@@ -59,6 +64,30 @@ def test_saturation_is_the_share_of_the_limits_in_use(
     candidates = [candidate("a"), candidate("b")]
     assert detector.saturation(candidates, Attributes(), 0.0) == pytest.approx(expected)
     assert detector.saturation([], Attributes(), 0.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("mode", "loads", "expected"),
+    [
+        ("requests", {"a": (5, 0)}, 0.7),
+        ("requests", {}, 0.2),
+        ("tokens", {"a": (5, 500)}, 0.9),
+        ("tokens", {}, 0.4),
+    ],
+)
+def test_what_was_let_in_and_has_not_left_counts(
+    candidate: Callable[..., Candidate],
+    mode: str,
+    loads: dict[str, tuple[int, int]],
+    expected: float,
+) -> None:
+    """Once: the candidate's own count knows of it, that of its tokens nobody but flow control."""
+    attributes = Attributes()
+    attributes.put(LET_IN_LOAD_KEY, {"default/a": EndpointLoad(2, 400)})
+    detector = _detector(loads, concurrency_mode=mode, **LIMITS)
+    known = loads.get("a", (0, 0))[0]
+    found = detector.saturation([candidate("a", inflight=known + 2)], attributes, 0.0)
+    assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

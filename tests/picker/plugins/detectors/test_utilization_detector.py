@@ -1,4 +1,4 @@
-"""utilization-detector: queues and caches against thresholds, and stale is full."""
+"""utilization-detector: queues and caches against thresholds; what was known when scrapes fail."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from picker.framework.attributes import Attributes
-from picker.framework.interfaces import Filter, SaturationDetector
+from picker.framework.flow import JudgesStaleness, SettlesLate
+from picker.framework.interfaces import EndpointObserver, Filter, SaturationDetector
 from picker.plugins.detectors.utilization_detector import (
+    FADE_SECONDS,
     PLUGIN,
+    SCRAPES_TO_BELIEVE,
     UtilizationDetector,
     UtilizationDetectorParameters,
 )
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidate, Endpoint, EndpointMetrics, InferenceRequest
 
 NOW = 50.0
 STALE = NOW - 0.11
@@ -50,12 +53,10 @@ def detector() -> UtilizationDetector:
     [
         ([], 1.0),
         ([_fresh(2, 0.5)], 0.5556),
-        ([(0, 0.0, STALE)], 1.0),
         ([_fresh(10, 0.1)], 2.0),
         ([_fresh(1, 0.95)], 1.0556),
-        ([None], 1.0),
         ([_fresh(1, 0.1), _fresh(0, 0.2)], 0.2111),
-        ([_fresh(1, 0.1), (0, 0.0, STALE)], 0.6),
+        ([_fresh(1, 0.1), (0, 0.0, STALE)], 0.1),
         ([_fresh(1, 0.1), _fresh(15, 0.2)], 1.6),
         ([_fresh(5, 0.1)], 1.0),
         ([_fresh(0, 0.0)], 0.0),
@@ -67,7 +68,7 @@ def test_saturation_is_the_mean_of_the_worse_signal(
     seen: list[Seen | None],
     expected: float,
 ) -> None:
-    """Endpoints with stale or no metrics count as full; no endpoints are full."""
+    """No endpoints are full; one that is idle and stale is not."""
     candidates = _candidates(candidate, seen)
     assert detector.saturation(candidates, Attributes(), NOW) == pytest.approx(expected, abs=1e-4)
 
@@ -78,8 +79,8 @@ def test_an_endpoint_that_is_asked_less_often_is_not_stale(
     """An idle pool is not full because nobody asks it every 50 ms."""
     idle = candidate(updated_at_seconds=NOW - 1.05, interval_seconds=1.0)
     late = candidate(updated_at_seconds=NOW - 1.2, interval_seconds=1.0)
-    assert detector.saturation([idle], Attributes(), NOW) == 0.0
-    assert detector.saturation([late], Attributes(), NOW) == 1.0
+    assert detector.stale([idle], NOW) == 0
+    assert detector.stale([late], NOW) == 1
 
 
 def test_own_requests_count_before_a_scrape_sees_them(
@@ -126,11 +127,12 @@ def test_the_filter_keeps_fresh_endpoints_with_room(
         {"headroom": float("nan")},
         {"headroom": 1e308},
         {"queue_depth_threshold": 10**400, "headroom": 0.5},
+        {"assumed_concurrency": 0},
     ],
 )
 def test_thresholds_out_of_range_are_refused(parameters: dict[str, Any]) -> None:
     """When the picker starts."""
-    with pytest.raises(ValueError, match=r"Threshold|headroom|duration"):
+    with pytest.raises(ValueError, match=r"Threshold|headroom|duration|assumed"):
         UtilizationDetector(UtilizationDetectorParameters(**parameters))
 
 
@@ -139,3 +141,104 @@ def test_a_great_headroom_is_fine() -> None:
     plugin = PLUGIN.make("d", UtilizationDetectorParameters(headroom=2.0))
     assert isinstance(plugin, SaturationDetector)
     assert isinstance(plugin, Filter)
+    assert isinstance(plugin, JudgesStaleness)
+    assert isinstance(plugin, SettlesLate)
+    assert isinstance(plugin, EndpointObserver)
+
+
+class Blackout:
+    """One endpoint whose scrapes end; `saturation` is asked as time goes on without them."""
+
+    def __init__(self, **parameters: Any) -> None:
+        self.detector = UtilizationDetector(UtilizationDetectorParameters(**parameters))
+        self.now = NOW
+        self.last: EndpointMetrics | None = None
+
+    def scraped(self, inflight: int, times: int = 1, **metrics: Any) -> None:
+        """The endpoint was asked `times` times, and judged each time."""
+        for _ in range(times):
+            self.now += 0.05
+            self.last = EndpointMetrics(updated_at_seconds=self.now, **metrics)
+            self.detector.saturation([self.candidate(inflight)], Attributes(), self.now)
+
+    def candidate(self, inflight: int, is_marked: bool = False) -> Candidate:
+        metrics = None if is_marked else self.last
+        return Candidate(Endpoint("w", "10.0.0.1", 8000), metrics, inflight, self.last)
+
+    def after(self, seconds: float, inflight: int, is_marked: bool = False) -> float:
+        """The saturation with so much under way, `seconds` after the last scrape."""
+        candidate = self.candidate(inflight, is_marked)
+        return self.detector.saturation([candidate], Attributes(), self.now + seconds)
+
+
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_an_endpoint_that_was_full_is_full_no_longer_once_its_requests_are_over(
+    is_marked: bool,
+) -> None:
+    """Whether the scrapes are merely old or were given up."""
+    pool = Blackout()
+    pool.scraped(45, times=30, running_requests=40, waiting_requests=5)
+    assert pool.after(1.0, 45, is_marked) == 1.0
+    assert pool.after(1.0, 40, is_marked) < 1.0
+    assert pool.after(1.0, 0, is_marked) == 0.0
+
+
+def test_an_endpoint_that_was_idle_takes_what_it_usually_takes() -> None:
+    """Not what it had when the scrapes ended."""
+    pool = Blackout()
+    pool.scraped(45, times=30, running_requests=40, waiting_requests=5)
+    pool.scraped(0, times=10)
+    assert pool.after(1.0, 44) < 1.0
+    assert pool.after(1.0, 45) == 1.0
+
+
+def test_a_cache_that_is_full_is_a_limit_as_well() -> None:
+    """Of what used more of the cache than the threshold, the part counts that would not have."""
+    pool = Blackout()
+    pool.scraped(20, times=30, running_requests=20, kv_cache_usage=1.0)
+    assert pool.after(1.0, 15) < 1.0
+    assert pool.after(1.0, 16) == 1.0
+
+
+def test_without_any_metrics_a_default_decides() -> None:
+    """Own requests against `assumedConcurrency`."""
+    pool = Blackout(assumed_concurrency=10)
+    assert pool.after(0.0, 0) == 0.0
+    assert pool.after(0.0, 5) == 0.5
+    assert pool.after(0.0, 10) == 1.0
+    assert pool.detector.stale([pool.candidate(0)], NOW) == 1
+
+
+def test_a_queue_in_the_middle_of_a_burst_is_not_believed_at_once() -> None:
+    """A worker that has only begun to take requests in shows few running and many waiting."""
+    pool = Blackout()
+    pool.scraped(30, times=SCRAPES_TO_BELIEVE - 1, running_requests=1, waiting_requests=29)
+    assert pool.after(1.0, 30) < 0.5
+    pool.scraped(30, running_requests=1, waiting_requests=29)
+    assert pool.after(1.0, 30) > 1.0
+
+
+def test_an_endpoint_that_was_never_full_may_take_more_than_the_default() -> None:
+    """The most that was seen there counts when it is more."""
+    pool = Blackout(assumed_concurrency=10)
+    pool.scraped(50, running_requests=50)
+    assert pool.after(1.0, 49) < 1.0
+
+
+def test_the_requests_of_others_are_remembered_for_a_while() -> None:
+    """Another picker's, or clients' that come past all pickers."""
+    pool = Blackout()
+    pool.scraped(10, times=30, running_requests=40, waiting_requests=5)
+    assert pool.after(0.3, 10) == pytest.approx(1.0, abs=0.02)
+    assert pool.after(FADE_SECONDS, 10) == pytest.approx((10 + 35 / 2) / 45)
+    assert pool.after(20 * FADE_SECONDS, 0) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_what_was_known_of_an_endpoint_goes_with_it() -> None:
+    """Another server may stand in its place."""
+    pool = Blackout(assumed_concurrency=10)
+    pool.scraped(45, times=30, running_requests=40, waiting_requests=5)
+    pool.last = None
+    assert pool.after(1.0, 10) < 1.0
+    pool.detector.endpoint_removed("default/w")
+    assert pool.after(1.0, 10) == 1.0

@@ -1,0 +1,40 @@
+"""Eviction policies: who may be stopped, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from picker.framework.flow import EvictionFilter, EvictionOrder, QueuedRequest
+from picker.plugins.eviction_policies import (
+    priority_then_time_eviction_order_policy,
+    sheddable_eviction_filter,
+)
+
+
+@pytest.mark.parametrize(
+    ("priority", "expected"), [(-10, True), (-1, True), (0, False), (7, False)]
+)
+def test_only_negative_priorities_may_be_stopped(
+    configured: Callable[..., Any],
+    queued: Callable[..., QueuedRequest],
+    priority: int,
+    expected: bool,
+) -> None:
+    """Those that would be shed without flow control as well."""
+    policy = configured(sheddable_eviction_filter.PLUGIN)
+    assert isinstance(policy, EvictionFilter)
+    assert policy.is_evictable(queued(priority=priority)) is expected
+
+
+def test_the_lowest_priority_goes_first_and_then_the_youngest(
+    configured: Callable[..., Any], queued: Callable[..., QueuedRequest]
+) -> None:
+    """By when it was let in, not by when it came."""
+    policy = configured(priority_then_time_eviction_order_policy.PLUGIN)
+    assert isinstance(policy, EvictionOrder)
+    under_way = [(-1, 5.0), (-1, 9.0), (-3, 1.0), (-3, 2.0)]
+    order = sorted(under_way, key=lambda one: policy.rank(queued(priority=one[0], at=9.0), one[1]))
+    assert order == [(-3, 2.0), (-3, 1.0), (-1, 9.0), (-1, 5.0)]

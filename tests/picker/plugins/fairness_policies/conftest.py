@@ -1,0 +1,88 @@
+"""A band's queue as flow control keeps it, around any fairness policy."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from picker.framework.flow import BandFairness, QueuedRequest, Rank
+from picker.types import Api, InferenceRequest, ParsedBody, Usage
+
+BODY = ParsedBody(Api.RAW, "m")
+
+
+class Queue:
+    """The requests of one band, in order of arrival, and those that were let in."""
+
+    def __init__(self, fairness: BandFairness) -> None:
+        self.fairness = fairness
+        self.flows: dict[str, deque[QueuedRequest]] = {}
+        self.under_way: list[QueuedRequest] = []
+        self.sequences = count(1)
+        self.now = 0.0
+
+    @property
+    def waiting(self) -> list[QueuedRequest]:
+        """All heads."""
+        return [items[0] for items in self.flows.values() if items]
+
+    def push(self, flow: str, tokens: int = 1) -> QueuedRequest:
+        """A request comes."""
+        request = InferenceRequest("r", {}, BODY, "m", "m", fairness_id=flow)
+        item = QueuedRequest(request, next(self.sequences), self.now, tokens=tokens)
+        items = self.flows.setdefault(flow, deque())
+        items.append(item)
+        if len(items) == 1:
+            self._tell(flow)
+        return item
+
+    def cancel(self, flow: str) -> None:
+        """The client of the flow's head has gone."""
+        if self.flows.get(flow):
+            self.flows[flow].popleft()
+            self._tell(flow)
+
+    def dispatch(self) -> QueuedRequest | None:
+        """Whoever is next is let in."""
+        flow = self.fairness.select(self.now)
+        assert flow == self.fairness.select(self.now + 1.0)
+        assert (flow is None) == (not self.waiting)
+        if flow is None:
+            return None
+        item = self.flows[flow].popleft()
+        self.under_way.append(item)
+        self.fairness.dispatched(item, self.now)
+        self._tell(flow)
+        return item
+
+    def complete(self, item: QueuedRequest, usage: Usage | None = None) -> None:
+        """One that was let in is over."""
+        self.under_way.remove(item)
+        self.fairness.completed(item, usage, self.now)
+
+    def forget(self, flow: str) -> None:
+        """Nothing has come of the flow for long."""
+        if not self.flows.get(flow):
+            self.fairness.forget(flow)
+
+    def drain(self) -> str:
+        """The flows of all who wait, in the order in which they go."""
+        order: list[str] = []
+        while (item := self.dispatch()) is not None:
+            order.append(item.flow)
+        return "".join(order)
+
+    def _tell(self, flow: str) -> None:
+        items = self.flows[flow]
+        head = items[0] if items else None
+        rank: Rank = () if head is None else (head.enqueued_at_seconds,)
+        self.fairness.head_changed(flow, head, rank)
+
+
+@pytest.fixture(scope="session")
+def queue() -> Callable[[BandFairness], Queue]:
+    """`queue(fairness)`: an empty one."""
+    return Queue

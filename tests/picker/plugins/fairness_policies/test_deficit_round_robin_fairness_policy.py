@@ -1,0 +1,339 @@
+"""deficit-round-robin-fairness-policy: shares of tokens, however many requests they come in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import (
+    PLUGIN,
+    DeficitRoundRobinBand,
+    DeficitRoundRobinFairnessPolicy,
+    DeficitRoundRobinFairnessPolicyParameters,
+)
+from picker.types import Usage
+
+QUANTUM = 512
+
+
+def _band(**parameters: Any) -> DeficitRoundRobinBand:
+    chosen = DeficitRoundRobinFairnessPolicyParameters(**parameters)
+    return DeficitRoundRobinFairnessPolicy(chosen).for_band(0)
+
+
+def _jain(shares: list[float]) -> float:
+    return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Requests of about `size` tokens, which are taken to cost `estimate` times as much."""
+
+    size: int
+    estimate: float = 1.0
+    spread: float = 0.0
+
+    def draw(self, rng: Random) -> tuple[int, int]:
+        """The tokens of a request: really, and as estimated."""
+        real = max(1, round(self.size * (1 + self.spread * rng.uniform(-1, 1))))
+        noise = 2 ** (self.spread * rng.uniform(-2, 2))
+        return real, max(1, round(self.size * self.estimate * noise))
+
+
+def served_by(
+    band: Any, tenants: Mapping[str, Tenant], slots: int, num_tokens: int, seed: int = 0
+) -> Counter[str]:
+    """Tokens of requests that have completed, of tenants who always have more to ask for.
+
+    A pool of `slots` places, in which a request takes time by its tokens.
+    """
+    rng, served, ends = Random(seed), Counter[str](), list[tuple[float, int]]()
+    real: dict[int, int] = {}
+
+    def push(name: str) -> None:
+        tokens, estimate = tenants[name].draw(rng)
+        real[band.push(name, estimate).sequence] = tokens
+
+    for name in tenants:
+        for _ in range(slots):
+            push(name)
+    while served.total() < num_tokens:
+        while len(ends) < slots:
+            item = band.dispatch()
+            push(item.flow)
+            heappush(ends, (band.now + real[item.sequence], item.sequence))
+        band.now, sequence = heappop(ends)
+        item = next(one for one in band.under_way if one.sequence == sequence)
+        prompt = real[sequence] // 2
+        band.complete(item, Usage(prompt, real[sequence] - prompt))
+        served[item.flow] += real[sequence]
+    return served
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    tenants=st.lists(
+        st.builds(
+            Tenant, st.integers(100, 1000), st.floats(0.1, 10.0), st.sampled_from([0.0, 0.5, 0.9])
+        ),
+        min_size=2,
+        max_size=5,
+    ),
+    slots=st.integers(1, 24),
+    seed=st.integers(0, 99),
+)
+def test_equal_tenants_are_served_equally(
+    queue: Callable[..., Any], tenants: list[Tenant], slots: int, seed: int
+) -> None:
+    """Though the requests of one are 10 times those of another, and estimates 10 times off."""
+    named = {f"t{index}": tenant for index, tenant in enumerate(tenants)}
+    served = served_by(queue(_band()), named, slots, 60_000 * len(tenants), seed)
+    assert _jain([served[name] for name in named]) >= 0.95
+
+
+def test_an_estimate_that_is_always_wrong_costs_nobody_anything(
+    queue: Callable[..., Any],
+) -> None:
+    """It is learned; the first requests are made up for."""
+    tenants = {"low": Tenant(1000, 0.1), "right": Tenant(1000), "high": Tenant(1000, 10.0)}
+    served = served_by(queue(_band()), tenants, 16, 600_000)
+    assert _jain([served[name] for name in tenants]) >= 0.99
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 5.0]), min_size=2, max_size=4),
+    sizes=st.lists(st.integers(50, 800), min_size=4, max_size=4),
+    slots=st.integers(1, 8),
+)
+def test_shares_are_as_the_weights(
+    queue: Callable[..., Any], weights: list[float], sizes: list[int], slots: int
+) -> None:
+    """Of what is served, within what is under way and a turn."""
+    chosen = {f"t{index}": weight for index, weight in enumerate(weights)}
+    tenants = {name: Tenant(size) for name, size in zip(chosen, sizes, strict=False)}
+    band = queue(_band(weights=chosen))
+    served = served_by(band, tenants, slots, 100_000)
+    per_weight = [served[name] / weight for name, weight in chosen.items()]
+    bound = max((slots * max(sizes)) / weight for weight in weights) + 2 * QUANTUM
+    assert max(per_weight) - min(per_weight) <= bound
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    costs=st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, 3000)), min_size=3, max_size=200
+    )
+)
+def test_no_two_who_wait_are_further_apart_than_a_turn_and_a_request(
+    queue: Callable[..., Any], costs: list[tuple[str, int]]
+) -> None:
+    """At any moment at which both have waited from the beginning; so nobody starves."""
+    weights = {"a": 1.0, "b": 2.0, "c": 0.5}
+    band, served = queue(_band(weights=weights)), Counter[str]()
+    greatest = dict.fromkeys(weights, 0)
+    for flow, cost in costs:
+        band.push(flow, cost)
+        greatest[flow] = max(greatest[flow], cost)
+    backlogged = {flow for flow, items in band.flows.items() if items}
+    while len(backlogged) > 1:
+        item = band.dispatch()
+        served[item.flow] += item.tokens
+        for one in backlogged:
+            for other in backlogged:
+                apart = served[one] / weights[one] - served[other] / weights[other]
+                assert apart <= 2 * QUANTUM + greatest[one] / weights[one]
+        backlogged = {flow for flow in backlogged if band.flows[flow]}
+
+
+def test_a_turn_is_worth_a_quantum(queue: Callable[..., Any]) -> None:
+    """Whoever has used it up, or more, is next when the others have had theirs."""
+    band = queue(_band(quantum_tokens=100, weights={"b": 2.0}))
+    for _ in range(6):
+        band.push("a", 50)
+        band.push("b", 50)
+        band.push("c", 250)
+    assert band.drain() == "aabbbbcaabbcaacccc"
+
+
+def test_a_debt_holds_nobody_back_who_is_alone(queue: Callable[..., Any]) -> None:
+    """Whoever comes later goes first."""
+    band = queue(_band(quantum_tokens=100))
+    for _ in range(5):
+        band.push("a", 1_000_000)
+    for _ in range(4):
+        assert band.dispatch().flow == "a"
+    band.push("b", 100)
+    band.push("b", 100)
+    assert band.drain() == "bba"
+
+
+def test_nothing_is_saved_up_by_waiting_for_nothing(queue: Callable[..., Any]) -> None:
+    """A tenant that was away while others were served has one turn, not all it missed."""
+    band = queue(_band(quantum_tokens=100))
+    band.push("a", 1)
+    band.dispatch()
+    for _ in range(50):
+        band.push("b", 100)
+        band.dispatch()
+    for _ in range(3):
+        band.push("a", 100)
+        band.push("b", 100)
+    assert band.drain() in ("ababab", "babaab", "aababb", "abbaab", "abaabb")
+
+
+def test_somebody_who_asks_now_and_then_waits_for_one_request(queue: Callable[..., Any]) -> None:
+    """Not for the rest of the others' turns."""
+    band = queue(_band())
+    band.push("calm", 10)
+    band.dispatch()
+    for _ in range(200):
+        band.push("flood", 100)
+        band.push("other", 100)
+    for _ in range(7):
+        for _ in range(10):
+            assert band.dispatch().flow != "calm"
+        band.push("calm", 10)
+        assert band.dispatch().flow == "calm"
+
+
+def test_ids_that_are_made_up_keep_nobody_from_their_turn(queue: Callable[..., Any]) -> None:
+    """A tenant who comes under another name each time starts at the end each time."""
+    band = queue(_band(quantum_tokens=100))
+    band.push("zoe", 100)
+    served: list[str] = []
+    for made_up in range(12):
+        band.push("zoe", 100)
+        for name in range(3):
+            band.push(f"a{made_up}.{name}", 1000)
+        served.append(band.dispatch().flow)
+    assert served.count("zoe") >= 2
+
+
+def test_a_debt_has_a_limit(queue: Callable[..., Any]) -> None:
+    """Whatever a response says it cost, others go first for `maxDebtTokens` at most."""
+    band = queue(_band(quantum_tokens=100, max_debt_tokens=1000))
+    band.push("a", 1)
+    item = band.dispatch()
+    band.complete(item, Usage(10**9, 10**9))
+    band.push("a", 100)
+    for _ in range(30):
+        band.push("b", 100)
+    before = band.drain().index("a")
+    assert 9 <= before <= 11
+
+
+def test_one_cheap_request_does_not_make_the_next_ones_free(queue: Callable[..., Any]) -> None:
+    """What is learned of a tenant's estimates has limits, or it would be worth pretending."""
+    band = queue(_band(quantum_tokens=100))
+    band.push("a", 100_000)
+    band.complete(band.dispatch(), Usage(1, 0))
+    for _ in range(40):
+        band.push("a", 100)
+        band.push("b", 100)
+    assert band.drain()[:40].count("a") <= 36
+
+
+def test_no_client_can_make_a_number_that_is_too_large(queue: Callable[..., Any]) -> None:
+    """They write any number of tokens into their requests."""
+    band = queue(_band())
+    band.push("a", 10**400)
+    band.push("a", 10**400)
+    band.complete(band.dispatch(), Usage(2**63 - 1, 2**63 - 1))
+    band.push("b", 1)
+    assert band.drain() == "ba"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "usage", "expected"),
+    [
+        ({}, Usage(300, 200), 500),
+        ({}, Usage(300, 200, 500, 100), 500),
+        ({}, Usage(total_tokens=700), 700),
+        ({"completion_token_weight": 2.0}, Usage(300, 200), 700),
+        ({"cached_token_weight": 0.1}, Usage(300, 200, cached_tokens=100), 410),
+        ({"cached_token_weight": 0.0}, Usage(300, 0, cached_tokens=900), 100),
+        ({}, Usage(), 100),
+        ({}, None, 100),
+    ],
+)
+def test_what_counts_is_what_the_response_says(
+    queue: Callable[..., Any],
+    parameters: dict[str, Any],
+    usage: Usage | None,
+    expected: int,
+) -> None:
+    """The estimate of 100 tokens remains where it says nothing."""
+    band = queue(_band(quantum_tokens=1, **parameters))
+    band.push("a", 100)
+    band.complete(band.dispatch(), usage)
+    band.push("a", 1)
+    for _ in range(1000):
+        band.push("b", 1)
+    if expected:
+        assert band.drain().index("a") == pytest.approx(expected, abs=2)
+
+
+def test_what_is_handed_back_for_requests_of_before_counts_no_more(
+    queue: Callable[..., Any],
+) -> None:
+    """Whoever was away in the meantime has caught up already."""
+    band = queue(_band(quantum_tokens=10))
+    band.push("a", 5000)
+    item = band.dispatch()
+    for _ in range(60):
+        band.push("b", 100)
+        band.dispatch()
+    band.push("a", 100)
+    band.complete(item, Usage(1250, 1250))
+    for _ in range(9):
+        band.push("a", 100)
+        band.push("b", 100)
+    assert "aaa" not in band.drain()[:12]
+
+
+def test_a_forgotten_flow_has_no_debt_and_no_credit(queue: Callable[..., Any]) -> None:
+    """Nothing is kept of it."""
+    band = queue(_band(quantum_tokens=100))
+    band.push("a", 10_000)
+    item = band.dispatch()
+    band.forget("a")
+    band.complete(item, Usage(50_000, 50_000))
+    band.push("a", 100)
+    band.push("b", 100)
+    assert band.drain() == "ab"
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"quantumTokens": 0},
+        {"quantumTokens": 10**400},
+        {"maxDebtTokens": 0},
+        {"maxDebtTokens": 10**13},
+        {"defaultWeight": 0},
+        {"defaultWeight": float("inf")},
+        {"weights": {"a": -1}},
+        {"weights": {"a": 0.0001}},
+        {"weights": {"a": 1001}},
+        {"weights": {"a": float("nan")}},
+        {"weights": {"a": "heavy"}},
+        {"completionTokenWeight": -1},
+        {"cachedTokenWeight": float("nan")},
+        {"cachedTokenWeight": 10**6},
+    ],
+)
+def test_values_that_make_no_sense_are_refused(
+    configured: Callable[..., Any], parameters: dict[str, Any]
+) -> None:
+    """When the picker starts."""
+    with pytest.raises(ValueError, match=r"Tokens|[wW]eight"):
+        configured(PLUGIN, parameters)

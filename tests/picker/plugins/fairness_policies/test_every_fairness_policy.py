@@ -1,0 +1,116 @@
+"""What holds for every fairness policy, whatever comes: something goes when something waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.framework.flow import FairnessPolicy
+from picker.framework.registry import PluginType
+from picker.plugins.fairness_policies import (
+    deficit_round_robin_fairness_policy,
+    global_strict_fairness_policy,
+    program_aware_fairness,
+    round_robin_fairness_policy,
+)
+from picker.types import Usage
+
+POLICIES: list[PluginType[Any]] = [
+    deficit_round_robin_fairness_policy.PLUGIN,
+    global_strict_fairness_policy.PLUGIN,
+    program_aware_fairness.PLUGIN,
+    round_robin_fairness_policy.PLUGIN,
+]
+FLOWS = st.sampled_from("abcde")
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("push"), FLOWS, st.integers(0, 3000)),
+        st.tuples(st.just("cancel"), FLOWS, st.just(0)),
+        st.tuples(st.just("dispatch"), FLOWS, st.just(0)),
+        st.tuples(st.just("complete"), FLOWS, st.integers(0, 10**9)),
+        st.tuples(st.just("forget"), FLOWS, st.just(0)),
+        st.tuples(st.just("wait"), FLOWS, st.integers(1, 4000)),
+    ),
+    max_size=80,
+)
+
+
+def _policy(plugin: PluginType[Any]) -> FairnessPolicy:
+    policy = plugin.make(plugin.name, plugin.parameters())
+    assert isinstance(policy, FairnessPolicy)
+    return policy
+
+
+@pytest.mark.parametrize("plugin", POLICIES, ids=lambda plugin: plugin.name)
+@settings(max_examples=40, deadline=None)
+@given(steps=STEPS)
+def test_something_goes_whenever_something_waits(
+    plugin: PluginType[Any], queue: Callable[..., Any], steps: list[tuple[str, str, int]]
+) -> None:
+    """The flow that is named has somebody waiting, and asked twice it is the same one."""
+    band = queue(_policy(plugin).for_band(0))
+    for step, flow, value in steps:
+        if step == "push":
+            band.push(flow, value)
+        elif step == "cancel":
+            band.cancel(flow)
+        elif step == "dispatch":
+            band.dispatch()
+        elif step == "complete" and band.under_way:
+            usage = Usage(value // 2, value - value // 2) if value % 3 else None
+            band.complete(band.under_way[value % len(band.under_way)], usage)
+        elif step == "forget":
+            band.forget(flow)
+        elif step == "wait":
+            band.now += value
+        selected = band.fairness.select(band.now)
+        assert selected == band.fairness.select(band.now)
+        assert (selected is None) == (not band.waiting)
+        assert selected is None or band.flows[selected]
+    left = sum(map(len, band.flows.values()))
+    assert len(band.drain()) == left
+
+
+@pytest.mark.parametrize("plugin", POLICIES, ids=lambda plugin: plugin.name)
+def test_bands_know_nothing_of_each_other(
+    plugin: PluginType[Any], queue: Callable[..., Any]
+) -> None:
+    """One policy serves several; what waits in one is not named in another."""
+    policy = _policy(plugin)
+    one, other = queue(policy.for_band(1)), queue(policy.for_band(0))
+    one.push("a")
+    assert other.dispatch() is None
+    assert one.dispatch() is not None
+
+
+@pytest.mark.parametrize("plugin", POLICIES, ids=lambda plugin: plugin.name)
+def test_a_request_of_another_time_may_complete(
+    plugin: PluginType[Any], queue: Callable[..., Any]
+) -> None:
+    """Bands come and go while requests are under way."""
+    before, after = (queue(_policy(plugin).for_band(0)) for _ in range(2))
+    before.push("a", 100)
+    item = before.dispatch()
+    after.fairness.completed(item, Usage(10, 10), 5.0)
+    after.push("b")
+    assert after.drain() == "b"
+
+
+@pytest.mark.parametrize("plugin", POLICIES, ids=lambda plugin: plugin.name)
+def test_requests_may_be_let_in_that_never_waited(
+    plugin: PluginType[Any], queue: Callable[..., Any]
+) -> None:
+    """While the pool has room nobody has to queue, but policies are told."""
+    band = queue(_policy(plugin).for_band(0))
+    item = band.push("a", 50)
+    band.cancel("a")
+    band.fairness.dispatched(item, 1.0)
+    band.fairness.completed(item, Usage(100, 100), 2.0)
+    assert band.fairness.select(3.0) is None
+    band.push("a")
+    band.push("b")
+    assert sorted(band.drain()) == ["a", "b"]

@@ -1,0 +1,47 @@
+"""global-strict-fairness-policy: the best head of all, whosever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.framework.flow import QueuedRequest
+from picker.plugins.fairness_policies.global_strict_fairness_policy import GlobalStrictBand
+
+
+def test_of_equal_ranks_the_one_that_came_first_goes(
+    queued: Callable[..., QueuedRequest],
+) -> None:
+    """Not the one whose flow is called the least."""
+    band = GlobalStrictBand()
+    first, second = queued("z"), queued("a")
+    band.head_changed("a", second, (1.0,))
+    band.head_changed("z", first, (1.0,))
+    assert band.select(0.0) == "z"
+    band.head_changed("z", None, ())
+    assert band.select(0.0) == "a"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    changes=st.lists(
+        st.tuples(st.sampled_from("abcdef"), st.none() | st.integers(0, 5)), max_size=60
+    )
+)
+def test_it_is_what_a_search_through_all_would_find(
+    queued: Callable[..., QueuedRequest], changes: list[tuple[str, int | None]]
+) -> None:
+    """After every change, however often a flow's head changes."""
+    band, heads = GlobalStrictBand(), dict[str, Any]()
+    for flow, rank in changes:
+        if rank is None:
+            heads.pop(flow, None)
+            band.head_changed(flow, None, ())
+        else:
+            head = queued(flow)
+            heads[flow] = ((float(rank),), head.sequence)
+            band.head_changed(flow, head, (float(rank),))
+        assert band.select(0.0) == min(heads, key=heads.__getitem__, default=None)

@@ -1,0 +1,73 @@
+"""round-robin-fairness-policy: one request of each flow in turn, by their ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from picker.plugins.fairness_policies.round_robin_fairness_policy import (
+    RoundRobinBand,
+    RoundRobinFairnessPolicy,
+)
+
+
+@pytest.fixture
+def band(queue: Callable[..., Any]) -> Any:
+    return queue(RoundRobinFairnessPolicy().for_band(0))
+
+
+def test_flows_take_turns_by_their_ids(band: Any) -> None:
+    """In whatever order they came; one that has nothing left is passed over."""
+    for flow in "cabbbac":
+        band.push(flow)
+    assert band.drain() == "abcabcb"
+
+
+def test_a_flow_that_comes_back_has_its_turn_unless_its_place_is_past(band: Any) -> None:
+    """In the round under way if the cursor has not come to it yet, else in the next."""
+    for flow in "abc":
+        band.push(flow)
+    assert band.drain() == "abc"
+    for flow in "bb":
+        band.push(flow)
+    assert band.dispatch().flow == "b"
+    band.push("a")
+    band.push("c")
+    assert band.drain() == "cab"
+
+
+def test_ids_that_are_made_up_keep_nobody_from_their_turn(band: Any) -> None:
+    """A stream of ids that all come right after the last one."""
+    for flow in ("a", "z"):
+        band.push(flow)
+    served = []
+    for made_up in range(5):
+        band.push(f"b{made_up}")
+        served.append(band.dispatch().flow)
+    assert served.index("z") <= 2
+
+
+def test_a_flow_waits_for_two_turns_of_each_other_at_most(band: Any) -> None:
+    """Whatever the others do meanwhile."""
+    for flow in "abcdefgh":
+        band.push(flow)
+        band.push(flow)
+    for _ in range(5):
+        flow = band.dispatch().flow
+        band.push(flow)
+    band.push("aa")
+    turns = 1
+    while band.dispatch().flow != "aa":
+        turns += 1
+        band.push("b")
+        band.push("c")
+    assert turns <= 2 * 9
+
+
+def test_a_forgotten_flow_is_a_new_one() -> None:
+    """Nothing is kept of flows that were forgotten."""
+    band = RoundRobinBand()
+    band.forget("nobody")
+    assert band.select(0.0) is None

@@ -1,0 +1,56 @@
+"""Ordering policies: by arrival, by deadline, by what clients ask of the first token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import pytest
+
+from picker.framework.flow import OrderingPolicy, QueuedRequest, Rank
+from picker.framework.registry import PluginType
+from picker.plugins.ordering_policies import (
+    edf_ordering_policy,
+    fcfs_ordering_policy,
+    slo_deadline_ordering_policy,
+)
+
+FCFS, EDF = fcfs_ordering_policy.PLUGIN, edf_ordering_policy.PLUGIN
+SLO = slo_deadline_ordering_policy.PLUGIN
+TTFT = "x-llm-d-slo-ttft-ms"
+
+
+@pytest.mark.parametrize(
+    ("plugin", "item", "expected"),
+    [
+        (FCFS, {"at": 3.0, "ttl": 1.0}, (3.0,)),
+        (EDF, {"at": 3.0, "ttl": 1.5}, (4.5, 3.0)),
+        (EDF, {"at": 3.0, "ttl": None}, (inf, 3.0)),
+        (SLO, {"headers": {TTFT: "250"}, "received_at_seconds": 2.0}, (2.25, 2.0)),
+        (SLO, {"headers": {"x-slo-ttft-ms": "100"}, "received_at_seconds": 2.0}, (2.1, 2.0)),
+        (SLO, {"at": 9.0, "received_at_seconds": 2.0}, (inf, 2.0)),
+        (SLO, {"headers": {TTFT: "soon"}}, (inf, 0.0)),
+        (SLO, {"headers": {TTFT: ""}}, (inf, 0.0)),
+        (SLO, {"headers": {TTFT: "-1"}}, (inf, 0.0)),
+        (SLO, {"headers": {TTFT: "0"}}, (inf, 0.0)),
+        (SLO, {"headers": {TTFT: "nan"}}, (inf, 0.0)),
+    ],
+)
+def test_a_rank_is_what_the_formula_says(
+    configured: Callable[..., Any],
+    queued: Callable[..., QueuedRequest],
+    plugin: PluginType[Any],
+    item: dict[str, Any],
+    expected: Rank,
+) -> None:
+    """Without a deadline, or with one that makes no sense, a request comes last."""
+    assert configured(plugin).rank(queued(**item)) == expected
+
+
+@pytest.mark.parametrize("plugin", [FCFS, EDF, SLO])
+def test_a_policy_fulfils_its_contract(
+    configured: Callable[..., Any], plugin: PluginType[Any]
+) -> None:
+    """So that a configuration may name it."""
+    assert isinstance(configured(plugin), OrderingPolicy)
