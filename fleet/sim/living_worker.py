@@ -1,0 +1,90 @@
+"""A worker on the clock of the event loop: in virtual time nothing waits, and everything happens in
+the order in which it would. The production scheduler and cache on the simulator's executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from worker.config import CacheConfig, SchedulerConfig, SimConfig
+from worker.engine.core import EngineCore
+from worker.engine.messages import AddRequest, EngineStats, RequestOutput
+from worker.engine.scheduler import Scheduler
+from worker.executor.sim_runner import SimExecutor, SimLimits
+from worker.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """How fast a simulated worker is and what it has room for."""
+
+    sim: SimConfig = field(default_factory=SimConfig)
+    limits: SchedulerConfig = field(default_factory=SchedulerConfig)
+    cache: CacheConfig = field(default_factory=lambda: CacheConfig(4096, 16))
+
+
+class LivingWorker:
+    """Owns one engine. `run` is its life; requests may come at any time."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._scheduler = Scheduler(settings.cache, settings.limits, ())
+        limits = SimLimits(
+            settings.cache.num_blocks, settings.cache.block_size, settings.limits.max_num_seqs
+        )
+        executor = SimExecutor(settings.sim, self._pass, limits)
+        self._core = EngineCore(self._scheduler, executor, self._now)
+        self._step_seconds = 0.0
+        self._wakened = asyncio.Event()
+        self._told: dict[str, asyncio.Queue[RequestOutput]] = {}
+
+    @property
+    def stats(self) -> EngineStats:
+        """What a scrape would say now."""
+        return self._scheduler.stats()
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._told)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        while True:
+            if not self._core.has_work:
+                self._wakened.clear()
+                await self._wakened.wait()
+            outputs = self._core.step()
+            seconds, self._step_seconds = self._step_seconds, 0.0
+            await asyncio.sleep(seconds)  # what a step tells is known at its end
+            for output in outputs.outputs if outputs is not None else ():
+                listener = self._told.get(output.request_id)
+                if listener is not None:
+                    listener.put_nowait(output)
+
+    async def answer(
+        self, request_id: str, prompt: list[int], num_output: int
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Have a request served; what is told of it up to its end. Leaving early aborts it."""
+        told: asyncio.Queue[RequestOutput] = asyncio.Queue()
+        self._told[request_id] = told
+        params = SamplingParams(num_output, ignore_eos=True)
+        self._core.add(AddRequest(request_id, prompt, params, self._now()))
+        self._wakened.set()
+        try:
+            while True:
+                output = await told.get()
+                yield output
+                if output.finish_reason is not None:
+                    return
+        finally:
+            del self._told[request_id]
+            self._core.abort([request_id])
+            self._wakened.set()
+
+    def _pass(self, seconds: float, follows: bool) -> None:
+        self._step_seconds += seconds
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

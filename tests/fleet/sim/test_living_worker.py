@@ -1,0 +1,53 @@
+"""A simulated worker on the loop's clock serves when it is asked, and forgets who has left."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from fleet.sim.living_worker import LivingWorker, WorkerSettings
+from fleet.sim.virtual_time import run_in_virtual_time
+from worker.config import CacheConfig, SchedulerConfig, SimConfig
+
+SETTINGS = WorkerSettings(
+    SimConfig(
+        prefill_tokens_per_second=100.0, decode_base_seconds=1.0, decode_per_sequence_seconds=0.0
+    ),
+    SchedulerConfig(max_num_seqs=2),
+    CacheConfig(16, 16),
+)
+
+
+def test_tokens_come_when_their_step_has_ended() -> None:
+    """The first after the prompt's time, each further one a step later."""
+
+    async def main() -> list[float]:
+        worker = LivingWorker(SETTINGS)
+        living = asyncio.create_task(worker.run())
+        await asyncio.sleep(5.0)
+        times = []
+        async with aclosing(worker.answer("a", [300] * 10, 3)) as told:
+            async for output in told:
+                times += [asyncio.get_running_loop().time()] * len(output.token_ids)
+        assert worker.num_requests == 0
+        living.cancel()
+        return times
+
+    assert run_in_virtual_time(main()) == pytest.approx([5.1, 6.1, 7.1])
+
+
+def test_a_request_that_is_given_up_frees_its_place() -> None:
+    """Its blocks and its slot are somebody else's at the next step."""
+
+    async def main() -> None:
+        worker = LivingWorker(SETTINGS)
+        living = asyncio.create_task(worker.run())
+        async with aclosing(worker.answer("a", [300] * 10, 9)) as told:
+            await anext(told)
+        await asyncio.sleep(3.0)
+        assert (worker.stats.num_running, worker.stats.kv_cache_usage) == (0, 0.0)
+        living.cancel()
+
+    run_in_virtual_time(main())
