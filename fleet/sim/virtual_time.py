@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps over the waiting: what takes minutes takes as long as its work."""
+"""An event loop whose clock jumps over the waiting: minutes take as long as the work in them."""
 
 from __future__ import annotations
 

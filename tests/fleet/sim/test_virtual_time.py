@@ -1,4 +1,4 @@
-"""A loop whose clock jumps keeps the order of events, and says so when nothing would ever happen."""
+"""A loop whose clock jumps keeps the order of events, and says when nothing would ever happen."""
 
 from __future__ import annotations
 
