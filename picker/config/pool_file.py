@@ -225,11 +225,11 @@ class _Reading:
 
 
 def _decoded(document: Any, at: Path, findings: Findings) -> PolicyObject | None:
-    kind = document.get("kind") if isinstance(document, dict) else None
-    shape = policy_objects.KINDS.get(kind) if isinstance(kind, str) else None
+    kind = _kind_of(document)
+    shape = policy_objects.KINDS.get(kind or "")
     if shape is None:
         text = "expected an object with a known kind"
-        if isinstance(kind, str):
+        if kind is not None:
             text = f"the kind {_shown(kind)} is unknown"
         findings.unknown((*at, "kind"), text, kind, policy_objects.KINDS)
         return None
@@ -245,11 +245,17 @@ def _decoded(document: Any, at: Path, findings: Findings) -> PolicyObject | None
 
 def _called(document: Any) -> str:
     """How messages begin that are about an object."""
-    if not isinstance(document, dict) or document.get("kind") not in policy_objects.KINDS:
+    kind = _kind_of(document)
+    if kind not in policy_objects.KINDS:
         return ""
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
-    return f"{document['kind']} {_shown(name)}: " if isinstance(name, str) else ""
+    return f"{kind} {_shown(name)}: " if isinstance(name, str) else ""
+
+
+def _kind_of(document: Any) -> str | None:
+    kind = document.get("kind") if isinstance(document, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 def _has_key(root: yaml.Node, key: str) -> bool:

@@ -187,6 +187,7 @@ def test_what_the_types_allow_is_taken(document: dict[str, Any]) -> None:
         (objective(apiVersion=None), "the key 'apiVersion' is missing"),
         (objective(kind="InferenceObjectiv"), "is unknown; did you mean 'InferenceObjective'?"),
         (objective(kind="Deployment"), "the kind 'Deployment' is unknown; allowed: Inference"),
+        (objective(kind=["List"]), "expected an object with a known kind"),
         (objective(kind=7), "expected an object with a known kind"),
         (objective(status={"conditions": [{}] * 9}), "status.conditions"),
         (objective(status={"phase": "x"}), "status.phase"),
