@@ -197,10 +197,14 @@ class Scene:
             client.refusal = refusal
         else:
             self.order.append(client)
+            self.let_in(client)
             if leaves:
                 self.leave(client)
         finally:
             client.settled_at = self.loop.time()
+
+    def let_in(self, client: Client) -> None:
+        """Somebody was let in."""
 
     def leave(self, client: Client) -> None:
         """It goes to the least loaded endpoint, if there is any."""

@@ -1,0 +1,321 @@
+"""Whatever comes in whatever order, a simple account of the gate agrees with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from itertools import pairwise
+from typing import Any
+
+import looptime
+from flow_scene import Ceilings, Client, Pool, Scene, Slots, band, flow_settings, settle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.errors import DropReason
+from picker.flowcontrol.queue import FLOW_MEMORY_SECONDS
+from picker.flowcontrol.settings import FlowControlSettings
+from picker.framework.flow import QueuedRequest, Rank
+
+TICK = 0.003
+
+
+class NegativeFirst:
+    """Those of negative priority may be stopped, the newest first."""
+
+    def is_evictable(self, item: QueuedRequest) -> bool:
+        """By priority."""
+        return item.request.priority < 0
+
+    def rank(self, item: QueuedRequest, dispatched_at_seconds: float) -> Rank:
+        """The lowest first."""
+        return (item.request.priority, -dispatched_at_seconds)
+
+
+VARIANTS: list[FlowControlSettings | None] = [
+    flow_settings(request_ttl_seconds=4.0, no_endpoint_ttl_seconds=7.0),
+    flow_settings(
+        detector=Slots(2),
+        max_requests=6,
+        max_bytes=500,
+        bands={4: band(max_requests=2), -3: band(max_bytes=150)},
+        request_ttl_seconds=2.0,
+        no_endpoint_ttl_seconds=None,
+    ),
+    flow_settings(
+        usage_limits=Ceilings({0: 0.5, 4: 0.75}),
+        detector=Slots(3),
+        bands={4: band(), 1: band()},
+        default_negative_band=band(max_requests=1),
+        request_ttl_seconds=None,
+        eviction=(NegativeFirst(), NegativeFirst()),
+    ),
+    None,
+]
+
+
+class Walk(Scene):
+    """A scene with its own account of what must be true."""
+
+    def __init__(self) -> None:
+        super().__init__(Pool(2))
+        self.chosen: FlowControlSettings | None = None
+        self.wanted: set[int] = set()
+        self.turned_at = 0.0
+        self.is_empty = False
+        self.items: dict[int, tuple[float, float | None]] = {}  # when a client came, its time
+
+    # What happens
+
+    async def comes(self, flow: str, priority: int, size_bytes: int, leaves: bool) -> None:
+        """A request; whether it is refused is foretold."""
+        cap, waited = self._cap_exceeded(priority, size_bytes), self.waiting()
+        ttl = self.chosen.request_ttl_seconds if self.chosen else None
+        self.items[len(self.clients)] = (self.loop.time(), ttl)
+        client = await self.arrive(
+            str(len(self.clients)),
+            fairness_id=flow,
+            priority=priority,
+            size_bytes=size_bytes,
+            leaves=leaves,
+        )
+        if cap is None:
+            assert client.refusal is None
+        else:
+            assert client.refusal is not None, waited
+            assert cap in client.refusal.message
+            empty = not self.pool.endpoints
+            reason = DropReason.NO_ENDPOINTS if empty else DropReason.SATURATED
+            assert client.refusal.drop_reason is reason
+
+    async def quits(self, index: int) -> None:
+        """Somebody at the gate goes."""
+        waiting = self.waiting()
+        if waiting and (task := waiting[index % len(waiting)].task):
+            task.cancel()
+            await settle()
+
+    async def ends(self, index: int) -> None:
+        """Somebody under way is over."""
+        under_way = [one for one in self.clients if one.ticket and not one.is_over]
+        if under_way:
+            await self.done(under_way[index % len(under_way)])
+
+    async def ends_while_another_quits(self, index: int) -> None:
+        """In the same turn of the loop."""
+        under_way = [one for one in self.clients if one.ticket and not one.is_over]
+        waiting = self.waiting()
+        if under_way:
+            self.close(under_way[index % len(under_way)])
+        await asyncio.sleep(0)
+        if waiting and (task := waiting[0].task):
+            task.cancel()
+        await settle()
+
+    async def leaves(self) -> None:
+        """All who have not left for their endpoints do."""
+        for client in self.clients:
+            if client.ticket and not client.is_over and client.endpoint_key is None:
+                self.leave(client)
+        await settle()
+
+    async def changes_size(self, size: int) -> None:
+        """Of the pool."""
+        if (size == 0) is not self.is_empty:
+            self.is_empty, self.turned_at = size == 0, self.loop.time()
+        await self.resize(size)
+
+    async def reloads(self, index: int) -> None:
+        """Other settings."""
+        self.chosen = VARIANTS[index % len(VARIANTS)]
+        self.gate.use(self.chosen)
+        await settle()
+
+    async def wants(self, priorities: set[int]) -> None:
+        """Other objectives."""
+        self.wanted = priorities
+        self.gate.set_priorities(priorities)
+        await settle()
+
+    async def passes(self, seconds: float) -> None:
+        """Time."""
+        await asyncio.sleep(seconds)
+        await settle()
+
+    # What must be true
+
+    def let_in(self, client: Client) -> None:
+        """Nobody waits in a band above, whatever the ceilings are."""
+        ticket, view = client.ticket, self.gate.queues()
+        assert ticket is not None
+        assert not any(one.queued_requests for one in view.bands if one.priority > ticket.priority)
+
+    def waiting(self) -> list[Client]:
+        """Those at the gate."""
+        return [client for client in self.clients if client.waits]
+
+    def check(self) -> None:
+        """Everything that holds between two events."""
+        self.gate.check_integrity()
+        waiting = self.waiting()
+        assert self.gate.num_waiting == len(waiting)
+        let_in = [one for one in self.clients if one.ticket]
+        assert self.gate.num_under_way == sum(not one.is_over for one in let_in)
+        if self.chosen is None:
+            assert not waiting
+            return
+        self._check_that_nobody_waits_in_vain()
+        self._check_times()
+        self._check_pages(waiting)
+
+    def _check_that_nobody_waits_in_vain(self) -> None:
+        waiting_bands = [one.priority for one in self.gate.queues().bands if one.queued_requests]
+        if not waiting_bands or not self.pool.endpoints:
+            return
+        assert isinstance(self.chosen, FlowControlSettings)
+        detector, limits = self.chosen.detector, self.chosen.usage_limits
+        assert isinstance(detector, Slots)
+        assert isinstance(limits, Ceilings)
+        keys = {one.key for one in self.pool.endpoints}
+        under_way = [one for one in self.clients if one.ticket and not one.is_over]
+        held = sum(one.endpoint_key is None or one.endpoint_key in keys for one in under_way)
+        saturation = held / (detector.slots * len(keys))
+        assert saturation >= limits.by_priority.get(waiting_bands[0], limits.default)
+
+    def _check_times(self) -> None:
+        assert self.chosen is not None
+        for client in self.waiting():
+            came, ttl = self.items[int(client.request.request_id)]
+            budget = self.chosen.no_endpoint_ttl_seconds if self.is_empty else ttl
+            if budget is not None:
+                assert self.loop.time() <= max(came, self.turned_at) + budget + TICK
+
+    def _check_pages(self, waiting: list[Client]) -> None:
+        told = Counter[str]()
+        for metric in self.metrics.registry.collect():
+            for sample in metric.samples:
+                if sample.name.startswith("llm_d_epp_flow_control_queue_"):
+                    told[sample.name.rpartition("_")[2]] += int(sample.value)
+        assert told["size"] == len(waiting)
+        assert told["bytes"] == sum(one.request.size_bytes for one in waiting)
+        view = self.gate.queues()
+        assert (view.queued_requests, view.queued_bytes) == (told["size"], told["bytes"])
+
+    def check_order(self) -> None:
+        """Within a flow, who came first was let in first, unless a reload moved somebody."""
+        for flow in "ab":
+            for priority in (-5, 0, 2, 6):
+                mine = [
+                    int(one.request.request_id)
+                    for one in self.order
+                    if (one.request.fairness_id, one.request.priority) == (flow, priority)
+                ]
+                assert all(one < other for one, other in pairwise(mine))
+
+    async def end(self) -> None:
+        """Everybody goes; nothing is left, and each has had one outcome."""
+        for client in self.clients:
+            if client.waits and client.task is not None:
+                client.task.cancel()
+        await settle()
+        for client in self.clients:
+            self.close(client)
+        await settle()
+        self.check()
+        tasks = [client.task for client in self.clients if client.task is not None]
+        assert all(task.done() for task in tasks)
+        assert not any(task.exception() for task in tasks if not task.cancelled())
+        quit_early = sum(task.cancelled() for task in tasks)
+        refused = sum(one.refusal is not None for one in self.clients)
+        assert quit_early + refused + len(self.order) == len(self.clients)
+        outcomes = self.gate.queues().outcomes
+        assert sum(outcomes.values()) == len(self.clients)
+        given_back = outcomes.get("Dispatched", 0) - len(self.order)
+        assert given_back == quit_early - outcomes.get("EvictedContextCancelled", 0) >= 0
+        self._check_totals(outcomes)
+
+    def _check_totals(self, outcomes: Any) -> None:
+        totals, durations = Counter[str](), Counter[str]()
+        for metric in self.metrics.registry.collect():
+            for sample in metric.samples:
+                if sample.name == "llm_d_epp_flow_control_requests_total":
+                    totals[sample.labels["outcome"]] += int(sample.value)
+                if sample.name == "llm_d_epp_flow_control_request_queue_duration_seconds_count":
+                    durations[sample.labels["outcome"]] += int(sample.value)
+        assert totals == Counter(outcomes)
+        if self.loop.time() < FLOW_MEMORY_SECONDS:
+            assert durations == totals
+        assert durations <= totals
+        assert self.gauge("pending_reclaim", inference_pool="pool") == 0
+
+    def _cap_exceeded(self, priority: int, size_bytes: int) -> str | None:
+        """Which cap a request is to meet, worked out anew from everybody who waits."""
+        chosen, view = self.chosen, self.gate.queues()
+        if chosen is None:
+            return None
+        waiting = self.waiting()
+        in_all = sum(one.request.size_bytes for one in waiting)
+        if chosen.max_bytes is not None and in_all + size_bytes > chosen.max_bytes:
+            return "bytes in all"
+        if chosen.max_requests is not None and len(waiting) + 1 > chosen.max_requests:
+            return "requests in all"
+        bands = {one.priority: one for one in view.bands}
+        lower = [one for one in bands if one <= priority]
+        if not lower:
+            fresh = chosen.default_negative_band
+            return None if fresh.max_requests >= 1 else "requests of its priority"
+        shown = bands[max(lower)]
+        if shown.queued_bytes + size_bytes > shown.max_bytes:
+            return "bytes of its priority"
+        if shown.queued_requests + 1 > shown.max_requests:
+            return "requests of its priority"
+        return None
+
+
+PRIORITIES = (-5, 0, 2, 6)
+COMES = st.tuples(
+    st.just("comes"),
+    st.tuples(
+        st.sampled_from("ab"),
+        st.sampled_from(PRIORITIES),
+        st.sampled_from((0, 40, 100)),
+        st.booleans(),
+    ),
+)
+INDEX = st.tuples(st.integers(0, 20))
+STEPS = st.one_of(
+    COMES,
+    COMES,
+    COMES,
+    st.tuples(st.sampled_from(("ends", "quits", "ends_while_another_quits")), INDEX),
+    st.tuples(st.just("ends"), INDEX),
+    st.tuples(st.just("leaves"), st.just(())),
+    st.tuples(st.just("changes_size"), st.tuples(st.integers(0, 3))),
+    st.tuples(st.just("reloads"), st.tuples(st.integers(0, 3))),
+    st.tuples(st.just("wants"), st.tuples(st.sets(st.sampled_from((-5, 2, 6))))),
+    st.tuples(st.just("passes"), st.tuples(st.sampled_from((0.01, 1.0, 3.0, 301.0)))),
+)
+
+
+async def walk(first: int, steps: list[tuple[str, tuple[Any, ...]]]) -> None:
+    """Take the steps, and look after each of them."""
+    scene = Walk()
+    await scene.reloads(first)
+    for name, arguments in steps:
+        step: Callable[..., Any] = getattr(scene, name)
+        await step(*arguments)
+        scene.check()
+    scene.check_order()
+    await scene.end()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2), st.lists(STEPS, max_size=40))
+def test_every_request_has_one_end_and_leaves_nothing_behind(
+    first: int, steps: list[tuple[str, tuple[Any, ...]]]
+) -> None:
+    """Caps hold exactly, times hold, order holds, nobody waits in vain, all pages agree."""
+    with closing(looptime.new_event_loop()) as loop:
+        loop.run_until_complete(walk(first, steps))
