@@ -162,6 +162,7 @@ class _Session:
                     await self._perform(self._machine.receive(wire.decode(message)))
                 if self._machine.has_said_everything:
                     return
+                del message  # a request may wait long for its turn; its body is held as it is
         except asyncio.CancelledError:
             # Either the transport cancels us, or the routing task has had the last word.
             reader = asyncio.current_task()
