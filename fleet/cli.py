@@ -88,6 +88,8 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8080, help="of Envoy; the others are near it")
     parser.add_argument("--insecure", action="store_true", help="allow a --host others can reach")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the picker's configuration")
+    text = "InferenceObjective and InferenceModelRewrite documents, in YAML"
+    parser.add_argument("--objectives", type=Path, metavar="FILE", help=text)
     parser.add_argument(
         "--routing", choices=("override-host", "original-dst"), default="override-host"
     )
@@ -139,9 +141,14 @@ def _add_top(parser: argparse.ArgumentParser) -> None:
 
 def _up(arguments: argparse.Namespace) -> int:
     from fleet.envoy.settings import Mechanism
+    from fleet.objectives import read_objectives
     from fleet.plan import Options
     from fleet.up import up
 
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    path = arguments.objectives
     options = Options(
         workers=arguments.workers,
         engine=arguments.engine,
@@ -150,6 +157,7 @@ def _up(arguments: argparse.Namespace) -> int:
         host=arguments.host,
         port=arguments.port,
         config=arguments.config,
+        objectives="" if path is None else read_objectives(path, say),
         routing=Mechanism(arguments.routing),
         buffer_request_body=arguments.request_body == "buffered",
         trust_control_headers=arguments.trust_control_headers,
@@ -162,7 +170,7 @@ def _up(arguments: argparse.Namespace) -> int:
         drain_seconds=arguments.drain_timeout,
     )
     with _progress() as progress:
-        return up(options, lambda line: print(line, flush=True), progress)
+        return up(options, say, progress)
 
 
 def _chat(arguments: argparse.Namespace) -> int:

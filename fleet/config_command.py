@@ -1,4 +1,4 @@
-"""`pointsman config`: check a picker's configuration, or show what is in effect."""
+"""`pointsman config`: check a picker's files, or show the configuration that is in effect."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from picker.config.build import DEFAULT_CONFIG, BuildOptions
 from picker.config.catalog import builtin_plugins
 from picker.config.check import assemble, check_config
 from picker.config.findings import Finding, InvalidConfigError, Severity
+from picker.config.pool_file import read_pool_file
 from picker.config.show import aligned, effective_lines
 from picker.config.watch import read_config_file
 from picker.errors import ConfigError
 
 FINE, WRONG, UNREADABLE = 0, 1, 2
+
+_WAYS = {
+    "check": "a file, --config-text or --endpoints-file",
+    "show": "a file or --config-text",
+}
 
 Print = Callable[[str], None]
 
@@ -32,6 +38,9 @@ def config_command(argv: Sequence[str], out: Print, err: Print) -> int:
     except ConfigError as error:
         err(f"pointsman: {error}")
         return UNREADABLE
+    if options.command == "check" and options.endpoints_file is not None:
+        findings = _endpoints_findings(content, name, options.pool_name)
+        return _report(findings, name, out, as_json=options.json)
     allow = BuildOptions(allow_experimental=options.allow_experimental_plugins)
     if options.command == "check":
         findings = check_config(content, name, builtin_plugins(), allow)
@@ -58,6 +67,11 @@ def build_parser() -> argparse.ArgumentParser:
         "check", help="say everything that is wrong with a file", allow_abbrev=False
     )
     check.add_argument("--json", action="store_true", help="findings as JSON")
+    text = "check this endpoints file instead, with its objectives and rewrites"
+    check.add_argument("--endpoints-file", metavar="FILE", help=text)
+    check.add_argument(
+        "--pool-name", default="default", metavar="NAME", help="the picker's, for --endpoints-file"
+    )
     show = commands.add_parser(
         "show", help="print the configuration in effect, defaults included", allow_abbrev=False
     )
@@ -74,15 +88,26 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _content(options: argparse.Namespace) -> tuple[bytes, str]:
-    if options.config_text is not None and options.file is not None:
-        raise ConfigError("give a file or --config-text, not both")
+    endpoints_file = options.endpoints_file if options.command == "check" else None
+    given = (options.config_text, options.file, endpoints_file)
+    if sum(one is not None for one in given) > 1:
+        raise ConfigError(f"give one of these: {_WAYS[options.command]}")
     if options.config_text is not None:
         return options.config_text.encode(errors="surrogatepass"), "--config-text"
     if options.file is not None:
         return read_config_file(Path(options.file), "config"), options.file
+    if endpoints_file is not None:
+        return read_config_file(Path(endpoints_file), "--endpoints-file"), endpoints_file
     if options.command == "check":
-        raise ConfigError("give a file or --config-text to check")
+        raise ConfigError(f"there is nothing to check: give {_WAYS['check']}")
     return DEFAULT_CONFIG, "built-in configuration"
+
+
+def _endpoints_findings(content: bytes, name: str, pool: str) -> tuple[Finding, ...]:
+    try:
+        return read_pool_file(content, name, pool).findings
+    except InvalidConfigError as error:
+        return error.findings
 
 
 def _report(findings: Sequence[Finding], name: str, out: Print, *, as_json: bool) -> int:

@@ -20,8 +20,9 @@ class Options:
     """What the user asked `pointsman up` for.
 
     `model` is what `models.resolve_model` takes; None is the default model. `config` is the
-    picker's configuration file, `record` where its decisions are written down. `worker_args` are
-    added to every worker's command line. `buffer_request_body` and `trust_control_headers` are
+    picker's configuration file, `record` where its decisions are written down. `objectives` are
+    YAML documents, see `objectives.read_objectives`. `worker_args` are added to every worker's
+    command line. `buffer_request_body` and `trust_control_headers` are
     those of `BootstrapConfig`.
     """
 
@@ -32,6 +33,7 @@ class Options:
     host: str = _LOOPBACK
     port: int = 8080
     config: Path | None = None
+    objectives: str = ""
     routing: Mechanism = Mechanism.OVERRIDE_HOST
     buffer_request_body: bool = True
     trust_control_headers: bool = False
@@ -102,17 +104,18 @@ def plan(options: Options, site: Site, model: Path | None) -> Plan:
         ),
         bootstrap_path=bootstrap_path,
         endpoints_path=endpoints_path,
-        endpoints=endpoints_yaml(addresses),
+        endpoints=endpoints_yaml(addresses, options.objectives),
     )
 
 
-def endpoints_yaml(addresses: tuple[SocketAddress, ...]) -> str:
-    """The file the picker learns its pool from."""
+def endpoints_yaml(addresses: tuple[SocketAddress, ...], objectives: str = "") -> str:
+    """The file the picker learns its pool from, and what requests stand for."""
     entries = [
         {"name": worker_name(index), "address": address.host, "port": str(address.port)}
         for index, address in enumerate(addresses)
     ]
-    return yaml.safe_dump({"endpoints": entries}, sort_keys=False)
+    listed = yaml.safe_dump({"endpoints": entries}, sort_keys=False)
+    return f"{listed}---\n{objectives}" if objectives else listed
 
 
 def worker_name(index: int) -> str:

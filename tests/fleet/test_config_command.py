@@ -65,7 +65,10 @@ def test_warnings_alone_are_no_error(capsys: pytest.CaptureFixture[str]) -> None
     [
         (["config", "check", "/nowhere/c.yaml"], "cannot read /nowhere/c.yaml"),
         (["config", "check"], "give a file"),
-        (["config", "check", "f", "--config-text", "x"], "not both"),
+        (
+            ["config", "check", "f", "--config-text", "x"],
+            "give one of these: a file, --config-text",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_status_2(
@@ -110,3 +113,37 @@ def test_experimental_plugins_need_the_flag(capsys: pytest.CaptureFixture[str]) 
     assert "--allow-experimental-plugins" in capsys.readouterr().out
     allowed = ["config", "check", "--allow-experimental-plugins", "--config-text", text]
     assert main(allowed) == 0
+
+
+ENDPOINTS = """\
+endpoints: [{name: a, address: 10.0.0.1, port: 8000}]
+---
+apiVersion: llm-d.ai/v1alpha2
+kind: InferenceObjective
+metadata: {name: chat}
+spec: {poolRef: {name: mine}, priority: 10}
+"""
+
+
+def test_an_endpoints_file_is_checked_with_all_its_documents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For the pool that it is said to be of."""
+    path = tmp_path / "e.yaml"
+    command = ["config", "check", "--endpoints-file", str(path), "--pool-name", "mine"]
+    path.write_text(ENDPOINTS)
+    assert main(command) == 0
+    assert capsys.readouterr().out == f"{path}: nothing wrong\n"
+    assert main(command[:-2]) == 0
+    assert f"{path}:6:8: warning: spec.poolRef: InferenceObjective 'chat': is for" in (
+        capsys.readouterr().out
+    )
+    path.write_text(ENDPOINTS.replace("priority", "prio"))
+    assert main(command) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{path}:6:31: error: spec.prio: InferenceObjective 'chat': unknown")
+    assert lines[1] == f"{path}: 1 error, 0 warnings"
+    path.write_text("endpoints: {")
+    assert main([*command, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["valid"], report["findings"][0]["severity"]) == (False, "error")
