@@ -42,7 +42,6 @@ from picker.declarations import (
 )
 from picker.flow_series import FlowSeries
 from picker.health_series import HealthSeries
-from picker.health_series import HealthSeries
 from picker.kv_series import KvSeries
 from picker.label_caps import BoundedLabels, RequestLabels
 from picker.plugin_series import PluginSeries
@@ -112,7 +111,6 @@ class PickerMetrics(Declarations):
         self._declare_config()
         self.plugins = PluginSeries(declared)
         self.streams = StreamSeries(declared)
-        self.health = HealthSeries(declared)
         self.health = HealthSeries(declared)
         self.kv = KvSeries(declared)
         self.recording = RecordingSeries(declared)
@@ -331,7 +329,8 @@ class PickerMetrics(Declarations):
             (Twin(SCHEDULER_PREFIX + "datalayer_extract_errors_total", extraction),),
         )
         self.discovery_errors_total = self._own_counter(
-            "discovery_errors_total", "Endpoint entries that were skipped, and unreadable files."
+            "discovery_errors_total",
+            "What was skipped of endpoints files, and files that could not be used.",
         )
 
     def _declare_config(self) -> None:

@@ -196,9 +196,9 @@ def _add_configuration(arguments: argparse._ArgumentGroup) -> None:
 
 def _add_pool(arguments: argparse._ArgumentGroup) -> None:
     group = _Group(arguments)
-    text = "the pool as a YAML list of endpoints; changes apply at once"
+    text = "endpoints, objectives and rewrites in YAML; changes apply at once"
     group.flag("--endpoints-file", _path, "FILE", text, None)
-    text = "name of the pool in metric labels"
+    text = "name of the pool, in metric labels and as objectives name it"
     group.flag("--pool-name", str, "NAME", text, _DEFAULTS.pool_name)
     text = "how often endpoints are scraped while requests come; at least 50ms"
     group.flag("--refresh-metrics-interval", duration_seconds, "DURATION", text, "50ms")
