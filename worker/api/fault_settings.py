@@ -47,6 +47,12 @@ FAILURES: Mapping[str, Failure] = {
     ),
     "model_not_found": Failure(404, "The model '%s-nonexistent' does not exist", "model"),
 }
+# What a broken server says; never drawn unless it is named. Unlike a 503 no proxy tries it again.
+INTERNAL_ERROR = "internal_error"
+ALL_FAILURES: Mapping[str, Failure] = {
+    **FAILURES,
+    INTERNAL_ERROR: Failure(500, "The server had an error while processing your request."),
+}
 _ERROR_TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -193,10 +199,10 @@ def _duration(name: str, value: Any) -> float:
 
 def _failure_types(name: str, value: Any) -> tuple[str, ...]:
     are_known = isinstance(value, list) and all(
-        isinstance(item, str) and item in FAILURES for item in value
+        isinstance(item, str) and item in ALL_FAILURES for item in value
     )
     if not are_known:
-        raise ConfigError(f"{name} must be a list of {', '.join(FAILURES)}")
+        raise ConfigError(f"{name} must be a list of {', '.join(ALL_FAILURES)}")
     return tuple(value)
 
 

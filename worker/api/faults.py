@@ -21,6 +21,7 @@ from worker import sim_settings
 from worker.api.engine import Engine, OutputStream
 from worker.api.exchange import status_error
 from worker.api.fault_settings import (
+    ALL_FAILURES,
     FAILURES,
     Crash,
     Faults,
@@ -160,7 +161,7 @@ class FaultInjection:
         if self._share(_FAILURES, number) * 100 >= faults.failure_injection_rate:
             return None
         names = faults.failure_types or tuple(FAILURES)
-        failure = FAILURES[names[self._bits(_FAILURES, number) % len(names)]]
+        failure = ALL_FAILURES[names[self._bits(_FAILURES, number) % len(names)]]
         message = failure.message.replace("%s", self._setup.model_name)
         return failure.status, error_body(failure.status, message, failure.param)
 

@@ -8,6 +8,7 @@ import math
 import pytest
 
 from worker.api.fault_settings import (
+    ALL_FAILURES,
     FAILURES,
     Crash,
     Faults,
@@ -149,6 +150,13 @@ def test_waves_have_their_published_shapes(shape: str, values: list[float]) -> N
     wave = parse_lie("running-requests", f"{shape}:2:10:4s")
     assert isinstance(wave, Wave)
     assert [wave.at(second) for second in range(6)] == pytest.approx(values)
+
+
+def test_an_internal_error_comes_only_where_it_is_named() -> None:
+    """It is none of the simulator's, which are drawn from when nothing is named."""
+    assert update(failure_types=["internal_error"]).faults.failure_types == ("internal_error",)
+    assert ALL_FAILURES["internal_error"].status == 500
+    assert "internal_error" not in FAILURES
 
 
 def test_failures_are_those_of_the_llm_d_simulator() -> None:
