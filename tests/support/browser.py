@@ -8,6 +8,7 @@ import contextlib
 import json
 import socket
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,10 +16,29 @@ from typing import Any
 
 import aiohttp
 import pytest
+from browser_window import MISSING
 
 WINDOW = Path(__file__).parent / "browser_window.py"
 LIMIT_SECONDS = 30
 _KEYS = {"Tab": 9, "Enter": 13, "Escape": 27}
+_COUNT_COLOURS = """
+(async () => {
+  const picture = new Image();
+  picture.src = "data:image/png;base64,PICTURE";
+  await picture.decode();
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [picture.width, picture.height];
+  const context = canvas.getContext("2d");
+  context.drawImage(picture, 0, 0);
+  const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
+  const counts = {};
+  for (let at = 0; at < data.length; at += 4) {
+    const colour = `${data[at]},${data[at + 1]},${data[at + 2]}`;
+    counts[colour] = (counts[colour] ?? 0) + 1;
+  }
+  return counts;
+})()
+"""
 _LOG_EVENTS = ("Runtime.exceptionThrown", "Log.entryAdded")
 
 
@@ -109,6 +129,14 @@ class Browser:
         result = await self.command("Page.captureScreenshot", format="png")
         return base64.b64decode(result["data"])
 
+    async def colours(self) -> Counter[tuple[int, int, int]]:
+        """How many pixels of what the window shows have which colour. Leaves the page."""
+        picture = base64.b64encode(await self.screenshot()).decode()
+        await self.command("Page.navigate", url="about:blank")
+        await self.until("location.href === 'about:blank'")
+        counted = await self.run(_COUNT_COLOURS.replace("PICTURE", picture))
+        return Counter({tuple(map(int, rgb.split(","))): many for rgb, many in counted.items()})
+
 
 @asynccontextmanager
 async def browser() -> AsyncIterator[Browser]:
@@ -116,13 +144,10 @@ async def browser() -> AsyncIterator[Browser]:
 
     The browser is the extra `browser`; on a bare Linux it may lack libraries of the system.
     """
-    pytest.importorskip(
-        "PySide6.QtWebEngineWidgets", reason="no browser here", exc_type=ImportError
-    )
     port = _free_port()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(WINDOW), str(port)),
-        stdout=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
@@ -144,6 +169,8 @@ async def _address(
 ) -> str:
     async with asyncio.timeout(LIMIT_SECONDS):
         while True:
+            if process.returncode == MISSING and process.stdout is not None:
+                pytest.skip(f"no browser: {(await process.stdout.read()).decode().strip()}")
             assert process.returncode is None, f"the browser ended with {process.returncode}"
             with contextlib.suppress(aiohttp.ClientError):
                 async with session.get(f"http://127.0.0.1:{port}/json") as response:

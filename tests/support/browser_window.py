@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
+MISSING = 77  # the exit status when there is no browser
+
 
 def main() -> int:
     """Until killed."""
@@ -18,10 +20,13 @@ def main() -> int:
         "--no-sandbox --disable-gpu --disable-dev-shm-usage --remote-allow-origins=*"
     )
     # After the environment is set: they read it when they are loaded.
-    from PySide6.QtCore import QUrl
-    from PySide6.QtWebEngineWidgets import QWebEngineView
-    from PySide6.QtWidgets import QApplication
-
+    try:
+        from PySide6.QtCore import QUrl
+        from PySide6.QtWebEngineWidgets import QWebEngineView
+        from PySide6.QtWidgets import QApplication
+    except ImportError as error:  # also for a library of the system that is not there
+        sys.stdout.write(f"{error}\n")
+        return MISSING
     application = QApplication(sys.argv[:1])
     window = QWebEngineView()
     window.resize(1280, 900)

@@ -1,0 +1,64 @@
+"""Rings of samples."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.admin.history import History, Sample
+
+VALUES = st.one_of(st.none(), st.integers(0, 10_000).map(float))
+
+
+def test_nothing_was_sampled_yet() -> None:
+    """There is no sample, of no endpoint."""
+    view = History().view(5)
+    assert (view.last, view.endpoints) == (0, {})
+    assert History().latest("a") == Sample()
+
+
+def test_a_young_endpoint_has_fewer_samples_and_the_newest_is_last() -> None:
+    """Series of one view end at the same sample."""
+    history = History(3)
+    for number in range(5):
+        samples = {"a": Sample(running=number)}
+        if number == 4:
+            samples["b"] = Sample(waiting=7.0)
+        history.record(samples)
+    view = history.view(10)
+    assert view.last == 5
+    assert view.endpoints["a"].running == (2.0, 3.0, 4.0)
+    assert view.endpoints["a"].waiting == (None, None, None)
+    assert view.endpoints["b"].waiting == (7.0,)
+    assert history.view(2).endpoints["a"].running == (3.0, 4.0)
+
+
+def test_an_endpoint_that_left_is_forgotten() -> None:
+    """When it is back, it begins anew."""
+    history = History(3)
+    history.record({"a": Sample(running=1.0), "b": Sample(running=1.0)})
+    history.record({"b": Sample(running=2.0)})
+    assert history.view(3).endpoints.keys() == {"b"}
+    assert history.latest("a") == Sample()
+    history.record({"a": Sample(running=3.0), "b": Sample(running=3.0)})
+    assert history.view(3).endpoints["a"].running == (3.0,)
+
+
+def test_shares_are_told_without_the_noise_of_short_numbers() -> None:
+    """0.3 is 0.3, though it is kept in 32 bits."""
+    history = History()
+    history.record({"a": Sample(kv_cache_usage=0.3)})
+    assert history.view(1).endpoints["a"].kv_cache_usage == (0.3,)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(VALUES, max_size=30), st.integers(1, 7), st.integers(1, 10))
+def test_a_ring_is_the_end_of_a_list(values: list[float | None], size: int, count: int) -> None:
+    """Whatever was recorded, and however much of it is asked for."""
+    history = History(size)
+    for value in values:
+        history.record({"a": Sample(inflight=value)})
+    series = history.view(count).endpoints.get("a")
+    assert (series.inflight if series else ()) == tuple(values[-min(size, count) :])
+    assert history.latest("a").inflight == pytest.approx(values[-1] if values else None)

@@ -1,0 +1,366 @@
+"""The page as a real browser shows it, over made-up things that are the same in every run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from importlib.resources import files
+
+import pytest
+import pytest_asyncio
+from admin_scene import Scene, busy_scene, serving, summary
+from browser import Browser, browser
+
+from picker.admin.sources import HealthView
+from picker.flowcontrol.views import BandView, FlowView, QueuesView
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LIVE = "document.querySelector('#status').dataset.state === 'live'"
+GONE = "document.querySelector('#status').dataset.state === 'gone'"
+EXPLAINED = "document.querySelector('#explanation .facts')"
+ROWS = "document.querySelectorAll('#{}-rows > tr').length"
+DESKTOP, PHONE = 1280, 375
+CANARY = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>\'"&amp;\x1b[31m'
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def window() -> AsyncIterator[Browser]:
+    """One for all tests here."""
+    async with browser() as one:
+        yield one
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def scene() -> AsyncIterator[Scene]:
+    """Ten endpoints, two minutes, forty requests."""
+    async with serving(busy_scene()) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The source of axe-core, which checks what machines can of accessibility."""
+    return files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+
+
+async def _open(window: Browser, scene: Scene, fragment: str = "", width: int = DESKTOP) -> None:
+    await window.look(width)
+    await window.open(f"{scene.url}/{fragment}")
+    await window.until(LIVE)
+    if fragment.startswith("#/decisions/"):
+        await window.until(EXPLAINED)
+
+
+async def test_everything_is_shown(window: Browser, scene: Scene) -> None:
+    """Endpoints with their states and curves, queues, requests and the configuration."""
+    await _open(window, scene)
+    assert await window.run(ROWS.format("endpoints")) == 10
+    states = await window.run(
+        "[...document.querySelectorAll('#endpoints-rows .badge')].map((one) => one.innerText)"
+    )
+    said = [" ".join(one.split()) for one in states]
+    assert said[:4] == ["✕ ejected", "? on trial", "! suspect", "✓ healthy"]
+    curves = await window.run(
+        "[...document.querySelectorAll('#endpoints-rows .line')].map((one) => "
+        "[one.getAttribute('d').length, one.getBoundingClientRect().width])"
+    )
+    assert len(curves) == 40
+    drawn = [width for length, width in curves if length > 400]
+    assert len(drawn) == 36  # of one endpoint nothing is known
+    assert min(drawn) > 30
+    text = await window.run("document.querySelector('#overview').innerText")
+    for words in (
+        "9 of 10",
+        "Saturation of the pool: 83 % (utilization-detector), judged without fresh metrics for 1",
+        "Priority 10",
+        "batch-tenant",
+        "9 requests (75 %)",
+        "refused 429, rejected-capacity",
+        "completed 500",
+        "/etc/pointsman/config.yaml",
+        "is it 'queue-scorer'?",
+        "has the weight 0",
+    ):
+        assert words in text, words
+    assert await window.run(ROWS.format("requests")) == 15
+    await window.run("document.querySelector('#requests-more').click()")
+    assert await window.run(ROWS.format("requests")) == 40
+    assert window.complaints == []
+
+
+async def test_a_request_is_explained(window: Browser, scene: Scene) -> None:
+    """By a link that can be passed on: filters, scores, the tie, ages."""
+    await _open(window, scene, "#/decisions/chosen")
+    text = await window.run("document.querySelector('#explanation').innerText")
+    for words in (
+        "Request chosen",
+        "2 of 6 candidates, after filters had removed 4 shared the best total",
+        "Picked by max-score-picker: worker-4",
+        "removed 4: worker-5, worker-6, worker-8, worker-10",
+        "prefix-cache-scorer",
+        "weight 2",
+        "320 (50 %)",
+        "21 ms",
+        "the prompt is shorter than one block",
+    ):
+        assert words in text, words
+    bars = await window.run(
+        "[...document.querySelectorAll('.scores .picked .bar:not(.stacked) .fill')]"
+        ".map((one) => one.style.width)"
+    )
+    assert bars == ["95%", "80%", "40%"]
+    assert await window.run("document.title") == "chosen · Pointsman"
+    assert window.complaints == []
+
+
+async def test_a_refusal_is_explained(window: Browser, scene: Scene) -> None:
+    """With its status, its reason and when to come back."""
+    await _open(window, scene, f"#/decisions/{summary(34).request_id}")
+    text = await window.run("document.querySelector('#explanation').innerText")
+    assert "It was not sent to any endpoint." in text
+    assert "Refused with 429 ResourceExhausted" in text
+    assert "Reason: rejected-capacity" in text
+    assert "Try again after 3.00 s" in text
+
+
+async def test_an_unknown_request_is_said_to_be_unknown(window: Browser, scene: Scene) -> None:
+    """In the picker's own words."""
+    await window.open(f"{scene.url}/#/decisions/nobody%2Fknows")
+    await window.until("document.querySelector('#explanation .notice')")
+    text = await window.run("document.querySelector('#explanation').innerText")
+    assert "nothing is known of request 'nobody/knows'" in text
+
+
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_nothing_stands_in_the_way_of_anybody(
+    window: Browser, scene: Scene, axe: str, width: int, scheme: str
+) -> None:
+    """axe-core finds nothing wrong, contrast included, and nothing needs sideways scrolling."""
+    await window.look(width, scheme=scheme)
+    for fragment in ("", "#/decisions/chosen"):
+        await window.open(f"{scene.url}/{fragment}")
+        await window.until(f"{LIVE} && (!location.hash || {EXPLAINED})")
+        await window.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+        wide = await window.run("[document.documentElement.scrollWidth, innerWidth]")
+        assert wide[0] <= wide[1]
+        await window.run(f"{axe};0")
+        found = await window.run(
+            "axe.run(document, { resultTypes: ['violations'] }).then((result) => result.violations"
+            ".map((one) => [one.id, one.help, one.nodes.map((node) => node.html)]))"
+        )
+        assert found == []
+
+
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_pictures_are_neither_blank_nor_of_the_wrong_colours(
+    window: Browser, scene: Scene, width: int, scheme: str
+) -> None:
+    """Light or dark as people like it, with text, and with curves in their colours."""
+    await window.look(width, scheme=scheme)
+    await window.open(scene.url)
+    await window.until(LIVE)
+    curves = await window.run(
+        "['running', 'waiting', 'cache', 'prefix'].map((kind) => getComputedStyle("
+        "document.querySelector(`.spark.${kind} .line`)).stroke.match(/[0-9]+/g).map(Number))"
+    )
+    back = await window.run(
+        "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)"
+    )
+    await window.run("document.querySelector('#endpoints-rows').scrollIntoView()")
+    colours = await window.colours()
+    total = sum(colours.values())
+    assert total == width * 900
+    assert len(colours) > 200  # letters and curves are smooth
+    assert (sum(back) > 600) == (scheme == "light")
+    assert 0.02 < _near(colours, back, 25) / total < 0.95
+    for curve in curves:
+        assert _near(colours, curve, 60) > 150, curve
+
+
+def _near(colours: Mapping[tuple[int, int, int], int], wanted: list[int], within: int) -> int:
+    """Pixels of about this colour: edges are smooth, and cards have shadows."""
+    return sum(many for colour, many in colours.items() if _distance(colour, wanted) < within)
+
+
+def _distance(one: tuple[int, int, int], other: list[int]) -> int:
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+async def test_the_phone_gets_cards(window: Browser, scene: Scene) -> None:
+    """Every row is a card of its own, as wide as the screen; wide tables scroll by themselves."""
+    await _open(window, scene, "", PHONE)
+    cards = await window.run(
+        "[...document.querySelectorAll('#endpoints-rows > tr')].map((one) => {"
+        "const box = one.getBoundingClientRect(); return [box.left, box.right, box.height]; })"
+    )
+    assert all(left >= 0 and right <= PHONE and height > 150 for left, right, height in cards)
+    await _open(window, scene, "#/decisions/chosen", PHONE)
+    region = await window.run(
+        "(() => { const one = document.querySelector('.scrolling'); "
+        "return [one.scrollWidth > one.clientWidth, one.tabIndex, one.getAttribute('role')]; })()"
+    )
+    assert region == [True, 0, "region"]
+
+
+async def test_keys_reach_everything(window: Browser, scene: Scene) -> None:
+    """Tab goes through links that show where one is; Enter explains a request, Escape goes back."""
+    await _open(window, scene)
+    await window.press("Tab")
+    assert await window.run("document.activeElement.textContent") == "Skip to the content"
+    await window.press("Tab")
+    assert await window.run("document.activeElement.textContent") == "Endpoints"
+    outline = await window.run("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    await window.run("document.querySelector('#requests-rows a[href$=chosen]').focus()")
+    await window.press("Enter")
+    await window.until(EXPLAINED)
+    await window.until("document.activeElement.id === 'explanation-heading'")
+    assert await window.run("document.querySelector('#overview').hidden")
+    await window.press("Escape")
+    await window.until("document.activeElement.id === 'requests'")
+    assert not await window.run("document.querySelector('#overview').hidden")
+
+
+async def test_a_click_anywhere_on_a_row_explains_it(window: Browser, scene: Scene) -> None:
+    """Not only on its link."""
+    await _open(window, scene)
+    await window.run("document.querySelector('#requests-rows tr td:nth-child(4)').click()")
+    await window.until(EXPLAINED)
+    text = await window.run("document.querySelector('#explanation h2').innerText")
+    assert text == f"Request {summary(39).request_id}"
+
+
+async def test_new_requests_leave_the_focus_alone(window: Browser, scene: Scene) -> None:
+    """The list grows at its top; who stands on a row stays on it. Held still, it does not grow."""
+    await _open(window, scene)
+    await window.run("document.querySelector('#requests-rows a[href$=chosen]').focus()")
+    scene.source.remember(summary(41, request_id="new"))
+    await window.until("document.querySelector('#requests-rows a').textContent === 'new'")
+    assert await window.run("document.activeElement.textContent") == "chosen"
+    await window.run("document.querySelector('#requests-paused').click()")
+    scene.source.remember(summary(42, request_id="newer"))
+    scene.source.health_views = {"default/worker-1": HealthView("ejected")}
+    await window.until(
+        "document.querySelector('#endpoints-rows .title').textContent === 'worker-1'"
+    )
+    assert await window.run("document.querySelector('#requests-rows a').textContent") == "new"
+
+
+async def test_a_request_under_way_is_explained_again_when_it_is_over(
+    window: Browser, scene: Scene
+) -> None:
+    """Who waits sees how it ends."""
+    await _open(window, scene, f"#/decisions/{summary(39).request_id}")
+    assert "under way" in await window.run("document.querySelector('.lead').innerText")
+    scene.source.remember(summary(39))
+    await window.until("document.querySelector('.lead').innerText.includes('completed')")
+
+
+async def test_what_clients_choose_is_never_more_than_text(window: Browser, scene: Scene) -> None:
+    """Ids, models, fairness ids, reasons, names of endpoints, the configuration: no markup."""
+    scene.pool(CANARY)
+    scene.source.health_views = {f"default/{CANARY}": HealthView(CANARY)}
+    scene.source.remember(
+        summary(
+            50,
+            request_id=CANARY,
+            model=CANARY,
+            fairness_id=CANARY,
+            outcome=CANARY,
+            endpoint=CANARY,
+            reason=CANARY,
+        )
+    )
+    band = BandView(0, 1, 1, 1, 1, 1.0, (FlowView(CANARY, 1, 1, 1.0),))
+    outcomes = {CANARY: 1}
+    scene.source.queues_view = QueuesView(True, CANARY, bands=(band,), outcomes=outcomes)
+    await _open(window, scene)
+    await window.until("document.querySelector('#endpoints-rows .title')")
+    await window.run("document.querySelector('#requests-rows tr td:nth-child(4)').click()")
+    await window.until(EXPLAINED)
+    shown = await window.run("document.querySelector('#explanation h2 code').textContent")
+    assert shown == CANARY
+    assert await window.run("document.querySelectorAll('img').length") == 0
+    assert await window.run("window.pwned") is None
+    assert window.complaints == []
+
+
+async def test_the_page_says_when_the_picker_is_gone_and_goes_on_when_it_is_back(
+    window: Browser, scene: Scene
+) -> None:
+    """What was seen last stays, marked as such."""
+    await _open(window, scene)
+    port = int(scene.url.rsplit(":", 1)[1])
+    await scene.server.stop()
+    await window.until(GONE)
+    said = await window.run("document.querySelector('#status').textContent")
+    assert said.startswith("The picker does not answer. Trying again. What is shown is of ")
+    assert await window.run(ROWS.format("endpoints")) == 10
+    assert await window.run("document.querySelector('#status').getAttribute('aria-live')")
+    scene.pool("other")
+    await scene.server.start("127.0.0.1", port)
+    await window.until(LIVE)
+    await window.until(f"{ROWS.format('endpoints')} === 1")
+
+
+async def test_nobody_asks_while_nobody_looks(window: Browser, scene: Scene) -> None:
+    """A hidden page leaves the picker alone, and is up to date at once when it is seen again."""
+    await _open(window, scene)
+    await window.run(
+        "(() => { window.looks = 0; window.hide = true; window.asked = 0;"
+        "Object.defineProperty(document, 'hidden',"
+        "{ get: () => (window.looks += 1, window.hide) });"
+        "const ask = window.fetch;"
+        "window.fetch = (...all) => ((window.asked += 1), ask(...all)); })()"
+    )
+    await window.until("window.looks > 0")  # the next time was due, and the page did not ask
+    asked = await window.run("window.asked")
+    await window.run("(() => { document.dispatchEvent(new Event('visibilitychange')); })()")
+    assert await window.run("window.asked") == asked
+    await window.run(
+        "(() => { window.hide = false; document.dispatchEvent(new Event('visibilitychange')); })()"
+    )
+    assert await window.run("window.asked") > asked
+    await window.until(LIVE)
+
+
+async def test_a_thousand_endpoints_are_cut_and_can_be_searched(
+    window: Browser, scene: Scene
+) -> None:
+    """The worst first; a line says how many more there are."""
+    scene.pool(*(f"pod-{number}" for number in range(1000)))
+    scene.source.health_views = {"default/pod-777": HealthView("ejected", 5)}
+    await _open(window, scene)
+    assert await window.run(ROWS.format("endpoints")) == 100
+    first = await window.run("document.querySelector('#endpoints-rows .title').textContent")
+    assert first == "pod-777"
+    note = "document.querySelector('#endpoints-note').textContent"
+    assert "900 more endpoints" in await window.run(note)
+    await window.run(
+        "(() => { const field = document.querySelector('#endpoints-text');"
+        "field.value = 'pod-12'; field.dispatchEvent(new Event('input')); })()"
+    )
+    assert await window.run(ROWS.format("endpoints")) == 11
+
+
+async def test_an_empty_picker_says_so(window: Browser, scene: Scene) -> None:
+    """No endpoints, no flow control, no requests."""
+    scene.pool()
+    scene.source.records.clear()
+    scene.source.queues_view = QueuesView()
+    await _open(window, scene)
+    text = await window.run("document.querySelector('#overview').innerText")
+    for words in ("The pool is empty.", "Flow control is off", "No request came yet."):
+        assert words in text
+    assert window.complaints == []
+
+
+async def test_motion_is_left_out_for_who_dislikes_it(window: Browser, scene: Scene) -> None:
+    """Bars jump."""
+    await _open(window, scene)
+    moving = await window.run(
+        "getComputedStyle(document.querySelector('.fill')).transitionDuration"
+    )
+    assert moving == "0s"
