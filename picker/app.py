@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from importlib.metadata import version
 
 from picker.admin.server import AdminServer
+from picker.admin.traffic import EndpointTraffic
 from picker.config.findings import Finding
 from picker.config.load import LoadedConfig
 from picker.config.watch import ConfigWatch
@@ -63,6 +64,7 @@ class Picker:
         )
         datastore = self._pool.datastore
         self._recording.follow(datastore)
+        traffic = EndpointTraffic()
         self._requests = RequestSide(
             options,
             self._config,
@@ -70,10 +72,13 @@ class Picker:
             self._metrics,
             self._inflight,
             KnownPool(datastore, self._pool.snapshots, self._pool.rules),
+            (traffic,),
         )
         self._requests.record(self._recording, self._config.assembly)
         self._metrics.info.labels("", version("pointsman")).set(1)
-        self._admin = AdminServer(self._metrics, datastore, self._inflight, self.is_ready)
+        self._admin = AdminServer(
+            self._metrics, datastore, self._inflight, self.is_ready, traffic=traffic
+        )
         self._listeners = Listeners(
             options,
             self._requests.director,

@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from random import Random
@@ -26,6 +27,7 @@ from picker.flowcontrol.views import QueuesView
 from picker.framework.services import Services
 from picker.metrics import PickerMetrics
 from picker.requestcontrol.director import Director, RequestPolicies
+from picker.requestcontrol.observer import Observers, RequestObserver
 from picker.requestcontrol.pipeline import SnapshotSource, Surroundings
 from picker.running.flow_side import FlowSide
 from picker.running.flushing import Flushes
@@ -83,8 +85,9 @@ class RequestSide:
         metrics: PickerMetrics,
         inflight: InflightLoad,
         pool: KnownPool,
+        watching: Sequence[RequestObserver] = (),
     ) -> None:
-        """Starts nothing."""
+        """Starts nothing. `watching` are told of the requests too."""
         self._http, self._tracing = outside.http, outside.tracing
         self._flushes = Flushes(time.monotonic, time.time)
         self._flushing: asyncio.Task[None] | None = None
@@ -99,11 +102,12 @@ class RequestSide:
             emit_endpoint_scores=options.emit_endpoint_scores,
             ignore_subset_hint=options.disable_endpoint_subset_filter,
         )
+        observer = Observers((self._requests, *watching)) if watching else self._requests
         around = Surroundings(
             pool.snapshots,
             inflight,
             Random(),
-            self._requests,
+            observer,
             policies=policies,
             health=self.health.memory,
         )
