@@ -94,7 +94,9 @@ class UtilizationDetector:
             return FULL
         total = 0.0
         for candidate in candidates:
-            memory = self._learned(candidate)
+            memory = self._memories.get(candidate.endpoint.key)
+            if memory is None or memory.latest is not (candidate.metrics or candidate.last_metrics):
+                memory = self._learned(candidate)
             seen = self._seen(candidate, now_seconds)
             if seen is None:
                 total += self._estimate(candidate, memory, now_seconds)
@@ -134,21 +136,19 @@ class UtilizationDetector:
 
     def _seen(self, candidate: Candidate, now_seconds: float) -> tuple[int, float] | None:
         """Waiting requests and KV usage, None when they cannot be relied on."""
-        metrics, waiting = candidate.metrics, waiting_requests(candidate)
-        if metrics is None or waiting is None:
+        metrics = candidate.metrics
+        if metrics is None:
             return None
         age_seconds = now_seconds - metrics.updated_at_seconds
         if age_seconds > self._tolerated_seconds + metrics.interval_seconds:
             return None
-        return waiting, metrics.kv_cache_usage
+        return waiting_requests(candidate) or 0, metrics.kv_cache_usage
 
     def _learned(self, candidate: Candidate) -> _Memory:
-        """What is remembered of an endpoint, its latest metrics included."""
-        memory = self._memories.get(candidate.key)
-        if memory is None:
-            memory = self._memories[candidate.key] = _Memory()
+        """What is remembered of an endpoint, metrics that are new included."""
+        memory = self._memories.setdefault(candidate.key, _Memory())
         metrics = candidate.metrics or candidate.last_metrics
-        if metrics is None or metrics is memory.latest:
+        if metrics is None:
             return memory
         running, waiting = metrics.running_requests, metrics.waiting_requests
         taken: float = running + min(waiting, self._queue)

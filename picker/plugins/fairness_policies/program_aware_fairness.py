@@ -19,7 +19,7 @@ thousands of flows another policy does better.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -174,22 +174,28 @@ class ProgramAwareBand:
     def _best(self) -> str | None:
         if not self._since:
             return None
-        chosen = self._parameters
-        services = {flow: self._ledger.service(flow) for flow in self._since}
-        least, greatest = min(services.values()), max(services.values())
-        first, last = min(self._since.values()), max(self._since.values())
+        service = self._ledger.service
+        served = [service(flow) for flow in self._since]
+        scores = map(self._score, _norms(served), _norms(list(self._since.values())))
+        best, chosen = -math.inf, None
+        for flow, score in zip(self._since, scores, strict=True):
+            if score > best or (score == best and chosen is not None and flow < chosen):
+                best, chosen = score, flow
+        return chosen
 
-        def place(flow: str) -> tuple[float, str]:
-            served = _norm(services[flow], least, greatest)
-            waits = 1.0 - _norm(self._since[flow], first, last)
-            score = chosen.las_weight_service * (1.0 - served) + chosen.las_weight_head_wait * waits
-            return -score, flow
+    def _score(self, served: float, late: float) -> float:
+        """The later a head came, the less it has waited."""
+        weights = self._parameters
+        return weights.las_weight_service * (1.0 - served) + weights.las_weight_head_wait * (
+            1.0 - late
+        )
 
-        return min(self._since, key=place)
 
-
-def _norm(value: float, least: float, greatest: float) -> float:
-    return EVEN if least == greatest else (value - least) / (greatest - least)
+def _norms(values: Sequence[float]) -> Sequence[float]:
+    """Where each lies between the least and the greatest."""
+    least = min(values)
+    span = max(values) - least
+    return [(one - least) / span for one in values] if span else [EVEN] * len(values)
 
 
 class ProgramAwareFairness:
