@@ -116,8 +116,10 @@ async def overload(site: Site, arguments: argparse.Namespace, nominal: float) ->
     peak, watch = max(near.values()), Watch()
     rate, flood_seconds = arguments.overload * peak, 2 * seconds
     flood = site.offer({"flood": rate}, flood_seconds, seed + 3, watch)
+    cpu_before = site.cpu_seconds()
     load = asyncio.create_task(flood)
     await asyncio.sleep(flood_seconds)
+    cpu = {kind: used - cpu_before.get(kind, 0.0) for kind, used in site.cpu_seconds().items()}
     after = await site.offer({"after": nominal / 2}, seconds, seed + 4)
     seen = await load
     served = round(goodput(seen, flood_seconds), 1)
@@ -140,6 +142,7 @@ async def overload(site: Site, arguments: argparse.Namespace, nominal: float) ->
         "most_waiting": max(watch.queue_size, default=0.0),
         "most_bytes_waiting": max(watch.queue_bytes, default=0.0),
         "picker_rss_bytes": {"calm": calm_rss, "most": max(watch.rss_bytes, default=0)},
+        "cores": {kind: round(used / flood_seconds, 2) for kind, used in cpu.items()},
         "recovery_seconds": recovery_seconds(after, normal["p50"]),
         "left_behind": await site.at_rest(),
     }

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from fleet_rate import HOST, Connection, Fleet, Outcome, Shot, descendants, kind_of
+from fleet_rate import HOST, Connection, Fleet, Outcome, Shot, cpu_seconds, descendants, kind_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.envoy.settings import SocketAddress
@@ -63,6 +63,7 @@ class Site:
         self._port = running.port
         self._picker = SocketAddress(HOST, running.picker_port)
         self._pool: list[Connection] = []
+        self._root_pid = running.pid
         (self._picker_pid,) = [p for p in descendants(running.pid) if kind_of(p) == "picker"]
         filler = "x" * arguments.body_bytes
         self._body = {
@@ -135,6 +136,10 @@ class Site:
             watch.queue_size.append(sums[QUEUE_SIZE])
             watch.queue_bytes.append(sums[QUEUE_BYTES])
             await asyncio.sleep(WATCH_SECONDS)
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Used so far, by kind of process."""
+        return cpu_seconds(self._root_pid)
 
     def rss_bytes(self) -> int:
         """Memory of the picker."""
