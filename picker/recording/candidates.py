@@ -17,7 +17,6 @@ from picker.recording.lines import LAST_METRICS, CandidateChange
 from picker.recording.values import NotReplayableError, recordable, restored
 from picker.types import Candidate, EndpointMetrics
 
-_NOBODY: tuple[Candidate, ...] = ()
 _INT_LIMIT = 2**63
 
 
@@ -29,7 +28,7 @@ class CandidateDeltas:
 
     def __init__(self) -> None:
         self._told: dict[str, Candidate] = {}
-        self._before: Sequence[Candidate] = _NOBODY
+        self._before: Sequence[Candidate] | None = None
         self._order: tuple[str, ...] | None = None
         self._left_out: dict[str, None] = {}
 
@@ -44,7 +43,7 @@ class CandidateDeltas:
         """What is new about `candidates`, and their keys where these or their order changed."""
         self._left_out = {}
         before, new = self._before, candidates
-        if len(candidates) == len(before):
+        if before is not None and len(candidates) == len(before):
             new = [one for one, old in zip(candidates, before, strict=True) if one is not old]
             if not new:
                 return (), None
@@ -64,7 +63,7 @@ class CandidateDeltas:
     def forget(self, key: str) -> None:
         """The endpoint has left; when it comes back, everything is told."""
         self._told.pop(key, None)
-        self._before = _NOBODY
+        self._before = None
 
     def _change(self, old: Candidate | None, new: Candidate) -> CandidateChange:
         if old is None:

@@ -165,4 +165,4 @@ class DiskWriter(threading.Thread):
             self._progress.waiting_bytes -= len(batch.data)
             self._progress.claimed_bytes -= len(batch.data)
             self._progress.lost += batch.lines
-        self._series.lost_lines_total.inc(batch.lines)
+            self._series.lost_lines_total.inc(batch.lines)

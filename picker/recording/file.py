@@ -144,9 +144,9 @@ class RecordingFile:
 
     def _lose(self, lines: int) -> None:
         if lines:
-            self._series.lost_lines_total.inc(lines)
             with self._progress.lock:
                 self._progress.lost += lines
+                self._series.lost_lines_total.inc(lines)
 
     def _clear(self) -> None:
         self._buffer = []

@@ -51,7 +51,7 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[NumberedLine]:
         if len(text) >= MAX_LINE_BYTES:
             raise RecordingError(f"{path}:{number}: longer than {MAX_LINE_BYTES} bytes")
         try:
-            line = decoded(text)
+            line = decoded(text.rstrip(b"\n"))
         except _UNREADABLE as error:
             if torn is not None or number == 1:
                 raise _no_line(path, number, error) from error

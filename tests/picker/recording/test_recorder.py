@@ -1,0 +1,198 @@
+"""What is written down while requests are decided, and that it never gets into their way."""
+
+from __future__ import annotations
+
+import logging
+from random import Random
+from typing import Any
+
+import pytest
+from recorded_traffic import ListSink, Traffic
+
+from picker.config.build import DEFAULT_CONFIG
+from picker.errors import RefusedError
+from picker.framework.attributes import Attributes, DataKey
+from picker.recording.lines import (
+    AnyLine,
+    Config,
+    Decision,
+    End,
+    EndpointChange,
+    FirstPiece,
+    Header,
+    Lost,
+    decoded,
+)
+from picker.requestcontrol.pipeline import RequestPipeline
+from picker.running.in_use import pipeline_of
+from picker.types import Candidate, InferenceRequest, SchedulingResult
+
+CONFIG = DEFAULT_CONFIG.decode()
+# With a plugin that hears of responses.
+COUNTING = CONFIG.replace("- {type: prefix-cache-scorer}", "- {type: token-load-scorer}").replace(
+    "prefix-cache-scorer", "token-load-scorer"
+)
+
+
+def lines(sink: ListSink) -> list[AnyLine]:
+    """What was written."""
+    return [decoded(line) for line in sink.lines]
+
+
+def decisions(sink: ListSink) -> list[Decision]:
+    """The decisions among it."""
+    return [line for line in lines(sink) if isinstance(line, Decision)]
+
+
+async def leave(traffic: Traffic, requests: int = 1) -> None:
+    """Requests that leave."""
+    before = len(traffic.under_way)
+    while len(traffic.under_way) < before + requests:
+        await traffic.request()
+
+
+async def test_a_request_is_a_decision_a_first_piece_and_an_end() -> None:
+    """In the order in which plugins heard of it, with its number on each line."""
+    traffic = Traffic([COUNTING], 1)
+    await leave(traffic)
+    traffic.draw.random = lambda: 0.9  # type: ignore[method-assign]  # its response comes
+    traffic.ends()
+    told = [line for line in lines(traffic.sink) if not isinstance(line, EndpointChange | Header)]
+    decision, *_ = told
+    assert isinstance(decision, Decision)
+    assert decision.left
+    assert decision.result is not None
+    last = [line for line in told if getattr(line, "number", 0) == decision.number][1:]
+    assert [type(line) for line in last] == [FirstPiece, End]
+    assert last[1].usage.total_tokens == 11
+
+
+async def test_only_what_is_new_about_candidates_is_told() -> None:
+    """Of a pool of a hundred, the one endpoint that got a request."""
+    traffic = Traffic([CONFIG], 1, endpoints=100)
+    await leave(traffic, 3)
+    first, second = [one for one in decisions(traffic.sink) if one.order is None][:2] or (None, None)
+    whole = decisions(traffic.sink)[0]
+    assert len(whole.changed) > 3
+    assert first is not None
+    assert len(first.changed) <= 2
+    assert second is None or len(second.changed) <= 2
+
+
+async def test_what_the_scheduler_refuses_is_written_down_too() -> None:
+    """With the refusal, and without having left."""
+    header = Traffic([CONFIG], 5)
+    header.draw.random = lambda: 0.0  # type: ignore[method-assign]
+    await header.request()
+    header.recorder.settle()
+    (decision,) = decisions(header.sink)
+    assert decision.request.headers["prefer"] == "if-available"
+    assert decision.result is not None
+    assert not decision.left
+
+
+class _Odd:
+    """A producer whose finding no recording can hold."""
+
+    def produce(
+        self, request: InferenceRequest, candidates: Any, attributes: Attributes
+    ) -> InferenceRequest:
+        attributes.put(DataKey("Odd", "odd"), object())
+        return request
+
+
+def with_pipeline(traffic: Traffic, **changes: Any) -> None:
+    """The traffic goes through a changed pipeline from now on."""
+    pipeline = pipeline_of(traffic.assembly)
+    values = {name: getattr(pipeline, name) for name in ("parsers", "scheduler", "producers")}
+    traffic.director.use(traffic.recorder.recorded(RequestPipeline(**values | changes)))
+
+
+async def test_findings_of_unknown_types_are_named() -> None:
+    """And the decision is written all the same."""
+    traffic = Traffic([CONFIG], 1)
+    with_pipeline(traffic, producers=(_Odd(),))
+    await leave(traffic)
+    assert decisions(traffic.sink)[-1].not_replayable == ("Odd/odd",)
+
+
+class _Broken:
+    """A scheduler with a mistake in it."""
+
+    def schedule(
+        self, request: InferenceRequest, candidates: Any, attributes: Attributes, rng: Random
+    ) -> SchedulingResult:
+        raise ZeroDivisionError
+
+
+async def test_a_scheduler_that_fails_is_written_down() -> None:
+    """The client is told what it would be told without a recording."""
+    traffic = Traffic([CONFIG], 1)
+    with_pipeline(traffic, scheduler=_Broken())
+    exchange = traffic.director.begin()
+    with pytest.raises(RefusedError, match="failed to find target endpoint"):
+        await exchange.route(traffic._raw())
+    traffic.recorder.settle()
+    refusal = decisions(traffic.sink)[-1].refusal
+    assert refusal is not None
+    assert (refusal.code, refusal.message) == ("failed", "ZeroDivisionError")
+
+
+class _Unreadable(Candidate, frozen=True):
+    """A candidate that cannot be written down."""
+
+    @property
+    def attributes(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("secret of a plugin")
+
+
+async def test_a_line_that_cannot_be_made_costs_no_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is lost and logged; the next ones tell everything anew, and how many were lost."""
+    traffic = Traffic([CONFIG], 1)
+    await leave(traffic)
+    original = traffic.recorder._requests.of
+    traffic.recorder._requests.of = None  # type: ignore[method-assign, assignment]
+    with caplog.at_level(logging.ERROR):
+        await leave(traffic)
+    assert "a decision cannot be recorded" in caplog.text
+    assert traffic.sink.is_broken
+    traffic.recorder._requests.of = original  # type: ignore[method-assign]
+    await leave(traffic)
+    told = lines(traffic.sink)
+    lost = next(index for index, line in enumerate(told) if isinstance(line, Lost))
+    assert isinstance(told[lost + 1], Config)
+    assert told[lost + 1].config == CONFIG
+    after = next(line for line in told[lost:] if isinstance(line, Decision))
+    assert after.order is not None
+    assert len(after.changed) == len(after.order)
+
+
+async def test_nothing_is_looked_at_once_the_recording_has_ended() -> None:
+    """Requests go on."""
+    traffic = Traffic([CONFIG], 1)
+    traffic.sink.is_open = False
+    before = len(traffic.sink.lines)
+    await leave(traffic, 3)
+    while traffic.under_way:
+        traffic.ends()
+    assert len(traffic.sink.lines) == before
+
+
+async def test_every_decision_draws_from_a_seed_of_its_own() -> None:
+    """No two are alike."""
+    traffic = Traffic([CONFIG], 1)
+    await leave(traffic, 20)
+    seeds = [one.seed for one in decisions(traffic.sink)]
+    assert len(set(seeds)) == len(seeds) >= 20
+
+
+async def test_prompts_can_be_left_out() -> None:
+    """Their lengths are told, so that decisions that depend on these stay what they were."""
+    traffic = Traffic([CONFIG], 1, prompts=False)
+    await leave(traffic, 3)
+    for one in decisions(traffic.sink):
+        assert one.request.prompts is None
+        assert sum(one.request.prompt_bytes or ()) > 0
+    assert b"expert" not in b"".join(traffic.sink.lines)

@@ -1,0 +1,127 @@
+"""Findings as JSON: exact, and careful with what they never were."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.framework.findings import (
+    EncoderMatch,
+    EndpointLoad,
+    InFlightLoad,
+    LatencyPrediction,
+    Topology,
+)
+from picker.framework.served_models import ServedModel
+from picker.prefix.match import PrefixCacheMatchInfo
+from picker.recording.values import KNOWN, NotReplayableError, recordable, restored
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)
+COUNTS = st.dictionaries(TEXTS, st.integers(), max_size=4)
+LOADS = st.builds(EndpointLoad, st.integers(), st.integers())
+FLOATS = st.floats(allow_nan=False)
+FINDINGS = st.one_of(
+    st.builds(
+        PrefixCacheMatchInfo,
+        st.integers(),
+        st.integers(),
+        COUNTS,
+        st.dictionaries(TEXTS, COUNTS, max_size=2),
+    ),
+    st.builds(InFlightLoad, st.dictionaries(TEXTS, LOADS, max_size=4), COUNTS, st.integers()),
+    st.dictionaries(
+        TEXTS,
+        st.builds(
+            LatencyPrediction, FLOATS, FLOATS, FLOATS, FLOATS, st.booleans(), st.integers()
+        ),
+        max_size=3,
+    ),
+    st.builds(
+        EncoderMatch,
+        FLOATS,
+        st.dictionaries(TEXTS, FLOATS, max_size=3),
+        st.dictionaries(TEXTS, COUNTS, max_size=2),
+    ),
+    st.builds(Topology, TEXTS, TEXTS, TEXTS, TEXTS),
+    st.lists(st.builds(ServedModel, TEXTS, TEXTS, st.integers(), TEXTS, TEXTS)).map(tuple),
+)
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), FLOATS, TEXTS, st.binary(max_size=8), FINDINGS
+)
+HASHABLE = st.one_of(st.integers(), TEXTS, st.booleans())
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.frozensets(HASHABLE, max_size=3),
+        st.dictionaries(HASHABLE, inner, max_size=3),
+    ),
+    max_leaves=8,
+)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | FLOATS
+    | TEXTS
+    | st.sampled_from(["()", "[]", "{}", "pairs", "float", "int", "bytes", "frozenset", *KNOWN]),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+def through_json(value: Any) -> Any:
+    """As it comes out of a file."""
+    return restored(json.loads(json.dumps(recordable(value), allow_nan=False)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(VALUES)
+def test_every_value_comes_back_as_it_was(value: Any) -> None:
+    """Types included: a tuple stays one, and 1 is neither 1.0 nor true."""
+    back = through_json(value)
+    assert back == value
+    assert type(back) is type(value)
+    assert repr(back) == repr(value) or isinstance(value, frozenset | dict | list | tuple)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 2**64, -(2**70)])
+def test_numbers_that_json_has_not_come_back_too(value: float) -> None:
+    """Infinities, no number at all, and whole numbers beyond 64 bits."""
+    back = through_json(value)
+    assert back == value or (math.isnan(back) and math.isnan(value))
+    assert type(back) is type(value)
+
+
+def test_live_views_are_taken_as_they_are_at_that_moment() -> None:
+    """What changes later does not change the line."""
+    loads = {"default/a": EndpointLoad(1, 10)}
+    told = recordable(InFlightLoad(MappingProxyType(loads), {}, 5))
+    loads["default/a"] = EndpointLoad(2, 20)
+    assert restored(told).by_endpoint == {"default/a": EndpointLoad(1, 10)}
+
+
+def test_types_that_nobody_knows_are_named() -> None:
+    """So that the recording can say what it lacks."""
+    with pytest.raises(NotReplayableError, match="complex"):
+        recordable({"a": (1, 2j)})
+
+
+@settings(max_examples=300, deadline=None)
+@given(JSON)
+def test_nonsense_raises_a_value_error_and_nothing_else(value: Any) -> None:
+    """Or is a value after all."""
+    try:
+        restored(value)
+    except ValueError:
+        return
+    assert not isinstance(value, dict)
