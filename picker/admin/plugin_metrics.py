@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from picker.config.build import Assembly
 from picker.datalayer.inflight import InflightLoad
 from picker.framework.findings import EndpointLoad, FlowLoads
+from picker.framework.flow import ProgramShare, SharesByProgram
 from picker.metrics import Collector, Metric, PickerMetrics, gauge_family
 
 FLOW_LABELS = ("endpoint_name", "namespace", "producer_name", "fairness_id", "priority")
+PROGRAM = ("program_id",)
 Row = tuple[str, str, str, str, str]
 _NOTHING = EndpointLoad()
 
@@ -48,6 +50,7 @@ class PluginCollector(Collector):
         yield requests
         yield tokens
         yield self._revisions(assembly)
+        yield from self._programs(assembly)
 
     def _whole(self) -> dict[Row, EndpointLoad]:
         rows: dict[Row, EndpointLoad] = {}
@@ -81,3 +84,37 @@ class PluginCollector(Collector):
             for revision, share in screener.recorder.shares().items():
                 shares.add_metric((*labels, mode, revision), share)
         return shares
+
+    def _programs(self, assembly: Assembly) -> Iterator[Metric]:
+        """What fairness policies know of programs; those that are too many fall together."""
+        shares: dict[str, list[ProgramShare]] = {}
+        for one in assembly.instances.values():
+            if isinstance(one.plugin, SharesByProgram):
+                for program, share in one.plugin.program_shares().items():
+                    shares.setdefault(self._metrics.fairness_label(program), []).append(share)
+        attained = {
+            label: sum(one.attained_tokens for one in found) for label, found in shares.items()
+        }
+        waits = gauge_family(
+            "program_aware_avg_wait_time_milliseconds",
+            "How long requests of a program waited on average.",
+            PROGRAM,
+        )
+        tokens = gauge_family(
+            "program_aware_attained_service_tokens",
+            "Tokens that a program was served lately, completion tokens twice.",
+            PROGRAM,
+        )
+        for label, found in shares.items():
+            waited = sum(one.average_wait_seconds for one in found) / len(found)
+            waits.add_metric((label,), waited * 1000)
+            tokens.add_metric((label,), attained[label])
+        index = gauge_family(
+            "program_aware_jains_fairness_index",
+            "How equally programs were served lately: 1 is equally, 1/n is one of n alone.",
+            (),
+        )
+        squares = sum(value * value for value in attained.values())
+        if squares:
+            index.add_metric((), sum(attained.values()) ** 2 / (len(attained) * squares))
+        yield from (index, waits, tokens)

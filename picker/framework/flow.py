@@ -87,9 +87,11 @@ class FairnessPolicy(Protocol):
 
 
 class ProgramShare(msgspec.Struct, frozen=True):
-    """What one program (fairness id) got of a pool: tokens, and how long its requests waited."""
+    """What one program (fairness id) got of a pool: the service that counts for it now, and how
+    long its requests waited.
+    """
 
-    tokens: float
+    attained_tokens: float
     average_wait_seconds: float
 
 

@@ -50,7 +50,6 @@ class _Program:
 
     seen_at_seconds: float
     service: float = 0.0
-    tokens: float = 0.0
     dispatched: int = 0
     waited_seconds: float = 0.0
 
@@ -66,6 +65,7 @@ class ProgramLedger:
         self._parameters = parameters
         self._programs: dict[str, _Program] = {}
         self._begun_at_seconds: float | None = None
+        self._last_halvings = 0.0
         self._swept_at_seconds = -math.inf
         self.changes = 0  # of services, so that bands know when to compare anew
 
@@ -75,11 +75,10 @@ class ProgramLedger:
         return 0.0 if known is None else known.service
 
     def shares(self) -> Mapping[str, ProgramShare]:
-        """All programs."""
+        """All programs, with their service as of the last completion."""
+        scale = 0.5**self._last_halvings
         return {
-            name: ProgramShare(
-                one.tokens, one.waited_seconds / one.dispatched if one.dispatched else 0.0
-            )
+            name: ProgramShare(one.service * scale, one.waited_seconds / max(1, one.dispatched))
             for name, one in self._programs.items()
         }
 
@@ -94,7 +93,6 @@ class ProgramLedger:
         """A response said what it used."""
         program = self._seen(item.flow, now_seconds)
         tokens = usage.prompt_tokens + COMPLETION_WEIGHT * usage.completion_tokens
-        program.tokens += tokens
         program.service += tokens * 2.0 ** self._halvings(now_seconds)
         self.changes += 1
         self._sweep(now_seconds)
@@ -110,10 +108,11 @@ class ProgramLedger:
             self._begun_at_seconds = now_seconds
         halvings = (now_seconds - self._begun_at_seconds) / self._parameters.las_half_life_seconds
         if halvings <= _MAX_HALVINGS:
+            self._last_halvings = halvings
             return halvings
         for program in self._programs.values():
             program.service *= 2.0 ** -min(halvings, 1000.0)
-        self._begun_at_seconds = now_seconds
+        self._begun_at_seconds, self._last_halvings = now_seconds, 0.0
         self.changes += 1
         return 0.0
 

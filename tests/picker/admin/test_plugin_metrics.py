@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from configured_requests import PROMPT, routing
 
+from picker.framework.flow import QueuedRequest
 from picker.label_caps import MAX_NAMES
-from picker.types import Endpoint, FinishCause
+from picker.types import Api, Endpoint, FinishCause, InferenceRequest, ParsedBody, Usage
 
 REQUESTS, TOKENS = "llm_d_epp_inflight_requests", "llm_d_epp_inflight_tokens"
 ONE = [Endpoint("a", "10.0.0.1", 8000, "ns")]
@@ -54,3 +55,29 @@ async def test_tenants_that_are_too_many_fall_together() -> None:
     rows = house.told(REQUESTS)
     assert len(rows) == MAX_NAMES + 1
     assert sum(rows.values()) == len(exchanges)
+
+
+PROGRAMS = """
+featureGates: [flowControl]
+plugins: [{type: program-aware-fairness}]
+flowControl: {defaultPriorityBand: {fairnessPolicyRef: program-aware-fairness}}
+"""
+
+
+def test_what_programs_were_served_is_told() -> None:
+    """How equally, how much, and how long they waited."""
+    house = routing(PROGRAMS)
+    names = ("attained_service_tokens", "avg_wait_time_milliseconds", "jains_fairness_index")
+    tokens, waits, index = (f"llm_d_epp_program_aware_{name}" for name in names)
+    assert house.told(tokens) == house.told(waits) == house.told(index) == {}
+    settings = house.assembly.flow_control
+    assert settings is not None
+    band = settings.default_band.fairness.for_band(0)
+    for sequence, (program, used) in enumerate((("a", 300), ("b", 100))):
+        request = InferenceRequest("r", {}, ParsedBody(Api.RAW), "m", "m", fairness_id=program)
+        item = QueuedRequest(request, sequence, 1.0)
+        band.dispatched(item, 1.5)
+        band.completed(item, Usage(used), 2.0)
+    assert house.told(tokens) == {("a",): 300, ("b",): 100}
+    assert house.told(waits) == {("a",): 500, ("b",): 500}
+    assert house.told(index) == {(): 400**2 / (2 * (300**2 + 100**2))}

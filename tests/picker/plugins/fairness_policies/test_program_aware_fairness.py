@@ -93,7 +93,7 @@ def test_programs_are_forgotten(queue: Callable[..., Any]) -> None:
 
 
 def test_it_says_what_each_program_got(queue: Callable[..., Any]) -> None:
-    """Tokens, and how long its requests waited on average."""
+    """Its service, faded as it counts now, and how long its requests waited on average."""
     policy = _policy()
     assert isinstance(policy, SharesByProgram)
     band = queue(policy.for_band(0))
@@ -102,7 +102,8 @@ def test_it_says_what_each_program_got(queue: Callable[..., Any]) -> None:
         band.now += waited
         band.complete(band.dispatch(), Usage(10, 5))
     share = policy.program_shares()["a"]
-    assert (share.tokens, share.average_wait_seconds) == (40, 2.0)
+    assert share.average_wait_seconds == 2.0
+    assert share.attained_tokens == pytest.approx(20 + 20 * 0.5 ** (3.0 / HALF_LIFE))
 
 
 def _best(
