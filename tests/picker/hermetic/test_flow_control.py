@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 from ext_proc_stream import DESTINATION
-from flow_scene import FAIRNESS, OBJECTIVE, config, flow_scene, headers_of, status_of
 from metrics_pages import page, pods, serving
+from waiting_requests import FAIRNESS, OBJECTIVE, config, headers_of, status_of, waiting_scene
 
 PRIORITIES = {"critical": 10, "standard": 0, "sheddable": -5}
 
 
 async def test_a_full_pool_holds_requests_until_a_slot_is_free(tmp_path: Path) -> None:
     """The end of one request is what lets the next one go; nobody polls."""
-    async with flow_scene(tmp_path, config()) as scene:
+    async with waiting_scene(tmp_path, config()) as scene:
         first = await scene.serve()
         second = await scene.wait(1)
         third = await scene.wait(2)
@@ -32,7 +32,7 @@ async def test_a_full_pool_holds_requests_until_a_slot_is_free(tmp_path: Path) -
 
 async def test_a_full_queue_refuses_at_once(tmp_path: Path) -> None:
     """429 with its reason and when to come back; those that wait are none the worse."""
-    async with flow_scene(tmp_path, config("  maxRequests: 1")) as scene:
+    async with waiting_scene(tmp_path, config("  maxRequests: 1")) as scene:
         first = await scene.serve()
         second = await scene.wait(1)
         told = await (await scene.ask({FAIRNESS: "tenant"})).answer()
@@ -50,7 +50,7 @@ async def test_a_full_queue_refuses_at_once(tmp_path: Path) -> None:
 
 async def test_a_body_that_is_too_large_to_wait_does_not(tmp_path: Path) -> None:
     """A request takes its bytes of the queue, and gives them back."""
-    async with flow_scene(tmp_path, config("  maxBytes: 100")) as scene:
+    async with waiting_scene(tmp_path, config("  maxBytes: 100")) as scene:
         first = await scene.serve()
         second = await scene.wait(1)
         assert status_of(await (await scene.ask()).answer()) == 429
@@ -65,7 +65,7 @@ async def test_a_body_that_is_too_large_to_wait_does_not(tmp_path: Path) -> None
 
 async def test_nobody_waits_longer_than_he_may(tmp_path: Path) -> None:
     """429 where there is somebody to serve it, in time of its own."""
-    async with flow_scene(tmp_path, config("  defaultRequestTTL: 50ms")) as scene:
+    async with waiting_scene(tmp_path, config("  defaultRequestTTL: 50ms")) as scene:
         first = await scene.serve()
         told = await (await scene.ask()).answer()
         assert status_of(told) == 429
@@ -77,7 +77,7 @@ async def test_nobody_waits_longer_than_he_may(tmp_path: Path) -> None:
 
 async def test_an_empty_pool_is_waited_for(tmp_path: Path) -> None:
     """A pool that is scaled from zero serves what came before it."""
-    async with flow_scene(tmp_path, config(), []) as scene:
+    async with waiting_scene(tmp_path, config(), []) as scene:
         assert (await scene.picker.get("/readyz"))[0] == 200
         waiter = await scene.wait(1)
         (pod,) = pods(page())
@@ -90,7 +90,7 @@ async def test_an_empty_pool_is_waited_for(tmp_path: Path) -> None:
 
 async def test_an_empty_pool_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     """503: there is nobody."""
-    async with flow_scene(tmp_path, config("  noEndpointRequestTTL: 50ms"), []) as scene:
+    async with waiting_scene(tmp_path, config("  noEndpointRequestTTL: 50ms"), []) as scene:
         told = await (await scene.ask()).answer()
         assert status_of(told) == 503
         assert headers_of(told)["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
@@ -99,7 +99,7 @@ async def test_an_empty_pool_is_not_waited_for_for_ever(tmp_path: Path) -> None:
 
 async def test_a_client_that_leaves_gives_up_its_place(tmp_path: Path) -> None:
     """In the queue, and in the counters."""
-    async with flow_scene(tmp_path, config("  maxRequests: 1")) as scene:
+    async with waiting_scene(tmp_path, config("  maxRequests: 1")) as scene:
         first = await scene.serve()
         second = await scene.wait(1)
         await second.leave()
@@ -114,7 +114,7 @@ async def test_a_client_that_leaves_gives_up_its_place(tmp_path: Path) -> None:
 
 async def test_a_higher_priority_always_goes_first(tmp_path: Path) -> None:
     """Whoever came first; and what waits longest within one."""
-    async with flow_scene(tmp_path, config(), objectives=PRIORITIES) as scene:
+    async with waiting_scene(tmp_path, config(), objectives=PRIORITIES) as scene:
         running = await scene.serve()
         order = ("sheddable", "standard", "critical", "critical")
         waiters = [
@@ -133,7 +133,7 @@ async def test_a_higher_priority_always_goes_first(tmp_path: Path) -> None:
 async def test_tenants_take_turns_where_that_is_asked_for(tmp_path: Path) -> None:
     """One that floods waits behind itself alone."""
     section = "  defaultPriorityBand: {fairnessPolicyRef: round-robin-fairness-policy}"
-    async with flow_scene(tmp_path, config(section)) as scene:
+    async with waiting_scene(tmp_path, config(section)) as scene:
         running = await scene.serve()
         flood = [await scene.wait(number, {FAIRNESS: "a"}) for number in range(1, 5)]
         other = await scene.wait(5, {FAIRNESS: "b"})
@@ -150,7 +150,7 @@ async def test_tenants_take_turns_where_that_is_asked_for(tmp_path: Path) -> Non
 
 async def test_a_request_without_a_body_does_not_wait(tmp_path: Path) -> None:
     """And the slot that it frees is not lost to those that do."""
-    async with flow_scene(tmp_path, config()) as scene:
+    async with waiting_scene(tmp_path, config()) as scene:
         running = await scene.serve()
         async with scene.picker.stream() as listing:
             await listing.request_headers(path="/v1/models", ends=True)
@@ -167,7 +167,7 @@ async def test_a_request_without_a_body_does_not_wait(tmp_path: Path) -> None:
 async def test_the_subset_holds_after_the_wait(tmp_path: Path) -> None:
     """The pool as a whole decides who waits, the subset where it goes."""
     two = pods(page(), page())
-    async with flow_scene(tmp_path, config(), two) as scene:
+    async with waiting_scene(tmp_path, config(), two) as scene:
         running = {}
         for _ in two:
             request = await scene.serve()
@@ -188,7 +188,9 @@ async def test_metrics_that_nobody_can_read_do_not_stop_a_pool(
     """What was known last, and what is under way, is what counts then."""
     text = config().replace("pluginRef: concurrency-detector", "pluginRef: utilization-detector")
     (pod,) = pods(page() if is_known else None)
-    async with flow_scene(tmp_path, text, [pod], metrics_staleness_threshold_seconds=0.2) as scene:
+    async with waiting_scene(
+        tmp_path, text, [pod], metrics_staleness_threshold_seconds=0.2
+    ) as scene:
         pod.page = None
         await scene.picker.knows(pod.name)
         for _ in range(3):

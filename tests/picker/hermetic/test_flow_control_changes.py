@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from flow_scene import FAIRNESS, OBJECTIVE, Waiter, config, flow_scene, headers_of, status_of
+from waiting_requests import (
+    FAIRNESS,
+    OBJECTIVE,
+    Waiter,
+    config,
+    headers_of,
+    status_of,
+    waiting_scene,
+)
 from whole_picker import until
 
 from picker.config.load import load_config
@@ -19,7 +27,7 @@ REASON = "x-llm-d-request-dropped-reason"
 
 async def test_flow_control_that_is_turned_off_holds_nobody(tmp_path: Path) -> None:
     """Those that wait go, and those that come after them do not wait."""
-    async with flow_scene(tmp_path, config()) as scene:
+    async with waiting_scene(tmp_path, config()) as scene:
         requests = [await scene.serve(), await scene.wait(1), await scene.wait(2)]
         scene.use(config(gate=False))
         for waiter in requests[1:]:
@@ -32,7 +40,7 @@ async def test_flow_control_that_is_turned_off_holds_nobody(tmp_path: Path) -> N
 
 async def test_flow_control_that_is_turned_on_counts_what_is_under_way(tmp_path: Path) -> None:
     """The slot of a request that came before frees one for those that wait."""
-    async with flow_scene(tmp_path, config(gate=False)) as scene:
+    async with waiting_scene(tmp_path, config(gate=False)) as scene:
         before = [await scene.serve(), await scene.serve()]
         scene.use(config())
         waiter = await scene.wait(1)
@@ -46,7 +54,7 @@ async def test_flow_control_that_is_turned_on_counts_what_is_under_way(tmp_path:
 
 async def test_what_waits_waits_on_by_the_new_configuration(tmp_path: Path) -> None:
     """More room lets some go at once; lower caps refuse nobody who waits, but those who come."""
-    async with flow_scene(tmp_path, config()) as scene:
+    async with waiting_scene(tmp_path, config()) as scene:
         requests = [await scene.serve(), *[await scene.wait(n) for n in (1, 2, 3)]]
         scene.use(config("  maxRequests: 1", at_once=2))
         await requests[1].destination()
@@ -61,7 +69,7 @@ async def test_what_waits_waits_on_by_the_new_configuration(tmp_path: Path) -> N
 
 async def test_a_configuration_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
     """Whoever waits goes on waiting."""
-    async with flow_scene(tmp_path, config()) as scene:
+    async with waiting_scene(tmp_path, config()) as scene:
         requests = [await scene.serve(), await scene.wait(1)]
         with pytest.raises(ConfigError):
             scene.use(config("  maxRequests: -1"))
@@ -74,7 +82,7 @@ async def test_a_configuration_that_cannot_be_used_changes_nothing(tmp_path: Pat
 
 async def test_a_drain_serves_those_that_wait(tmp_path: Path) -> None:
     """They came in time; the picker ends when the last of them has been served."""
-    async with flow_scene(tmp_path, config()) as scene:
+    async with waiting_scene(tmp_path, config()) as scene:
         requests = [await scene.serve(), await scene.wait(1)]
         scene.picker.picker.stop()
 
@@ -94,7 +102,7 @@ async def test_a_drain_that_is_over_refuses_those_that_wait(
 ) -> None:
     """503, so that they are asked again elsewhere: after a second signal, or when time is up."""
     seconds = 30.0 if is_hurried else 0.05
-    async with flow_scene(tmp_path, config(), drain_timeout_seconds=seconds) as scene:
+    async with waiting_scene(tmp_path, config(), drain_timeout_seconds=seconds) as scene:
         await scene.serve()
         waiter = await scene.wait(1)
         scene.picker.picker.stop()
@@ -112,7 +120,7 @@ async def test_a_request_under_way_is_stopped_for_a_better_one(
 ) -> None:
     """429, which a proxy makes a reset once the response has begun; its place is taken."""
     text = config("  enableEviction: true")
-    async with flow_scene(tmp_path, text, objectives=PRIORITIES) as scene:
+    async with waiting_scene(tmp_path, text, objectives=PRIORITIES) as scene:
         victim = await scene.serve({OBJECTIVE: "sheddable", FAIRNESS: "batch"})
         if is_streaming:
             await victim.stream.response_headers({"content-type": "text/event-stream"})
@@ -135,7 +143,7 @@ async def test_a_request_under_way_is_stopped_for_a_better_one(
 async def test_a_request_that_may_not_be_stopped_is_waited_for(tmp_path: Path) -> None:
     """Only those that may be shed make room."""
     text = config("  enableEviction: true")
-    async with flow_scene(tmp_path, text, objectives=PRIORITIES) as scene:
+    async with waiting_scene(tmp_path, text, objectives=PRIORITIES) as scene:
         running: Waiter = await scene.serve()
         better = await scene.wait(1, {OBJECTIVE: "critical"})
         assert better.waits
