@@ -91,7 +91,9 @@ def expected_hits(decision: Decision, key: str) -> tuple[int, int]:
     found: tuple[PrefixCacheMatchInfo, ...] = decision.attributes.of_type(MATCH_INFO)
     if not found:
         return 0, 0
-    whole = max(one.total_blocks * one.block_size_tokens for one in found)
-    matched = max(one.match_blocks.get(key, 0) * one.block_size_tokens for one in found)
+    matched = whole = 0
+    for one in found:
+        matched = max(matched, one.match_blocks.get(key, 0) * one.block_size_tokens)
+        whole = max(whole, one.total_blocks * one.block_size_tokens)
     prompt = decision.request.num_tokens or whole
     return prompt, min(matched, prompt)

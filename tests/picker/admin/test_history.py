@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.admin.history import History, Sample
+from picker.admin.history import MOST_SAMPLES, History, Sample
 
 VALUES = st.one_of(st.none(), st.integers(0, 10_000).map(float))
 
@@ -62,3 +62,12 @@ def test_a_ring_is_the_end_of_a_list(values: list[float | None], size: int, coun
     series = history.view(count).endpoints.get("a")
     assert (series.inflight if series else ()) == tuple(values[-min(size, count) :])
     assert history.latest("a").inflight == pytest.approx(values[-1] if values else None)
+
+
+def test_a_view_of_many_endpoints_is_bounded() -> None:
+    """Whoever looks at thousands of endpoints gets fewer samples of each."""
+    history = History(4)
+    samples = {str(number): Sample(running=number) for number in range(MOST_SAMPLES // 2)}
+    for _ in range(3):
+        history.record(samples)
+    assert history.view(4).endpoints["7"].running == (7.0, 7.0)
