@@ -199,8 +199,9 @@ class FlowController:
             self._core.look(began)
         finally:
             self._telling.cycled(self._clock() - began)
-            if self._core.has_more:
-                self._ask()
+            load = self._core.judge.load
+            if self._core.has_more or load.is_behind:
+                self._ask(0.0 if self._core.has_more else load.settle_seconds)
             self._set_timer()
 
     def _set_timer(self) -> None:

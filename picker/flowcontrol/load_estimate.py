@@ -26,6 +26,7 @@ LARGE_POOL = 64
 MAX_AGE_SECONDS = 0.05  # detectors know of time
 SECONDS_PER_ENDPOINT = 20e-6
 _SHARE = 16
+_TIMER_SECONDS = 0.001  # a timer of the event loop may be that early
 
 
 class _NoDetector:
@@ -67,7 +68,12 @@ class LoadEstimate:
     def settle_seconds(self) -> float:
         """How long changes of the pool may be left to gather."""
         size = self._base.num_endpoints
-        return size * SECONDS_PER_ENDPOINT if size >= LARGE_POOL else 0.0
+        return size * SECONDS_PER_ENDPOINT + _TIMER_SECONDS if size >= LARGE_POOL else 0.0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the pool has changed and nobody has looked since."""
+        return self._pool_changed
 
     def use(self, detector: SaturationDetector | None) -> None:
         """Ask another detector from now on; None: none."""
@@ -98,12 +104,9 @@ class LoadEstimate:
 
     def at(self, now_seconds: float) -> PoolLoad:
         """How full the pool is."""
-        age = now_seconds - self._worked_out_at
-        if self._known is not None and age <= MAX_AGE_SECONDS:
-            return self._known
-        if self._is_stale(age):
+        if self._is_stale(now_seconds - self._worked_out_at):
             self._work_out(now_seconds)
-        else:
+        elif self._known is None:
             self._known = self._estimated()
         return self._known or self._base
 
@@ -114,7 +117,11 @@ class LoadEstimate:
 
     def _is_stale(self, age_seconds: float) -> bool:
         size = self._base.num_endpoints
-        if size < LARGE_POOL or age_seconds > MAX_AGE_SECONDS or self._changes * _SHARE >= size:
+        if age_seconds > MAX_AGE_SECONDS:
+            return True
+        if size < LARGE_POOL:
+            return self._known is None
+        if self._changes * _SHARE >= size:
             return True
         return self._pool_changed and age_seconds >= size * SECONDS_PER_ENDPOINT
 

@@ -80,7 +80,7 @@ class Band:
         self.num_requests += 1
         self.num_bytes += item.size_bytes
         first = flow.heap.first()
-        if first is not None and first[1] is item:
+        if first is not None and first[1].sequence == item.sequence:
             self.fairness.head_changed(name, item, rank)
 
     def delete(self, item: QueuedRequest, now_seconds: float) -> None:
@@ -91,7 +91,7 @@ class Band:
         flow.num_bytes -= item.size_bytes
         self.num_requests -= 1
         self.num_bytes -= item.size_bytes
-        if before is None or before[1] is not item:
+        if before is None or before[1].sequence != item.sequence:
             return
         after = flow.heap.first()
         if after is not None:

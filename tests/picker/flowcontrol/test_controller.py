@@ -194,11 +194,11 @@ async def test_without_a_time_to_live_requests_wait_for_ever() -> None:
     """Also without endpoints."""
     scene = Scene(Pool(0), request_ttl_seconds=None, no_endpoint_ttl_seconds=None)
     client = await scene.arrive()
-    await asyncio.sleep(100_000)
+    await asyncio.sleep(1000)
     assert client.waits
     await scene.resize(1)
     assert client.ticket is not None
-    assert client.ticket.queue_seconds == pytest.approx(100_000, rel=0.01)
+    assert client.ticket.queue_seconds == pytest.approx(1000, rel=0.01)
 
 
 async def test_an_empty_pool_holds_requests_until_it_has_endpoints() -> None:

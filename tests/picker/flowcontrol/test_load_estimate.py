@@ -1,0 +1,97 @@
+"""The load of a large pool is known without looking at all of it each time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from flow_scene import Pool, Slots
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.flowcontrol.load_estimate import LARGE_POOL, LoadEstimate
+from picker.framework.attributes import Attributes
+from picker.framework.disaggregation import ROLE_LABEL
+from picker.types import Candidate
+
+
+class Steps(Slots):
+    """Counts only what is above two at an endpoint, as a detector that looks at queues does."""
+
+    def saturation(
+        self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
+    ) -> float:
+        """Mean of what waits, by four."""
+        self.asked += 1
+        waiting = sum(max(0, one.inflight_requests - 2) for one in candidates)
+        return waiting / 4 / len(candidates)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(0, 9),
+    st.sampled_from([1, 5, LARGE_POOL, 200]),
+    st.booleans(),
+    st.sampled_from([Slots, Steps]),
+)
+def test_an_estimate_is_as_good_as_a_look(
+    seed: int, size: int, has_roles: bool, kind: type[Slots]
+) -> None:
+    """Off by no more than what a sixteenth of a request for each endpoint weighs."""
+    rng, pool = Random(seed), Pool(size, {ROLE_LABEL: "both"} if has_roles else None)
+    estimate, exact = LoadEstimate(pool), LoadEstimate(pool)
+    detector = kind(4)
+    estimate.use(detector)
+    let_in, under_way = 0, []
+    for _ in range(400):
+        step = rng.random()
+        if step < 0.5:
+            let_in += 1
+            estimate.entered(5)
+        elif step < 0.75 and let_in:
+            let_in -= 1
+            key = min(pool.endpoints, key=lambda one: pool.under_way[one.key]).key
+            under_way.append(key)
+            pool.under_way[key] += 1
+            estimate.left(5)
+        elif under_way:
+            pool.under_way[under_way.pop(rng.randrange(len(under_way)))] -= 1
+            estimate.ended(5, has_left=True)
+        exact.use(kind(4))
+        exact.let_in = estimate.let_in
+        exact.pool_changed()
+        found, expected = estimate.at(0.0), exact.at(0.0)
+        weight = 1 / 4 / size
+        allowed = 0.0 if size < LARGE_POOL else (size / 16 + 1) * weight
+        assert found.effective == pytest.approx(expected.effective, abs=allowed + 1e-9)
+        assert found.stages.keys() == expected.stages.keys()
+    assert estimate.let_in.requests == let_in
+    estimate.check_integrity()
+    if size >= LARGE_POOL:
+        looks = 400 / (size / 16) + 2
+        assert detector.asked <= 2 * looks * (2 if has_roles else 1)
+
+
+def test_nothing_is_asked_while_nothing_changes() -> None:
+    """Until it is old."""
+    detector, estimate = Slots(), LoadEstimate(Pool(3))
+    estimate.use(detector)
+    for _ in range(5):
+        estimate.at(10.0)
+    assert detector.asked == 1
+    estimate.at(10.1)
+    assert detector.asked == 2
+
+
+def test_changes_of_a_large_pool_gather() -> None:
+    """For 20 µs an endpoint; those of a small one are seen at once."""
+    for size, at_once in ((3, True), (1000, False)):
+        pool, detector = Pool(size), Slots()
+        estimate = LoadEstimate(pool)
+        estimate.use(detector)
+        estimate.at(1.0)
+        pool.under_way.update(one.key for one in pool.endpoints)
+        estimate.pool_changed()
+        assert (estimate.at(1.001).effective == 1.0) is at_once
+        assert estimate.at(1.021).effective == 1.0
