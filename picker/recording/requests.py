@@ -6,7 +6,7 @@ from picker.recording.lines import RequestLine
 from picker.recording.privacy import Digests, HeaderPrivacy, bounded, private_features, readable
 from picker.types import Api, InferenceRequest, ParsedBody
 
-MAX_PROMPT_BYTES = 2**30
+MAX_PROMPT_BYTES = 2**28
 
 
 class RequestLines:
