@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -62,7 +63,7 @@ def _written(value: Any, annotation: Any) -> Any:
     if get_origin(shape) is Annotated:
         shape = get_args(shape)[0]
     if isinstance(value, dict) and isinstance(shape, type) and issubclass(shape, msgspec.Struct):
-        kinds = {field.encode_name: field.type for field in msgspec.structs.fields(shape)}
+        kinds = {field.encode_name: field.type for field in _fields(shape)}
         return {
             key: _written(one, kinds.get(key, Any))
             for key, one in value.items()
@@ -108,7 +109,7 @@ def _walk_struct(value: Any, shape: type[msgspec.Struct], at: Path, findings: Fi
     if not isinstance(value, dict):
         findings.error(at, f"expected a mapping, got {_kind(value)}")
         return _ABSENT
-    fields = {field.encode_name: field for field in msgspec.structs.fields(shape)}
+    fields = {field.encode_name: field for field in _fields(shape)}
     for key in value:
         if key not in fields:
             _tell_unknown((*at, str(key)), key, tuple(fields), findings)
@@ -142,8 +143,14 @@ def _walk_list(value: Any, element: Any, at: Path, findings: Findings) -> Any:
 
 def _hole(shape: type[msgspec.Struct]) -> Any:
     """A struct of defaults, with "" for what has none."""
-    required = {field.name: "" for field in msgspec.structs.fields(shape) if field.required}
+    required = {field.name: "" for field in _fields(shape) if field.required}
     return shape(**required)
+
+
+@cache
+def _fields(shape: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """What msgspec works out of the annotations each time it is asked."""
+    return msgspec.structs.fields(shape)
 
 
 def _required(annotation: Any) -> tuple[Any, bool]:

@@ -83,11 +83,11 @@ class InvalidConfigError(ConfigError):
 class Findings:
     """Owns what was found while one configuration is read and built; iterates in file order.
 
-    Of more than `MAX_FINDINGS` the last to be told is that there are others.
+    Of more than `limit` the last to be told is that there are others.
     """
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, source: Source, limit: int = MAX_FINDINGS) -> None:
+        self._source, self._limit = source, limit
         self._found: dict[Finding, None] = {}  # a set that keeps its order
         self._has_errors = False
         self._left_out, self._gravest = 0, Severity.WARNING
@@ -135,7 +135,7 @@ class Findings:
 
     def _is_left_out(self, severity: Severity) -> bool:
         """Whether there are enough already; then one more is counted."""
-        if len(self._found) < MAX_FINDINGS:
+        if len(self._found) < self._limit:
             return False
         self._left_out += 1
         if severity is Severity.ERROR:

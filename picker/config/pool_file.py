@@ -8,8 +8,8 @@ warning. JSON is YAML too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -136,7 +136,7 @@ class _Reading:
         if not _has_key(root, "kind"):
             self._read_endpoints(constructed(loader, root), source)
             return
-        findings = Findings(source)
+        findings = self._room(source)
         document = as_plain(loader, root, self._name, findings)
         if findings.has_errors:
             self._skip(findings, "")
@@ -157,14 +157,14 @@ class _Reading:
             text = "a second list of endpoints, where only one may be"
             raise unusable(self._name, text, source.root.start_mark)
         self.endpoints = listed
-        findings = Findings(source)
+        findings = self._room(source)
         for problem in listed.problems:
             findings.error(problem.path, problem.text)
         self._num_skipped += len(listed.problems)
         self._tell(findings)
 
     def _read_list(self, document: Any, source: Source) -> None:
-        findings = Findings(source)
+        findings = self._room(source)
         decoded = decode(document, _ObjectList, (), findings)
         if decoded is not None and decoded.api_version != _LIST_API_VERSION:
             text = f"{_shown(decoded.api_version)} is unknown"
@@ -177,7 +177,7 @@ class _Reading:
 
     def _read_object(self, document: Any, at: Path, source: Source) -> None:
         self.num_objects += 1
-        findings = Findings(source)
+        findings = self._room(source)
         decoded = _decoded(document, at, findings)
         if decoded is not None and not findings.has_errors:
             if decoded.spec.pool_ref.names(self._pool):
@@ -215,13 +215,16 @@ class _Reading:
         self._num_skipped += 1
         self._tell(findings, called)
 
-    def _tell(self, findings: Iterable[Finding], called: str = "") -> None:
+    def _tell(self, findings: Findings, called: str = "") -> None:
         """Keep what was found, so long as there is not too much of it."""
-        for one in findings:
-            if len(self._findings) >= MAX_FINDINGS:
-                self._is_cut = True
-                return
+        room = MAX_FINDINGS - len(self._findings)
+        self._is_cut |= len(findings) > room
+        for one in islice(findings, room):
             self._findings.append(replace(one, message=f"{called}{one.message}"))
+
+    def _room(self, source: Source) -> Findings:
+        """For what is found in a document; what would not be told is not worked out."""
+        return Findings(source, MAX_FINDINGS - len(self._findings))
 
 
 def _decoded(document: Any, at: Path, findings: Findings) -> PolicyObject | None:

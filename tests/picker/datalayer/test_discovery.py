@@ -159,3 +159,48 @@ def test_a_reload_of_a_broken_file_keeps_the_endpoints(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not valid YAML"):
         discovery.load()
     assert len(store.snapshot().candidates) == 1
+
+
+OBJECTIVE = """\
+---
+apiVersion: llm-d.ai/v1alpha2
+kind: InferenceObjective
+metadata: {name: chat}
+spec: {poolRef: {name: default}, priority: 5}
+"""
+
+
+async def test_objectives_change_with_the_endpoints(tmp_path: Path) -> None:
+    """Who hears of other endpoints finds the rules of the same file; a broken file keeps both."""
+    path = tmp_path / "endpoints.yaml"
+    path.write_text(ONE)
+    async with watching(path) as watched:
+        known: list[int | None] = []
+        watched.store.subscribe(lambda _: known.append(watched.rules.priority("chat")))
+        path.write_text(TWO + OBJECTIVE)
+        assert await watched.next() == ["a", "b"]
+        path.write_text(OBJECTIVE)
+        replacement = tmp_path / "endpoints.yaml.new"
+        replacement.write_text(ONE + OBJECTIVE.replace("5", "6"))
+        os.replace(replacement, path)
+        assert await watched.next() == ["a"]
+        path.write_text("endpoints: []\n")
+        assert await watched.next() == []
+    assert known == [5, 6, None]
+
+
+def test_what_is_skipped_and_what_is_warned_of_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only what is skipped counts as an error."""
+    path = tmp_path / "endpoints.yaml"
+    other = OBJECTIVE.replace("name: default", "name: other").replace("chat", "far")
+    path.write_text(ONE + OBJECTIVE + OBJECTIVE.replace("5", "five") + other)
+    watched = Watched(path)
+    assert watched.rules.current.priorities == (5,)
+    assert (
+        "skipped " + str(path) + ":11:31: spec.priority: InferenceObjective 'chat'" in caplog.text
+    )
+    assert ":16:8: spec.poolRef: InferenceObjective 'far': is for the InferencePool" in caplog.text
+    value = watched.metrics.registry.get_sample_value("pointsman_discovery_errors_total")
+    assert value == 1
