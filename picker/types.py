@@ -225,22 +225,16 @@ class FilterStep(msgspec.Struct, frozen=True):
     kept: Sequence[Candidate]
 
 
-class ScorerStep(msgspec.Struct, frozen=True):
-    """What one scorer of a profile said, before it was clamped and weighted.
+class ProfileSteps(msgspec.Struct, frozen=True):
+    """How a profile came to its result, in the order in which things ran, by the plugins' names.
 
-    `scores` are in the order of the candidates that the filters left.
+    `scorers` are names with weights; `scores` is what each of them said, before it was clamped and
+    weighted, in the order of the candidates that the filters left.
     """
 
-    name: str
-    weight: float
-    scores: Sequence[float]
-
-
-class ProfileSteps(msgspec.Struct, frozen=True):
-    """How a profile came to its result, in the order in which things ran."""
-
     filters: tuple[FilterStep, ...] = ()
-    scorers: tuple[ScorerStep, ...] = ()
+    scorers: tuple[tuple[str, float], ...] = ()
+    scores: Sequence[Sequence[float]] = ()
     picker: str = ""
 
 

@@ -29,11 +29,9 @@ from picker.types import (
     FilterStep,
     InferenceRequest,
     ProfileResult,
-    ProfileSteps,
     SchedulingResult,
     ScoredCandidates,
     ScoredEndpoint,
-    ScorerStep,
 )
 
 PROFILE_SPAN = "run_scheduler_profile"
@@ -101,8 +99,8 @@ class TracedProfile:
             filters: tuple[FilterStep, ...] = ()
             if self.inner.filters:
                 candidates, filters = self._narrow(request, candidates, attributes, rng)
-            scored, scorers = self._rate(request, candidates, attributes)
-            steps = ProfileSteps(filters, scorers, self.inner.picker_name)
+            scored, scores = self._rate(request, candidates, attributes)
+            steps = self.inner.steps(filters, scores)
             return ProfileResult(self._pick(scored, rng, span), scored, steps)
 
     def _narrow(
@@ -124,7 +122,7 @@ class TracedProfile:
 
     def _rate(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
-    ) -> tuple[ScoredCandidates, tuple[ScorerStep, ...]]:
+    ) -> tuple[ScoredCandidates, list[Sequence[float]]]:
         within = attributes.get(OPEN_SPAN)
         if within is None:
             return self.inner.rate(request, candidates, attributes)

@@ -120,32 +120,38 @@ class Observers:
     """Tells several observers, in order."""
 
     def __init__(self, observers: Iterable[RequestObserver]) -> None:
-        self._observers = tuple(observers)
+        every = tuple(observers)
+        # Bound once: every request is told of several times.
+        self._waits = tuple(one.waits for one in every)
+        self._decided = tuple(one.decided for one in every)
+        self._streamed = tuple(one.streamed for one in every)
+        self._finished = tuple(one.finished for one in every)
+        self._plugin_failed = tuple(one.plugin_failed for one in every)
 
     def waits(self, number: int, request: InferenceRequest) -> None:
         """Tell them."""
-        for observer in self._observers:
-            observer.waits(number, request)
+        for tell in self._waits:
+            tell(number, request)
 
     def decided(self, decision: Decision) -> None:
         """Tell them."""
-        for observer in self._observers:
-            observer.decided(decision)
+        for tell in self._decided:
+            tell(decision)
 
     def streamed(self, request: InferenceRequest, gap_seconds: float) -> None:
         """Tell them."""
-        for observer in self._observers:
-            observer.streamed(request, gap_seconds)
+        for tell in self._streamed:
+            tell(request, gap_seconds)
 
     def finished(self, outcome: Outcome) -> None:
         """Tell them."""
-        for observer in self._observers:
-            observer.finished(outcome)
+        for tell in self._finished:
+            tell(outcome)
 
     def plugin_failed(self, plugin: str) -> None:
         """Tell them."""
-        for observer in self._observers:
-            observer.plugin_failed(plugin)
+        for tell in self._plugin_failed:
+            tell(plugin)
 
 
 class NoObserver:

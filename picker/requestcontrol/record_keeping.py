@@ -1,12 +1,13 @@
-"""What is kept of a request once it is over, in little memory and little time.
+"""What is kept of a request, in little memory and little time.
 
-Theory of operation. A decision leaves lists behind: candidates, and every scorer's scores. Scores
-are packed into bytes at once, which is quick. What was known of the candidates is not: numbers are
-read one by one. So in a crowd a record keeps the list of candidates itself, whose members it shares
-with the records around it, because endpoints are scraped only so often. A decision that comes alone
-shares hardly anything, and can be packed as well, because there is time. Of very many candidates
-only the best are kept. No prompt, no body and no header is kept, nor what plugins found; and no
-refusal itself, which would hold on to everything that was in reach where it was raised.
+Theory of operation. A decision is packed into one piece of bytes as soon as it is made, while all
+that it looked at is still in the processor's caches; bytes are quick to make, to keep and to throw
+away. What was known of the candidates is not packed: it would have to be read number by number. So
+in a crowd a record keeps the lists of candidates themselves, whose members it shares with the
+records around it, because endpoints are scraped only so often. A decision that comes alone shares
+hardly anything, and can be packed as well, because there is time. Of very many candidates only the
+best are kept. No prompt, no body and no header is kept, nor what plugins found; and no refusal
+itself, which would hold on to all that was in reach where it was raised.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 from picker.errors import RefusedError
 from picker.framework.disaggregation import SKIPPED_STAGES
 from picker.prefix.match import MATCH_INFO
-from picker.requestcontrol.observer import Decision, ResponseTimes
+from picker.requestcontrol.observer import Decision, Outcome, ResponseTimes
 from picker.requestcontrol.record_views import FilterView, RefusalView
 from picker.scheduling.profile import FilteredOutError
 from picker.types import (
@@ -30,10 +31,11 @@ from picker.types import (
     Endpoint,
     FilterStep,
     FinishCause,
+    InferenceRequest,
     ProfileResult,
     ProfileSteps,
     ScoredCandidates,
-    ScorerStep,
+    ScoredEndpoint,
     Usage,
 )
 
@@ -43,7 +45,7 @@ MAX_REMOVED = 32  # names of endpoints that a filter removed
 MAX_NAME = 200  # characters of what clients name
 MAX_MESSAGE = 500
 
-_encode = msgspec.msgpack.Encoder(enc_hook=list).encode
+_encode = msgspec.msgpack.Encoder(enc_hook=list).encode  # a scorer may answer in any sequence
 _endpoint_of = attrgetter("endpoint")
 _NO_STEPS = ProfileSteps()
 _NO_STAGES: Mapping[str, str] = MappingProxyType({})
@@ -52,8 +54,47 @@ _NO_STAGES: Mapping[str, str] = MappingProxyType({})
 Load: TypeAlias = tuple[int, int | None, int | None, float | None, float | None]
 
 
-# Id, incoming model, target model, fairness id, objective of a request.
-Names: TypeAlias = tuple[str, str, str, str, str]
+class KeptProfile(msgspec.Struct, frozen=True, array_like=True):
+    """One profile of a decision.
+
+    `scorers` are names with weights and `scores` what they said of those candidates that are kept,
+    of `num_scored`; `num_tied` shared the best total (None: all are kept, count them). `picked` are
+    keys. `filters` name those that they removed only where the candidates were packed.
+    """
+
+    name: str
+    picker: str
+    picked: tuple[str, ...]
+    num_candidates: int
+    num_scored: int
+    num_tied: int | None
+    scorers: Sequence[tuple[str, float]]
+    scores: Sequence[Sequence[float]]
+    filters: Sequence[FilterView] = ()
+
+
+class KeptDecision(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of a request once it is decided or refused.
+
+    `at_seconds` is on the clock of the requests, `destination` empty for what was never decided.
+    `matched_prefix_tokens` is how much of the prompt the endpoint was thought to have (None: nobody
+    looked), `stages` why stages were left out.
+    """
+
+    incoming_model: str
+    target_model: str
+    fairness_id: str
+    objective: str
+    priority: int
+    size_bytes: int
+    destination: str = ""
+    seconds: float = 0.0
+    at_seconds: float = 0.0
+    primary: str = ""
+    rewritten_by: str | None = None
+    matched_prefix_tokens: int | None = None
+    stages: Mapping[str, str] = _NO_STAGES
+    profiles: Sequence[KeptProfile] = ()
 
 
 class PackedCandidates(msgspec.Struct, frozen=True, gc=False):
@@ -63,152 +104,127 @@ class PackedCandidates(msgspec.Struct, frozen=True, gc=False):
     loads: bytes
 
 
-class KeptProfile(msgspec.Struct, frozen=True, gc=False):
-    """One profile of a decision.
-
-    `candidates` were scored, all of them or the best of `num_scored`; `scorers` is a packed list of
-    `ScorerStep` in their order. `num_tied` shared the best total (None: nothing was left out, count
-    them). `picked` are keys.
-    """
-
-    name: str
-    picker: str
-    picked: tuple[str, ...]
-    num_candidates: int
-    num_scored: int
-    candidates: Sequence[Candidate] | PackedCandidates
-    scorers: bytes
-    filters: Sequence[FilterStep | FilterView] = ()
-    seen: Sequence[Candidate] = ()  # what the first of the filters saw, unless they are views
-    num_tied: int | None = None
+# The candidates of a profile: as it saw them, and as each of its filters left them; or, packed, the
+# last of these alone.
+Seen: TypeAlias = tuple[Sequence[Candidate], ...] | PackedCandidates
 
 
 class Decided(msgspec.Struct, frozen=True, gc=False):
-    """The decision itself. `at_seconds` is on the clock of the requests.
+    """A packed `KeptDecision`, and the candidates of its profiles, in their order."""
 
-    `matched_prefix_tokens` is how much of the prompt the endpoint was thought to have (None: nobody
-    looked), `stages` why stages were left out.
-    """
-
-    destination: str
-    seconds: float
-    at_seconds: float
-    primary: str | None
-    rewritten_by: str | None
-    matched_prefix_tokens: int | None
-    stages: Mapping[str, str]
+    packed: bytes
+    seen: tuple[Seen, ...] = ()
 
 
 class Kept(msgspec.Struct, frozen=True, gc=False):
-    """A request. Times are in seconds; `cause` None: it is not over."""
+    """A record. Times are in seconds; `cause` None: the request is not over."""
 
     request_id: str
-    incoming_model: str
-    target_model: str
-    fairness_id: str
-    objective: str
-    priority: int
-    size_bytes: int
     received_unix_seconds: float
+    decided: Decided
     seconds: float
     queue_seconds: float
     cause: FinishCause | None = None
+    endpoint_key: str | None = None
     status: int | None = None
     served_by: str | None = None
-    endpoint_key: str | None = None
     usage: Usage | None = None
     response: ResponseTimes | None = None
     refusal: RefusalView | None = None
-    decided: Decided | None = None
-    profiles: tuple[KeptProfile, ...] = ()
 
 
-def kept_decision(decision: Decision) -> Decided:
-    """The decision without its profiles."""
-    result, rewritten, matched, stages = decision.result, decision.rewritten, None, _NO_STAGES
-    if result is not None and decision.attributes is not None:
-        for key, found in decision.attributes.items():
-            kind = key.data_type
-            if kind == MATCH_INFO:
-                endpoint = result.endpoints[0].key
-                tokens = found.match_blocks.get(endpoint, 0) * found.block_size_tokens
-                matched = tokens if matched is None or tokens > matched else matched
-            elif kind == SKIPPED_STAGES:
-                stages = found
-    # By name fields take several times as long.
-    return Decided(
+def keep_decision(decision: Decision, is_alone: bool) -> Decided:
+    """What is kept of a decision.
+
+    What is encoded has the shapes of `KeptDecision` and `KeptProfile`, whose objects nobody needs
+    here: every request comes this way.
+    """
+    request, result = decision.request, decision.result
+    if request is None or result is None:
+        return _without_body(decision)
+    profiles: list[Any] = []
+    seen: list[Seen] = []
+    profile: Any
+    lists: Seen
+    for name, one in result.profiles.items():
+        steps, scored = one.steps, one.scored
+        if is_alone or steps is None or steps.filters or len(scored) > MAX_CANDIDATES:
+            profile, lists = _profile(name, one, decision, is_alone)
+        else:
+            candidates, count = _candidates(scored), len(scored)
+            picked = [choice.candidate.endpoint.key for choice in one.picked]
+            profile = (name, steps.picker, picked, count, count, None, steps.scorers, steps.scores)
+            lists = (candidates,)
+        profiles.append(profile)
+        seen.append(lists)
+    matched, stages = _found(decision, result.endpoints[0].key)
+    incoming, target = decision.incoming_model, decision.target_model
+    fairness_id, objective = request.fairness_id, request.objective
+    if len(incoming) + len(target) + len(fairness_id) + len(objective) > MAX_NAME:
+        incoming, target = short(incoming), short(target)
+        fairness_id, objective = short(fairness_id), short(objective)
+    kept = (
+        incoming,
+        target,
+        fairness_id,
+        objective,
+        request.priority,
+        decision.size_bytes,
         decision.destination,
         decision.seconds,
         decision.at_seconds,
-        None if result is None else result.primary_profile,
-        None if rewritten is None else rewritten.rule,
+        result.primary_profile,
+        None if decision.rewritten is None else decision.rewritten.rule,
         matched,
         stages,
+        profiles,
+    )
+    return Decided(_encode(kept), tuple(seen))
+
+
+def keep_outcome(outcome: Outcome, received_unix_seconds: float, decided: Decided | None) -> Kept:
+    """The record of a request that is over."""
+    refusal, request_id = outcome.refusal, outcome.request_id
+    return Kept(
+        request_id if len(request_id) <= MAX_NAME else short(request_id),
+        received_unix_seconds,
+        decided or _undecided(outcome),
+        outcome.seconds,
+        outcome.queue_seconds,
+        outcome.cause,
+        outcome.endpoint_key,
+        outcome.response_status,
+        outcome.served_by,
+        outcome.usage,
+        outcome.response,
+        None if refusal is None else _refusal(refusal),
     )
 
 
-def kept_profiles(decision: Decision, is_alone: bool) -> tuple[KeptProfile, ...]:
-    """The profiles of a decision, in the order in which they ran."""
-    result = decision.result
-    if result is None:
-        return ()
-    seen = decision.candidates
-    return tuple(
-        [
-            _kept_profile(name, one, seen, decision.at_seconds, is_alone)
-            for name, one in result.profiles.items()
-        ]
+def keep_waiting(request: InferenceRequest) -> Decided:
+    """What is kept of a request that is still to be decided."""
+    kept = KeptDecision(
+        short(request.incoming_model),
+        short(request.target_model),
+        short(request.fairness_id),
+        short(request.objective),
+        request.priority,
+        request.size_bytes,
     )
+    return Decided(_encode(kept))
 
 
-def kept_refusal(refusal: RefusedError) -> RefusalView:
-    """What a client was told."""
-    reason = refusal.drop_reason
-    return RefusalView(
-        refusal.status,
-        refusal.code.value,
-        _cut(refusal.message, MAX_MESSAGE),
-        None if reason is None else reason.value,
-        refusal.retry_after_seconds,
-    )
+def short(name: str) -> str:
+    """What a client named; the beginning of what is longer than anything that people write."""
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
 
 
-def kept_filters(refusal: RefusedError | None) -> tuple[KeptProfile, ...]:
-    """The profile whose filters left nothing, where that is why a request was refused."""
-    if not isinstance(refusal, FilteredOutError):
-        return ()
-    seen = refusal.candidates
-    filters = filter_views(refusal.steps.filters, seen)
-    return (KeptProfile(refusal.profile, "", (), len(seen), 0, (), _encode(()), filters),)
-
-
-def short(names: Names) -> Names:
-    """The names, or the beginnings of those that are longer than anything that people write."""
-    one, two, three, four, five = map(shortened, names)
-    return one, two, three, four, five
-
-
-def shortened(name: str) -> str:
-    """One of them."""
-    return _cut(name, MAX_NAME)
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
-
-
-def filter_views(steps: Sequence[FilterStep], seen: Sequence[Candidate]) -> tuple[FilterView, ...]:
-    """What each filter did, by the names of those that it removed."""
-    views = []
-    for step in steps:
-        removed: tuple[str, ...] = ()
-        if len(step.kept) != step.before:
-            kept = {candidate.key for candidate in step.kept}
-            gone = (one.endpoint.name for one in seen if one.key not in kept)
-            removed = tuple(name for name, _ in zip(gone, range(MAX_REMOVED), strict=False))
-        views.append(FilterView(step.name, step.before, len(step.kept), removed))
-        seen = step.kept
-    return tuple(views)
+def filter_view(step: FilterStep, seen: Sequence[Candidate]) -> FilterView:
+    """What a filter did, with the names of those that it removed of what it has seen."""
+    kept = {candidate.key for candidate in step.kept}
+    gone = (one.endpoint.name for one in seen if one.key not in kept)
+    removed = tuple(name for name, _ in zip(gone, range(MAX_REMOVED), strict=False))
+    return FilterView(step.name, step.before, len(step.kept), removed)
 
 
 def load_of(candidate: Candidate, at_seconds: float) -> Load:
@@ -226,64 +242,135 @@ def load_of(candidate: Candidate, at_seconds: float) -> Load:
     return candidate.inflight_requests, None, None, None, age
 
 
-def _kept_profile(
-    name: str,
-    result: ProfileResult,
-    seen: Sequence[Candidate],
-    at_seconds: float,
-    is_alone: bool,
-) -> KeptProfile:
-    scored, steps = result.scored, result.steps or _NO_STEPS
-    candidates: Any = _candidates_of(scored)
-    num_scored, scorers, tied = len(candidates), steps.scorers, None
+def _profile(
+    name: str, result: ProfileResult, decision: Decision, is_alone: bool
+) -> tuple[KeptProfile, Seen]:
+    scored, steps, seen = result.scored, result.steps or _NO_STEPS, decision.candidates
+    candidates, num_scored, scores, tied = _candidates(scored), len(scored), steps.scores, None
     is_many = num_scored > MAX_CANDIDATES
     if is_many:
-        candidates, scorers, tied = _best(result, candidates, scorers)
-    if is_alone:
-        candidates = packed(candidates, at_seconds)
-    filters: Sequence[FilterStep | FilterView] = steps.filters
-    has_views = filters and (is_alone or is_many)
-    return KeptProfile(
+        candidates, scores, tied = _best(result, candidates, scores)
+    filters, lists = _filters(steps.filters, seen, is_alone or is_many)
+    profile = KeptProfile(
         name,
         steps.picker,
         tuple([one.candidate.endpoint.key for one in result.picked]),
         len(seen),
         num_scored,
-        candidates,
-        _encode(scorers),
-        filter_views(steps.filters, seen) if has_views else filters,
-        seen if filters and not has_views else (),
         tied,
+        steps.scorers,
+        scores,
+        filters,
     )
+    if is_alone:
+        return profile, _packed(candidates, decision.at_seconds)
+    return profile, (*lists, candidates)
 
 
-def packed(candidates: Sequence[Candidate], at_seconds: float) -> PackedCandidates:
-    """The candidates without the values that they share with others."""
-    loads = [load_of(candidate, at_seconds) for candidate in candidates]
-    return PackedCandidates(tuple(map(_endpoint_of, candidates)), _encode(loads))
-
-
-def _candidates_of(scored: Sequence[Any]) -> Sequence[Candidate]:
+def _candidates(scored: Sequence[ScoredEndpoint]) -> Sequence[Candidate]:
     if isinstance(scored, ScoredCandidates):
         return scored.candidates
     return [one.candidate for one in scored]
 
 
+def _filters(
+    steps: tuple[FilterStep, ...], seen: Sequence[Candidate], with_names: bool
+) -> tuple[Sequence[FilterView], Sequence[Sequence[Candidate]]]:
+    """What the filters did; and what each saw, where they are named later."""
+    if not steps:
+        return (), ()
+    lists = [seen, *(step.kept for step in steps[:-1])]
+    if with_names:
+        return [filter_view(step, one) for step, one in zip(steps, lists, strict=True)], ()
+    return [FilterView(step.name, step.before, len(step.kept)) for step in steps], lists
+
+
+def _found_nothing(refusal: FilteredOutError) -> KeptProfile:
+    """A profile whose filters left nothing."""
+    filters, _ = _filters(refusal.steps.filters, refusal.candidates, with_names=True)
+    return KeptProfile(refusal.profile, "", (), len(refusal.candidates), 0, 0, (), (), filters)
+
+
+def _packed(candidates: Sequence[Candidate], at_seconds: float) -> PackedCandidates:
+    loads = [load_of(candidate, at_seconds) for candidate in candidates]
+    return PackedCandidates(tuple(map(_endpoint_of, candidates)), _encode(loads))
+
+
 def _best(
-    result: ProfileResult, candidates: Sequence[Candidate], scorers: tuple[ScorerStep, ...]
-) -> tuple[Sequence[Candidate], tuple[ScorerStep, ...], int]:
+    result: ProfileResult, candidates: Sequence[Candidate], scores: Sequence[Sequence[float]]
+) -> tuple[Sequence[Candidate], Sequence[Sequence[float]], int]:
     """The best candidates and the picked ones with their scores, and how many shared the best
     total.
     """
     scored = result.scored
-    totals: Any = scored.totals if isinstance(scored, ScoredCandidates) else None
-    if totals is None:
-        totals = [one.score for one in scored]
-    values = np.array(totals)
-    indexes = np.argpartition(values, -BEST_CANDIDATES)[-BEST_CANDIDATES:].tolist()
+    if isinstance(scored, ScoredCandidates):
+        totals = np.array(scored.totals)
+    else:
+        totals = np.array([one.score for one in scored])
+    indexes = np.argpartition(totals, -BEST_CANDIDATES)[-BEST_CANDIDATES:].tolist()
     for one in result.picked:
         if not any(one.candidate is candidates[index] for index in indexes):
             indexes.append(candidates.index(one.candidate))
     choose = itemgetter(*indexes)
-    chosen = tuple(ScorerStep(one.name, one.weight, choose(one.scores)) for one in scorers)
-    return choose(candidates), chosen, int((values == values.max()).sum())
+    return choose(candidates), [choose(one) for one in scores], int((totals == totals.max()).sum())
+
+
+def _found(decision: Decision, endpoint_key: str) -> tuple[int | None, Mapping[str, str]]:
+    """How much of the prompt the endpoint was thought to have, and why stages were left out."""
+    matched, stages = None, _NO_STAGES
+    for key, found in () if decision.attributes is None else decision.attributes.items():
+        kind = key.data_type
+        if kind == MATCH_INFO:
+            tokens = found.match_blocks.get(endpoint_key, 0) * found.block_size_tokens
+            matched = tokens if matched is None or tokens > matched else matched
+        elif kind == SKIPPED_STAGES:
+            stages = found
+    return matched, stages
+
+
+def _without_body(decision: Decision) -> Decided:
+    """Of a request about which nothing is known: any endpoint will do."""
+    kept = KeptDecision(
+        incoming_model=short(decision.incoming_model),
+        target_model=short(decision.target_model),
+        fairness_id="",
+        objective="",
+        priority=0,
+        size_bytes=decision.size_bytes,
+        destination=decision.destination,
+        seconds=decision.seconds,
+        at_seconds=decision.at_seconds,
+    )
+    return Decided(_encode(kept))
+
+
+def _undecided(outcome: Outcome) -> Decided:
+    """Of a request that was over before it was decided."""
+    request, refusal = outcome.request, outcome.refusal
+    profiles: list[KeptProfile] = []
+    seen: tuple[Seen, ...] = ()
+    if isinstance(refusal, FilteredOutError):
+        profiles, seen = [_found_nothing(refusal)], (_packed((), 0.0),)
+    kept = KeptDecision(
+        short(outcome.incoming_model),
+        short(outcome.target_model),
+        short(outcome.fairness_id),
+        "" if request is None else short(request.objective),
+        outcome.priority,
+        0 if request is None else request.size_bytes,
+        primary=refusal.profile if isinstance(refusal, FilteredOutError) else "",
+        profiles=profiles,
+    )
+    return Decided(_encode(kept), seen)
+
+
+def _refusal(refusal: RefusedError) -> RefusalView:
+    """What a client was told."""
+    reason, message = refusal.drop_reason, refusal.message
+    return RefusalView(
+        refusal.status,
+        refusal.code.value,
+        message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 1]}…",
+        None if reason is None else reason.value,
+        refusal.retry_after_seconds,
+    )

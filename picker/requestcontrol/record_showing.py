@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from picker.errors import HTTP_STATUS
 from picker.requestcontrol.record_keeping import (
     Kept,
+    KeptDecision,
     KeptProfile,
     Load,
     PackedCandidates,
-    filter_views,
+    Seen,
+    filter_view,
     load_of,
 )
 from picker.requestcontrol.record_views import (
@@ -24,64 +24,42 @@ from picker.requestcontrol.record_views import (
     RefusalView,
     ScoreView,
 )
-from picker.types import Endpoint, FilterStep, FinishCause, ScorerStep
+from picker.types import Endpoint, FilterStep, FinishCause
 
 WAITING, UNDER_WAY = "waiting", "under-way"
 _CODES = {status: code.value for code, status in HTTP_STATUS.items()}
-_scorers = msgspec.msgpack.Decoder(tuple[ScorerStep, ...])
+_decisions = msgspec.msgpack.Decoder(KeptDecision)
 _loads = msgspec.msgpack.Decoder(list[Load])
 
 
 def summary_of(kept: Kept) -> RecordSummary:
     """A line of a list."""
-    refusal = refusal_of(kept)
-    return RecordSummary(
-        request_id=kept.request_id,
-        received_unix_seconds=kept.received_unix_seconds,
-        model=kept.incoming_model,
-        fairness_id=kept.fairness_id,
-        priority=kept.priority,
-        outcome=_outcome(kept),
-        endpoint=None if kept.endpoint_key is None else shown_key(kept.endpoint_key),
-        status=kept.status,
-        reason=None if refusal is None else refusal.reason or refusal.code,
-        queue_seconds=kept.queue_seconds,
-        decision_seconds=0.0 if kept.decided is None else kept.decided.seconds,
-        ttft_seconds=None if kept.response is None else kept.response.ttft_seconds,
-        seconds=kept.seconds,
-    )
+    return _summary(kept, _decisions.decode(kept.decided.packed))
 
 
 def view_of(kept: Kept) -> RecordView:
     """All of it."""
-    usage, decided = kept.usage, kept.decided
-    at = 0.0 if decided is None else decided.at_seconds
-    primary = None if decided is None else decided.primary
+    usage, decision = kept.usage, _decisions.decode(kept.decided.packed)
     return RecordView(
-        summary=summary_of(kept),
-        incoming_model=kept.incoming_model,
-        target_model=kept.target_model,
-        objective=kept.objective,
-        rewritten_by=None if decided is None else decided.rewritten_by,
-        size_bytes=kept.size_bytes,
-        destination=None if decided is None else decided.destination,
+        summary=_summary(kept, decision),
+        incoming_model=decision.incoming_model,
+        target_model=decision.target_model,
+        objective=decision.objective,
+        rewritten_by=decision.rewritten_by,
+        size_bytes=decision.size_bytes,
+        destination=decision.destination or None,
         served_by=kept.served_by,
-        refusal=refusal_of(kept),
+        refusal=_refusal(kept),
         prompt_tokens=None if usage is None else usage.prompt_tokens,
         cached_tokens=None if usage is None else usage.cached_tokens,
         completion_tokens=None if usage is None else usage.completion_tokens,
-        matched_prefix_tokens=None if decided is None else decided.matched_prefix_tokens,
-        profiles=tuple(_profile(one, at, one.name == primary) for one in kept.profiles),
-        stages={} if decided is None else decided.stages,
+        matched_prefix_tokens=decision.matched_prefix_tokens,
+        profiles=tuple(
+            _profile(one, seen, decision.at_seconds, one.name == decision.primary)
+            for one, seen in zip(decision.profiles, kept.decided.seen, strict=True)
+        ),
+        stages=decision.stages,
     )
-
-
-def refusal_of(kept: Kept) -> RefusalView | None:
-    """Why the picker answered itself, also where it did so before it had read the request."""
-    if kept.refusal is not None or kept.cause is not FinishCause.REFUSED or kept.status is None:
-        return kept.refusal
-    code = _CODES.get(kept.status, "")
-    return RefusalView(kept.status, code, "refused before the request was read to its end")
 
 
 def shown_key(key: str) -> str:
@@ -89,16 +67,42 @@ def shown_key(key: str) -> str:
     return key.removeprefix("default/")
 
 
-def _outcome(kept: Kept) -> str:
+def _summary(kept: Kept, decision: KeptDecision) -> RecordSummary:
+    refusal = _refusal(kept)
+    return RecordSummary(
+        request_id=kept.request_id,
+        received_unix_seconds=kept.received_unix_seconds,
+        model=decision.incoming_model,
+        fairness_id=decision.fairness_id,
+        priority=decision.priority,
+        outcome=_outcome(kept, decision),
+        endpoint=None if kept.endpoint_key is None else shown_key(kept.endpoint_key),
+        status=kept.status,
+        reason=None if refusal is None else refusal.reason or refusal.code,
+        queue_seconds=kept.queue_seconds,
+        decision_seconds=decision.seconds,
+        ttft_seconds=None if kept.response is None else kept.response.ttft_seconds,
+        seconds=kept.seconds,
+    )
+
+
+def _refusal(kept: Kept) -> RefusalView | None:
+    """Why the picker answered itself, also where it did so before it had read the request."""
+    if kept.refusal is not None or kept.cause is not FinishCause.REFUSED or kept.status is None:
+        return kept.refusal
+    text = "refused before the request was read to its end"
+    return RefusalView(kept.status, _CODES.get(kept.status, ""), text)
+
+
+def _outcome(kept: Kept, decision: KeptDecision) -> str:
     if kept.cause is not None:
         return kept.cause.value
-    return WAITING if kept.decided is None else UNDER_WAY
+    return UNDER_WAY if decision.destination else WAITING
 
 
-def _profile(profile: KeptProfile, at_seconds: float, is_primary: bool) -> ProfileView:
-    scorers = _scorers.decode(profile.scorers)
-    described = _described(profile, at_seconds)
-    totals = _totals(scorers, len(described))
+def _profile(profile: KeptProfile, seen: Seen, at_seconds: float, is_primary: bool) -> ProfileView:
+    described = _described(seen, at_seconds)
+    totals = _totals(profile, len(described))
     best = max(totals, default=0.0)
     order = sorted(range(len(totals)), key=totals.__getitem__, reverse=True)
     tied = totals.count(best) if profile.num_tied is None else profile.num_tied
@@ -110,28 +114,35 @@ def _profile(profile: KeptProfile, at_seconds: float, is_primary: bool) -> Profi
         num_candidates=profile.num_candidates,
         num_scored=profile.num_scored,
         num_tied=tied,
-        filters=_filters(profile),
+        filters=_filters(profile, seen),
         candidates=tuple(
-            _candidate(*described[index], totals[index], _scores(scorers, index)) for index in order
+            _candidate(*described[index], totals[index], _scores(profile, index)) for index in order
         ),
     )
 
 
-def _described(profile: KeptProfile, at_seconds: float) -> list[tuple[Endpoint, Load]]:
-    candidates = profile.candidates
-    if isinstance(candidates, PackedCandidates):
-        loads = _loads.decode(candidates.loads)
-        return list(zip(candidates.endpoints, loads, strict=True))
-    return [(one.endpoint, load_of(one, at_seconds)) for one in candidates]
+def _described(seen: Seen, at_seconds: float) -> list[tuple[Endpoint, Load]]:
+    if isinstance(seen, PackedCandidates):
+        return list(zip(seen.endpoints, _loads.decode(seen.loads), strict=True))
+    return [(one.endpoint, load_of(one, at_seconds)) for one in seen[-1]]
 
 
-def _totals(scorers: Sequence[ScorerStep], count: int) -> list[float]:
+def _filters(profile: KeptProfile, seen: Seen) -> tuple[FilterView, ...]:
+    if isinstance(seen, PackedCandidates) or len(seen) == 1:
+        return tuple(profile.filters)
+    return tuple(
+        filter_view(FilterStep(view.filter, view.before, after), before)
+        for view, before, after in zip(profile.filters, seen[:-1], seen[1:], strict=True)
+    )
+
+
+def _totals(profile: KeptProfile, count: int) -> list[float]:
     """Added up in the order of `Profile.rate`, so that they are its totals to the last bit."""
     totals = [0.0] * count
-    for scorer in scorers:
-        for index, raw in enumerate(scorer.scores):
+    for (_, weight), scores in zip(profile.scorers, profile.scores, strict=True):
+        for index, raw in enumerate(scores):
             if raw > 0.0:
-                totals[index] += _weighted(raw, scorer.weight)
+                totals[index] += _weighted(raw, weight)
     return totals
 
 
@@ -141,10 +152,10 @@ def _weighted(raw: float, weight: float) -> float:
     return 0.0
 
 
-def _scores(scorers: Sequence[ScorerStep], index: int) -> tuple[ScoreView, ...]:
+def _scores(profile: KeptProfile, index: int) -> tuple[ScoreView, ...]:
     return tuple(
-        ScoreView(one.name, one.weight, one.scores[index], _weighted(one.scores[index], one.weight))
-        for one in scorers
+        ScoreView(name, weight, scores[index], _weighted(scores[index], weight))
+        for (name, weight), scores in zip(profile.scorers, profile.scores, strict=True)
     )
 
 
@@ -163,9 +174,3 @@ def _candidate(
         kv_cache_usage=usage,
         metrics_age_seconds=None if age is None else max(0.0, age),
     )
-
-
-def _filters(profile: KeptProfile) -> tuple[FilterView, ...]:
-    views = [one for one in profile.filters if isinstance(one, FilterView)]
-    steps = [one for one in profile.filters if isinstance(one, FilterStep)]
-    return (*views, *filter_views(steps, profile.seen))

@@ -1,9 +1,9 @@
 """Remembers the last requests: how each was decided and how it ended.
 
-Theory of operation. A request that is under way is remembered by the decision that its exchange
-holds anyway; when it is over, what is worth keeping of it goes into a ring. Nothing is put into a
-form that people can read before somebody asks. Looking a request up walks the ring from its newest
-end, which for ten thousand takes less than a millisecond and costs a request nothing.
+Theory of operation. What is worth keeping of a decision is packed when it is made, and joined with
+the outcome when the request is over; then it goes into a ring. Nothing is put into a form that
+people can read before somebody asks. Looking a request up walks the ring, which for ten thousand
+takes about a millisecond and costs a request nothing.
 """
 
 from __future__ import annotations
@@ -15,17 +15,12 @@ from collections.abc import Callable, Iterator
 
 from picker.requestcontrol.observer import Decision, Outcome
 from picker.requestcontrol.record_keeping import (
-    MAX_NAME,
     Decided,
     Kept,
-    KeptProfile,
-    Names,
-    kept_decision,
-    kept_filters,
-    kept_profiles,
-    kept_refusal,
+    keep_decision,
+    keep_outcome,
+    keep_waiting,
     short,
-    shortened,
 )
 from picker.requestcontrol.record_showing import summary_of, view_of
 from picker.requestcontrol.record_views import RecordSummary, RecordView
@@ -50,26 +45,36 @@ class DecisionRecords:
     ) -> None:
         self._clock, self._unix_time = clock, unix_time
         self._over: deque[Kept] = deque(maxlen=capacity)
-        self._under_way: dict[int, Decision | InferenceRequest] = {}
+        self._waiting: dict[int, InferenceRequest] = {}
+        self._under_way: dict[int, tuple[Decision, Decided]] = {}
         self._packed_at = 0.0
 
     # What happens
 
     def waits(self, number: int, request: InferenceRequest) -> None:
         """Show it as waiting."""
-        self._under_way[number] = request
+        self._waiting[number] = request
 
     def decided(self, decision: Decision) -> None:
         """Show it as under way."""
-        self._under_way[decision.number] = decision
+        if self._waiting:
+            self._waiting.pop(decision.number, None)
+        at = decision.at_seconds
+        is_alone = at >= self._packed_at + ALONE_SECONDS
+        if is_alone:
+            self._packed_at = at
+        self._under_way[decision.number] = decision, keep_decision(decision, is_alone)
 
     def streamed(self, request: InferenceRequest, gap_seconds: float) -> None:
         """Nothing is kept of it."""
 
     def finished(self, outcome: Outcome) -> None:
-        """Keep what is worth it."""
+        """Keep how it ended."""
+        if self._waiting:
+            self._waiting.pop(outcome.number, None)
         known = self._under_way.pop(outcome.number, None)
-        self._over.append(self._kept(outcome, known if isinstance(known, Decision) else None))
+        received = self._unix_time() - outcome.seconds
+        self._over.append(keep_outcome(outcome, received, None if known is None else known[1]))
 
     def plugin_failed(self, plugin: str) -> None:
         """Nothing is kept of it."""
@@ -79,7 +84,7 @@ class DecisionRecords:
     @property
     def size(self) -> int:
         """How many requests are remembered."""
-        return len(self._over) + len(self._under_way)
+        return len(self._over) + len(self._under_way) + len(self._waiting)
 
     def last(self, limit: int) -> list[RecordSummary]:
         """The requests that came last, the newest first."""
@@ -91,110 +96,38 @@ class DecisionRecords:
         if request_id is None:
             newest = max(self._all(), key=_received, default=None)
             return None if newest is None else view_of(newest)
-        wanted = shortened(request_id)
-        for kept in self._all():
-            if kept.request_id == wanted:
-                return view_of(kept)
-        return None
+        wanted = short(request_id)
+        same = (kept for kept in self._all() if kept.request_id == wanted)
+        newest = max(same, key=_received, default=None)
+        return None if newest is None else view_of(newest)
 
     def _all(self) -> Iterator[Kept]:
-        """Those under way first, then those that ended last; newer ones before older ones."""
+        """Those that wait, those under way, and those that are over."""
         now, unix = self._clock(), self._unix_time()
-        for known in reversed(tuple(self._under_way.values())):
-            if isinstance(known, Decision):
-                yield _under_way(known, now, unix)
-            else:
-                yield _waiting(known, now, unix)
-        yield from reversed(tuple(self._over))
-
-    def _kept(self, outcome: Outcome, decision: Decision | None) -> Kept:
-        request, refusal, seconds = outcome.request, outcome.refusal, outcome.seconds
-        names = (
-            outcome.request_id,
-            outcome.incoming_model,
-            outcome.target_model,
-            outcome.fairness_id,
-            "" if request is None else request.objective,
-        )
-        decided: Decided | None = None
-        profiles: tuple[KeptProfile, ...] = ()
-        if decision is not None:
-            is_alone = decision.at_seconds >= self._packed_at + ALONE_SECONDS
-            if is_alone:
-                self._packed_at = decision.at_seconds
-            decided, profiles = kept_decision(decision), kept_profiles(decision, is_alone)
-        # By name fields take several times as long.
-        return Kept(
-            *(names if sum(map(len, names)) <= MAX_NAME else short(names)),
-            outcome.priority,
-            0 if request is None else request.size_bytes,
-            self._unix_time() - seconds,
-            seconds,
-            outcome.queue_seconds,
-            outcome.cause,
-            outcome.response_status,
-            outcome.served_by,
-            outcome.endpoint_key,
-            outcome.usage,
-            outcome.response,
-            None if refusal is None else kept_refusal(refusal),
-            decided,
-            profiles or kept_filters(refusal),
-        )
+        for request in self._waiting.values():
+            seconds = now - request.received_at_seconds
+            name, waiting = short(request.request_id), keep_waiting(request)
+            yield Kept(name, unix - seconds, waiting, seconds, queue_seconds=seconds)
+        for decision, decided in self._under_way.values():
+            seconds = now - decision.received_at_seconds
+            yield Kept(
+                short(decision.request_id),
+                unix - seconds,
+                decided,
+                seconds,
+                decision.queue_seconds,
+                endpoint_key=_chosen(decision),
+            )
+        yield from self._over
 
 
 def _received(kept: Kept) -> float:
     return kept.received_unix_seconds
 
 
-def _waiting(request: InferenceRequest, now: float, unix: float) -> Kept:
-    """A request that waits to be decided."""
-    seconds = now - request.received_at_seconds
-    return Kept(
-        *_names(request),
-        priority=request.priority,
-        size_bytes=request.size_bytes,
-        received_unix_seconds=unix - seconds,
-        seconds=seconds,
-        queue_seconds=seconds,
-    )
-
-
-def _under_way(decision: Decision, now: float, unix: float) -> Kept:
-    """A request whose response is still to come or to end."""
-    request, result = decision.request, decision.result
-    seconds = now - decision.received_at_seconds
-    chosen = None
-    if result is not None:
-        chosen = result.endpoints[0].key
-    names = (shortened(decision.request_id), "", "", "", "") if request is None else _names(request)
-    return Kept(
-        *names,
-        priority=0 if request is None else request.priority,
-        size_bytes=decision.size_bytes,
-        received_unix_seconds=unix - seconds,
-        seconds=seconds,
-        queue_seconds=decision.queue_seconds,
-        endpoint_key=chosen or _at(decision),
-        decided=kept_decision(decision),
-        profiles=kept_profiles(decision, is_alone=False),
-    )
-
-
-def _names(request: InferenceRequest) -> Names:
-    return short(
-        (
-            request.request_id,
-            request.incoming_model,
-            request.target_model,
-            request.fairness_id,
-            request.objective,
-        )
-    )
-
-
-def _at(decision: Decision) -> str | None:
-    """The endpoint that a request without a body was sent to."""
+def _chosen(decision: Decision) -> str | None:
+    if decision.result is not None:
+        return decision.result.endpoints[0].key
     for candidate in decision.candidates:
         if candidate.endpoint.host_port == decision.destination:
             return candidate.key

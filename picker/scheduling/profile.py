@@ -16,7 +16,6 @@ from picker.types import (
     ProfileResult,
     ProfileSteps,
     ScoredCandidates,
-    ScorerStep,
 )
 
 
@@ -51,16 +50,16 @@ class Profile:
     picker: Picker
     filters: tuple[Filter, ...] = ()
     scorers: tuple[WeightedScorer, ...] = ()
-    picker_name: str = field(init=False, repr=False)
     _filters: tuple[tuple[str, Filter], ...] = field(init=False, repr=False)
-    _scorers: tuple[tuple[str, WeightedScorer], ...] = field(init=False, repr=False)
+    _scorer_names: tuple[tuple[str, float], ...] = field(init=False, repr=False)
+    _picker_name: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         filters = tuple((_name_of(one), one) for one in self.filters)
-        scorers = tuple((_name_of(one.scorer), one) for one in self.scorers)
-        object.__setattr__(self, "picker_name", _name_of(self.picker))
+        scorers = tuple((_name_of(one.scorer), one.weight) for one in self.scorers)
         object.__setattr__(self, "_filters", filters)
-        object.__setattr__(self, "_scorers", scorers)
+        object.__setattr__(self, "_scorer_names", scorers)
+        object.__setattr__(self, "_picker_name", _name_of(self.picker))
 
     def run(
         self,
@@ -76,9 +75,15 @@ class Profile:
         leave nothing.
         """
         candidates, filters = self.narrow(request, candidates, attributes, rng)
-        scored, scorers = self.rate(request, candidates, attributes)
-        steps = ProfileSteps(filters, scorers, self.picker_name)
+        scored, scores = self.rate(request, candidates, attributes)
+        steps = ProfileSteps(filters, self._scorer_names, scores, self._picker_name)
         return ProfileResult(tuple(self.picker.pick(scored, rng)), scored, steps)
+
+    def steps(
+        self, filters: tuple[FilterStep, ...], scores: Sequence[Sequence[float]]
+    ) -> ProfileSteps:
+        """What `run` says of its steps, for one who takes them himself."""
+        return ProfileSteps(filters, self._scorer_names, scores, self._picker_name)
 
     def narrow(
         self,
@@ -105,19 +110,19 @@ class Profile:
 
     def rate(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
-    ) -> tuple[ScoredCandidates, tuple[ScorerStep, ...]]:
-        """The second step of `run`: each candidate with its total."""
+    ) -> tuple[ScoredCandidates, list[Sequence[float]]]:
+        """The second step of `run`: each candidate with its total, and what each scorer said."""
         totals = [0.0] * len(candidates)
-        steps = []
-        for name, weighted in self._scorers:
+        said = []
+        for weighted in self.scorers:
             weight = weighted.weight
             scores = weighted.scorer.score(request, candidates, attributes)
-            steps.append(ScorerStep(name, weight, scores))
+            said.append(scores)
             for index, score in enumerate(scores):
                 # False for NaN, which thereby counts 0.
                 if score > 0.0:
                     totals[index] += weight if score >= 1.0 else score * weight
-        return ScoredCandidates(candidates, totals), tuple(steps)
+        return ScoredCandidates(candidates, totals), said
 
 
 def _name_of(plugin: object) -> str:

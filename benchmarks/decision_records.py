@@ -1,0 +1,301 @@
+"""What remembering requests costs: a share of a decision, memory, and how long an answer takes.
+
+    python benchmarks/decision_records.py [--decisions 20000]
+
+A decision is all of `Exchange.route` and `finish`, with the built-in configuration, timing wrappers
+and metrics included. The same requests go, in small turns, through two directors in one process:
+one whose profiles keep no steps and that nobody watches but the metrics, and one that records. Each
+has a pool, an index and in-flight requests of its own, so that both see the same. Fixed seed.
+Compared are the CPU times of each turn; the overhead is the median over all turns.
+
+`at full speed` decisions follow each other at once, and records share what they know of endpoints;
+`alone` every record is packed by itself, as when decisions are 5 ms apart. Memory is that of full
+rings of such records, in pools whose every scrape came between two decisions. Prints a table and
+writes benchmarks/results/decision_records.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import time
+import tracemalloc
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from msgspec.structs import replace
+from scheduling import SEED, pool
+
+import picker.config.build
+from picker.admin.request_metrics import RequestMetrics
+from picker.config.build import build, default_config
+from picker.config.catalog import builtin_plugins
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.inflight import InflightLoad
+from picker.framework.attributes import Attributes
+from picker.metrics import PickerMetrics
+from picker.requestcontrol.director import Director, Exchange
+from picker.requestcontrol.observer import Decision, Observers, RequestObserver
+from picker.requestcontrol.pipeline import Surroundings
+from picker.requestcontrol.records import DecisionRecords
+from picker.running.in_use import pipeline_of
+from picker.scheduling.profile import Profile
+from picker.types import (
+    Candidate,
+    FinishCause,
+    InferenceRequest,
+    ProfileResult,
+    RawRequest,
+    ScoredCandidates,
+)
+
+ENDPOINTS = (10, 100, 1000)
+PROMPT_BYTES = 4000
+SYSTEM_PROMPTS = 8
+TURN = 50
+RESULTS = Path(__file__).parent / "results" / "decision_records.json"
+
+
+@dataclass(frozen=True, slots=True)
+class SilentProfile(Profile):
+    """A profile that keeps no steps, as it would be if nobody could ask for them."""
+
+    def run(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
+    ) -> ProfileResult:
+        """As `Profile.run`; the built-in configuration has no filters."""
+        totals = [0.0] * len(candidates)
+        for weighted in self.scorers:
+            weight = weighted.weight
+            scores = weighted.scorer.score(request, candidates, attributes)
+            for index, score in enumerate(scores):
+                if score > 0.0:
+                    totals[index] += weight if score >= 1.0 else score * weight
+        scored = ScoredCandidates(candidates, totals)
+        return ProfileResult(tuple(self.picker.pick(scored, rng)), scored)
+
+
+@dataclass
+class Side:
+    """A director with a pool of its own; `records` None: it records nothing."""
+
+    endpoints: int
+    records: DecisionRecords | None
+    rng: Random = field(default_factory=lambda: Random(SEED))
+    under_way: deque[Exchange] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        metrics = PickerMetrics()
+        kind = picker.config.build.Profile
+        picker.config.build.Profile = kind if self.records else SilentProfile  # type: ignore[misc]
+        assembly = build(default_config(), builtin_plugins(), metrics, time.perf_counter)
+        picker.config.build.Profile = kind  # type: ignore[misc]
+        self.datastore = Datastore(assembly.observers)
+        pool(self.endpoints, self.datastore, self.rng)
+        self.keys = [candidate.key for candidate in self.datastore.snapshot().candidates]
+        watching: RequestObserver = RequestMetrics(metrics)
+        if self.records is not None:
+            watching = Observers((watching, self.records))
+        inflight = InflightLoad()
+        around = Surroundings(self.datastore, inflight, Random(SEED), watching, time.monotonic)
+        self.director = Director(pipeline_of(assembly), around)
+
+    def scraped(self, key: str) -> None:
+        """An endpoint has told its load."""
+        known = self.datastore.get(key)
+        assert known is not None
+        assert known.metrics is not None
+        metrics = replace(known.metrics, updated_at_seconds=time.monotonic())
+        self.datastore.update_metrics(key, metrics)
+
+    def decide(self, raw: RawRequest) -> None:
+        """One request comes; the oldest of enough others ends."""
+        exchange = self.director.begin()
+        at_once(exchange.route(raw))
+        self.under_way.append(exchange)
+        if len(self.under_way) > 4 * min(self.endpoints, 64):
+            self.under_way.popleft().finish(FinishCause.COMPLETED, 200)
+
+    def turn(self, requests: Sequence[RawRequest]) -> float:
+        """CPU seconds that the decisions about these take; a scrape comes before each."""
+        keys = [self.rng.choice(self.keys) for _ in requests]
+        took = 0.0
+        for key, raw in zip(keys, requests, strict=True):
+            self.scraped(key)
+            began = time.process_time()
+            self.decide(raw)
+            took += time.process_time() - began
+        return took
+
+    def end(self) -> None:
+        """All requests are over."""
+        while self.under_way:
+            self.under_way.popleft().finish(FinishCause.COMPLETED, 200)
+
+
+def at_once(asking: Coroutine[Any, Any, object]) -> None:
+    """Run a coroutine that waits for nothing."""
+    try:
+        asking.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("a decision waited")
+
+
+def requests(count: int, rng: Random) -> list[RawRequest]:
+    """Chat requests: four fifths of each prompt are shared with an eighth of them."""
+    size = PROMPT_BYTES
+    shared = ["".join(rng.choices("abcdefgh ", k=size * 4 // 5)) for _ in range(SYSTEM_PROMPTS)]
+    made = []
+    for index in range(count):
+        own = f"{index} {''.join(rng.choices('abcdefgh ', k=size // 5))}"
+        messages = [
+            {"role": "system", "content": rng.choice(shared)},
+            {"role": "user", "content": own},
+        ]
+        body = json.dumps({"model": "m", "messages": messages}).encode()
+        headers = {
+            ":path": "/v1/chat/completions",
+            ":method": "POST",
+            "x-request-id": f"{rng.getrandbits(128):032x}",
+        }
+        made.append(RawRequest(headers, body))
+    return made
+
+
+class AlwaysAlone(DecisionRecords):
+    """Packs every record."""
+
+    def decided(self, decision: Decision) -> None:
+        """As if no decision had been for long."""
+        self._packed_at = 0.0
+        super().decided(decision)
+
+
+def overhead(endpoints: int, decisions: int, records: DecisionRecords) -> dict[str, float]:
+    """Microseconds of a decision without records, and the ratio with them."""
+    sides = Side(endpoints, None), Side(endpoints, records)
+    made = requests(1000, Random(SEED))
+    turns: tuple[list[float], list[float]] = ([], [])
+    for turn in range(decisions // TURN):
+        start = turn * TURN % len(made)
+        batch = made[start : start + TURN]
+        order = (0, 1) if turn % 2 else (1, 0)
+        for which in order:
+            took = sides[which].turn(batch)
+            if turn * TURN >= decisions // 10:
+                turns[which].append(took / TURN * 1e6)
+    plain, recording = turns
+    ratios = [b / a for a, b in zip(plain, recording, strict=True)]
+    return {
+        "plain_us": round(statistics.median(plain), 2),
+        "added_us": round(
+            statistics.median(b - a for a, b in zip(plain, recording, strict=True)), 2
+        ),
+        "ratio": round(statistics.median(ratios), 4),
+    }
+
+
+def memory(endpoints: int, is_alone: bool, capacity: int) -> int:
+    """Bytes that a record takes in a full ring; in a crowd a scrape comes before each decision,
+    alone all endpoints are scraped before each.
+    """
+    records = AlwaysAlone(capacity) if is_alone else DecisionRecords(capacity)
+    side = Side(endpoints, records)
+    made = requests(200, Random(SEED))
+    for raw in made:
+        side.decide(raw)
+    side.end()
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    begun = records.size
+    for index in range(capacity - begun):
+        for key in side.keys if is_alone else (side.rng.choice(side.keys),):
+            side.scraped(key)
+        # Ids as they come from the wire: each a text of its own.
+        raw = made[index % len(made)]
+        headers = {**raw.headers, "x-request-id": f"{index:032x}"}
+        side.decide(RawRequest(headers, raw.body))
+        side.under_way.popleft().finish(FinishCause.COMPLETED, 200)
+    gc.collect()
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    return taken // (capacity - begun)
+
+
+def answers(endpoints: int, capacity: int) -> dict[str, float]:
+    """Milliseconds that finding and showing a request takes with a full ring."""
+    records = DecisionRecords(capacity)
+    side = Side(endpoints, records)
+    rng = Random(SEED)
+    ids = []
+    made = requests(200, rng)
+    for index in range(capacity):
+        raw = made[index % len(made)]
+        ids.append(f"{index:032x}")
+        side.decide(RawRequest({**raw.headers, "x-request-id": ids[-1]}, raw.body))
+    side.end()
+    took = []
+    for wanted in rng.choices(ids, k=500):
+        began = time.perf_counter()
+        assert records.find(wanted) is not None
+        took.append((time.perf_counter() - began) * 1000)
+    began = time.perf_counter()
+    records.last(100)
+    listing = (time.perf_counter() - began) * 1000
+    return {
+        "find_p50_ms": round(statistics.median(took), 3),
+        "find_p99_ms": round(statistics.quantiles(took, n=100)[98], 3),
+        "last_100_ms": round(listing, 3),
+    }
+
+
+def main() -> None:
+    """Measure every pool."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--decisions", type=int, default=20_000)
+    parser.add_argument("--capacity", type=int, default=10_000)
+    arguments = parser.parse_args()
+    rows = []
+    for endpoints in ENDPOINTS:
+        decisions = arguments.decisions if endpoints <= 100 else arguments.decisions // 5
+        capacity = arguments.capacity if endpoints <= 100 else 2000
+        crowd = overhead(endpoints, decisions, DecisionRecords(arguments.capacity))
+        alone = overhead(endpoints, decisions // 2, AlwaysAlone(arguments.capacity))
+        row = {
+            "endpoints": endpoints,
+            "prompt_bytes": PROMPT_BYTES,
+            "at_full_speed": crowd,
+            "alone": alone,
+            "record_bytes_at_full_speed": memory(endpoints, False, min(capacity, 3000)),
+            "record_bytes_alone": memory(endpoints, True, min(capacity, 1000)),
+            **answers(endpoints, capacity),
+        }
+        rows.append(row)
+        print(
+            f"{endpoints:>5} endpoints: a decision {crowd['plain_us']:.0f} µs; records add "
+            f"{crowd['added_us']:.1f} µs ({crowd['ratio'] - 1:+.1%}) at full speed, "
+            f"{alone['added_us']:.1f} µs ({alone['ratio'] - 1:+.1%}) alone; "
+            f"{row['record_bytes_at_full_speed']} and {row['record_bytes_alone']} bytes a record; "
+            f"found and shown in {row['find_p99_ms']} ms (p99)"
+        )
+    machine = {"python": platform.python_version(), "machine": platform.machine()}
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps({"seed": SEED, **machine, "rows": rows}, indent=2) + "\n")
+    print(f"written to benchmarks/results/{RESULTS.name}")
+
+
+if __name__ == "__main__":
+    main()
