@@ -148,7 +148,7 @@ def _up(arguments: argparse.Namespace) -> int:
     def say(line: str) -> None:
         print(line, flush=True)
 
-    path = arguments.objectives
+    path, trust = arguments.objectives, arguments.trust_control_headers
     options = Options(
         workers=arguments.workers,
         engine=arguments.engine,
@@ -157,10 +157,10 @@ def _up(arguments: argparse.Namespace) -> int:
         host=arguments.host,
         port=arguments.port,
         config=arguments.config,
-        objectives="" if path is None else read_objectives(path, say),
+        objectives="" if path is None else read_objectives(path, say, clients_may_name=trust),
         routing=Mechanism(arguments.routing),
         buffer_request_body=arguments.request_body == "buffered",
-        trust_control_headers=arguments.trust_control_headers,
+        trust_control_headers=trust,
         picker_processes=arguments.picker_processes,
         record=arguments.record,
         worker_args=tuple(shlex.split(arguments.worker_args)),

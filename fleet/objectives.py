@@ -13,11 +13,11 @@ from picker.errors import ConfigError
 POOL_NAME = "default"  # of a fleet's picker
 
 
-def read_objectives(path: Path, say: Callable[[str], None]) -> str:
+def read_objectives(path: Path, say: Callable[[str], None], *, clients_may_name: bool) -> str:
     """The documents of a file, to be put behind the fleet's endpoints.
 
-    `say` gets what the user should know of them. Raises `FleetError` when the file cannot be read
-    or anything in it would be skipped.
+    `say` gets what the user should know of them, also where clients may not name objectives. Raises
+    `FleetError` when the file cannot be read or anything in it would be skipped.
     """
     try:
         content = path.read_bytes()
@@ -31,4 +31,6 @@ def read_objectives(path: Path, say: Callable[[str], None]) -> str:
         raise FleetError("\n".join(errors))
     for finding in read.findings:
         say(f"warning: {finding}")
+    if read.contents.rules.objectives and not clients_may_name:
+        say("warning: Envoy strips the header that names an objective; see --trust-control-headers")
     return content.decode("utf-8-sig")

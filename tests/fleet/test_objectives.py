@@ -27,7 +27,7 @@ def test_objectives_stand_behind_the_endpoints(tmp_path: Path) -> None:
     path, said = tmp_path / "o.yaml", list[str]()
     for text in (OBJECTIVE, f"\ufeff---\n{OBJECTIVE}---\n", OBJECTIVE.rstrip()):
         path.write_text(text)
-        options = Options(objectives=read_objectives(path, said.append))
+        options = Options(objectives=read_objectives(path, said.append, clients_may_name=True))
         site = Site(Path("/run/x"), (1, 2, 3), (11, 12), cores=5, envoy=Path("/bin/envoy"))
         read = read_pool_file(plan(options, site, None).endpoints.encode(), "f", POOL_NAME)
         assert read.findings == ()
@@ -41,9 +41,21 @@ def test_what_the_picker_would_not_follow_is_warned_of(tmp_path: Path) -> None:
     """An objective of another pool is left out."""
     path, said = tmp_path / "o.yaml", list[str]()
     path.write_text(OBJECTIVE.replace("name: default", "name: other"))
-    read_objectives(path, said.append)
+    read_objectives(path, said.append, clients_may_name=True)
     (line,) = said
     assert line.startswith(f"warning: {path}:4:8: spec.poolRef: InferenceObjective 'chat': is for")
+
+
+@pytest.mark.parametrize(("text", "count"), [(OBJECTIVE, 1), ("", 0)])
+def test_objectives_that_nobody_can_name_are_warned_of(
+    tmp_path: Path, text: str, count: int
+) -> None:
+    """Envoy strips the header unless clients are trusted with it."""
+    path, said = tmp_path / "o.yaml", list[str]()
+    path.write_text(text)
+    read_objectives(path, said.append, clients_may_name=False)
+    assert [line for line in said if "--trust-control-headers" in line] == said
+    assert len(said) == count
 
 
 @pytest.mark.parametrize(
@@ -63,6 +75,6 @@ def test_a_file_with_an_error_starts_nothing(
     if text is not None:
         path.write_text(text)
     with pytest.raises(FleetError, match=reason):
-        read_objectives(path, print)
+        read_objectives(path, print, clients_may_name=True)
     assert main(["up", "--engine", "sim", "--objectives", str(path)]) == 1
     assert capsys.readouterr().err.startswith("pointsman: ")

@@ -199,8 +199,8 @@ def test_what_is_skipped_and_what_is_warned_of_is_told(
     watched = Watched(path)
     assert watched.rules.current.priorities == (5,)
     assert (
-        "skipped " + str(path) + ":11:31: spec.priority: InferenceObjective 'chat'" in caplog.text
+        "skipped " + str(path) + ":12:34: spec.priority: InferenceObjective 'chat'" in caplog.text
     )
-    assert ":16:8: spec.poolRef: InferenceObjective 'far': is for the InferencePool" in caplog.text
+    assert ":17:8: spec.poolRef: InferenceObjective 'far': is for the InferencePool" in caplog.text
     value = watched.metrics.registry.get_sample_value("pointsman_discovery_errors_total")
     assert value == 1
