@@ -110,7 +110,7 @@ def _title(seen: Seen | None, title: Title, room: Room) -> Text:
         known = [one for one in rates if one is not None]
         speed = f"  {rate(sum(known))} req/s" if known else ""
         words, style = f"{usable} of {len(endpoints)} endpoints usable{speed}", ""
-    text = f"pointsman top  {title.url}  "
+    text = f"pointsman {title.url}  "
     left = max(0, room.width - len(title.hint) - 1)
     first = cell(text, min(len(text), left), glyphs)
     second = cell(words, left - len(first), glyphs)

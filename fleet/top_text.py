@@ -66,7 +66,7 @@ def cell(text: str, width: int, glyphs: Glyphs, *, right: bool = False) -> str:
 
 def styled(parts: list[tuple[str, str]]) -> Text:
     """A line of (text, style)."""
-    line = Text(no_wrap=True, overflow="crop", end="")
+    line = Text(no_wrap=True, overflow="crop")
     for text, style in parts:
         line.append(text, style or None)
     return line
