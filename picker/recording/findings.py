@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from picker.framework.attributes import Attributes, DataKey
-from picker.framework.findings import AGENT_IDENTITY, SESSION_ID
+from picker.framework.findings import AGENT_IDENTITY, PEER_ENDPOINT, SESSION_ID
 from picker.recording.privacy import Digests
 from picker.recording.values import NotReplayableError, recordable, restored
 
@@ -15,6 +15,8 @@ from picker.recording.values import NotReplayableError, recordable, restored
 OWN_NOTES = frozenset(
     ("BlockHashes", "BlockKeys", "InFlightHold", "LatencyFeatures", "P2pSources", "Span")
 )
+# Made while a decision is made, and so again while it is made again.
+_OF_SCHEDULING = frozenset((PEER_ENDPOINT, "Recorded", "SessionSeen"))
 # Ids that clients may take for secrets; decisions compare them and no more.
 _IDENTITIES = frozenset((AGENT_IDENTITY, SESSION_ID))
 
@@ -27,7 +29,7 @@ def findings_line(
     left_out = []
     for key, value in attributes.items():
         data_type = key.data_type
-        if data_type in OWN_NOTES:
+        if data_type in OWN_NOTES or data_type in _OF_SCHEDULING:
             continue
         try:
             if "/" in data_type:

@@ -141,10 +141,12 @@ class RefusalLine(msgspec.Struct, frozen=True, omit_defaults=True):
 class Decision(Line, frozen=True, tag="decision"):
     """What a decision was made of, and what it was.
 
-    `number` is the request's within the run. `changed` are the candidates of which anything is
-    new, `order` the keys of all candidates where they are others, or in another order, than those
-    of the decision before. `findings` are values by "Type/producer"; those in `not_replayable`
-    have a type that no recording can hold. `left` says that hooks were told of it.
+    `number` is its own within the run; `again` that of the decision right before it when both are
+    of the same request (which was to try an ejected endpoint out, say), and then its findings go on
+    where those ended. `changed` are the candidates of which anything is new, `order` the keys of
+    all candidates where they are others, or in another order, than those of the decision before.
+    `findings` are values by "Type/producer"; those in `not_replayable` have a type that no
+    recording can hold. `left` says that hooks were told of it.
     """
 
     number: int
@@ -152,6 +154,7 @@ class Decision(Line, frozen=True, tag="decision"):
     at: float
     seed: int
     request: RequestLine
+    again: int | None = None
     changed: tuple[CandidateChange, ...] = ()
     order: tuple[str, ...] | None = None
     findings: dict[str, Any] = {}

@@ -188,7 +188,8 @@ class Recorder:
         log, (request, candidates, attributes) = self._log, shown
         number = next(self._numbers)
         try:
-            findings, left_out = findings_line(attributes, self._digests)
+            before = attributes.get(_NUMBER)
+            findings, left_out = ({}, ()) if before else findings_line(attributes, self._digests)
             attributes.put(_NUMBER, number)
             told, order = self._deltas.of(candidates)
             return Decision(
@@ -197,6 +198,7 @@ class Recorder:
                 at=self._clock(),
                 seed=seed,
                 request=self._requests.of(request),
+                again=before,
                 changed=told,
                 order=order,
                 findings=findings,

@@ -97,6 +97,17 @@ class _Generation:
     sources: FindingSources
 
 
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """The decision that was made last; the next one may be of the same request."""
+
+    number: int
+    request: InferenceRequest
+    recorded: Attributes
+    attributes: Attributes
+    left: bool
+
+
 @dataclass(slots=True)
 class _Run:
     """What is remembered while the lines of one run are taken."""
@@ -107,6 +118,7 @@ class _Run:
     candidates: CandidateMemory = field(default_factory=CandidateMemory)
     flights: dict[int, tuple[_Generation, Flight]] = field(default_factory=dict)
     decided: int = 0
+    last: _Attempt | None = None
     has_losses: bool = False
 
 
@@ -227,7 +239,7 @@ class Replay:
 
     # What happened
 
-    def _decide(self, run: _Run, line: Decision) -> Redecided:
+    def _decide(self, run: _Run, line: Decision) -> Redecided | None:
         generation = run.generations.get(line.config)
         if generation is None:
             raise ValueError(f"there is no configuration {line.config}")
@@ -236,10 +248,17 @@ class Replay:
             self._notes[f"{name} is of a type that no recording can hold"] += 1
         candidates = run.candidates.after(line.changed, line.order)
         shown = generation.sources.candidates(candidates)
-        request = request_of(line.request)
         recorded = findings_of(line.findings)
-        attributes, request = generation.sources.fill(recorded, request, shown)
+        last = run.last
+        if last is not None and last.number == line.again:
+            if last.left:  # now; there is no need for another attempt
+                return None
+            request, recorded, attributes = last.request, last.recorded, last.attributes
+        else:
+            request = request_of(line.request)
+            attributes, request = generation.sources.fill(recorded, request, shown)
         outcome, left = self._outcome(run, line, generation, (request, shown, attributes))
+        run.last = _Attempt(line.number, request, recorded, attributes, left)
         return Redecided(
             line=self._line,
             recorded=line,

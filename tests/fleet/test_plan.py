@@ -98,3 +98,9 @@ def test_clients_name_no_tenants_unless_told_otherwise(trusted: bool) -> None:
     """Else anybody could give himself a priority."""
     changes = {"trust_control_headers": True} if trusted else {}
     assert lay_out(**changes).bootstrap.trust_control_headers is trusted
+
+
+def test_a_recording_is_asked_of_the_picker() -> None:
+    """By its own flag, and only where it is asked of the fleet."""
+    assert flags(lay_out(record=Path("/tmp/r.jsonl")).picker.argv)["--record"] == "/tmp/r.jsonl"
+    assert "--record" not in flags(lay_out().picker.argv)

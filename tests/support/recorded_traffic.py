@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,8 +26,10 @@ from picker.recording.reading import read_recording
 from picker.recording.recorder import ConfigText, Recorder
 from picker.recording.replay import OtherConfig, Redecided, Replay
 from picker.requestcontrol.director import Director, Exchange, Surroundings
+from picker.requestcontrol.pipeline import EndpointHealth, NoHealthMemory
 from picker.running.in_use import pipeline_of
 from picker.types import (
+    Candidate,
     Endpoint,
     EndpointMetrics,
     FinishCause,
@@ -82,11 +84,33 @@ class UnderWay:
     decision: RouteDecision
 
 
+class MoodyHealth(NoHealthMemory):
+    """Ejects some endpoints and wants some tried out, as it likes."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = Random(seed)
+
+    def usable(self, candidates: Sequence[Candidate], now_seconds: float) -> Sequence[Candidate]:
+        """Not all."""
+        kept = [one for one in candidates if self._draw.random() < 0.8]
+        return kept or candidates
+
+    def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:
+        """Now and then."""
+        return self._draw.choice(candidates) if self._draw.random() < 0.3 else None
+
+
 class Traffic:
     """A configuration at work in front of a pool that comes and goes, with all of it recorded."""
 
     def __init__(
-        self, configs: Sequence[str], seed: int, endpoints: int = 6, *, prompts: bool = True
+        self,
+        configs: Sequence[str],
+        seed: int,
+        endpoints: int = 6,
+        *,
+        prompts: bool = True,
+        health: EndpointHealth | None = None,
     ) -> None:
         """`configs` are texts; each but the first comes by a reload."""
         self.draw, self.now = Random(seed), 1000.0
@@ -114,7 +138,11 @@ class Traffic:
             tuple(self.assembly.profiles),
         )
         around = Surroundings(
-            self.datastore, self.inflight, Random(seed + 1), clock=lambda: self.now
+            self.datastore,
+            self.inflight,
+            Random(seed + 1),
+            clock=lambda: self.now,
+            health=health or NoHealthMemory(),
         )
         self.director = Director(self.recorder.recorded(pipeline_of(self.assembly)), around)
         self.names = [f"pod-{number}" for number in range(endpoints)]
@@ -299,6 +327,3 @@ def replayed(path: Path, other: str | None = None) -> Replayed:
     config = None if other is None else OtherConfig(other.encode(), "other.yaml", True)
     replay = Replay(str(path), config)
     return Replayed(list(replay.decisions(read_recording(path))), replay.notes)
-
-
-__all__ = ["ListSink", "Replayed", "Traffic", "record", "replace", "replayed", "Callable"]

@@ -7,6 +7,7 @@ import fcntl
 import logging
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -40,6 +41,14 @@ def value(one: Counter | Gauge) -> float:
 def lines(path: Path) -> list[AnyLine]:
     """All of a file."""
     return [decoded(line) for line in path.read_bytes().splitlines()]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that happens soon."""
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
 
 
 async def write(path: Path, *texts: bytes, max_bytes: int = 10**6) -> RecordingSeries:
@@ -129,8 +138,7 @@ async def test_lines_are_written_while_the_picker_runs(tmp_path: Path) -> None:
     async with asyncio.timeout(JOIN_SECONDS):
         running = asyncio.create_task(file.run())
         file.write(encoded(HEADER), 1.0)
-        while not path.stat().st_size:
-            await asyncio.sleep(0.01)
+        await until(lambda: bool(lines(path)))
         running.cancel()
         await file.close(2.0)
     assert lines(path) == [HEADER, Stop("ended", 2.0)]

@@ -95,7 +95,9 @@ def test_floats_keep_every_bit(value: float) -> None:
 
 def test_metrics_and_usage_are_read_as_the_picker_has_them() -> None:
     """Sets and tuples of nested values keep their types."""
-    metrics = EndpointMetrics(3, 4, 0.25, 16, 100, 7.0, frozenset("ab"), frozenset("c"), 2, 1.5, 0.1)
+    metrics = EndpointMetrics(
+        3, 4, 0.25, 16, 100, 7.0, frozenset("ab"), frozenset("c"), 2, 1.5, 0.1
+    )
     change = lines.CandidateChange("default/a", metrics=metrics)
     back = msgspec.json.decode(msgspec.json.encode(change), type=lines.CandidateChange)
     assert back.metrics == metrics

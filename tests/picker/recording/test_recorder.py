@@ -71,7 +71,10 @@ async def test_only_what_is_new_about_candidates_is_told() -> None:
     """Of a pool of a hundred, the one endpoint that got a request."""
     traffic = Traffic([CONFIG], 1, endpoints=100)
     await leave(traffic, 3)
-    first, second = [one for one in decisions(traffic.sink) if one.order is None][:2] or (None, None)
+    first, second = [one for one in decisions(traffic.sink) if one.order is None][:2] or (
+        None,
+        None,
+    )
     whole = decisions(traffic.sink)[0]
     assert len(whole.changed) > 3
     assert first is not None

@@ -37,9 +37,7 @@ FINDINGS = st.one_of(
     st.builds(InFlightLoad, st.dictionaries(TEXTS, LOADS, max_size=4), COUNTS, st.integers()),
     st.dictionaries(
         TEXTS,
-        st.builds(
-            LatencyPrediction, FLOATS, FLOATS, FLOATS, FLOATS, st.booleans(), st.integers()
-        ),
+        st.builds(LatencyPrediction, FLOATS, FLOATS, FLOATS, FLOATS, st.booleans(), st.integers()),
         max_size=3,
     ),
     st.builds(
@@ -72,9 +70,7 @@ JSON = st.recursive(
     | FLOATS
     | TEXTS
     | st.sampled_from(["()", "[]", "{}", "pairs", "float", "int", "bytes", "frozenset", *KNOWN]),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=3)
-    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=3)),
     max_leaves=10,
 )
 
