@@ -25,6 +25,8 @@ from picker.extproc.health import HealthService
 from picker.extproc.stream_metrics import StreamMetrics
 from picker.metrics import PickerMetrics
 from picker.processes.supervisor import Supervisor
+from picker.running.admin_source import ProcessAdmin
+from picker.running.config_status import ConfigStatus, problem_of
 from picker.running.draining import until_quiet
 from picker.running.listeners import Listeners, StartError
 from picker.running.options import Options, Ports
@@ -77,7 +79,14 @@ class Picker:
         self._requests.record(self._recording, self._config.assembly)
         self._metrics.info.labels("", version("pointsman")).set(1)
         self._admin = AdminServer(
-            self._metrics, datastore, self._inflight, self.is_ready, traffic=traffic
+            self._metrics,
+            datastore,
+            self._inflight,
+            self.is_ready,
+            source=ProcessAdmin(
+                self._requests, ConfigStatus(self._config, problem_of(self._watch))
+            ),
+            traffic=traffic,
         )
         self._listeners = Listeners(
             options,

@@ -55,6 +55,11 @@ class ConfigWatch:
             metrics.config_reloads_total.labels(result)
         self._succeeded()
 
+    @property
+    def problem(self) -> str | None:
+        """Why what the file holds now is not in use; None: it is."""
+        return self._problem or None
+
     async def run(self) -> None:
         """Follow the file until cancelled."""
         folder, name = self._path.parent.absolute(), self._path.name

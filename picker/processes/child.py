@@ -27,7 +27,10 @@ from picker.errors import ConfigError, PickerError
 from picker.extproc.health import HealthService
 from picker.extproc.stream_metrics import StreamMetrics
 from picker.metrics import PickerMetrics
+from picker.processes.answers import answer
 from picker.processes.messages import (
+    Answered,
+    Ask,
     Channel,
     Commit,
     Configuration,
@@ -184,6 +187,9 @@ class ServingProcess:
                 self._rules.use(message.rules)
             elif isinstance(message, Tell):
                 await self._channel.send(Told(message.question, numbers_of(self._metrics)))
+            elif isinstance(message, Ask):
+                content = answer(self._requests, message.subject, message.argument)
+                await self._channel.send(Answered(message.question, content))
             elif isinstance(message, Drain):
                 self.stop()
         log.error("the process that watches the pool is gone; ending")

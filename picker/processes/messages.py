@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -69,6 +70,22 @@ class Tell(msgspec.Struct, tag=True):
     question: int
 
 
+class Subject(Enum):
+    """What a question of people is about."""
+
+    DECISIONS = "decisions"  # the last ones; the argument says how many
+    DECISION = "decision"  # one; the argument is the request's id, "" for the last one
+    HEALTH = "health"  # of endpoints
+
+
+class Ask(msgspec.Struct, tag=True):
+    """Answer a question of people."""
+
+    question: int
+    subject: Subject
+    argument: str = ""
+
+
 class Drain(msgspec.Struct, tag=True):
     """End when proxies have stopped sending; a second one: end now."""
 
@@ -99,8 +116,15 @@ class Told(msgspec.Struct, tag=True):
     numbers: Numbers
 
 
-ToChild: TypeAlias = Start | Prepare | Commit | Follow | Tell | Drain
-ToParent: TypeAlias = Ready | Failed | Prepared | Told
+class Answered(msgspec.Struct, tag=True):
+    """The answer, packed; see `processes.answers`."""
+
+    question: int
+    content: bytes
+
+
+ToChild: TypeAlias = Start | Prepare | Commit | Follow | Tell | Ask | Drain
+ToParent: TypeAlias = Ready | Failed | Prepared | Told | Answered
 Message: TypeAlias = ToChild | ToParent
 
 

@@ -9,10 +9,13 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
+from typing import TypeAlias
 
 from picker.datalayer.request_rules import NO_RULES, RuleSet
 from picker.errors import PickerError
 from picker.processes.messages import (
+    Answered,
+    Ask,
     Channel,
     Commit,
     Configuration,
@@ -23,14 +26,18 @@ from picker.processes.messages import (
     Prepared,
     Ready,
     Start,
+    Subject,
     Tell,
     ToChild,
     Told,
 )
 from picker.sharing.totals import Numbers
 
-ANSWER_SECONDS = 2.0  # for the numbers
+ANSWER_SECONDS = 2.0  # for the numbers, and to people
 PREPARE_SECONDS = 10.0  # for a configuration
+
+
+_Answer: TypeAlias = Prepared | Told | Answered
 
 
 class UnansweredError(PickerError):
@@ -57,7 +64,7 @@ class Serving:
         self.unanswered = 0  # questions for the numbers, in a row
         self._process, self._channel = process, channel
         self._questions = count()
-        self._waiting: dict[int, asyncio.Future[Prepared | Told]] = {}
+        self._waiting: dict[int, asyncio.Future[_Answer]] = {}
 
     @classmethod
     async def begin(cls, start: Start, inherited: Sequence[int]) -> Serving:
@@ -87,7 +94,7 @@ class Serving:
                 on_ready(self)
             elif isinstance(message, Failed):
                 self.failure = message.reason
-            elif isinstance(message, Prepared | Told):
+            elif isinstance(message, Prepared | Told | Answered):
                 self._answered(message)
         self.revision = None
         for waiting in self._waiting.values():
@@ -114,6 +121,15 @@ class Serving:
         except UnansweredError as error:
             return None if self.revision is None else str(error)  # its successor begins with it
         return answer.problem if isinstance(answer, Prepared) else None
+
+    async def answer(self, subject: Subject, argument: str) -> bytes | None:
+        """What it knows about a question of people; None when it does not answer."""
+        question = Ask(next(self._questions), subject, argument)
+        try:
+            answer = await self._ask(question, ANSWER_SECONDS)
+        except UnansweredError:
+            return None
+        return answer.content if isinstance(answer, Answered) else None
 
     async def commit(self, revision: int) -> None:
         """Have it use what it has prepared."""
@@ -147,9 +163,9 @@ class Serving:
         with suppress(ConnectionError):
             await self._channel.send(message)
 
-    async def _ask(self, question: Prepare | Tell, seconds: float) -> Prepared | Told:
+    async def _ask(self, question: Prepare | Tell | Ask, seconds: float) -> _Answer:
         number = question.question
-        answer: asyncio.Future[Prepared | Told] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
             await self.send(question)
@@ -160,7 +176,7 @@ class Serving:
         finally:
             del self._waiting[number]
 
-    def _answered(self, message: Prepared | Told) -> None:
+    def _answered(self, message: _Answer) -> None:
         if isinstance(message, Told):
             self.numbers = message.numbers
         waiting = None if message.question is None else self._waiting.get(message.question)

@@ -36,10 +36,12 @@ from picker.extproc.health import HealthService
 from picker.extproc.options import Transport
 from picker.framework.interfaces import KvEventConsumer
 from picker.metrics import PickerMetrics
+from picker.processes.answers import FleetAdmin
 from picker.processes.fleet import ServingFleet
 from picker.processes.messages import Configuration, Start
 from picker.processes.rules import RuleTelling
 from picker.processes.serving import Serving
+from picker.running.config_status import ConfigStatus, problem_of
 from picker.running.listeners import (
     SidePorts,
     StartError,
@@ -91,7 +93,11 @@ class Supervisor:
         self._fleet = ServingFleet(options.processes, self._begin, self._ended, self._served)
         self._telling = RuleTelling(self._pool.rules, lambda: self._fleet.members)
         datastore = self._pool.datastore
-        admin = AdminServer(self._metrics, datastore, self._inflight, self.is_ready, self._page)
+        status = ConfigStatus(self._config, problem_of(self._watch))
+        source = FleetAdmin(lambda: self._fleet.members, status)
+        admin = AdminServer(
+            self._metrics, datastore, self._inflight, self.is_ready, self._page, source
+        )
         self._beside = SidePorts(options, HealthService(self.is_ready), admin)
         self._certificate = certificate_made_on_the_spot(options.tls)
         self._reserved: socket.socket | None = None

@@ -16,6 +16,7 @@ from picker.config.units import duration_seconds, quantity_bytes
 from picker.config.unsupported import FLAGS, reason
 from picker.errors import ConfigError
 from picker.extproc.options import UNIX_SCHEME, Transport
+from picker.running.explain_flags import add_explain_flags, explain_flags_of
 from picker.running.health_flags import add_health_flags
 from picker.running.options import LogFlags, MetricsTls, Options, TlsFlags
 from picker.running.record_flags import add_record_flags, record_flags_of
@@ -52,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     behaviour = parser.add_argument_group("behaviour")
     _add_behaviour(behaviour)
     add_health_flags(behaviour)
+    add_explain_flags(parser.add_argument_group("explanations"))
     add_record_flags(parser.add_argument_group("recording"))
     _add_logging(parser.add_argument_group("logging and tracing"))
     _add_refused(parser.add_argument_group("refused"))
@@ -88,6 +90,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         drain_timeout_seconds=arguments.drain_timeout,
         endpoint_ejection_failures=arguments.endpoint_ejection_failures,
         processes=arguments.processes,
+        explain=explain_flags_of(arguments),
         record=record_flags_of(arguments),
         logs=_logs_of(arguments),
     )

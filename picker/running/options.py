@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from picker.extproc.server import DEFAULT_MAX_MESSAGE_BYTES, ServerOptions, Transport
+from picker.running.explain_flags import NO_WISHES, ExplainFlags
 from picker.running.health_flags import DEFAULT_FAILURES
 from picker.running.record_flags import RecordFlags
 
@@ -75,6 +76,7 @@ class Options:
     drain_timeout_seconds: float = 30.0
     endpoint_ejection_failures: int = DEFAULT_FAILURES
     processes: int = 1
+    explain: ExplainFlags = NO_WISHES
     record: RecordFlags | None = None
     logs: LogFlags = LogFlags()
 

@@ -26,9 +26,11 @@ from picker.errors import ConfigError
 from picker.flowcontrol.views import QueuesView
 from picker.framework.services import Services
 from picker.metrics import PickerMetrics
+from picker.requestcontrol.decision_header import DecisionHeader
 from picker.requestcontrol.director import Director, RequestPolicies
 from picker.requestcontrol.observer import Observers, RequestObserver
 from picker.requestcontrol.pipeline import SnapshotSource, Surroundings
+from picker.requestcontrol.records import DecisionRecords
 from picker.running.flow_side import FlowSide
 from picker.running.flushing import Flushes
 from picker.running.health_side import HealthSide
@@ -75,7 +77,10 @@ class LoopClock:
 
 
 class RequestSide:
-    """Owns what decides, and what goes on beside the decisions for the plugins' sake."""
+    """Owns what decides, and what goes on beside the decisions for the plugins' sake.
+
+    `records` remember the requests; None: nobody wants that.
+    """
 
     def __init__(
         self,
@@ -102,7 +107,11 @@ class RequestSide:
             emit_endpoint_scores=options.emit_endpoint_scores,
             ignore_subset_hint=options.disable_endpoint_subset_filter,
         )
-        observer = Observers((self._requests, *watching)) if watching else self._requests
+        count = options.explain.decision_records
+        self.records = DecisionRecords(count) if count else None
+        self._tells_clients = options.explain.decision_header
+        others = watching if self.records is None else (*watching, self.records)
+        observer = Observers((self._requests, *others)) if others else self._requests
         around = Surroundings(
             pool.snapshots,
             inflight,
@@ -144,6 +153,9 @@ class RequestSide:
         pipeline = pipeline_of(assembly, self._flow.gate)
         if self._recording is not None:
             pipeline = self._recording.pipeline(assembly, pipeline)
+        if self._tells_clients:
+            heads = (*pipeline.response_heads, DecisionHeader())
+            pipeline = replace(pipeline, response_heads=heads)
         self.director.use(pipeline)
 
     def record(self, recording: RecordingSide, assembly: Assembly) -> None:
