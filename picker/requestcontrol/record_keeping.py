@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter, itemgetter
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import msgspec
@@ -48,7 +47,7 @@ MAX_MESSAGE = 500
 _encode = msgspec.msgpack.Encoder(enc_hook=list).encode  # a scorer may answer in any sequence
 _endpoint_of = attrgetter("endpoint")
 _NO_STEPS = ProfileSteps()
-_NO_STAGES: Mapping[str, str] = MappingProxyType({})
+_NO_STAGES: Mapping[str, str] = {}  # packed as what it is, unlike a view of it
 
 # In flight, waiting, running, KV usage, age of that in seconds; None where nothing was known.
 Load: TypeAlias = tuple[int, int | None, int | None, float | None, float | None]
