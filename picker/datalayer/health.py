@@ -193,7 +193,8 @@ class HealthMemory:
         held = self._held
         if not held:
             return candidates
-        free = [candidate for candidate in candidates if candidate.key not in held]
+        # Not by `candidate.key`, which takes as long again.
+        free = [candidate for candidate in candidates if candidate.endpoint.key not in held]
         if free:
             return free
         records = self._records
@@ -233,10 +234,11 @@ class HealthMemory:
                 self._records[endpoint.key] = record
         visit = Visit(self, record, endpoint.host_port, is_bare)
         record.under_way += 1
-        if not is_bare and record.is_due(now_seconds):
-            record.probe_leaves(now_seconds)
-            self._probes[record.key] = visit
-        self._refresh(record)
+        if not record.is_as_good_as_any:
+            if not is_bare and record.is_due(now_seconds):
+                record.probe_leaves(now_seconds)
+                self._probes[record.key] = visit
+            self._refresh(record)
         return visit
 
     # What a visit tells
@@ -245,7 +247,8 @@ class HealthMemory:
         """The response to a visit has begun."""
         if answer.status is None:
             return
-        self._see_responses()
+        if self._num_unseen:
+            self._see_responses()
         served_by = self._other(visit, answer)
         if served_by is None:
             self._tell(visit, verdict_of(answer), now_seconds)
@@ -258,13 +261,14 @@ class HealthMemory:
     def leave(self, visit: Visit, was_seen: bool, cause: FinishCause, now_seconds: float) -> None:
         """A visit is over."""
         record = visit.record
-        if self._probes.get(record.key) is visit:
-            self._probe_over(record, ProbeResult.UNKNOWN)
         if visit.is_current:
             record.under_way -= 1
-            if record.settle(now_seconds, self._draw):
+        if not record.is_as_good_as_any:
+            if self._probes.get(record.key) is visit:
+                self._probe_over(record, ProbeResult.UNKNOWN)
+            if visit.is_current and record.settle(now_seconds, self._draw):
                 self._note_ejection(record, now_seconds)
-        self._refresh(record)
+            self._refresh(record)
         if not was_seen and cause not in _OUR_OWN:
             self._miss_a_response()
 
@@ -318,6 +322,8 @@ class HealthMemory:
     def _tell(self, visit: Visit, verdict: Verdict, now: float) -> None:
         """What a visit has found counts, unless it is stale."""
         record = visit.record
+        if verdict is Verdict.SUCCESS and record.is_as_good_as_any:
+            return  # as nearly always
         is_probe = self._probes.get(record.key) is visit
         if visit.is_current:
             self._apply(record, verdict, now, visit.is_bare, is_probe)

@@ -127,6 +127,11 @@ class EndpointRecord:
         self.trial_successes = 0
         self.returned_at: float | None = None  # when it was last ejected and came back
 
+    @property
+    def is_as_good_as_any(self) -> bool:
+        """Whether it has answered well and nothing is held against it: it is never held back."""
+        return self.is_proven and self.state is EndpointState.HEALTHY
+
     def is_held_back(self, sees_responses: bool) -> bool:
         """Whether it should be sent no request while others can take it.
 
@@ -135,13 +140,12 @@ class EndpointRecord:
         that has not answered well yet (k = 0), unless no response is ever seen.
         """
         settings = self._settings
-        match self.state:
-            case EndpointState.EJECTED:
-                return True
-            case EndpointState.ON_TRIAL:
-                return self.under_way >= settings.trial_requests
-            case EndpointState.SUSPECT:
-                return self.under_way + self.failures >= settings.failures
+        if self.state is EndpointState.EJECTED:
+            return True
+        if self.state is EndpointState.ON_TRIAL:
+            return self.under_way >= settings.trial_requests
+        if self.state is EndpointState.SUSPECT:
+            return self.under_way + self.failures >= settings.failures
         return sees_responses and not self.is_proven and self.under_way >= settings.failures
 
     def is_due(self, now: float) -> bool:

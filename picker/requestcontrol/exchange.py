@@ -277,7 +277,7 @@ class Exchange:
         """The candidates of a request that is let in."""
         pipeline, around = self._pipeline, self._around
         candidates = self._candidates(raw)
-        if pipeline.gate is None:
+        if pipeline.gate is None and request.priority < 0:
             now = around.clock()
             usable = around.health.usable(candidates, now)
             admission.refuse_if_sheddable(request, usable, pipeline.saturation, now)
