@@ -70,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
         "replay", help="decide recorded requests again (see `pointsman replay --help`)"
     )
     _add_top(commands.add_parser("top", help="watch a running picker in the terminal"))
+    _add_explain(commands.add_parser("explain", help="say why a request went where it went"))
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -132,11 +133,24 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_top(parser: argparse.ArgumentParser) -> None:
+    _add_picker(parser)
+    parser.add_argument("--once", action="store_true", help="print one picture as plain text")
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    wanted = parser.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("id", nargs="?", help="the request's x-request-id")
+    wanted.add_argument("--last", action="store_true", help="the request that came last")
+    _add_picker(parser)
+    parser.add_argument("--json", action="store_true", help="all that is known, as JSON")
+    parser.add_argument("--all", action="store_true", help="show every candidate that is kept")
+
+
+def _add_picker(parser: argparse.ArgumentParser) -> None:
     text = (
         "the picker's HTTP port; default: of the fleet that runs here, else http://127.0.0.1:9090"
     )
     parser.add_argument("--picker", metavar="URL", help=text)
-    parser.add_argument("--once", action="store_true", help="print one picture as plain text")
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -197,6 +211,18 @@ def _top(arguments: argparse.Namespace) -> int:
 
     url = picker_url(arguments.picker, environ)
     return top(Options(url, arguments.once), *console_and_keyboard())
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from os import environ
+
+    from rich.console import Console
+
+    from fleet.explain import Options, explain
+    from fleet.running_picker import picker_url
+
+    url = picker_url(arguments.picker, environ)
+    return explain(Options(url, arguments.id, arguments.json, arguments.all), Console())
 
 
 def _version(_: argparse.Namespace) -> int:
@@ -312,6 +338,7 @@ _OWN: dict[str, Callable[[argparse.Namespace], int]] = {
     "up": _up,
     "chat": _chat,
     "top": _top,
+    "explain": _explain,
     "version": _version,
 }
 
