@@ -33,99 +33,6 @@ MAX_DYNAMIC_BANDS = 128
 _NO_RANK: Rank = ()
 
 
-class Cap(Enum):
-    """What there can be too much of, in the order in which it is checked."""
-
-    BYTES = "bytes in all"
-    REQUESTS = "requests in all"
-    BAND_BYTES = "bytes of its priority"
-    BAND_REQUESTS = "requests of its priority"
-
-
-class Flow:
-    """The requests of one tenant that wait in one band; at least one."""
-
-    __slots__ = ("heap", "name", "num_bytes")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.heap: RemovableHeap[Rank, QueuedRequest] = RemovableHeap()
-        self.num_bytes = 0
-
-
-class Band:
-    """One priority. Changed by its `FlowQueue` alone."""
-
-    __slots__ = ("fairness", "flows", "idle", "num_bytes", "num_requests", "priority", "settings")
-
-    def __init__(self, priority: int, settings: BandSettings) -> None:
-        self.priority = priority
-        self.settings = settings
-        self.fairness: BandFairness = settings.fairness.for_band(priority)
-        self.flows: dict[str, Flow] = {}
-        self.idle: dict[str, float] = {}  # since when nothing of a flow waits, oldest first
-        self.num_requests = 0
-        self.num_bytes = 0
-
-    def insert(self, item: QueuedRequest) -> None:
-        """`item` waits in its flow."""
-        name = item.flow
-        flow = self.flows.get(name)
-        if flow is None:
-            flow = self.flows[name] = Flow(name)
-            self.idle.pop(name, None)
-        rank = self.settings.ordering.rank(item)
-        flow.heap.push(rank, item.sequence, item)
-        flow.num_bytes += item.size_bytes
-        self.num_requests += 1
-        self.num_bytes += item.size_bytes
-        first = flow.heap.first()
-        if first is not None and first[1].sequence == item.sequence:
-            self.fairness.head_changed(name, item, rank)
-
-    def delete(self, item: QueuedRequest, now_seconds: float) -> None:
-        """`item` waits no more."""
-        flow = self.flows[item.flow]
-        before = flow.heap.first()
-        flow.heap.remove(item.sequence)
-        flow.num_bytes -= item.size_bytes
-        self.num_requests -= 1
-        self.num_bytes -= item.size_bytes
-        if before is None or before[1].sequence != item.sequence:
-            return
-        after = flow.heap.first()
-        if after is not None:
-            self.fairness.head_changed(flow.name, after[1], after[0])
-            return
-        del self.flows[flow.name]
-        self.idle[flow.name] = now_seconds
-        self.fairness.head_changed(flow.name, None, _NO_RANK)
-
-    def next(self, now_seconds: float) -> QueuedRequest | None:
-        """Who goes next; None when nobody waits."""
-        name = self.fairness.select(now_seconds)
-        flow = self.flows.get(name) if name is not None else None
-        first = flow.heap.first() if flow is not None else self._oldest()
-        return None if first is None else first[1]
-
-    def pass_by(self, item: QueuedRequest, now_seconds: float) -> None:
-        """Tell the policies of one that goes without having waited, as though it had."""
-        name, fairness = item.flow, self.fairness
-        fairness.head_changed(name, item, self.settings.ordering.rank(item))
-        fairness.dispatched(item, now_seconds)
-        fairness.head_changed(name, None, _NO_RANK)
-        idle = self.idle
-        idle.pop(name, None)  # to the end
-        idle[name] = now_seconds
-
-    def _oldest(self) -> tuple[Rank, QueuedRequest] | None:
-        """For a policy that names nobody although somebody waits: no mistake of a policy may stop
-        a pool.
-        """
-        heads = filter(None, (flow.heap.first() for flow in self.flows.values()))
-        return min(heads, key=lambda head: head[1].sequence, default=None)
-
-
 class FlowQueue:
     """Owns what waits, the bands, and what fairness policies remember. `forgotten` is told the
     band and the name of each flow that is not remembered any more.
@@ -158,7 +65,7 @@ class FlowQueue:
         """
         bands, self._settings = self._bands, settings
         waiting = sorted(self._band_of)
-        items = {item.sequence: item for band in bands.values() for item in _items(band)}
+        items = {item.sequence: item for band in bands.values() for item in band}
         keep = self._in_use()
         self._bands, self._band_of = {}, {}
         self.num_requests = self.num_bytes = 0
@@ -265,7 +172,7 @@ class FlowQueue:
     def check_integrity(self) -> None:
         """Raise `AssertionError` when the books do not agree."""
         for band in self._bands.values():
-            items = list(_items(band))
+            items = list(band)
             held = (len(items), sum(item.size_bytes for item in items))
             if held != (band.num_requests, band.num_bytes):
                 raise AssertionError(f"band {band.priority} holds {held} and counts otherwise")
@@ -322,7 +229,3 @@ class FlowQueue:
         band.fairness.forget(name)
         self._forgotten(band.priority, name)
 
-
-def _items(band: Band) -> Iterator[QueuedRequest]:
-    for flow in band.flows.values():
-        yield from flow.heap

@@ -70,6 +70,17 @@ async def test_nobody_is_stopped_for_an_equal_or_a_lower_one() -> None:
     assert len(scene.told()) == 1
 
 
+async def test_of_two_to_be_stopped_both_are_lower() -> None:
+    """Rather one too few than one of the same priority."""
+    slots = Slots(4, settle_seconds=0.5)
+    scene = EvictingScene(4, detector=slots)
+    await scene.fill(-1, -2, 0, 0)
+    slots.slots = 1
+    scene.gate.pool_changed()
+    await scene.arrive(priority=-1)
+    assert scene.told() == [1]
+
+
 async def test_those_who_may_not_be_stopped_are_not() -> None:
     """Priority 0 and above is never evictable, nor is who has not left."""
     scene = EvictingScene(2)

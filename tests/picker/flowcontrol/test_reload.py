@@ -1,0 +1,81 @@
+"""A reload changes the rules for those who wait, and loses nobody."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from flow_scene import Scene, Slots, band, settle, with_settings
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_turning_the_gate_off_lets_everybody_in() -> None:
+    """And turning it on again counts who is under way."""
+    scene = Scene()
+    clients = [await scene.arrive() for _ in range(5)]
+    scene.gate.use(None)
+    await settle()
+    assert all(client.ticket is not None for client in clients)
+    assert scene.gate.is_open
+    assert not scene.gate.queues().is_on
+    clients.append(await scene.arrive(leaves=False))
+    scene.gate.use(scene.settings)
+    assert (await scene.arrive()).waits
+    for client in clients:
+        scene.close(client)
+    await settle()
+    assert scene.clients[-1].ticket is not None
+    scene.gate.check_integrity()
+
+
+async def test_a_reload_keeps_who_waits_in_their_order() -> None:
+    """Caps below what waits refuse only newcomers."""
+    scene = Scene()
+    running = await scene.arrive()
+    for name in ("a", "b", "c"):
+        await scene.arrive(name, fairness_id=name)
+    scene.gate.use(with_settings(scene.settings, max_requests=2, bands={3: band()}))
+    assert (await scene.arrive("d")).refusal is not None
+    await scene.done(running)
+    await scene.done(scene.order[-1])
+    assert (await scene.arrive("e")).waits
+    while scene.order[-1].request.request_id != "e":
+        await scene.done(scene.order[-1])
+    assert [one.request.request_id for one in scene.order[1:]] == ["a", "b", "c", "e"]
+
+
+async def test_a_reload_moves_who_waits_to_the_bands_of_their_priority() -> None:
+    """A band that is configured anew takes them over; one that is no more keeps its own."""
+    scene = Scene(bands={2: band()})
+    await scene.arrive()
+    await scene.arrive(priority=2)
+    await scene.arrive(priority=8)
+    scene.gate.use(with_settings(scene.settings, bands={8: band()}))
+    bands = {one.priority: one.queued_requests for one in scene.gate.queues().bands}
+    assert bands == {8: 1, 2: 1, 0: 0}
+    scene.gate.check_integrity()
+
+
+async def test_what_a_reload_makes_room_for_goes_at_once() -> None:
+    """Without an event besides."""
+    scene = Scene()
+    await scene.arrive()
+    waiting = await scene.arrive()
+    scene.gate.use(with_settings(scene.settings, detector=Slots(2)))
+    await settle()
+    assert waiting.ticket is not None
+
+
+async def test_bands_of_objectives_come_and_go() -> None:
+    """They go when nobody wants them and nothing of them is remembered."""
+    scene = Scene()
+    scene.gate.set_priorities([7, -7])
+    await scene.arrive()
+    client = await scene.arrive(priority=7)
+    scene.gate.set_priorities([])
+    assert [one.priority for one in scene.gate.queues().bands] == [7, 0]
+    assert client.task is not None
+    client.task.cancel()
+    await asyncio.sleep(301)
+    assert [one.priority for one in scene.gate.queues().bands] == [0]
