@@ -12,6 +12,7 @@ import pytest
 
 import fleet.cli
 import fleet.config_command
+import fleet.replay
 import picker.__main__
 import worker.flags
 import worker.training.flags
@@ -68,8 +69,10 @@ def test_commands_are_taken_by_their_parsers(line: str) -> None:
         "picker": picker.__main__.build_parser,
         "train-draft": worker.training.flags.build_parser,
         "config": fleet.config_command.build_parser,
+        "replay": fleet.replay.build_parser,
     }.get(words[0], fleet.cli.build_parser)()
-    arguments = words[1:] if words[0] in ("worker", "picker", "train-draft", "config") else words
+    has_own = words[0] in ("worker", "picker", "train-draft", "config", "replay")
+    arguments = words[1:] if has_own else words
     assert parser.parse_args(arguments)
 
 
