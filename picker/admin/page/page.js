@@ -14,45 +14,53 @@ const DECISION = "#/decisions/";
 const NAMES = ["endpoints", "queues", "requests", "configuration"];
 
 const samples = new Samples();
-const latest = { endpoints: [], queues: null, decisions: [], held: null };
+const latest = { endpoints: null, queues: null, decisions: null, held: null };
 let timer = null;
 let asking = false;
 let lastAnswer = null;
 let rounds = 0;
 let chosen = 0; // counts what was looked at
 
-/** What a path of the picker says; throws for anything but an answer in JSON. */
+/** What a path of the picker says; throws for anything but what was asked for, in JSON. */
 async function ask(path) {
   const response = await fetch(path, { signal: AbortSignal.timeout(PATIENCE_MS), cache: "no-store" });
-  const body = await response.json();
-  if (!response.ok) throw Object.assign(new Error(body.error ?? response.statusText), { status: response.status });
-  return body;
+  if (response.ok) return response.json();
+  const body = await response.json().catch(() => ({}));
+  throw Object.assign(new Error(body.error ?? response.statusText), { status: response.status });
 }
 
+/** Ask for everything at once, and show each answer for itself; what went wrong, by its path. */
 async function round() {
   const since = lastAnswer === null ? Infinity : (Date.now() - lastAnswer) / 1000;
-  const wanted = [
-    ask(`endpoints?history=${samples.wanted(since)}`),
-    ask("queues"),
-    ask(`decisions?limit=${LIMIT}`),
+  const questions = [
+    [`endpoints?history=${samples.wanted(since)}`, takeEndpoints],
+    ["queues", (queues) => (latest.queues = queues)],
+    [`decisions?limit=${LIMIT}`, ({ decisions }) => (latest.decisions = decisions)],
   ];
-  if (rounds % 5 === 0) wanted.push(ask("config"));
-  const [pool, queues, { decisions }, configuration] = await Promise.all(wanted);
-  samples.add(pool.history);
-  Object.assign(latest, { endpoints: pool.endpoints, queues, decisions });
-  if (configuration) showConfiguration(configuration);
-  lastAnswer = Date.now();
+  if (rounds % 5 === 0) questions.push(["config", showConfiguration]);
+  const answers = questions.map(([path, take]) => ask(path).then(take));
+  const settled = await Promise.allSettled(answers);
+  const problems = settled.flatMap(({ status, reason }, index) =>
+    status === "rejected" ? [[questions[index][0].split("?")[0], reason]] : [],
+  );
+  if (problems.length < questions.length) lastAnswer = Date.now();
   rounds += 1;
+  return { problems, isSilent: problems.length === questions.length };
+}
+
+function takeEndpoints({ endpoints, history }) {
+  samples.add(history);
+  latest.endpoints = endpoints;
 }
 
 function show() {
-  if (!latest.queues) return;
-  showSummary();
-  showEndpoints(latest.endpoints, samples);
-  showQueues(latest.queues);
+  const { endpoints, queues, decisions } = latest;
+  if (endpoints && queues) showSummary();
+  if (endpoints) showEndpoints(endpoints, samples);
+  if (queues) showQueues(queues);
   if (!isHeld()) latest.held = null;
-  else latest.held ??= latest.decisions;
-  showRequests(latest.held ?? latest.decisions);
+  else latest.held ??= decisions;
+  if (decisions) showRequests(latest.held ?? decisions);
 }
 
 async function poll() {
@@ -60,22 +68,26 @@ async function poll() {
   asking = true;
   clearTimeout(timer);
   try {
-    await round();
+    const { problems, isSilent } = await round();
     show();
-    say("live", "Live");
-  } catch (error) {
-    rounds = 0; // it may be another picker when it is back, with another configuration
-    say("gone", lostWords(error));
+    if (!problems.length) say("live", "Live");
+    else if (isSilent && !problems.some(([, error]) => error.status)) say("gone", goneWords());
+    else say("partly", partlyWords(problems));
+    if (isSilent) rounds = 0; // it may be another picker when it is back, with another configuration
   } finally {
     asking = false;
     timer = setTimeout(poll, EVERY_MS);
   }
 }
 
-function lostWords(error) {
-  const what = error.status ? `The picker says: ${error.message}.` : "The picker does not answer.";
+function goneWords() {
   const seen = lastAnswer === null ? "" : ` What is shown is of ${clock(lastAnswer / 1000)}.`;
-  return `${what} Trying again.${seen}`;
+  return `The picker does not answer. Trying again.${seen}`;
+}
+
+function partlyWords(problems) {
+  const paths = problems.map(([path, error]) => `/${path}${error.status ? ` (${error.status})` : ""}`);
+  return `The picker does not answer for ${paths.join(", ")}. Trying again.`;
 }
 
 /** Screen readers hear of it when it changes, not every second. */

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from importlib.resources import files
 
 import pytest
@@ -12,6 +12,7 @@ from browser import Browser, browser
 
 from picker.admin.sources import HealthView
 from picker.flowcontrol.views import BandView, FlowView, QueuesView
+from picker.requestcontrol.record_views import RecordSummary
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -303,6 +304,21 @@ async def test_the_page_says_when_the_picker_is_gone_and_goes_on_when_it_is_back
     await scene.server.start("127.0.0.1", port)
     await window.until(LIVE)
     await window.until(f"{ROWS.format('endpoints')} === 1")
+
+
+async def test_what_cannot_be_told_does_not_hide_the_rest(window: Browser, scene: Scene) -> None:
+    """When one question goes wrong its section stays empty, and the page says which."""
+
+    async def fail(limit: int) -> Sequence[RecordSummary]:
+        raise RuntimeError("a mistake")
+
+    scene.source.decisions = fail  # type: ignore[method-assign]
+    await window.open(scene.url)
+    await window.until("document.querySelector('#status').dataset.state === 'partly'")
+    said = await window.run("document.querySelector('#status').textContent")
+    assert said == "The picker does not answer for /decisions (500). Trying again."
+    assert await window.run(ROWS.format("endpoints")) == 10
+    assert await window.run(ROWS.format("requests")) == 0
 
 
 async def test_nobody_asks_while_nobody_looks(window: Browser, scene: Scene) -> None:
