@@ -11,6 +11,8 @@ endpoint, where the pool counts it from then on.
 `is_open` is asked before a request is understood, and says that whoever comes next goes at once;
 what it saw is kept for that request, so the two cannot disagree.
 
+A newcomer for whom there is no room to wait may take the place of somebody who waits (`capacity`).
+
 A request may wait for its time to live, or while the pool is empty for another time, from when it
 came or when that began; `next_due_seconds` is exact.
 """
@@ -23,23 +25,24 @@ from msgspec.structs import replace
 
 from picker.errors import DropReason, RefusedError
 from picker.flowcontrol import outcomes
+from picker.flowcontrol.band import Band
+from picker.flowcontrol.capacity import Cap
+from picker.flowcontrol.cost import estimated_tokens
 from picker.flowcontrol.drain_rate import DrainRate
 from picker.flowcontrol.judge import Judge, Verdict
 from picker.flowcontrol.load_estimate import MAX_AGE_SECONDS, Pool
 from picker.flowcontrol.outcomes import FlowOutcome
-from picker.flowcontrol.queue import Band, Cap, FlowQueue
+from picker.flowcontrol.queue import FlowQueue
 from picker.flowcontrol.reclaim import Demand, Reclaim
 from picker.flowcontrol.settings import FlowControlSettings
 from picker.flowcontrol.telling import FlowTelling
 from picker.flowcontrol.tickets import Evict, FlowTicket, TicketOffice
 from picker.flowcontrol.waiting import Deadlines, Waiting
 from picker.framework.flow import DEFAULT_SETTLE_SECONDS, QueuedRequest, SettlesLate
-from picker.types import BYTES_PER_TOKEN, DEFAULT_FAIRNESS_ID, InferenceRequest, Usage
+from picker.types import DEFAULT_FAIRNESS_ID, InferenceRequest, Usage
 
 MOST_PER_LOOK = 512  # let in before others in the process have their turn
 LOOK_AGAIN_SECONDS = 0.25  # detectors and policies know of time; else nobody would ask them
-DEFAULT_OUTPUT_TOKENS = 128
-MOST_OUTPUT_TOKENS = 32_768
 
 
 class FlowCore:
@@ -128,7 +131,7 @@ class FlowCore:
         labels = self._telling.labels(item, band.priority)
         waiting = Waiting(item, band.priority, evict, labels)
         cap = queue.cap_exceeded(item, band)
-        if cap is not None:
+        if cap is not None and not self._displace(item, band, cap, now_seconds):
             waiting.refusal = self._at_capacity(waiting, cap, now_seconds)
             return waiting
         if not self._waiting and self._may_pass(queue, promise, band, now_seconds):
@@ -320,6 +323,14 @@ class FlowCore:
         self._end(waiting, FlowOutcome.EVICTED_TTL, now_seconds)
         waiting.settle(outcomes.timed_out(waited, self._retry_after(waiting, now_seconds)))
 
+    def _displace(self, item: QueuedRequest, band: Band, cap: Cap, now_seconds: float) -> bool:
+        """Whether there is room for `item` now: whoever waits in its place is refused."""
+        displaced = () if self.queue is None else self.queue.displaced_by(item, band)
+        for waiting in [self._waiting[victim.sequence] for victim in displaced]:
+            self._stop_waiting(waiting, now_seconds)
+            waiting.settle(self._at_capacity(waiting, cap, now_seconds))
+        return bool(displaced)
+
     def _at_capacity(self, waiting: Waiting, cap: Cap, now_seconds: float) -> RefusedError:
         if not self.judge.load.at(now_seconds).num_endpoints:
             self._end(waiting, FlowOutcome.REJECTED_NO_ENDPOINTS, now_seconds)
@@ -353,7 +364,7 @@ class FlowCore:
             self._sequence,
             now_seconds,
             request.size_bytes,
-            _tokens(request),
+            estimated_tokens(request),
             None if self.settings is None else self.settings.request_ttl_seconds,
         )
 
@@ -370,12 +381,3 @@ class FlowCore:
             self._told_bands = queue.priorities
             self.judge.changed()
             self._telling.bands(queue)
-
-
-def _tokens(request: InferenceRequest) -> int:
-    """What a request is taken to cost: its prompt, and what it may generate."""
-    prompt = request.num_tokens or request.size_bytes // BYTES_PER_TOKEN
-    output = request.body.max_output_tokens
-    if output is None:
-        return prompt + DEFAULT_OUTPUT_TOKENS
-    return prompt + max(0, min(output, MOST_OUTPUT_TOKENS))

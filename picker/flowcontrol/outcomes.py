@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from picker.errors import Code, DropReason, RefusedError
-from picker.flowcontrol.queue import Cap
+from picker.flowcontrol.capacity import Cap
 
 SHUTTING_DOWN_RETRY_SECONDS = 1  # another picker is asked
 NO_ENDPOINTS_RETRY_SECONDS = 10  # a model server that starts takes about that, or longer

@@ -19,18 +19,17 @@ nothing waits costs a dictionary entry and what the fairness policy keeps of it,
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
-from enum import Enum
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from picker.flowcontrol.removable_heap import RemovableHeap
+from picker.flowcontrol.band import Band
+from picker.flowcontrol.capacity import Cap, displaced_by
 from picker.flowcontrol.settings import BandSettings, FlowControlSettings
-from picker.framework.flow import BandFairness, QueuedRequest, Rank
+from picker.framework.flow import QueuedRequest
 from picker.types import Usage
 
 FLOW_MEMORY_SECONDS = 300.0
 MAX_IDLE_FLOWS = 10_000  # of a band; clients can invent fairness ids
 MAX_DYNAMIC_BANDS = 128
-_NO_RANK: Rank = ()
 
 
 class FlowQueue:
@@ -107,16 +106,13 @@ class FlowQueue:
 
     def cap_exceeded(self, item: QueuedRequest, band: Band) -> Cap | None:
         """The first cap that leaves no room for `item`."""
-        settings, size = self._settings, item.size_bytes
-        if settings.max_bytes is not None and self.num_bytes + size > settings.max_bytes:
-            return Cap.BYTES
-        if settings.max_requests is not None and self.num_requests + 1 > settings.max_requests:
-            return Cap.REQUESTS
-        if band.num_bytes + size > band.settings.max_bytes:
-            return Cap.BAND_BYTES
-        if band.num_requests + 1 > band.settings.max_requests:
-            return Cap.BAND_REQUESTS
-        return None
+        return next(iter(self._excess(item, band)), None)
+
+    def displaced_by(self, item: QueuedRequest, band: Band) -> Sequence[QueuedRequest]:
+        """Who has to go so that `item`, for which there is no room, may wait in `band` all the
+        same; nobody when it has to be refused.
+        """
+        return displaced_by(item, band, self, self._excess(item, band))
 
     def push(self, item: QueuedRequest, band: Band) -> None:
         """`item` waits from now on. Caps are not looked at."""
@@ -183,12 +179,27 @@ class FlowQueue:
                     raise AssertionError(f"the flow {flow.name!r} is kept although it is idle")
                 if flow.num_bytes != sum(item.size_bytes for item in flow.heap):
                     raise AssertionError(f"the flow {flow.name!r} counts wrong bytes")
+            band.backlogs.check_integrity(items)
         counted = [(band.num_requests, band.num_bytes) for band in self._bands.values()]
         sums = (sum(one for one, _ in counted), sum(one for _, one in counted))
         if sums != (self.num_requests, self.num_bytes) or sums[0] != len(self._band_of):
             raise AssertionError(f"all bands hold {sums}, the queue counts otherwise")
         if sorted(self._bands) != self._ascending or 0 not in self._bands:
             raise AssertionError(f"bands {sorted(self._bands)} are shown as {self._ascending}")
+
+    def _excess(self, item: QueuedRequest, band: Band) -> dict[Cap, int]:
+        """How much there would be too much of with `item`, where it is anything."""
+        every, own, size = self._settings, band.settings, item.size_bytes
+        found = {}
+        if every.max_bytes is not None and self.num_bytes + size > every.max_bytes:
+            found[Cap.BYTES] = self.num_bytes + size - every.max_bytes
+        if every.max_requests is not None and self.num_requests + 1 > every.max_requests:
+            found[Cap.REQUESTS] = self.num_requests + 1 - every.max_requests
+        if band.num_bytes + size > own.max_bytes:
+            found[Cap.BAND_BYTES] = band.num_bytes + size - own.max_bytes
+        if band.num_requests + 1 > own.max_requests:
+            found[Cap.BAND_REQUESTS] = band.num_requests + 1 - own.max_requests
+        return found
 
     def _settle_bands(self, keep: Iterable[int] = ()) -> None:
         """Have the bands that are needed, and no others."""
@@ -228,4 +239,3 @@ class FlowQueue:
         del band.idle[name]
         band.fairness.forget(name)
         self._forgotten(band.priority, name)
-

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from picker.flowcontrol.band import Band, Flow
 from picker.flowcontrol.core import FlowCore
-from picker.flowcontrol.queue import Band, Flow
 from picker.flowcontrol.telling import FlowTelling
 from picker.flowcontrol.views import BandView, FlowView, QueuesView
 

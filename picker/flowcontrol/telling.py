@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
+from picker.flowcontrol.band import Band
 from picker.flowcontrol.outcomes import FlowOutcome
-from picker.flowcontrol.queue import Band
 from picker.flowcontrol.reclaim import Revocation
 from picker.flowcontrol.saturation import PoolLoad
 from picker.flowcontrol.settings import FlowControlSettings

@@ -78,6 +78,17 @@ class BandFairness(Protocol):
 
 
 @runtime_checkable
+class SharesCapacity(Protocol):
+    """A band's fairness whose flows share a full queue as well: the flow that holds the most for
+    its weight makes room for one that holds less.
+    """
+
+    def weight(self, flow: str) -> float:
+        """More than 0; the same as long as anything of the flow waits."""
+        ...
+
+
+@runtime_checkable
 class FairnessPolicy(Protocol):
     """Shares a band among its flows."""
 

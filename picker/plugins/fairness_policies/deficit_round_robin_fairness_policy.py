@@ -145,6 +145,10 @@ class DeficitRoundRobinBand:
         if used > charge.tokens or charge.returns == account.returns:
             self._move(item.flow, account, used - charge.tokens)
 
+    def weight(self, flow: str) -> float:
+        """As configured: shares of a full queue are as those of what is served."""
+        return self._parameters.weights.get(flow, self._parameters.default_weight)
+
     def forget(self, flow: str) -> None:
         """Close the account."""
         if flow not in self._turns:
@@ -153,9 +157,8 @@ class DeficitRoundRobinBand:
     def _account(self, flow: str) -> _Account:
         account = self._accounts.get(flow)
         if account is None:
-            chosen = self._parameters
-            weight = chosen.weights.get(flow, chosen.default_weight)
-            account = _Account(chosen.quantum_tokens * weight, self._round + 1)
+            pace = self._parameters.quantum_tokens * self.weight(flow)
+            account = _Account(pace, self._round + 1)
             self._accounts[flow] = account
         return account
 

@@ -167,6 +167,10 @@ class ProgramAwareBand:
         if usage is not None:
             self._ledger.completed(item, usage, now_seconds)
 
+    def weight(self, flow: str) -> float:
+        """Equal shares of a full queue."""
+        return 1.0
+
     def forget(self, flow: str) -> None:
         """The ledger forgets by itself."""
 

@@ -54,6 +54,10 @@ class RoundRobinBand:
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
         """Nothing follows from it."""
 
+    def weight(self, flow: str) -> float:
+        """Equal shares of a full queue."""
+        return 1.0
+
     def forget(self, flow: str) -> None:
         """Do not know the flow any more."""
         if flow not in self._turns:

@@ -177,7 +177,7 @@ async def test_caps_hold_to_the_byte_in_their_order() -> None:
         max_bytes=1000,
         max_requests=5,
         default_band=band(max_bytes=600, max_requests=3),
-        bands={1: band()},
+        bands={-1: band()},
     )
     await scene.arrive()
     assert (await scene.arrive(size_bytes=600)).waits
@@ -187,10 +187,10 @@ async def test_caps_hold_to_the_byte_in_their_order() -> None:
     assert (await scene.arrive(size_bytes=0)).waits
     assert (await scene.arrive(size_bytes=0)).waits
     assert "requests of its priority" in str((await scene.arrive(size_bytes=0)).refusal)
-    assert (await scene.arrive(size_bytes=400, priority=1)).waits
-    assert "bytes in all" in str((await scene.arrive(size_bytes=1, priority=1)).refusal)
-    assert (await scene.arrive(size_bytes=0, priority=1)).waits
-    assert "requests in all" in str((await scene.arrive(size_bytes=0, priority=1)).refusal)
+    assert (await scene.arrive(size_bytes=400, priority=-1)).waits
+    assert "bytes in all" in str((await scene.arrive(size_bytes=1, priority=-1)).refusal)
+    assert (await scene.arrive(size_bytes=0, priority=-1)).waits
+    assert "requests in all" in str((await scene.arrive(size_bytes=0, priority=-1)).refusal)
     view = scene.gate.queues()
     assert (view.queued_requests, view.queued_bytes) == (5, 1000)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from flow_scene import FirstOfAll, GlobalStrict, band, flow_settings, inference_request
 
 from picker.flowcontrol import queue as queues
-from picker.flowcontrol.queue import Cap, FlowQueue
+from picker.flowcontrol.capacity import Cap
+from picker.flowcontrol.queue import FlowQueue
 from picker.framework.flow import QueuedRequest
 
 

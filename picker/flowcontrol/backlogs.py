@@ -1,0 +1,136 @@
+"""Who would go last: what a full queue takes its room from.
+
+Theory of operation. Each flow keeps its requests a second time in the reverse of their order, and
+the flows are kept by how much they hold, divided by their weights. Where the flows of a band do not
+share by weights all of them count as one, whose last request is the last of all. What a flow holds
+changes with every request that comes or goes, and is asked only when a queue is full: flows whose
+share has changed are noted, and put in order when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from picker.flowcontrol.removable_heap import RemovableHeap
+from picker.framework.flow import QueuedRequest, Rank
+from picker.framework.flow_heap import FlowHeap
+
+_EVERYBODY = ""  # the only backlog where flows do not share
+
+
+class Resource(Enum):
+    """What there is only so much of."""
+
+    REQUESTS = "requests"
+    BYTES = "bytes"
+
+
+class _Backlog:
+    """What one flow holds. The last goes first."""
+
+    __slots__ = ("last", "num_bytes", "weight")
+
+    def __init__(self, weight: float) -> None:
+        self.last: RemovableHeap[Rank, tuple[QueuedRequest, Rank]] = RemovableHeap()
+        self.num_bytes = 0
+        self.weight = weight
+
+
+class Backlogs:
+    """Owns the reverse order of what waits in one band. `weight` is that of a flow; None: flows
+    do not share.
+    """
+
+    def __init__(self, weight: Callable[[str], float] | None) -> None:
+        self._weight = weight
+        self._backlogs: dict[str, _Backlog] = {}
+        self._greatest: dict[Resource, FlowHeap[tuple[float]]] = {
+            resource: FlowHeap() for resource in Resource
+        }
+        self._changed: set[str] = set()
+
+    def __len__(self) -> int:
+        """Flows that hold anything."""
+        return len(self._backlogs)
+
+    def add(self, item: QueuedRequest, rank: Rank) -> None:
+        """`item` waits in the place that its `rank` gives it."""
+        name = self._name(item.flow)
+        backlog = self._backlogs.get(name)
+        if backlog is None:
+            weight = 1.0 if self._weight is None else self._weight(item.flow)
+            backlog = self._backlogs[name] = _Backlog(weight)
+        reverse = (*(-one for one in rank), float(-item.sequence))
+        backlog.last.push(reverse, item.sequence, (item, rank))
+        backlog.num_bytes += item.size_bytes
+        self._changed.add(name)
+
+    def remove(self, item: QueuedRequest) -> None:
+        """`item` waits no more."""
+        name = self._name(item.flow)
+        backlog = self._backlogs[name]
+        backlog.last.remove(item.sequence)
+        self._removed(name, backlog, item)
+
+    def last(self, resource: Resource) -> tuple[QueuedRequest, Rank] | None:
+        """Take out the request that would go last of the flow that holds the most, and its rank;
+        None when nothing waits.
+        """
+        name = self._first(resource)
+        if name is None:
+            return None
+        backlog = self._backlogs[name]
+        taken = backlog.last.pop()
+        if taken is not None:
+            self._removed(name, backlog, taken[0])
+        return taken
+
+    def is_better_held_by(self, item: QueuedRequest, resource: Resource) -> bool:
+        """Whether the flow that holds the most would still hold more than the flow of `item`, if
+        that had `item` too. Never where flows do not share.
+        """
+        greatest = self._first(resource)
+        if self._weight is None or greatest is None:
+            return False
+        mine = self._backlogs.get(item.flow) or _Backlog(self._weight(item.flow))
+        more = 1 if resource is Resource.REQUESTS else item.size_bytes
+        share = (_held(mine, resource) + more) / mine.weight
+        theirs = self._backlogs[greatest]
+        return share < _held(theirs, resource) / theirs.weight
+
+    def check_integrity(self, waiting: Sequence[QueuedRequest]) -> None:
+        """Raise `AssertionError` when what is kept is not what waits."""
+        kept = [item.sequence for one in self._backlogs.values() for item, _ in one.last]
+        if sorted(kept) != sorted(item.sequence for item in waiting):
+            raise AssertionError(f"{len(kept)} are kept in reverse, {len(waiting)} wait")
+        num_bytes = sum(backlog.num_bytes for backlog in self._backlogs.values())
+        if num_bytes != sum(item.size_bytes for item in waiting):
+            raise AssertionError("what is kept in reverse counts wrong bytes")
+        if any(not len(backlog.last) for backlog in self._backlogs.values()):
+            raise AssertionError("a flow is kept of which nothing waits")
+
+    def _name(self, flow: str) -> str:
+        return _EVERYBODY if self._weight is None else flow
+
+    def _removed(self, name: str, backlog: _Backlog, item: QueuedRequest) -> None:
+        backlog.num_bytes -= item.size_bytes
+        if len(backlog.last):
+            self._changed.add(name)
+            return
+        del self._backlogs[name]
+        self._changed.discard(name)
+        for heap in self._greatest.values():
+            heap.remove(name)
+
+    def _first(self, resource: Resource) -> str | None:
+        for name in self._changed:
+            backlog = self._backlogs[name]
+            for one, heap in self._greatest.items():
+                heap.put(name, (-_held(backlog, one) / backlog.weight,))
+        self._changed.clear()
+        return self._greatest[resource].first()
+
+
+def _held(backlog: _Backlog, resource: Resource) -> int:
+    return len(backlog.last) if resource is Resource.REQUESTS else backlog.num_bytes

@@ -1,0 +1,118 @@
+"""One priority: the flows in it, and the requests in these.
+
+What waits is kept in the order in which it goes, by flow, and in the order in which it would make
+room for others (`backlogs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from picker.flowcontrol.backlogs import Backlogs
+from picker.flowcontrol.removable_heap import RemovableHeap
+from picker.flowcontrol.settings import BandSettings
+from picker.framework.flow import BandFairness, QueuedRequest, Rank, SharesCapacity
+
+_NO_RANK: Rank = ()
+
+
+class Flow:
+    """The requests of one tenant that wait in one band; at least one."""
+
+    __slots__ = ("heap", "name", "num_bytes")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.heap: RemovableHeap[Rank, QueuedRequest] = RemovableHeap()
+        self.num_bytes = 0
+
+
+class Band:
+    """One priority. Changed by its `FlowQueue` alone."""
+
+    __slots__ = (
+        "backlogs",
+        "fairness",
+        "flows",
+        "idle",
+        "num_bytes",
+        "num_requests",
+        "priority",
+        "settings",
+    )
+
+    def __init__(self, priority: int, settings: BandSettings) -> None:
+        self.priority = priority
+        self.settings = settings
+        fairness: BandFairness = settings.fairness.for_band(priority)
+        self.fairness = fairness
+        self.backlogs = Backlogs(fairness.weight if isinstance(fairness, SharesCapacity) else None)
+        self.flows: dict[str, Flow] = {}
+        self.idle: dict[str, float] = {}  # since when nothing of a flow waits, oldest first
+        self.num_requests = 0
+        self.num_bytes = 0
+
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        """What waits, by flow, in no order."""
+        for flow in self.flows.values():
+            yield from flow.heap
+
+    def insert(self, item: QueuedRequest) -> None:
+        """`item` waits in its flow."""
+        name = item.flow
+        flow = self.flows.get(name)
+        if flow is None:
+            flow = self.flows[name] = Flow(name)
+            self.idle.pop(name, None)
+        rank = self.settings.ordering.rank(item)
+        flow.heap.push(rank, item.sequence, item)
+        flow.num_bytes += item.size_bytes
+        self.backlogs.add(item, rank)
+        self.num_requests += 1
+        self.num_bytes += item.size_bytes
+        first = flow.heap.first()
+        if first is not None and first[1].sequence == item.sequence:
+            self.fairness.head_changed(name, item, rank)
+
+    def delete(self, item: QueuedRequest, now_seconds: float) -> None:
+        """`item` waits no more."""
+        flow = self.flows[item.flow]
+        before = flow.heap.first()
+        flow.heap.remove(item.sequence)
+        flow.num_bytes -= item.size_bytes
+        self.backlogs.remove(item)
+        self.num_requests -= 1
+        self.num_bytes -= item.size_bytes
+        if before is None or before[1].sequence != item.sequence:
+            return
+        after = flow.heap.first()
+        if after is not None:
+            self.fairness.head_changed(flow.name, after[1], after[0])
+            return
+        del self.flows[flow.name]
+        self.idle[flow.name] = now_seconds
+        self.fairness.head_changed(flow.name, None, _NO_RANK)
+
+    def next(self, now_seconds: float) -> QueuedRequest | None:
+        """Who goes next; None when nobody waits."""
+        name = self.fairness.select(now_seconds)
+        flow = self.flows.get(name) if name is not None else None
+        first = flow.heap.first() if flow is not None else self._oldest()
+        return None if first is None else first[1]
+
+    def pass_by(self, item: QueuedRequest, now_seconds: float) -> None:
+        """Tell the policies of one that goes without having waited, as though it had."""
+        name, fairness = item.flow, self.fairness
+        fairness.head_changed(name, item, self.settings.ordering.rank(item))
+        fairness.dispatched(item, now_seconds)
+        fairness.head_changed(name, None, _NO_RANK)
+        idle = self.idle
+        idle.pop(name, None)  # to the end
+        idle[name] = now_seconds
+
+    def _oldest(self) -> tuple[Rank, QueuedRequest] | None:
+        """For a policy that names nobody although somebody waits: no mistake of a policy may stop
+        a pool.
+        """
+        heads = filter(None, (flow.heap.first() for flow in self.flows.values()))
+        return min(heads, key=lambda head: head[1].sequence, default=None)

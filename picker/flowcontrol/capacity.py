@@ -1,0 +1,89 @@
+"""How much may wait, and who has to go so that somebody else may.
+
+Theory of operation. There are four caps: bytes and requests, in all and of each band. A newcomer
+that would exceed one is refused, unless it is fairer that somebody goes who waits already:
+
+- of what there may be in all, a lower band gives way to a higher one, the lowest first;
+- within a band whose flows share (`SharesCapacity`), the flow that holds the most for its weight
+  gives way to a newcomer whose flow would hold less, the newcomer counted.
+
+Who goes is who would have been let in last: of that flow, or where flows do not share, of the band.
+So a tenant that floods a queue fills what others leave, and cannot keep them out of it. When a
+newcomer is larger than those that it displaces, several go; but at most `MOST_DISPLACED`, and only
+if that is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+
+from picker.flowcontrol.backlogs import Resource
+from picker.flowcontrol.band import Band
+from picker.framework.flow import QueuedRequest, Rank
+
+MOST_DISPLACED = 64
+
+
+class Cap(Enum):
+    """What there can be too much of, in the order in which it is checked."""
+
+    BYTES = "bytes in all"
+    REQUESTS = "requests in all"
+    BAND_BYTES = "bytes of its priority"
+    BAND_REQUESTS = "requests of its priority"
+
+
+_RESOURCES = {
+    Cap.BYTES: Resource.BYTES,
+    Cap.REQUESTS: Resource.REQUESTS,
+    Cap.BAND_BYTES: Resource.BYTES,
+    Cap.BAND_REQUESTS: Resource.REQUESTS,
+}
+_IN_ALL = (Cap.BYTES, Cap.REQUESTS)
+
+
+def displaced_by(
+    item: QueuedRequest, band: Band, bands: Iterable[Band], excess: Mapping[Cap, int]
+) -> Sequence[QueuedRequest]:
+    """Who has to go so that `item` may wait in `band`; nobody when it has to be refused.
+
+    `excess` is how much there would be too much of, where it is anything; `bands` come highest
+    first. Changes nothing.
+    """
+    left = dict(excess)
+    lower = [one for one in bands if one.priority < band.priority and one.num_requests]
+    taken: list[tuple[Band, QueuedRequest, Rank]] = []
+    while left and len(taken) < MOST_DISPLACED:
+        cap = next(one for one in reversed(Cap) if one in left)  # a band's room is room in all
+        loser = _loser(item, band, lower, cap)
+        last = None if loser is None else loser.backlogs.last(_RESOURCES[cap])
+        if loser is None or last is None:
+            break
+        taken.append((loser, *last))
+        left = _less(left, last[0].size_bytes, is_of_band=loser is band)
+    for loser, victim, rank in taken:
+        loser.backlogs.add(victim, rank)
+    return [] if left else [victim for _, victim, _ in taken]
+
+
+def _loser(item: QueuedRequest, band: Band, lower: list[Band], cap: Cap) -> Band | None:
+    """The band that gives way."""
+    if cap in _IN_ALL:
+        while lower and not len(lower[-1].backlogs):
+            lower.pop()
+        if lower:
+            return lower[-1]
+    return band if band.backlogs.is_better_held_by(item, _RESOURCES[cap]) else None
+
+
+def _less(excess: Mapping[Cap, int], size_bytes: int, is_of_band: bool) -> dict[Cap, int]:
+    """What is still too much without a request of that size."""
+    left: dict[Cap, int] = {}
+    for cap, amount in excess.items():
+        freed = 1 if _RESOURCES[cap] is Resource.REQUESTS else size_bytes
+        if cap not in _IN_ALL and not is_of_band:
+            freed = 0
+        if amount > freed:
+            left[cap] = amount - freed
+    return left
