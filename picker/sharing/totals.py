@@ -116,4 +116,4 @@ def _absorb(total: PickerMetrics, numbers: Numbers, *, with_gauges: bool) -> Non
             if labels not in told:
                 series.absorb(labels, number)
             elif number > told[labels]:
-                series.labels(*labels).set(number)
+                (series.labels(*labels) if labels else series).set(number)

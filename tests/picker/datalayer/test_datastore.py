@@ -53,6 +53,18 @@ def test_setting_endpoints_reports_what_came_and_went() -> None:
     assert len(heard) == 2
 
 
+def test_an_observer_may_outlast_configurations() -> None:
+    """Those of a configuration go with it."""
+    of_configuration, lasting = Forgetful(), Forgetful()
+    store = Datastore([of_configuration])
+    store.observe(lasting)
+    store.set_endpoints([endpoint("a")])
+    store.use((), ())
+    store.set_endpoints([])
+    assert of_configuration.forgotten == []
+    assert lasting.forgotten == ["default/a"]
+
+
 def test_new_labels_keep_the_metrics_but_a_new_address_does_not() -> None:
     """Another address is another server."""
     observer = Forgetful()

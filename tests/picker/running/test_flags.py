@@ -41,6 +41,7 @@ def test_flags_are_read_in_the_spelling_of_the_reference() -> None:
         *("--refresh-prometheus-metrics-interval", "5s", "--watch-config=false"),
         *("--metrics-cert-dir", "m", "--metrics-client-ca-file", "ca.pem", "--strict-data-scope"),
         *("--processes", "3", "--grpc-max-send-msg-size", "4Mi"),
+        *("--endpoint-ejection-failures", "0"),
         *("--zap-encoder=json", "--zap-log-level", "debug"),
     )
     assert chosen == Options(
@@ -61,6 +62,7 @@ def test_flags_are_read_in_the_spelling_of_the_reference() -> None:
         emit_endpoint_scores=True,
         tracing=True,
         drain_timeout_seconds=5.0,
+        endpoint_ejection_failures=0,
         processes=3,
         logs=LogFlags(4, as_json=True),
     )

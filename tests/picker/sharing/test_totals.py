@@ -102,6 +102,15 @@ class Pool(Collector):
         yield gauge
 
 
+def test_what_each_process_finds_out_for_itself_is_no_sum() -> None:
+    """Each has its own view of the same endpoints; the greatest number is told."""
+    processes = [PickerMetrics() for _ in range(3)]
+    for metrics, number in zip(processes, (1, 2, 1), strict=True):
+        metrics.health.ejected.set(number)
+    page = samples(Totals().render(PickerMetrics(), [told(metrics) for metrics in processes]))
+    assert page["pointsman_endpoints_ejected", ()] == 2
+
+
 def test_computed_gauges_are_added_up_and_those_of_the_pool_told_once() -> None:
     """The pool's belong to one process only; a chance is not added to itself."""
     own, one, other = PickerMetrics(), PickerMetrics(), PickerMetrics()
