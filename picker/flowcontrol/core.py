@@ -363,7 +363,7 @@ class FlowCore:
             request,
             self._sequence,
             now_seconds,
-            request.size_bytes,
+            request.held_bytes or request.size_bytes,
             estimated_tokens(request),
             None if self.settings is None else self.settings.request_ttl_seconds,
         )
