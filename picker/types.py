@@ -146,8 +146,9 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     for. `prompts` holds, per prompt, its tokens packed as little-endian uint32 (see
     `producers/token_producer`), `features` its multi-modal items. `objective` is the name that the
     client asked for, `priority` what it stands for (0 when nobody knows it; below 0 may be shed).
-    `received_at_seconds` is on the monotonic clock that all plugins are given times of. `size_bytes`
-    is the body's; `held_bytes` all that is held of a request that waits (0: it does not).
+    `received_at_seconds` is on the monotonic clock that all plugins are given times of.
+    `size_bytes` is the body's; `held_bytes` all that is held of a request that waits (0: it does
+    not).
     """
 
     request_id: str
