@@ -18,6 +18,7 @@ from picker.framework.services import NO_SERVICES, Services
 from picker.framework.tracing import Tracer
 from picker.metrics import PickerMetrics
 from picker.requestcontrol.director import Director, Exchange, RequestPolicies, Surroundings
+from picker.requestcontrol.observer import NoObserver, RequestObserver
 from picker.running.in_use import pipeline_of
 from picker.types import (
     Endpoint,
@@ -50,6 +51,7 @@ class Routing:
     director: Director
     metrics: PickerMetrics
     now: Moment = field(default_factory=Moment)
+    datastore: Datastore = field(default_factory=Datastore)
 
     async def route(
         self, body: Mapping[str, Any] = PROMPT, path: str = "/v1/completions", **headers: str
@@ -92,6 +94,7 @@ def routing(
     *,
     services: Services = NO_SERVICES,
     tracer: Tracer | None = None,
+    observer: RequestObserver | None = None,
 ) -> Routing:
     """`config` without its head, in front of `endpoints` whose load is known."""
     metrics, now, inflight = PickerMetrics(), Moment(), InflightLoad()
@@ -104,7 +107,10 @@ def routing(
     for endpoint in pool:
         datastore.update_metrics(endpoint.key, EndpointMetrics())
     policies = RequestPolicies() if tracer is None else RequestPolicies(tracer=tracer)
-    surroundings = Surroundings(datastore, inflight, Random(1), clock=now, policies=policies)
+    watching = observer or NoObserver()
+    surroundings = Surroundings(
+        datastore, inflight, Random(1), watching, clock=now, policies=policies
+    )
     director = Director(pipeline_of(assembly), surroundings)
     metrics.register(PluginCollector(lambda: assembly, inflight, metrics))
-    return Routing(assembly, director, metrics, now)
+    return Routing(assembly, director, metrics, now, datastore)

@@ -1,0 +1,437 @@
+"""Every request leaves one record, which says how it was decided, to the last bit."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+import weakref
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from configured_requests import PROMPT, Moment, Routing, routing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from picker.errors import Code, DropReason, RefusedError
+from picker.framework.attributes import Attributes
+from picker.requestcontrol.observer import Decision, Outcome
+from picker.requestcontrol.record_keeping import BEST_CANDIDATES, MAX_CANDIDATES, MAX_NAME
+from picker.requestcontrol.records import DecisionRecords
+from picker.scheduling.profile import Profile, WeightedScorer
+from picker.types import (
+    Api,
+    Candidate,
+    Endpoint,
+    EndpointMetrics,
+    FinishCause,
+    InferenceRequest,
+    ParsedBody,
+    RawRequest,
+    SchedulingResult,
+    ScoredCandidates,
+    ScoredEndpoint,
+    Usage,
+)
+
+UNIX = 1_800_000_000.0
+CONFIG = """
+plugins:
+- {type: by-label-selector, parameters: {matchLabels: {tier: fast}}}
+- {type: queue-scorer}
+- {type: kv-cache-utilization-scorer}
+- {type: prefix-cache-scorer}
+schedulingProfiles:
+- name: default
+  plugins:
+  - {pluginRef: by-label-selector}
+  - {pluginRef: queue-scorer, weight: 2}
+  - {pluginRef: kv-cache-utilization-scorer}
+  - {pluginRef: prefix-cache-scorer, weight: 3}
+"""
+POOL = [
+    Endpoint(name, f"10.0.0.{index}", 8000, labels={"tier": tier})
+    for index, (name, tier) in enumerate((("a", "fast"), ("b", "fast"), ("c", "slow")), 1)
+]
+
+
+@dataclass
+class Scene:
+    """A configuration at work, and what is remembered of its requests."""
+
+    at_work: Routing
+    records: DecisionRecords
+
+    @classmethod
+    def of(cls, config: str = CONFIG, capacity: int = 100) -> Scene:
+        """Two fast endpoints and a slow one, idle and scraped a moment ago."""
+        now = Moment()
+        records = DecisionRecords(capacity, now, lambda: UNIX + now.seconds)
+        at_work = routing(config, POOL, observer=records)
+        at_work.now.seconds = now.seconds
+        scene = cls(at_work, records)
+        records._clock = at_work.now  # the scene's only clock
+        records._unix_time = lambda: UNIX + at_work.now.seconds
+        return scene
+
+    def load(self, name: str, **metrics: float) -> None:
+        """What an endpoint says of itself now."""
+        known = EndpointMetrics(updated_at_seconds=self.at_work.now.seconds, **metrics)  # type: ignore[arg-type]
+        self.at_work.datastore.update_metrics(f"default/{name}", known)
+
+    async def refused(self, raw: RawRequest) -> RefusedError:
+        """A request that the picker answers itself."""
+        exchange = self.at_work.director.begin()
+        with pytest.raises(RefusedError) as refusal:
+            await exchange.route(raw)
+        exchange.finish(FinishCause.REFUSED, refusal.value.status)
+        return refusal.value
+
+
+def raw(body: bytes | None, request_id: str = "r", **headers: str) -> RawRequest:
+    """A request as a proxy shows it."""
+    return RawRequest({":path": "/v1/completions", "x-request-id": request_id, **headers}, body)
+
+
+async def test_a_decision_is_told_with_filters_scores_loads_and_ages() -> None:
+    """Totals are those of the profile; the winner comes first; ages are as of the decision."""
+    scene = Scene.of()
+    scene.load("a", waiting_requests=4, running_requests=1, kv_cache_usage=0.5)
+    scene.at_work.now.seconds += 0.25
+    scene.load("b", waiting_requests=0, running_requests=7, kv_cache_usage=0.25)
+    scene.at_work.now.seconds += 0.5
+    exchange, _ = await scene.at_work.route()
+    scene.at_work.now.seconds += 60
+    exchange.finish(FinishCause.COMPLETED, 200, "10.0.0.2:8000")
+    record = scene.records.find("r")
+    assert record is not None
+    (profile,) = record.profiles
+    assert (profile.is_primary, profile.picked, profile.picker) == (
+        True,
+        ("b",),
+        "max-score-picker",
+    )
+    (narrowed,) = profile.filters
+    assert (narrowed.before, narrowed.after, narrowed.removed) == (3, 2, ("c",))
+    best, second = profile.candidates
+    assert [(one.scorer, one.weight, one.raw, one.weighted) for one in best.scores] == [
+        ("queue-scorer", 2.0, 1.0, 2.0),
+        ("kv-cache-utilization-scorer", 1.0, 0.75, 0.75),
+        ("prefix-cache-scorer", 3.0, 0.0, 0.0),
+    ]
+    assert (best.total, second.total) == (2.75, 0.5)
+    assert (best.waiting_requests, best.running_requests, best.kv_cache_usage) == (0, 7, 0.25)
+    assert (best.metrics_age_seconds, second.metrics_age_seconds) == (0.5, 0.75)
+    assert (record.served_by, record.summary.endpoint) == ("10.0.0.2:8000", "b")
+    assert (record.summary.outcome, record.summary.status) == ("completed", 200)
+    assert record.summary.received_unix_seconds == UNIX + 100.75
+    assert record.summary.seconds == 60
+
+
+async def test_what_was_expected_in_the_cache_is_told() -> None:
+    """The second request of a kind finds the blocks of the first one."""
+    scene = Scene.of()
+    for request_id in ("first", "second"):
+        exchange, decision = await scene.at_work.route(x_request_id=request_id)
+        scene.at_work.answer(exchange, decision, b"data: [DONE]\n\n")
+    before, after = scene.records.find("first"), scene.records.find("second")
+    assert before is not None
+    assert after is not None
+    assert before.matched_prefix_tokens == 0
+    assert after.matched_prefix_tokens is not None
+    assert after.matched_prefix_tokens > 100
+
+
+async def test_a_request_is_there_while_it_is_under_way() -> None:
+    """With its decision, and how long it has taken so far."""
+    scene = Scene.of()
+    exchange, _ = await scene.at_work.route()
+    scene.at_work.now.seconds += 3
+    record = scene.records.find(None)
+    assert record is not None
+    assert (record.summary.outcome, record.summary.seconds) == ("under-way", 3)
+    assert record.profiles[0].picked
+    exchange.finish(FinishCause.CLIENT_GONE)
+    assert [one.outcome for one in scene.records.last(10)] == ["client-gone"]
+
+
+def test_a_request_is_there_while_it_waits() -> None:
+    """It is decided by nobody yet; however it ends, one record is left."""
+    scene = Scene.of()
+    request = InferenceRequest("w", {}, ParsedBody(Api.COMPLETIONS), "m", "m", fairness_id="t")
+    request = replace(request, received_at_seconds=99.0)
+    scene.records.waits(7, request)
+    (waiting,) = scene.records.last(5)
+    assert (waiting.outcome, waiting.queue_seconds, waiting.fairness_id) == ("waiting", 1.0, "t")
+    refusal = RefusedError(Code.RESOURCE_EXHAUSTED, "full", DropReason.TTL_EXPIRED, 3)
+    outcome = Outcome("w", "m", "m", FinishCause.REFUSED, 2.0, response_status=429, number=7)
+    scene.records.finished(replace(outcome, refusal=refusal, queue_seconds=2.0))
+    record = scene.records.find("w")
+    assert record is not None
+    assert scene.records.size == 1
+    assert record.refusal is not None
+    assert (record.refusal.reason, record.refusal.retry_after_seconds) == (
+        "rejected-ttl-expired",
+        3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "code"),
+    [
+        (b"{", {}, "BadRequest"),
+        (b'{"prompt": "x"}', {}, "BadRequest"),
+        (b'{"model": "m", "prompt": "x"}', {"prefer": "if-available"}, "PreconditionFailed"),
+    ],
+)
+async def test_a_refused_request_leaves_its_reason(
+    body: bytes, headers: dict[str, str], code: str
+) -> None:
+    """At whichever stage it was refused."""
+    scene = Scene.of()
+    refusal = await scene.refused(raw(body, **headers))
+    record = scene.records.find("r")
+    assert record is not None
+    assert record.refusal is not None
+    assert (record.refusal.code, record.refusal.message) == (code, refusal.message)
+    assert (record.refusal.status, record.summary.status) == (refusal.status, refusal.status)
+    assert record.summary.outcome == "refused"
+
+
+async def test_filters_that_leave_nothing_are_named() -> None:
+    """With those whom they removed."""
+    scene = Scene.of(CONFIG.replace("tier: fast", "tier: golden"))
+    await scene.refused(raw(b'{"model": "m", "prompt": "x"}'))
+    record = scene.records.find("r")
+    assert record is not None
+    (profile,) = record.profiles
+    assert [(one.filter, one.before, one.after) for one in profile.filters] == [
+        ("by-label-selector", 3, 0)
+    ]
+    assert profile.filters[0].removed == ("a", "b", "c")
+    assert (profile.picked, profile.candidates) == ((), ())
+    assert record.summary.reason == "rejected-saturated"
+
+
+def test_a_request_that_was_never_read_leaves_its_status() -> None:
+    """As when its body was too large; there is no refusal of the director's then."""
+    scene = Scene.of()
+    scene.records.finished(Outcome("", "", "", FinishCause.REFUSED, 0.1, response_status=413))
+    (line,) = scene.records.last(1)
+    assert (line.status, line.reason) == (413, "PayloadTooLarge")
+
+
+async def test_a_request_without_a_body_leaves_its_endpoint() -> None:
+    """It has no profile."""
+    scene = Scene.of()
+    exchange = scene.at_work.director.begin()
+    decision = await exchange.route(raw(None))
+    under_way = scene.records.find("r")
+    exchange.finish(FinishCause.COMPLETED, 200)
+    record = scene.records.find("r")
+    assert record is not None
+    assert under_way is not None
+    assert (record.destination, record.profiles) == (decision.destination, ())
+    assert record.summary.endpoint in ("a", "b", "c")
+    assert under_way.summary.endpoint == record.summary.endpoint
+
+
+async def test_the_newest_request_of_an_id_is_found() -> None:
+    """Clients may use an id twice, even at once."""
+    scene = Scene.of()
+    first, _ = await scene.at_work.route()
+    scene.at_work.now.seconds += 1
+    second, _ = await scene.at_work.route({**PROMPT, "model": "newer"})
+    second.finish(FinishCause.COMPLETED, 200)
+    first.finish(FinishCause.COMPLETED, 200)
+    record = scene.records.find("r")
+    assert record is not None
+    assert record.incoming_model == "newer"
+    assert len(scene.records.last(10)) == 2
+
+
+async def test_an_id_that_the_picker_gave_is_found() -> None:
+    """The proxy gave none."""
+    scene = Scene.of()
+    exchange = scene.at_work.director.begin()
+    decision = await exchange.route(
+        RawRequest({":path": "/v1/completions"}, b'{"model": "m", "prompt": "x"}')
+    )
+    given = dict(decision.set_headers)["x-request-id"]
+    exchange.finish(FinishCause.COMPLETED, 200)
+    assert scene.records.find(given) is not None
+
+
+async def test_the_ring_forgets_the_oldest() -> None:
+    """And lists the newest first."""
+    scene = Scene.of(capacity=5)
+    for number in range(12):
+        exchange, _ = await scene.at_work.route(x_request_id=f"r{number}")
+        exchange.finish(FinishCause.COMPLETED, 200)
+        scene.at_work.now.seconds += 1
+    assert [one.request_id for one in scene.records.last(3)] == ["r11", "r10", "r9"]
+    assert scene.records.size == 5
+    assert scene.records.find("r6") is None
+    assert scene.records.find("r7") is not None
+
+
+async def test_names_that_clients_send_are_cut() -> None:
+    """A model's name may be as long as a body; the request is found by its id all the same."""
+    scene = Scene.of()
+    long = "x" * 5000
+    exchange, _ = await scene.at_work.route({**PROMPT, "model": long}, x_request_id=long)
+    exchange.finish(FinishCause.COMPLETED, 200)
+    record = scene.records.find(long)
+    assert record is not None
+    assert len(record.incoming_model) == len(record.summary.request_id) == MAX_NAME
+
+
+async def test_no_prompt_and_no_finding_stays_alive() -> None:
+    """Nor what a refusal holds on to."""
+    scene = Scene.of()
+
+    class Watched(dict[str, object]):
+        """A payload that can be watched."""
+
+    payload = Watched(prompt="x")
+    gone = weakref.ref(payload)
+    refusal = RefusedError(Code.INTERNAL, "no")
+    refused = weakref.ref(refusal)
+    body = ParsedBody(Api.COMPLETIONS, payload=payload)
+    request = InferenceRequest("p", {"authorization": "Bearer s3cret"}, body, "m", "m")
+    decision = Decision("p", "m", "m", "10.0.0.1:8000", 1, 0.1, (), request, number=3)
+    scene.records.decided(decision)
+    scene.records.finished(
+        Outcome("p", "m", "m", FinishCause.REFUSED, 1.0, request=request, refusal=refusal, number=3)
+    )
+    del payload, body, request, decision, refusal
+    gc.collect()
+    assert scene.records.find("p") is not None
+    assert gone() is None
+    assert refused() is None
+
+
+class _Fixed:
+    """A scorer that says what it was told to."""
+
+    def __init__(self, name: str, scores: list[float]) -> None:
+        self.name = name
+        self._scores = scores
+
+    def score(self, *_: object) -> list[float]:
+        return self._scores
+
+
+class _First:
+    """A picker that takes the best."""
+
+    name = "first"
+
+    def pick(self, scored: ScoredCandidates, rng: Random) -> list[ScoredEndpoint]:
+        return [max(scored, key=lambda one: one.score)]
+
+
+def _pool(count: int) -> list[Endpoint]:
+    """So many endpoints."""
+    return [Endpoint(f"w{index}", "10.0.0.1", index + 1) for index in range(count)]
+
+
+def _decision(pool: list[Endpoint], scores: list[list[float]], weights: list[float]) -> Decision:
+    """A decision of a profile with fixed scores."""
+    candidates = [
+        Candidate(endpoint, EndpointMetrics(index, kv_cache_usage=index / 7), index)
+        for index, endpoint in enumerate(pool)
+    ]
+    scorers = tuple(
+        WeightedScorer(_Fixed(f"s{index}", one), weight)
+        for index, (one, weight) in enumerate(zip(scores, weights, strict=True))
+    )
+    profile = Profile("p", _First(), (), scorers)  # type: ignore[arg-type]
+    request = InferenceRequest("x", {}, ParsedBody(Api.COMPLETIONS), "m", "m")
+    result = profile.run(request, candidates, Attributes(), Random(1))
+    chosen = result.picked[0].candidate.endpoint
+    decided = SchedulingResult((chosen,), "p", {"p": result})
+    return Decision("x", "m", "m", "", 0, 0.1, candidates, request, decided, at_seconds=10.0)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
+    """To the last bit, with scores of any kind, packed or not."""
+    count = data.draw(st.integers(1, 6))
+    number = st.floats(width=64) | st.sampled_from([0.0, 1.0, 0.1, -1.0])
+    num_scorers = data.draw(st.integers(0, 3))
+    scores = [
+        data.draw(st.lists(number, min_size=count, max_size=count)) for _ in range(num_scorers)
+    ]
+    weight = st.floats(-10, 10)
+    weights = data.draw(st.lists(weight, min_size=num_scorers, max_size=num_scorers))
+    decision = _decision(_pool(count), scores, weights)
+    assert decision.result is not None
+    scored = decision.result.profiles["p"].scored
+    expected = {one.candidate.endpoint.name: one.score for one in scored}
+    for packed_at in (0.0, 10.0):
+        records = DecisionRecords(5, lambda: 11.0, lambda: 20.0)
+        records._packed_at = packed_at
+        records.decided(decision)
+        record = records.find("x")
+        assert record is not None
+        (profile,) = record.profiles
+        assert {one.endpoint: one.total for one in profile.candidates} == expected
+        totals = list(expected.values())
+        assert profile.num_tied == totals.count(max(totals))
+        assert profile.num_scored == count
+
+
+@pytest.mark.parametrize("packed_at", [0.0, 10.0])
+def test_of_very_many_candidates_the_best_are_kept(packed_at: float) -> None:
+    """And whoever was picked; all of them are counted, and so are ties."""
+    count = MAX_CANDIDATES + 100
+    scores = [float(index % 10) / 10 for index in range(count)]
+    decision = _decision(_pool(count), [scores], [1.0])
+    assert decision.result is not None
+    result = decision.result.profiles["p"]
+    worst = ScoredEndpoint(decision.candidates[0], 0.0)
+    picked = replace(result, picked=(worst,))
+    changed = SchedulingResult((worst.candidate.endpoint,), "p", {"p": picked})
+    records = DecisionRecords(5, lambda: 11.0, lambda: 20.0)
+    records._packed_at = packed_at
+    records.decided(replace(decision, result=changed))
+    record = records.find("x")
+    assert record is not None
+    (profile,) = record.profiles
+    assert len(profile.candidates) == BEST_CANDIDATES + 1
+    assert (profile.num_scored, profile.num_tied) == (count, scores.count(0.9))
+    assert profile.candidates[-1].endpoint == "w0"
+    kept = [one.total for one in profile.candidates[:-1]]
+    assert kept == sorted(scores, reverse=True)[:BEST_CANDIDATES]
+    assert profile.candidates[0].waiting_requests == profile.candidates[0].inflight_requests
+
+
+@pytest.mark.parametrize(("count", "limit_bytes"), [(10, 2_500), (100, 9_000), (1000, 8_000)])
+def test_a_record_takes_little_memory(count: int, limit_bytes: int) -> None:
+    """Also where it shares nothing with others: packed, and of many candidates the best alone."""
+    rng, pool, records = Random(1), _pool(count), DecisionRecords(100)
+
+    def remember(numbers: range) -> int:
+        """What is taken after these requests, in bytes."""
+        for number in numbers:
+            scores = [[rng.random() for _ in range(count)] for _ in range(3)]
+            decision = _decision(pool, scores, [1.0, 2.0, 3.0])
+            at = 10.0 + number  # so long after the one before that it is packed by itself
+            records.decided(replace(decision, number=number, at_seconds=at))
+            outcome = Outcome(f"{number}", "m", "m", FinishCause.COMPLETED, 1.0, number=number)
+            records.finished(replace(outcome, usage=Usage(number, 1, 2)))
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = remember(range(10))
+        full = remember(range(10, 100))
+        later = remember(range(100, 250))
+    finally:
+        tracemalloc.stop()
+    assert (full - before) / 90 < limit_bytes
+    assert later - full < 10 * limit_bytes  # what comes takes the place of what goes
