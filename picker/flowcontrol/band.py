@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from picker.flowcontrol.backlogs import Backlogs
 from picker.flowcontrol.removable_heap import RemovableHeap
 from picker.flowcontrol.settings import BandSettings
-from picker.framework.flow import BandFairness, QueuedRequest, Rank, SharesCapacity
+from picker.framework.flow import BandFairness, KeepsHeadroom, QueuedRequest, Rank, SharesCapacity
 
 _NO_RANK: Rank = ()
 
@@ -34,6 +34,7 @@ class Band:
         "backlogs",
         "fairness",
         "flows",
+        "headroom",
         "idle",
         "num_bytes",
         "num_requests",
@@ -46,6 +47,7 @@ class Band:
         self.settings = settings
         fairness: BandFairness = settings.fairness.for_band(priority)
         self.fairness = fairness
+        self.headroom = fairness.headroom if isinstance(fairness, KeepsHeadroom) else 0.0
         self.backlogs = Backlogs(fairness.weight if isinstance(fairness, SharesCapacity) else None)
         self.flows: dict[str, Flow] = {}
         self.idle: dict[str, float] = {}  # since when nothing of a flow waits, oldest first
@@ -93,9 +95,17 @@ class Band:
         self.idle[flow.name] = now_seconds
         self.fairness.head_changed(flow.name, None, _NO_RANK)
 
-    def next(self, now_seconds: float) -> QueuedRequest | None:
-        """Who goes next; None when nobody waits."""
-        name = self.fairness.select(now_seconds)
+    def next(self, now_seconds: float, is_tight: bool = False) -> QueuedRequest | None:
+        """Who goes next; None when nobody waits, or nobody may go while it `is_tight`: while there
+        is less room than the band's `headroom`.
+        """
+        fairness = self.fairness
+        if is_tight and isinstance(fairness, KeepsHeadroom):
+            name = fairness.select_within_share(now_seconds)
+            if name is None:
+                return None
+        else:
+            name = fairness.select(now_seconds)
         flow = self.flows.get(name) if name is not None else None
         first = flow.heap.first() if flow is not None else self._oldest()
         return None if first is None else first[1]

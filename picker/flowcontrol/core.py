@@ -4,9 +4,10 @@ Theory of operation. Everything here happens at once and at a time that is given
 (`controller`) brings the events and waits. After each event that can make room, and while somebody
 waits, `look` lets in as many as may go: for the bands from the highest down, while the pool's
 saturation is below a band's ceiling, whom the fairness policy names. A band in which somebody waits
-and that is held back holds back those below it too, whatever their ceilings are. Between two that
-are let in the saturation is asked anew: the first counts as let in until it has left for its
-endpoint, where the pool counts it from then on.
+and that is held back holds back those below it too, whatever their ceilings are. So
+does one whose last places in the pool are kept for others than those who wait (`KeepsHeadroom`).
+Between two that are let in the saturation is asked anew: the first counts as let in until it has
+left for its endpoint, where the pool counts it from then on.
 
 `is_open` is asked before a request is understood, and says that whoever comes next goes at once;
 what it saw is kept for that request, so the two cannot disagree.
@@ -265,7 +266,8 @@ class FlowCore:
         """Whether one goes before whom nobody waits; whoever was promised that goes."""
         if promise is not None and promise.is_open:
             return True
-        return self._seen(self.judge.ask(queue.priorities, now_seconds)).lets_in(band.priority)
+        verdict = self._seen(self.judge.ask(queue.priorities, now_seconds))
+        return verdict.lets_in(band.priority, band.headroom)
 
     def _next(self, queue: FlowQueue, now_seconds: float) -> QueuedRequest | None:
         verdict = self._seen(self.judge.ask(queue.priorities, now_seconds))
@@ -274,7 +276,8 @@ class FlowCore:
             if not band.num_requests:
                 continue
             if verdict.lets_in(band.priority):
-                return band.next(now_seconds)
+                is_tight = not verdict.lets_in(band.priority, band.headroom)
+                return band.next(now_seconds, is_tight)
             self._reclaim(queue, verdict, band.priority, now_seconds)
             return None
         return None
@@ -380,4 +383,5 @@ class FlowCore:
         if queue.priorities is not self._told_bands:
             self._told_bands = queue.priorities
             self.judge.changed()
+            self.judge.headroom = max(band.headroom for band in queue)
             self._telling.bands(queue)

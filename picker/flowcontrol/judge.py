@@ -12,22 +12,30 @@ from picker.framework.flow import UsageLimitPolicy
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """How full the pool is, and at what saturation each band is held back."""
+    """How full the pool is, at what saturation each band is held back, and below which part of
+    that nobody is.
+    """
 
     load: PoolLoad
     ceilings: Mapping[int, float]
     lowest_ceiling: float
     at_seconds: float
+    free_part: float = 1.0
 
     @property
     def is_open(self) -> bool:
-        """Whether all bands may go."""
-        return self.load.num_endpoints > 0 and self.load.effective < self.lowest_ceiling
+        """Whether everybody in all bands may go."""
+        return self._is_below(self.lowest_ceiling * self.free_part)
 
-    def lets_in(self, priority: int) -> bool:
-        """Whether the band `priority` may go. To an empty pool nobody goes."""
+    def lets_in(self, priority: int, headroom: float = 0.0) -> bool:
+        """Whether the band `priority` may go, with so much of its ceiling to spare. To an empty
+        pool nobody goes.
+        """
         ceiling = self.ceilings.get(priority, self.lowest_ceiling)
-        return self.load.num_endpoints > 0 and self.load.effective < ceiling
+        return self._is_below(ceiling * (1.0 - headroom))
+
+    def _is_below(self, saturation: float) -> bool:
+        return self.load.num_endpoints > 0 and self.load.effective < saturation
 
 
 class Judge:
@@ -42,6 +50,7 @@ class Judge:
         self._policy: UsageLimitPolicy | None = None
         self._verdict: Verdict | None = None
         self.ceilings: Mapping[int, float] = {}  # as the policy said last
+        self.headroom = 0.0  # the greatest that any band keeps
 
     @property
     def verdict(self) -> Verdict | None:
@@ -73,5 +82,5 @@ class Judge:
             ceilings = self._policy.ceilings(load.effective, priorities)
             self.ceilings = dict(zip(priorities, ceilings, strict=True))
         lowest = min(self.ceilings.values(), default=1.0)
-        self._verdict = Verdict(load, self.ceilings, lowest, now_seconds)
+        self._verdict = Verdict(load, self.ceilings, lowest, now_seconds, 1.0 - self.headroom)
         return self._verdict

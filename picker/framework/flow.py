@@ -89,6 +89,27 @@ class SharesCapacity(Protocol):
 
 
 @runtime_checkable
+class KeepsHeadroom(Protocol):
+    """A band's fairness that keeps the last places in the pool for flows that ask for little, so
+    that they need not wait for somebody's end.
+    """
+
+    @property
+    def headroom(self) -> float:
+        """A part of the band's ceiling, 0 to 1. So close to the ceiling `select_within_share` is
+        asked, and not `select`.
+        """
+        ...
+
+    def select_within_share(self, now_seconds: float) -> str | None:
+        """The flow whose head goes next; None when none that waits may: then nothing of the band
+        goes until there is more room, or another one comes or goes. Also time may change it, and
+        it is asked now and then.
+        """
+        ...
+
+
+@runtime_checkable
 class FairnessPolicy(Protocol):
     """Shares a band among its flows."""
 

@@ -30,6 +30,13 @@ A flow that was there before goes to the front of its round, so that somebody wh
 waits for one request, not for everybody's turn; but once a round at most. One that is new starts in
 the next round, so that ids which are made up as the round goes on keep nobody from their turn.
 
+While the saturation is within `headroom` of the band's ceiling, only flows that have used no more
+than their share lately go (`RecentUse`: of tokens, as charged, in the last ten seconds or so), so
+that somebody who asks for little finds a place, and need not wait for the end of a request of
+somebody who asks for much. Room is kept only while there is somebody to keep it for: a flow that
+was active lately and has nothing waiting. So a tenant that is alone is never held back, and tenants
+who all want more than they get fill the pool, in turns.
+
 A selection takes amortised O(log n) of the flows that wait.
 """
 
@@ -43,6 +50,7 @@ import msgspec
 
 from picker.framework.flow import QueuedRequest, Rank
 from picker.framework.flow_heap import FlowHeap
+from picker.framework.recent_use import RecentUse
 from picker.framework.registry import Parameters, PluginType
 from picker.types import Usage
 
@@ -62,6 +70,7 @@ class DeficitRoundRobinFairnessPolicyParameters(Parameters, frozen=True):
     completion_token_weight: float = 1.0
     cached_token_weight: float = 1.0
     max_debt_tokens: int = 1_000_000
+    headroom: float = 0.1
 
 
 @dataclass(slots=True)
@@ -106,6 +115,7 @@ class DeficitRoundRobinBand:
         self._accounts: dict[str, _Account] = {}
         self._charges: dict[int, _Charge] = {}
         self._turns: FlowHeap[tuple[int, int, int]] = FlowHeap()
+        self._use = RecentUse()
         self._places = count()
         self._round = 0
 
@@ -113,7 +123,9 @@ class DeficitRoundRobinBand:
         """Give the flow a turn if it has none."""
         if head is None:
             self._turns.remove(flow)
+            self._use.waits_no_more(flow)
         elif flow not in self._turns:
+            self._use.waits(flow, self.weight(flow))
             is_known = flow in self._accounts
             account = self._account(flow)
             if account.position < self._round:
@@ -121,9 +133,19 @@ class DeficitRoundRobinBand:
                 account.returns += 1
             self._queue(flow, account, _FRONT if is_known else _BACK)
 
+    @property
+    def headroom(self) -> float:
+        """As configured."""
+        return self._parameters.headroom
+
     def select(self, now_seconds: float) -> str | None:
         """A flow of the least round."""
         return self._turns.first()
+
+    def select_within_share(self, now_seconds: float) -> str | None:
+        """That flow, or one that has used less lately."""
+        first = self._turns.first()
+        return None if first is None else self._use.within_share(first, now_seconds)
 
     def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
         """Charge the estimate."""
@@ -131,6 +153,7 @@ class DeficitRoundRobinBand:
         self._round = max(self._round, account.round)
         tokens = self._estimate(item) * account.cost_per_token
         self._charges[item.sequence] = _Charge(tokens, account.returns)
+        self._use.began(item.flow, self.weight(item.flow), tokens, now_seconds)
         self._move(item.flow, account, tokens)
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
@@ -138,7 +161,10 @@ class DeficitRoundRobinBand:
         charge = self._charges.pop(item.sequence, None)
         account = self._accounts.get(item.flow)
         used = 0.0 if usage is None else self._cost(usage)
-        if charge is None or account is None or not used:
+        if charge is None:
+            return
+        self._use.ended(item.flow, used - charge.tokens if used else 0.0, now_seconds)
+        if account is None or not used:
             return
         account.estimated = account.estimated * REMEMBERED + self._estimate(item)
         account.used = account.used * REMEMBERED + used
@@ -153,6 +179,7 @@ class DeficitRoundRobinBand:
         """Close the account."""
         if flow not in self._turns:
             self._accounts.pop(flow, None)
+            self._use.forget(flow)
 
     def _account(self, flow: str) -> _Account:
         account = self._accounts.get(flow)
@@ -204,6 +231,8 @@ class DeficitRoundRobinFairnessPolicy:
             if not 0 <= factor <= GREATEST_WEIGHT:
                 span = f"0 to {GREATEST_WEIGHT:g}"
                 raise ValueError(f"{name} must be a number from {span}, got {factor}")
+        if not 0 <= parameters.headroom < 1:
+            raise ValueError(f"headroom must be from 0 to less than 1, got {parameters.headroom}")
         weights = {f"weights of '{flow}'": one for flow, one in parameters.weights.items()}
         for name, weight in {"defaultWeight": parameters.default_weight, **weights}.items():
             if not LEAST_WEIGHT <= weight <= GREATEST_WEIGHT:
