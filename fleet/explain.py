@@ -10,7 +10,8 @@ import msgspec
 from rich.console import Console
 
 from fleet.errors import FleetError
-from fleet.explain_text import explained
+from fleet.explain_text import SHOWN_CANDIDATES, Page, explained
+from fleet.top_text import ASCII, Glyphs
 from picker.requestcontrol.record_views import RecordView
 
 TIMEOUT_SECONDS = 5.0
@@ -42,7 +43,9 @@ def explain(
         record = msgspec.json.decode(content, type=RecordView)
     except msgspec.MsgspecError as error:
         raise FleetError(f"what answers at {options.url} is not this picker: {error}") from error
-    for part in explained(record, shows_all=options.shows_all):
+    glyphs = Glyphs() if console.encoding.lower().startswith("utf") else ASCII
+    limit = None if options.shows_all else SHOWN_CANDIDATES
+    for part in explained(record, Page(glyphs, limit=limit)):
         console.print(part, highlight=False, markup=False)
     return 0
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, tzinfo
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
 
 from rich import box
 from rich.console import RenderableType
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet.explain_why import reasons
+from fleet.top_text import ASCII, Glyphs, clean
 from picker.requestcontrol.record_views import (
     CandidateView,
     FilterView,
@@ -22,40 +24,57 @@ from picker.requestcontrol.record_views import (
 
 SHOWN_CANDIDATES = 10
 _HEADER_WIDTH = 13
+_ALL_GLYPHS = Glyphs()
 _DIM, _STRONG = "dim", "bold"
+_IN_ASCII = str.maketrans({"×": "x", "→": "->", "µ": "u", "…": "~"})
 
 
-def explained(
-    record: RecordView, zone: tzinfo | None = None, *, shows_all: bool = False
-) -> Iterator[RenderableType]:
-    """The record, line by line; times of day in `zone` (None: where we are)."""
-    yield from _summary(record, zone)
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What is written on: times of day are in `zone` (None: where we are), `glyphs` is what can be
+    shown, and `limit` how many candidates are (None: all).
+    """
+
+    glyphs: Glyphs = _ALL_GLYPHS
+    zone: tzinfo | None = None
+    limit: int | None = SHOWN_CANDIDATES
+
+    def text(self, text: str, style: str = "") -> Text:
+        """Text that a terminal only shows, whatever clients have called their models."""
+        if self.glyphs is ASCII:
+            text = text.translate(_IN_ASCII)
+        return Text(clean(text, self.glyphs), style)
+
+    def line(self, name: str, text: str) -> Text:
+        """A line with a name before it."""
+        return Text.assemble((f"  {name:<9}", _DIM), self.text(text))
+
+
+def explained(record: RecordView, page: Page) -> Iterator[RenderableType]:
+    """The record, from what became of it to every score."""
+    yield from _summary(record, page)
     yield Text("")
     for sentence in reasons(record):
-        yield Text(sentence, style=_STRONG)
+        yield page.text(sentence, _STRONG)
     for profile in record.profiles:
         yield Text("")
-        yield from _profile(profile, None if shows_all else SHOWN_CANDIDATES)
+        yield from _profile(profile, page)
 
 
-def _summary(record: RecordView, zone: tzinfo | None) -> Iterator[Text]:
+def _summary(record: RecordView, page: Page) -> Iterator[Text]:
     summary = record.summary
     status = "" if summary.status is None else f", {summary.status}"
-    yield Text(f"request {summary.request_id or '(without an id)'}: {summary.outcome}{status}")
-    yield _line("model", _model(record))
-    arrived = datetime.fromtimestamp(summary.received_unix_seconds, zone).astimezone(zone)
-    yield _line("arrived", arrived.isoformat(" ", "milliseconds"))
-    yield _line("from", _origin(record))
+    yield page.text(f"request {summary.request_id or '(without an id)'}: {summary.outcome}{status}")
+    yield page.line("model", _model(record))
+    arrived = datetime.fromtimestamp(summary.received_unix_seconds, UTC).astimezone(page.zone)
+    yield page.line("arrived", arrived.isoformat(" ", "milliseconds"))
+    yield page.line("from", _origin(record))
     if summary.endpoint is not None:
-        yield _line("endpoint", f"{summary.endpoint} ({record.destination})")
-    yield _line("times", _times(record))
+        yield page.line("endpoint", f"{summary.endpoint} ({record.destination})")
+    yield page.line("times", _times(record))
     tokens = ", ".join(_tokens(record))
     if tokens:
-        yield _line("tokens", tokens)
-
-
-def _line(name: str, text: str) -> Text:
-    return Text.assemble((f"  {name:<9}", _DIM), text)
+        yield page.line("tokens", tokens)
 
 
 def _model(record: RecordView) -> str:
@@ -98,51 +117,52 @@ def _tokens(record: RecordView) -> Iterator[str]:
         yield f"completion {record.completion_tokens:,}"
 
 
-def _profile(profile: ProfileView, limit: int | None) -> Iterator[RenderableType]:
+def _profile(profile: ProfileView, page: Page) -> Iterator[RenderableType]:
     role = ", the primary one" if profile.is_primary else ""
     picked = ", ".join(profile.picked) or "nothing"
     by = f" by {profile.picker}" if profile.picker else ""
-    yield Text(f"profile {profile.name}{role}: {picked} picked{by}", style=_STRONG)
-    yield Text(f"  {profile.num_candidates} candidates, {profile.num_scored} scored")
+    yield page.text(f"profile {profile.name}{role}: {picked} picked{by}", _STRONG)
+    yield page.text(f"  {profile.num_candidates} candidates, {profile.num_scored} scored")
     for one in profile.filters:
-        yield _filter(one)
+        yield page.text(_filter(one))
     if not profile.candidates:
         return
-    shown = profile.candidates[:limit]
+    shown = profile.candidates[: page.limit]
     yield Text("")
-    yield Padding(_scores(profile, shown), (0, 0, 0, 2), expand=False)
+    yield Padding(_scores(profile, shown, page), (0, 0, 0, 2), expand=False)
     yield Text("")
-    yield Padding(_loads(shown), (0, 0, 0, 2), expand=False)
+    yield Padding(_loads(shown, page), (0, 0, 0, 2), expand=False)
     left = len(profile.candidates) - len(shown)
     if left:
-        yield Text(f"  and {left} more, which --all shows", style=_DIM)
+        yield page.text(f"  and {left} more, which --all shows", _DIM)
     dropped = profile.num_scored - len(profile.candidates)
     if dropped:
-        yield Text(f"  and {dropped} with lower totals, which are not kept", style=_DIM)
+        yield page.text(f"  and {dropped} with lower totals, which are not kept", _DIM)
 
 
-def _filter(view: FilterView) -> Text:
+def _filter(view: FilterView) -> str:
     removed = view.before - view.after
     names = ", ".join(view.removed)
     more = "" if removed <= len(view.removed) else f" and {removed - len(view.removed)} more"
-    what = f", removed {names}{more}" if removed else ", removed nothing"
-    return Text(f"  filter {view.filter}: {view.before} → {view.after}{what}")
+    what = f"removed {names}{more}" if removed else "removed nothing"
+    return f"  filter {view.filter}: {view.before} → {view.after}, {what}"
 
 
-def _scores(profile: ProfileView, shown: tuple[CandidateView, ...]) -> Table:
+def _scores(profile: ProfileView, shown: tuple[CandidateView, ...], page: Page) -> Table:
     """Raw × weight = weighted of each scorer, which the total is the sum of."""
     table = _table("", "endpoint")
     table.add_column("total", justify="right", no_wrap=True)
     for score in shown[0].scores:
-        table.add_column(_broken(score.scorer), justify="right", overflow="fold")
+        names = [page.text(line) for line in _broken(score.scorer)]
+        table.add_column(Text("\n").join(names), justify="right", overflow="fold")
     for one in shown:
         mark, style = _marked(profile, one)
         cells = [mark, one.endpoint, f"{one.total:.3f}", *map(_score, one.scores)]
-        table.add_row(*cells, style=style)
+        table.add_row(*map(page.text, cells), style=style)
     return table
 
 
-def _loads(shown: tuple[CandidateView, ...]) -> Table:
+def _loads(shown: tuple[CandidateView, ...], page: Page) -> Table:
     """What was known of the candidates when it was decided."""
     table = _table("endpoint", "address")
     for name in ("in flight", "waiting", "running", "KV cache", "age"):
@@ -150,7 +170,7 @@ def _loads(shown: tuple[CandidateView, ...]) -> Table:
     for one in shown:
         usage = None if one.kv_cache_usage is None else f"{one.kv_cache_usage:.0%}"
         age = one.metrics_age_seconds
-        table.add_row(
+        cells = (
             one.endpoint,
             one.address,
             str(one.inflight_requests),
@@ -159,11 +179,12 @@ def _loads(shown: tuple[CandidateView, ...]) -> Table:
             _known(usage),
             "-" if age is None else _duration(age),
         )
+        table.add_row(*map(page.text, cells))
     return table
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
         table.add_column(name, overflow="fold")
     return table
@@ -176,14 +197,14 @@ def _marked(profile: ProfileView, candidate: CandidateView) -> tuple[str, str]:
     return ("=", "") if is_tied else ("", "")
 
 
-def _broken(name: str) -> str:
+def _broken(name: str) -> list[str]:
     """A plugin's name in lines that are narrow, broken after hyphens."""
     lines = [""]
     for part in name.replace("-", "-\n").split("\n"):
         if lines[-1] and len(lines[-1]) + len(part) > _HEADER_WIDTH:
             lines.append("")
         lines[-1] += part
-    return "\n".join(lines)
+    return lines
 
 
 def _score(score: ScoreView) -> str:

@@ -124,8 +124,13 @@ def _went_elsewhere(record: RecordView) -> Iterator[str]:
 
 
 def _some(names: list[str], count: int) -> str:
-    shown = ", ".join(names[:3])
-    return shown if count <= 3 else f"{shown} and {count - min(3, len(names))} more"
+    """The first few of `count`, which are in `names` or begin there."""
+    shown = names[:3]
+    left = count - len(shown)
+    if left > 0:
+        return f"{', '.join(shown)} and {left} more"
+    *most, last = shown
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _amount(value: float) -> str:

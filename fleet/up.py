@@ -210,6 +210,7 @@ class _Fleet:
         reply = await probe.until(self._plan.ingress, "/v1/models")
         model = str(json.loads(reply.body)["data"][0]["id"])
         self._say(f"  {'ready    ' + model:<52} {loop.time() - begun:5.1f} s")
+        self._say("  why a request went where it went: pointsman explain --last")
         self._say(_invitation(shown, model))
 
     async def _until_envoy_sees_all(self) -> None:

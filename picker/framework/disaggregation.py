@@ -6,15 +6,16 @@ The decode endpoint gets the request; its sidecar asks the others, which it find
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
+from typing import Protocol, runtime_checkable
 
 from msgspec.structs import replace
 
 from picker.errors import Code, RefusedError
-from picker.framework.attributes import DataKey
+from picker.framework.attributes import Attributes, DataKey
 from picker.framework.interfaces import Decider
-from picker.types import Candidate, ProfileResult, SchedulingResult
+from picker.types import Candidate, InferenceRequest, ProfileResult, SchedulingResult
 
 ROLE_LABEL = "llm-d.ai/role"
 DECODE_ROLES = frozenset(("decode", "prefill-decode", "both", "encode-prefill-decode"))
@@ -119,3 +120,48 @@ def named_decider(plugins: Mapping[str, object], name: str) -> Decider | None:
     if not isinstance(plugin, Decider):
         raise ValueError(f"'{name}' is not a decider")
     return plugin
+
+
+@runtime_checkable
+class SaysWhyNot(Protocol):
+    """A decider that can give its reason."""
+
+    def why_not(
+        self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
+    ) -> str:
+        """Why `should_run` said no to the same; asked right after it, and not otherwise."""
+        ...
+
+
+def stage_runs(
+    stage: str,
+    decider: tuple[str, Decider | None],
+    request: InferenceRequest,
+    picked: Candidate | None,
+    attributes: Attributes,
+) -> bool:
+    """Whether `decider`, given with its name, wants the stage. If not, says why for people."""
+    name, decides = decider
+    if decides is None:
+        note_skipped(attributes, stage, "no decider is configured that could ask for it")
+        return False
+    if decides.should_run(request, picked, attributes):
+        return True
+    why = f"{name} said no"
+    if isinstance(decides, SaysWhyNot):
+        why = f"{why}: {decides.why_not(request, picked, attributes)}"
+    note_skipped(attributes, stage, why)
+    return False
+
+
+def note_skipped(attributes: Attributes, stage: str, why: str) -> None:
+    """Leave word of a stage that is left out."""
+    known = attributes.get(SKIPPED_STAGES_KEY)
+    attributes.put(SKIPPED_STAGES_KEY, {stage: why} if known is None else {**known, stage: why})
+
+
+def note_failed(attributes: Attributes, results: Results, stages: Iterable[str]) -> None:
+    """Leave word of those among `stages` that ran and found no endpoint."""
+    for stage in stages:
+        if stage in results and first_picked(results, stage) is None:
+            note_skipped(attributes, stage, "no endpoint was found for it")

@@ -19,6 +19,12 @@ class MultiModalDecider:
         """Whether there is an item; the tokenizer's findings count, else the parser's."""
         return any(request.features or request.body.features)
 
+    def why_not(
+        self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
+    ) -> str:
+        """There is but one reason."""
+        return "the request has no image, video or audio"
+
 
 PLUGIN = PluginType(
     "always-disagg-multimodal-decider",

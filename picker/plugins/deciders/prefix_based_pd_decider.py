@@ -61,6 +61,26 @@ class PrefixBasedPdDecider:
         hit = info.match_blocks.get(picked.key, 0) * info.block_size_tokens
         return tokens - hit >= self._non_cached_tokens
 
+    def why_not(
+        self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
+    ) -> str:
+        """Which of the conditions is not met."""
+        tokens, least = request.num_tokens, max(self._non_cached_tokens, self._prompt_tokens)
+        if not self._non_cached_tokens:
+            return "nonCachedTokens is 0, which turns it off"
+        if picked is None:
+            return "there is no decode endpoint"
+        if tokens < least:
+            return f"the prompt has {tokens} tokens, fewer than {least}"
+        info = attributes.get(_MATCH_KEY)
+        if info is None:
+            return "nothing is known of cached prefixes"
+        hit = info.match_blocks.get(picked.key, 0) * info.block_size_tokens
+        return (
+            f"of {tokens} tokens {hit} are cached at {picked.endpoint.name}, which leaves fewer "
+            f"than {self._non_cached_tokens}"
+        )
+
 
 PLUGIN = PluginType(
     "prefix-based-pd-decider",

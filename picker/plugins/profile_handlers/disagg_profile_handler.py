@@ -17,7 +17,8 @@ runs whenever it has a profile.
 Parameters are either `{stageOrder, profiles: {decode, prefill, encode}, deciders: {prefill,
 encode}}` or the older `{decodeProfile, prefillProfile, encodeProfile, prefillDeciderPluginName,
 encodeDeciderPluginName, deciderPluginName}`, the last of which is another word for the prefill
-decider. What was decided is left in `DISAGGREGATION_DECISION_KEY`.
+decider. What was decided is left in `DISAGGREGATION_DECISION_KEY`, why stages were left out in
+`SKIPPED_STAGES_KEY`.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ from picker.framework.disaggregation import (
     DISAGGREGATION_DECISION_KEY,
     ENCODE_PROFILE,
     PREFILL_PROFILE,
+    SKIPPED_STAGES_KEY,
     Results,
     decision,
     decoded_result,
     first_picked,
     named_decider,
+    note_failed,
     stage_headers,
+    stage_runs,
 )
 from picker.framework.findings import PEER_ENDPOINT_KEY
 from picker.framework.interfaces import Decider
@@ -120,8 +124,8 @@ class DisaggProfileHandler:
 
     @property
     def produces(self) -> tuple[DataKey[Any], ...]:
-        """What later stages have to be near, and what was decided."""
-        return (PEER_ENDPOINT_KEY, DISAGGREGATION_DECISION_KEY)
+        """What later stages have to be near, what was decided, and why stages were left out."""
+        return (PEER_ENDPOINT_KEY, DISAGGREGATION_DECISION_KEY, SKIPPED_STAGES_KEY)
 
     @property
     def references(self) -> Mapping[str, str]:
@@ -151,6 +155,7 @@ class DisaggProfileHandler:
         attributes: Attributes,
     ) -> Sequence[str]:
         """The next stage; none when all have run that have to."""
+        note_failed(attributes, results, (self._stages.encode, self._stages.prefill))
         pick = self._prefill_first if self._stages.is_prefill_first else self._decode_first
         stage = pick(request, frozenset(profiles), results, attributes)
         return () if stage is None else (stage,)
@@ -186,10 +191,11 @@ class DisaggProfileHandler:
         attributes.put(PEER_ENDPOINT_KEY, decode)
         if stages.encode not in results and self._encodes(request, profiles, decode, attributes):
             return stages.encode
-        decider = self._prefill_decider
-        if stages.prefill not in profiles or decider is None:
+        if stages.prefill not in profiles:
             return None
-        return stages.prefill if decider.should_run(request, decode, attributes) else None
+        decider = stages.prefill_decider, self._prefill_decider
+        runs = stage_runs(stages.prefill, decider, request, decode, attributes)
+        return stages.prefill if runs else None
 
     def _prefill_first(
         self,
@@ -218,10 +224,11 @@ class DisaggProfileHandler:
         decode: Candidate | None,
         attributes: Attributes,
     ) -> bool:
-        decider = self._encode_decider
-        if self._stages.encode not in profiles or decider is None:
+        stages = self._stages
+        if stages.encode not in profiles:
             return False
-        return decider.should_run(request, decode, attributes)
+        decider = stages.encode_decider, self._encode_decider
+        return stage_runs(stages.encode, decider, request, decode, attributes)
 
 
 def stages_of(parameters: DisaggProfileHandlerParameters) -> Stages:

@@ -23,12 +23,15 @@ from picker.framework.disaggregation import (
     DISAGGREGATION_DECISION_KEY,
     MAX_PORT,
     PREFILL_PROFILE,
+    SKIPPED_STAGES_KEY,
     Results,
     decision,
     decoded_result,
     first_picked,
     named_decider,
+    note_failed,
     stage_headers,
+    stage_runs,
     through_primary_port,
 )
 from picker.framework.findings import PEER_ENDPOINT_KEY
@@ -73,8 +76,8 @@ class PdProfileHandler:
 
     @property
     def produces(self) -> tuple[DataKey[Any], ...]:
-        """What later stages have to be near, and what was decided."""
-        return (PEER_ENDPOINT_KEY, DISAGGREGATION_DECISION_KEY)
+        """What later stages have to be near, what was decided, and why stages were left out."""
+        return (PEER_ENDPOINT_KEY, DISAGGREGATION_DECISION_KEY, SKIPPED_STAGES_KEY)
 
     @property
     def references(self) -> Mapping[str, str]:
@@ -103,16 +106,16 @@ class PdProfileHandler:
         attributes: Attributes,
     ) -> Sequence[str]:
         """Decode, then prefill where its decider says so."""
+        note_failed(attributes, results, (self._prefill,))
         if self._decode not in results:
             return (self._decode,)
         decode = first_picked(results, self._decode)
         if decode is None or self._prefill in results or self._prefill not in profiles:
             return ()
         attributes.put(PEER_ENDPOINT_KEY, decode)
-        decider = self._decider
-        if decider is None or not decider.should_run(request, decode, attributes):
-            return ()
-        return (self._prefill,)
+        decider = self._decider_name, self._decider
+        runs = stage_runs(self._prefill, decider, request, decode, attributes)
+        return (self._prefill,) if runs else ()
 
     def process_results(self, request: InferenceRequest, results: Results) -> SchedulingResult:
         """The decode endpoints, or the primary port in front of the first. Raises `RefusedError`

@@ -287,6 +287,40 @@ async def test_names_that_clients_send_are_cut() -> None:
     assert len(record.incoming_model) == len(record.summary.request_id) == MAX_NAME
 
 
+STAGES = """
+plugins:
+- type: disagg-profile-handler
+  parameters: {deciders: {prefill: prefix-based-pd-decider, encode: always-disagg-multimodal-decider}}
+- {type: prefix-based-pd-decider, parameters: {nonCachedTokens: 100}}
+- {type: always-disagg-multimodal-decider}
+- {type: queue-scorer}
+- {type: by-label-selector, parameters: {matchLabels: {tier: golden}}}
+schedulingProfiles:
+- {name: decode, plugins: [{pluginRef: queue-scorer}]}
+- {name: prefill, plugins: [{pluginRef: by-label-selector}]}
+- {name: encode, plugins: [{pluginRef: queue-scorer}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "why"),
+    [
+        ("hi", "prefix-based-pd-decider said no: the prompt has 1 tokens, fewer than 100"),
+        ("tell me a story " * 100, "no endpoint was found for it"),
+    ],
+)
+async def test_a_stage_that_is_left_out_is_told_with_the_reason(prompt: str, why: str) -> None:
+    """Whether nobody wanted it or nobody was there for it."""
+    scene = Scene.of(STAGES)
+    exchange, _ = await scene.at_work.route({"model": "m", "prompt": prompt})
+    exchange.finish(FinishCause.COMPLETED, 200)
+    record = scene.records.find("r")
+    assert record is not None
+    no_media = "always-disagg-multimodal-decider said no: the request has no image, video or audio"
+    assert record.stages == {"encode": no_media, "prefill": why}
+    assert [one.name for one in record.profiles if one.is_primary] == ["decode"]
+
+
 async def test_no_prompt_and_no_finding_stays_alive() -> None:
     """Nor what a refusal holds on to."""
     scene = Scene.of()
