@@ -16,7 +16,6 @@ from contextlib import AsyncExitStack
 from importlib.metadata import version
 
 from picker.admin.server import AdminServer
-from picker.admin.traffic import EndpointTraffic
 from picker.config.findings import Finding
 from picker.config.load import LoadedConfig
 from picker.config.watch import ConfigWatch
@@ -66,7 +65,6 @@ class Picker:
         )
         datastore = self._pool.datastore
         self._recording.follow(datastore)
-        traffic = EndpointTraffic()
         self._requests = RequestSide(
             options,
             self._config,
@@ -74,7 +72,6 @@ class Picker:
             self._metrics,
             self._inflight,
             KnownPool(datastore, self._pool.snapshots, self._pool.rules),
-            (traffic,),
         )
         self._requests.record(self._recording, self._config.assembly)
         self._metrics.info.labels("", version("pointsman")).set(1)
@@ -86,7 +83,6 @@ class Picker:
             source=ProcessAdmin(
                 self._requests, ConfigStatus(self._config, problem_of(self._watch))
             ),
-            traffic=traffic,
         )
         self._listeners = Listeners(
             options,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from picker.admin.sources import ConfigView, HealthView
+from picker.admin.traffic import Recent
 from picker.flowcontrol.views import QueuesView
 from picker.requestcontrol.record_views import RecordSummary, RecordView
 
@@ -25,6 +26,10 @@ class EmptySource:
         return None
 
     async def health(self) -> Mapping[str, HealthView]:
+        """Nothing is known."""
+        return {}
+
+    async def traffic(self) -> Mapping[str, Recent]:
         """Nothing is known."""
         return {}
 

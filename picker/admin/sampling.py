@@ -5,37 +5,32 @@ from __future__ import annotations
 import asyncio
 
 from picker.admin.history import INTERVAL_SECONDS, History, Sample
-from picker.admin.traffic import EndpointTraffic, Recent
+from picker.admin.sources import AdminSource
+from picker.admin.traffic import Recent
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.inflight import InflightLoad
 from picker.types import Candidate
 
 
 class HistorySampler:
-    """Owns the history of the pool.
+    """Owns the history of the pool. `source` says what was sent where."""
 
-    `traffic` is None where requests are decided in other processes; then nothing is known of them.
-    """
-
-    def __init__(
-        self, datastore: Datastore, inflight: InflightLoad, traffic: EndpointTraffic | None = None
-    ) -> None:
+    def __init__(self, datastore: Datastore, inflight: InflightLoad, source: AdminSource) -> None:
         self.history = History()
         self._datastore = datastore
         self._inflight = inflight
-        self._traffic = traffic
+        self._source = source
 
     async def run(self) -> None:
         """Sample until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_SECONDS)
-            self.sample()
+            await self.sample()
 
-    def sample(self) -> None:
+    async def sample(self) -> None:
         """Look at the pool now."""
+        recent = await self._source.traffic()
         candidates = self._datastore.snapshot().candidates
-        keys = [candidate.key for candidate in candidates]
-        recent = {} if self._traffic is None else self._traffic.sample(keys, INTERVAL_SECONDS)
         self.history.record({one.key: self._of(one, recent.get(one.key)) for one in candidates})
 
     def _of(self, candidate: Candidate, recent: Recent | None) -> Sample:

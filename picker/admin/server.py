@@ -20,7 +20,6 @@ from picker.admin.page_routes import PageRoutes
 from picker.admin.request_routes import RequestRoutes
 from picker.admin.sampling import HistorySampler
 from picker.admin.sources import AdminSource
-from picker.admin.traffic import EndpointTraffic
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.inflight import InflightLoad
 from picker.metrics import PickerMetrics
@@ -39,19 +38,17 @@ class AdminServer:
         is_ready: Callable[[], bool],
         page: Callable[[], Awaitable[bytes]] | None = None,
         source: AdminSource | None = None,
-        traffic: EndpointTraffic | None = None,
     ) -> None:
         """`page` renders `/metrics` where more than `metrics` is to be told.
 
-        Without a `source` there are no queues and decisions, without `traffic` nobody knows what
-        was sent to which endpoint lately.
+        Without a `source` there are no queues and decisions.
         """
 
         async def rendered() -> bytes:
             return metrics.render()
 
         known = source or EmptySource()
-        self._sampler = HistorySampler(datastore, inflight, traffic)
+        self._sampler = HistorySampler(datastore, inflight, known)
         endpoints = EndpointRoutes(datastore, inflight, known, self._sampler.history)
         self._routes = [
             *MonitoringRoutes(page or rendered, is_ready).routes(),
@@ -81,9 +78,9 @@ class AdminServer:
         """Keep the pool's last two minutes, until cancelled."""
         await self._sampler.run()
 
-    def sample(self) -> None:
+    async def sample(self) -> None:
         """Look at the pool now: what `watch` does once a second."""
-        self._sampler.sample()
+        await self._sampler.sample()
 
     async def stop(self) -> None:
         """Close the port; fine to call when it never opened."""

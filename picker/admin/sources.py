@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from picker.admin.traffic import Recent
 from picker.flowcontrol.views import QueuesView
 from picker.requestcontrol.record_views import RecordSummary, RecordView
 
@@ -50,6 +51,12 @@ class AdminSource(Protocol):
 
     async def health(self) -> Mapping[str, HealthView]:
         """How endpoints have answered, by key; one that is absent has done nothing wrong."""
+        ...
+
+    async def traffic(self) -> Mapping[str, Recent]:
+        """What was sent where lately, by key; to be asked once a second. Nothing is said of an
+        endpoint that nobody knows about.
+        """
         ...
 
     def configuration(self) -> ConfigView:

@@ -8,8 +8,9 @@ was picked: right as long as the index is, and there before the engine has begun
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+
+import msgspec
 
 from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo
 from picker.requestcontrol.observer import Decision, NoObserver
@@ -17,16 +18,29 @@ from picker.requestcontrol.observer import Decision, NoObserver
 WINDOW_SAMPLES = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Recent:
-    """An endpoint over the last ten samples, or since it was first seen.
+class Recent(msgspec.Struct, frozen=True):
+    """What was sent to an endpoint over the last ten samples, or since it was first seen.
 
-    `prefix_hit_share` is the share of the prompts' tokens that were expected in its cache, in
-    [0, 1]; None when no prompt was looked up.
+    Of the prompts that were looked up in a prefix index: their tokens, and how many of these were
+    expected in its cache.
     """
 
-    requests_per_second: float
-    prefix_hit_share: float | None
+    requests_per_second: float = 0.0
+    prompt_tokens: int = 0
+    matched_tokens: int = 0
+
+    @property
+    def prefix_hit_share(self) -> float | None:
+        """In [0, 1]; None when no prompt was looked up."""
+        return self.matched_tokens / self.prompt_tokens if self.prompt_tokens else None
+
+    def __add__(self, other: Recent) -> Recent:
+        """What two processes sent there."""
+        return Recent(
+            self.requests_per_second + other.requests_per_second,
+            self.prompt_tokens + other.prompt_tokens,
+            self.matched_tokens + other.matched_tokens,
+        )
 
 
 class _Counts:
@@ -44,10 +58,10 @@ class _Counts:
         self.before.append((self.requests, self.prompt, self.matched))
         requests, prompt, matched = self.before[0]
         seconds = (len(self.before) - 1) * interval_seconds
-        tokens = self.prompt - prompt
         return Recent(
             requests_per_second=(self.requests - requests) / seconds,
-            prefix_hit_share=(self.matched - matched) / tokens if tokens else None,
+            prompt_tokens=self.prompt - prompt,
+            matched_tokens=self.matched - matched,
         )
 
 
@@ -79,6 +93,16 @@ class EndpointTraffic(NoObserver):
         for key in keys:
             self._counts[key] = before.get(key) or _Counts()
         return {key: counts.sample(interval_seconds) for key, counts in self._counts.items()}
+
+
+def summed(parts: Iterable[Mapping[str, Recent]]) -> dict[str, Recent]:
+    """What several processes sent where, together."""
+    whole: dict[str, Recent] = {}
+    for part in parts:
+        for key, recent in part.items():
+            known = whole.get(key)
+            whole[key] = recent if known is None else known + recent
+    return whole
 
 
 def expected_hits(decision: Decision, key: str) -> tuple[int, int]:

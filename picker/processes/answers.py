@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from picker.admin.sources import ConfigView, HealthView
+from picker.admin.traffic import Recent, summed
 from picker.datalayer.health_record import EndpointState
 from picker.flowcontrol.views import QueuesView
 from picker.processes.messages import Subject
@@ -21,6 +22,7 @@ from picker.running.request_side import RequestSide
 _encode = msgspec.msgpack.encode
 _summaries = msgspec.msgpack.Decoder(list[RecordSummary])
 _record = msgspec.msgpack.Decoder(RecordView | None)
+_traffic = msgspec.msgpack.Decoder(dict[str, Recent])
 _health = msgspec.msgpack.Decoder(dict[str, HealthView])
 # What an endpoint is to most requests when processes disagree: the first of these that any says.
 _STATES = tuple(
@@ -40,6 +42,8 @@ def answer(requests: RequestSide, subject: Subject, argument: str) -> bytes:
         return _encode(last_decisions(requests, int(argument)))
     if subject is Subject.DECISION:
         return _encode(find_decision(requests, argument or None))
+    if subject is Subject.TRAFFIC:
+        return _encode(requests.recent_traffic())
     return _encode(endpoints_health(requests))
 
 
@@ -77,6 +81,10 @@ class FleetAdmin:
                 if known is None or _rank(view) < _rank(known):
                     merged[key] = view
         return merged
+
+    async def traffic(self) -> Mapping[str, Recent]:
+        """What all of them sent where lately."""
+        return summed(map(_traffic.decode, await self._ask(Subject.TRAFFIC, "")))
 
     def configuration(self) -> ConfigView:
         """What is in use."""

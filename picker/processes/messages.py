@@ -76,6 +76,7 @@ class Subject(Enum):
     DECISIONS = "decisions"  # the last ones; the argument says how many
     DECISION = "decision"  # one; the argument is the request's id, "" for the last one
     HEALTH = "health"  # of endpoints
+    TRAFFIC = "traffic"  # what was sent where since it was asked last
 
 
 class Ask(msgspec.Struct, tag=True):

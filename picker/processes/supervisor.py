@@ -95,10 +95,10 @@ class Supervisor:
         datastore = self._pool.datastore
         status = ConfigStatus(self._config, problem_of(self._watch))
         source = FleetAdmin(lambda: self._fleet.members, status)
-        admin = AdminServer(
+        self._admin = AdminServer(
             self._metrics, datastore, self._inflight, self.is_ready, self._page, source
         )
-        self._beside = SidePorts(options, HealthService(self.is_ready), admin)
+        self._beside = SidePorts(options, HealthService(self.is_ready), self._admin)
         self._certificate = certificate_made_on_the_spot(options.tls)
         self._reserved: socket.socket | None = None
 
@@ -155,6 +155,7 @@ class Supervisor:
             *self._pool.start(group),
             group.create_task(self._share(), name="sharing"),
             group.create_task(self._fleet.watch(), name="watching"),
+            group.create_task(self._admin.watch(), name="history"),
             group.create_task(self._telling.run(), name="rules"),
         ]
         if self._watch is not None:

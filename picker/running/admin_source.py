@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from picker.admin.sources import ConfigView, HealthView
+from picker.admin.traffic import Recent
 from picker.flowcontrol.views import QueuesView
 from picker.requestcontrol.record_views import RecordSummary, RecordView
 from picker.running.config_status import ConfigStatus
@@ -33,6 +34,10 @@ class ProcessAdmin:
     async def health(self) -> Mapping[str, HealthView]:
         """How endpoints have answered."""
         return endpoints_health(self._requests)
+
+    async def traffic(self) -> Mapping[str, Recent]:
+        """What was sent where lately."""
+        return self._requests.recent_traffic()
 
     def configuration(self) -> ConfigView:
         """What is in use."""

@@ -6,15 +6,16 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
 
+from picker.admin.history import INTERVAL_SECONDS
 from picker.admin.plugin_metrics import PluginCollector
 from picker.admin.request_metrics import RequestMetrics
 from picker.admin.tracing import Tracing, build_tracing
+from picker.admin.traffic import EndpointTraffic, Recent
 from picker.config.build import Assembly, BuildOptions, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.load import LoadedConfig, load_config
@@ -28,7 +29,7 @@ from picker.framework.services import Services
 from picker.metrics import PickerMetrics
 from picker.requestcontrol.decision_header import DecisionHeader
 from picker.requestcontrol.director import Director, RequestPolicies
-from picker.requestcontrol.observer import Observers, RequestObserver
+from picker.requestcontrol.observer import Observers
 from picker.requestcontrol.pipeline import SnapshotSource, Surroundings
 from picker.requestcontrol.records import DecisionRecords
 from picker.running.flow_side import FlowSide
@@ -90,9 +91,8 @@ class RequestSide:
         metrics: PickerMetrics,
         inflight: InflightLoad,
         pool: KnownPool,
-        watching: Sequence[RequestObserver] = (),
     ) -> None:
-        """Starts nothing. `watching` are told of the requests too."""
+        """Starts nothing."""
         self._http, self._tracing = outside.http, outside.tracing
         self._flushes = Flushes(time.monotonic, time.time)
         self._flushing: asyncio.Task[None] | None = None
@@ -110,8 +110,9 @@ class RequestSide:
         count = options.explain.decision_records
         self.records = DecisionRecords(count) if count else None
         self._tells_clients = options.explain.decision_header
-        others = watching if self.records is None else (*watching, self.records)
-        observer = Observers((self._requests, *others)) if others else self._requests
+        self._traffic, self._datastore = EndpointTraffic(), pool.datastore
+        others = () if self.records is None else (self.records,)
+        observer = Observers((self._requests, self._traffic, *others))
         around = Surroundings(
             pool.snapshots,
             inflight,
@@ -136,6 +137,11 @@ class RequestSide:
     def waiting(self) -> int:
         """How many requests wait to be let in."""
         return self._flow.waiting
+
+    def recent_traffic(self) -> dict[str, Recent]:
+        """What was sent to the endpoints of the pool lately; to be asked once a second."""
+        keys = [candidate.key for candidate in self._datastore.snapshot().candidates]
+        return self._traffic.sample(keys, INTERVAL_SECONDS)
 
     def queues(self) -> QueuesView:
         """What people are shown of those that wait."""

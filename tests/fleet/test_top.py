@@ -22,7 +22,7 @@ BEGIN, END = "\x1b[?1049h", "\x1b[?1049l"  # of the screen that leaves no trace
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
     """Ten endpoints, two minutes, forty requests."""
-    async with serving(busy_scene()) as one:
+    async with serving(await busy_scene()) as one:
         yield one
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from picker.admin.server import AdminServer
 from picker.admin.sources import ConfigView, HealthView
-from picker.admin.traffic import EndpointTraffic
+from picker.admin.traffic import EndpointTraffic, Recent
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.inflight import InflightLoad
 from picker.flowcontrol.views import BandView, FlowView, QueuesView
@@ -151,6 +151,8 @@ class MadeUpSource:
     health_views: dict[str, HealthView] = field(default_factory=dict)
     config: ConfigView = CONFIG
     asked: list[object] = field(default_factory=list)
+    counted: EndpointTraffic = field(default_factory=EndpointTraffic)
+    counts_for: list[str] = field(default_factory=list)
 
     def remember(self, *summaries: RecordSummary) -> None:
         """Know of requests, the oldest first."""
@@ -177,6 +179,10 @@ class MadeUpSource:
         """As it was put in."""
         return self.health_views
 
+    async def traffic(self) -> Mapping[str, Recent]:
+        """What was put in by `Scene.decide`."""
+        return self.counted.sample(self.counts_for, 1.0)
+
     def configuration(self) -> ConfigView:
         """As it was put in."""
         return self.config
@@ -189,7 +195,6 @@ class Scene:
     source: MadeUpSource = field(default_factory=MadeUpSource)
     datastore: Datastore = field(default_factory=Datastore)
     inflight: InflightLoad = field(default_factory=InflightLoad)
-    traffic: EndpointTraffic = field(default_factory=EndpointTraffic)
     url: str = ""
 
     def __post_init__(self) -> None:
@@ -199,13 +204,13 @@ class Scene:
             self.inflight,
             lambda: True,
             source=self.source,
-            traffic=self.traffic,
         )
 
     def pool(self, *names: str) -> None:
         """Make the pool these endpoints; nothing is known of their load."""
         endpoints = [Endpoint(name, "10.0.0.1", 8000 + at) for at, name in enumerate(names)]
         self.datastore.set_endpoints(endpoints)
+        self.source.counts_for = [one.key for one in endpoints]
 
     def load(self, name: str, running: int, waiting: int, cache: float) -> None:
         """What an endpoint's metrics said just now."""
@@ -214,11 +219,11 @@ class Scene:
 
     def decide(self, name: str, prompt_tokens: int, cached_tokens: int) -> None:
         """A request was sent to an endpoint that was expected to have this much of it."""
-        self.traffic.decided(decision(name, prompt_tokens, cached_tokens))
+        self.source.counted.decided(decision(name, prompt_tokens, cached_tokens))
 
-    def sample(self) -> None:
+    async def sample(self) -> None:
         """Let a second of history pass."""
-        self.server.sample()
+        await self.server.sample()
 
 
 def decision(name: str, prompt_tokens: int, cached_tokens: int | None) -> Decision:
@@ -251,7 +256,7 @@ def decision(name: str, prompt_tokens: int, cached_tokens: int | None) -> Decisi
     )
 
 
-def busy_scene() -> Scene:
+async def busy_scene() -> Scene:
     """Ten workers of which one is ejected, one is suspect and of one nothing is known; two minutes
     of load; forty requests.
     """
@@ -272,7 +277,7 @@ def busy_scene() -> Scene:
             scene.load(name, round(6 + 4 * wave), max(0, round(3 * wave)), 0.5 + 0.4 * wave)
             if (second + at) % 4 == 0:
                 scene.decide(name, 640, round(320 + 300 * wave))
-        scene.sample()
+        await scene.sample()
     scene.source.remember(*(summary(number) for number in range(34)))
     scene.source.remember(
         summary(34, outcome="refused", endpoint=None, status=429, reason="rejected-capacity"),

@@ -34,7 +34,7 @@ async def window() -> AsyncIterator[Browser]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def scene() -> AsyncIterator[Scene]:
     """Ten endpoints, two minutes, forty requests."""
-    async with serving(busy_scene()) as one:
+    async with serving(await busy_scene()) as one:
         yield one
 
 

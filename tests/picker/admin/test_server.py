@@ -93,7 +93,7 @@ async def test_history_comes_where_it_is_asked_for(port: Port) -> None:
     """The last samples of every endpoint, and what was sent there lately."""
     for _ in range(3):
         port.scene.decide("a", 64, 32)
-        port.scene.sample()
+        await port.scene.sample()
     view = msgspec.json.decode((await port.get("/endpoints?history=2")).body, type=EndpointsView)
     assert view.history is not None
     assert (view.history.last, view.history.interval_seconds) == (3, 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from admin_scene import decision
 from msgspec.structs import replace
 
-from picker.admin.traffic import WINDOW_SAMPLES, EndpointTraffic, Recent, expected_hits
+from picker.admin.traffic import WINDOW_SAMPLES, EndpointTraffic, Recent, expected_hits, summed
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 
 
@@ -14,26 +14,29 @@ def test_rates_and_hits_are_those_of_the_last_ten_seconds() -> None:
     traffic = EndpointTraffic()
     for _ in range(5):
         traffic.decided(decision("a", 64, 32))
-    assert traffic.sample(["default/a"], 1.0) == {"default/a": Recent(5.0, 0.5)}
+    assert traffic.sample(["default/a"], 1.0) == {"default/a": Recent(5.0, 320, 160)}
     for _ in range(WINDOW_SAMPLES - 1):
         recent = traffic.sample(["default/a"], 1.0)
-    assert recent == {"default/a": Recent(0.5, 0.5)}
-    assert traffic.sample(["default/a"], 1.0) == {"default/a": Recent(0.0, None)}
+    assert recent == {"default/a": Recent(0.5, 320, 160)}
+    assert recent["default/a"].prefix_hit_share == 0.5
+    assert traffic.sample(["default/a"], 1.0) == {"default/a": Recent()}
 
 
 def test_a_prompt_that_nobody_looked_up_says_nothing_about_hits() -> None:
     """Without a prefix index the share is unknown, not 0."""
     traffic = EndpointTraffic()
     traffic.decided(decision("a", 64, None))
-    assert traffic.sample(["default/a"], 1.0)["default/a"] == Recent(1.0, None)
+    recent = traffic.sample(["default/a"], 1.0)["default/a"]
+    assert recent == Recent(1.0)
+    assert recent.prefix_hit_share is None
 
 
 def test_endpoints_that_left_are_forgotten() -> None:
     """What is sent to one after that counts from nothing."""
     traffic = EndpointTraffic()
     traffic.decided(decision("a", 64, 64))
-    assert traffic.sample(["default/b"], 1.0) == {"default/b": Recent(0.0, None)}
-    assert traffic.sample(["default/a"], 1.0) == {"default/a": Recent(0.0, None)}
+    assert traffic.sample(["default/b"], 1.0) == {"default/b": Recent()}
+    assert traffic.sample(["default/a"], 1.0) == {"default/a": Recent()}
 
 
 def test_a_request_that_may_go_anywhere_counts_nowhere() -> None:
@@ -57,3 +60,11 @@ def test_of_several_indexes_the_one_that_expects_most_counts() -> None:
     more = PrefixCacheMatchInfo(2, 32, {"default/a": 1})
     one.attributes.put(match_info_key("other"), more)
     assert expected_hits(one, "default/a") == (64, 32)
+
+
+def test_what_several_processes_sent_adds_up() -> None:
+    """Rates and tokens, of endpoints that any of them knows."""
+    one, other = {"a": Recent(1.0, 100, 50)}, {"a": Recent(0.5, 300, 250), "b": Recent(2.0)}
+    whole = summed([one, other])
+    assert whole == {"a": Recent(1.5, 400, 300), "b": Recent(2.0)}
+    assert whole["a"].prefix_hit_share == 0.75

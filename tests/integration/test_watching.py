@@ -1,0 +1,86 @@
+"""A fleet under load is watched: with the page in a real browser, and with `pointsman top`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+from browser import Browser, browser
+from running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
+
+pytestmark = pytest.mark.envoy
+WORKERS = 10
+AT_ONCE = 6
+
+
+async def _load(fleet: Fleet) -> None:
+    """A few clients that ask again and again, until cancelled."""
+
+    async def one() -> None:
+        while True:
+            assert await fleet.say_hello() == 4
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(one())
+
+
+async def test_the_page_and_top_show_a_fleet_under_load() -> None:
+    """Ten endpoints with curves, requests and why they went where they went."""
+    async with running_fleet(free_base_port(), "--workers", str(WORKERS)) as fleet:
+        await fleet.ready()
+        async with browser() as window:
+            load = asyncio.ensure_future(_load(fleet))
+            try:
+                await _watch_page(window, fleet)
+                await _watch_top(fleet)
+                assert not load.done(), load
+            finally:
+                load.cancel()
+                await asyncio.wait([load])
+
+
+async def _watch_page(window: Browser, fleet: Fleet) -> None:
+    await window.look(1280)
+    await window.open(fleet.picker_url)
+    await window.until(f"document.querySelectorAll('#endpoints-rows > tr').length === {WORKERS}")
+    await window.until("document.querySelectorAll('#requests-rows > tr').length === 15")
+    # Somewhere something runs, and every endpoint is known to be well.
+    await window.until(
+        "[...document.querySelectorAll('#endpoints-rows .running .line')]"
+        ".some((one) => one.getAttribute('d').split('L').length > 2)"
+    )
+    text = await window.run("document.querySelector('#endpoints-rows').innerText")
+    assert text.count("healthy") == WORKERS
+    assert all(f"worker-{number}" in text for number in range(1, WORKERS + 1))
+    summary = await window.run("document.querySelector('#summary').innerText")
+    assert f"{WORKERS} of {WORKERS}" in summary
+    configuration = await window.run("document.querySelector('#configuration-body').innerText")
+    assert "In effect, with defaults" in configuration
+    await window.until("document.querySelector('#requests-rows').innerText.includes('completed')")
+    await window.run(
+        "[...document.querySelectorAll('#requests-rows tr')]"
+        ".find((one) => one.dataset.kind === 'good').querySelector('a').click()"
+    )
+    await window.until("document.querySelector('#explanation .scores')")
+    explained = await window.run("document.querySelector('#explanation').innerText")
+    assert "It went to worker-" in explained
+    assert "prefix-cache-scorer" in explained
+    assert await window.run("document.querySelectorAll('.scores tbody tr').length") == WORKERS
+    assert window.complaints == []
+
+
+async def _watch_top(fleet: Fleet) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "fleet.cli", "top", "--once", "--picker", fleet.picker_url),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), LIMIT_SECONDS)
+    lines = out.decode().splitlines()
+    assert process.returncode == 0
+    assert f"{WORKERS} of {WORKERS} endpoints usable" in lines[0]
+    names = {line.split()[0] for line in lines if line.startswith("worker-")}
+    assert names == {f"worker-{number}" for number in range(1, WORKERS + 1)}
+    assert sum("healthy" in line for line in lines) == WORKERS
+    assert any(" completed " in line and " worker-" in line for line in lines)
