@@ -2,7 +2,7 @@
 
 The steps before a request leaves, in order: parse → rewrite → objective and priority → processors →
 fairness id → admission → candidates → screeners → producers → admitters → schedule → conditional
-decode → hooks → leave. Only producers are awaited.
+decode → hooks → leave. Only admission and producers are awaited.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
-import msgspec
+from msgspec.structs import replace
 
 from picker.datalayer.health_record import Answer
 from picker.datalayer.rewrites import Rewritten
@@ -24,6 +24,7 @@ from picker.requestcontrol.candidates import candidates_for
 from picker.requestcontrol.choosing import Chooser, answer_of
 from picker.requestcontrol.headers import MODEL_REWRITE, OBJECTIVE, REQUEST_ID, first_of
 from picker.requestcontrol.observer import Decision, Outcome
+from picker.requestcontrol.parked import Arrival, arrived, parked
 from picker.requestcontrol.parsing import request_path
 from picker.requestcontrol.pipeline import (
     EndpointVisit,
@@ -40,22 +41,12 @@ from picker.types import (
     Endpoint,
     FinishCause,
     InferenceRequest,
-    ParsedBody,
     RawRequest,
     ResponseHead,
     RouteDecision,
 )
 
 ORCHESTRATION_SPAN = "gateway.request_orchestration"
-
-
-class _Arrival(msgspec.Struct, frozen=True):
-    """A request as it came, and what its parser made of it."""
-
-    raw: RawRequest
-    body: bytes
-    parser: Parser
-    parsed: ParsedBody
 
 
 class Exchange:
@@ -71,6 +62,7 @@ class Exchange:
         "_evict",
         "_finished",
         "_flight",
+        "_goes_at_once",
         "_incoming_model",
         "_log",
         "_number",
@@ -109,6 +101,7 @@ class Exchange:
         self._evict: Callable[[DropReason], None] | None = None
         self._queued_at: float | None = None  # set when flow control was asked to let it in
         self._ticket: Ticket | None = None  # set once it has
+        self._goes_at_once = False  # somebody was told so
         self._seed = around.rng.getrandbits(64) if around.seeds_decisions else None
         self._rng = around.rng if self._seed is None else Random(self._seed)
         self._span: Span = NO_SPAN
@@ -117,8 +110,9 @@ class Exchange:
     @property
     def decides_at_once(self) -> bool:
         """Whether `route`, called right now, waits for nothing."""
-        gate = self._pipeline.gate
-        return not self._pipeline.asks_others and (gate is None or gate.is_open)
+        gate, asks_others = self._pipeline.gate, self._pipeline.asks_others
+        self._goes_at_once = not asks_others and (gate is None or gate.is_open)
+        return self._goes_at_once
 
     def allow_eviction(self, evict: Callable[[DropReason], None]) -> None:
         """From now on `evict` stops the request while it is under way."""
@@ -202,13 +196,7 @@ class Exchange:
         self._request_id = raw.headers.get(REQUEST_ID) or self._new_request_id()
         if raw.body is None:
             return self._decide_without_body(raw, begun)
-        arrival = self._parse(raw, raw.body)
-        request = self._identify(arrival)
-        if self._pipeline.asks_others or self._pipeline.gate is not None:
-            self._around.observer.waits(self._number, request)
-        if self._pipeline.gate is not None:
-            self._queued_at = self._around.clock()
-            self._ticket = await self._pipeline.gate.admit(request, self._evict)
+        arrival, request = await self._let_in(raw, raw.body)
         candidates = self._admitted(request, raw)  # of the pool as it is after the wait
         attributes = Attributes()
         if span.is_recorded:
@@ -239,10 +227,29 @@ class Exchange:
         self._observe(decision, begun, candidates)
         return decision
 
-    def _parse(self, raw: RawRequest, body: bytes) -> _Arrival:
-        path = request_path(raw.headers)
-        parser = self._pipeline.parsers.select(path)
-        parsed = parser.parse(path, raw.headers, body)
+    async def _let_in(self, raw: RawRequest, body: bytes) -> tuple[Arrival, InferenceRequest]:
+        """Understand it and wait until it may go; no frame holds its payload meanwhile."""
+        arrival = self._parse(raw, body)
+        parser, request, gate = arrival.parser, self._identify(arrival), self._pipeline.gate
+        waits = gate is not None and not (self._goes_at_once or gate.is_open)
+        is_parked = waits and request.body is arrival.parsed  # else a processor has changed it
+        if is_parked:
+            del arrival
+            self._request = request = parked(request, raw)
+        if gate is not None or self._pipeline.asks_others:
+            self._around.observer.waits(self._number, request)
+        if gate is not None:
+            self._queued_at = self._around.clock()
+            self._ticket = await gate.admit(request, self._evict)
+        if is_parked:
+            arrival = arrived(parser, raw, body)
+            self._request = request = replace(request, body=arrival.parsed, held_bytes=0)
+        return arrival, request
+
+    def _parse(self, raw: RawRequest, body: bytes) -> Arrival:
+        parser = self._pipeline.parsers.select(request_path(raw.headers))
+        arrival = arrived(parser, raw, body)
+        parsed = arrival.parsed
         self._incoming_model = parsed.model
         self._target_model = first_of(raw.headers, MODEL_REWRITE) or parsed.model
         if parsed.can_rewrite and parsed.payload is not None:
@@ -252,9 +259,9 @@ class Exchange:
                 self._target_model = self._rewritten.model
             if not self._target_model:
                 raise bad_request("model not found in request body")
-        return _Arrival(raw, body, parser, parsed)
+        return arrival
 
-    def _identify(self, arrival: _Arrival) -> InferenceRequest:
+    def _identify(self, arrival: Arrival) -> InferenceRequest:
         """The request with its objective, its priority and whom it is from."""
         headers = arrival.raw.headers
         objective = first_of(headers, OBJECTIVE)
@@ -292,7 +299,7 @@ class Exchange:
         return candidates_for(pool, hint, around.inflight.counts, around.loaded)
 
     def _leave(
-        self, arrival: _Arrival, flight: Flight, hook_headers: Mapping[str, str]
+        self, arrival: Arrival, flight: Flight, hook_headers: Mapping[str, str]
     ) -> RouteDecision:
         request, result, parsed = flight.request, flight.result, arrival.parsed
         body = outgoing_body(arrival.body, parsed, request)

@@ -49,8 +49,8 @@ async def test_a_full_queue_refuses_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_body_that_is_too_large_to_wait_does_not(tmp_path: Path) -> None:
-    """A request takes its bytes of the queue, and gives them back."""
-    async with waiting_scene(tmp_path, config("  maxBytes: 100")) as scene:
+    """A request takes what is held of it, more than its body, of the queue, and gives it back."""
+    async with waiting_scene(tmp_path, config("  maxBytes: 30k")) as scene:
         first = await scene.serve()
         second = await scene.wait(1)
         assert status_of(await (await scene.ask()).answer()) == 429
