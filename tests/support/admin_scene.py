@@ -87,10 +87,9 @@ def summary(number: int, **changes: object) -> RecordSummary:
     return RecordSummary(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def explained(one: RecordSummary) -> RecordView:
-    """The whole record of a request."""
+def _candidates() -> tuple[CandidateView, ...]:
     names = [f"default/worker-{index}" for index in (4, 7, 1, 9, 2, 3)]
-    candidates = tuple(
+    return tuple(
         CandidateView(
             endpoint=name,
             address=f"10.0.0.{index + 1}:8000",
@@ -108,12 +107,17 @@ def explained(one: RecordSummary) -> RecordView:
         )
         for index, name in enumerate(names)
     )
+
+
+def explained(one: RecordSummary) -> RecordView:
+    """The whole record of a request."""
+    candidates = _candidates()
     removed = ("default/worker-5", "default/worker-6", "default/worker-8", "default/worker-10")
     profile = ProfileView(
         name="default",
         is_primary=True,
         picker="max-score-picker",
-        picked=(names[0],),
+        picked=(candidates[0].endpoint,),
         num_candidates=10,
         num_scored=6,
         num_tied=2,
