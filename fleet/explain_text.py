@@ -95,10 +95,10 @@ def _origin(record: RecordView) -> str:
 
 def _times(record: RecordView) -> str:
     summary = record.summary
-    parts = [
-        f"queue {_duration(summary.queue_seconds)}",
-        f"decision {_duration(max(0.0, summary.decision_seconds - summary.queue_seconds))}",
-    ]
+    parts = [f"queue {_duration(summary.queue_seconds)}"]
+    if record.destination is not None:
+        alone = max(0.0, summary.decision_seconds - summary.queue_seconds)
+        parts.append(f"decision {_duration(alone)}")
     if summary.ttft_seconds is not None:
         parts.append(f"first token {_duration(summary.ttft_seconds)}")
     if summary.seconds is not None:

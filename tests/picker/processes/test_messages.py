@@ -12,6 +12,8 @@ from picker.datalayer.rewrites import RewriteRule, RewriteTarget
 from picker.extproc.options import TlsMaterial, Transport
 from picker.metrics import PickerMetrics
 from picker.processes.messages import (
+    Answered,
+    Ask,
     Channel,
     Commit,
     Configuration,
@@ -23,6 +25,7 @@ from picker.processes.messages import (
     Prepared,
     Ready,
     Start,
+    Subject,
     Tell,
     Told,
 )
@@ -58,6 +61,7 @@ def told() -> Told:
         Start(1, OPTIONS, WRITTEN, 3, [4, 5], 6, TlsMaterial(b"key", b"chain"), RULES),
         *(Prepare(1, WRITTEN), Commit(), Follow(RULES), Tell(2), Drain(), Ready(1), Failed("why")),
         *(Prepared(1), Prepared(1, "no"), told()),
+        *(Ask(3, Subject.DECISION, "id"), Answered(3, b"\xc0")),
     ],
     ids=lambda message: type(message).__name__,
 )

@@ -3,90 +3,23 @@
 from __future__ import annotations
 
 import gc
-import tracemalloc
 import weakref
-from dataclasses import dataclass
-from random import Random
 
 import pytest
-from configured_requests import PROMPT, Moment, Routing, routing
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from configured_requests import PROMPT
 from msgspec.structs import replace
+from recorded_scene import CONFIG, UNIX, Scene
 
 from picker.errors import Code, DropReason, RefusedError
-from picker.framework.attributes import Attributes
 from picker.requestcontrol.observer import Decision, Outcome
-from picker.requestcontrol.record_keeping import BEST_CANDIDATES, MAX_CANDIDATES, MAX_NAME
-from picker.requestcontrol.records import DecisionRecords
-from picker.scheduling.profile import Profile, WeightedScorer
+from picker.requestcontrol.record_keeping import MAX_NAME
 from picker.types import (
     Api,
-    Candidate,
-    Endpoint,
-    EndpointMetrics,
     FinishCause,
     InferenceRequest,
     ParsedBody,
     RawRequest,
-    SchedulingResult,
-    ScoredCandidates,
-    ScoredEndpoint,
-    Usage,
 )
-
-UNIX = 1_800_000_000.0
-CONFIG = """
-plugins:
-- {type: by-label-selector, parameters: {matchLabels: {tier: fast}}}
-- {type: queue-scorer}
-- {type: kv-cache-utilization-scorer}
-- {type: prefix-cache-scorer}
-schedulingProfiles:
-- name: default
-  plugins:
-  - {pluginRef: by-label-selector}
-  - {pluginRef: queue-scorer, weight: 2}
-  - {pluginRef: kv-cache-utilization-scorer}
-  - {pluginRef: prefix-cache-scorer, weight: 3}
-"""
-POOL = [
-    Endpoint(name, f"10.0.0.{index}", 8000, labels={"tier": tier})
-    for index, (name, tier) in enumerate((("a", "fast"), ("b", "fast"), ("c", "slow")), 1)
-]
-
-
-@dataclass
-class Scene:
-    """A configuration at work, and what is remembered of its requests."""
-
-    at_work: Routing
-    records: DecisionRecords
-
-    @classmethod
-    def of(cls, config: str = CONFIG, capacity: int = 100) -> Scene:
-        """Two fast endpoints and a slow one, idle and scraped a moment ago."""
-        now = Moment()
-        records = DecisionRecords(capacity, now, lambda: UNIX + now.seconds)
-        at_work = routing(config, POOL, observer=records)
-        at_work.now.seconds = now.seconds
-        scene = cls(at_work, records)
-        records._clock = at_work.now  # the scene's only clock
-        records._unix_time = lambda: UNIX + at_work.now.seconds
-        return scene
-
-    def load(self, name: str, **metrics: float) -> None:
-        """What an endpoint says of itself now."""
-        known = EndpointMetrics(updated_at_seconds=self.at_work.now.seconds, **metrics)  # type: ignore[arg-type]
-        self.at_work.datastore.update_metrics(f"default/{name}", known)
-
-    async def refused(self, raw: RawRequest) -> RefusedError:
-        """A request that the picker answers itself."""
-        exchange = self.at_work.director.begin()
-        with pytest.raises(RefusedError) as refusal:
-            await exchange.route(raw)
-        exchange.finish(FinishCause.REFUSED, refusal.value.status)
-        return refusal.value
 
 
 def raw(body: bytes | None, request_id: str = "r", **headers: str) -> RawRequest:
@@ -290,7 +223,8 @@ async def test_names_that_clients_send_are_cut() -> None:
 STAGES = """
 plugins:
 - type: disagg-profile-handler
-  parameters: {deciders: {prefill: prefix-based-pd-decider, encode: always-disagg-multimodal-decider}}
+  parameters:
+    deciders: {prefill: prefix-based-pd-decider, encode: always-disagg-multimodal-decider}
 - {type: prefix-based-pd-decider, parameters: {nonCachedTokens: 100}}
 - {type: always-disagg-multimodal-decider}
 - {type: queue-scorer}
@@ -344,128 +278,3 @@ async def test_no_prompt_and_no_finding_stays_alive() -> None:
     assert scene.records.find("p") is not None
     assert gone() is None
     assert refused() is None
-
-
-class _Fixed:
-    """A scorer that says what it was told to."""
-
-    def __init__(self, name: str, scores: list[float]) -> None:
-        self.name = name
-        self._scores = scores
-
-    def score(self, *_: object) -> list[float]:
-        return self._scores
-
-
-class _First:
-    """A picker that takes the best."""
-
-    name = "first"
-
-    def pick(self, scored: ScoredCandidates, rng: Random) -> list[ScoredEndpoint]:
-        return [max(scored, key=lambda one: one.score)]
-
-
-def _pool(count: int) -> list[Endpoint]:
-    """So many endpoints."""
-    return [Endpoint(f"w{index}", "10.0.0.1", index + 1) for index in range(count)]
-
-
-def _decision(pool: list[Endpoint], scores: list[list[float]], weights: list[float]) -> Decision:
-    """A decision of a profile with fixed scores."""
-    candidates = [
-        Candidate(endpoint, EndpointMetrics(index, kv_cache_usage=index / 7), index)
-        for index, endpoint in enumerate(pool)
-    ]
-    scorers = tuple(
-        WeightedScorer(_Fixed(f"s{index}", one), weight)
-        for index, (one, weight) in enumerate(zip(scores, weights, strict=True))
-    )
-    profile = Profile("p", _First(), (), scorers)  # type: ignore[arg-type]
-    request = InferenceRequest("x", {}, ParsedBody(Api.COMPLETIONS), "m", "m")
-    result = profile.run(request, candidates, Attributes(), Random(1))
-    chosen = result.picked[0].candidate.endpoint
-    decided = SchedulingResult((chosen,), "p", {"p": result})
-    return Decision("x", "m", "m", "", 0, 0.1, candidates, request, decided, at_seconds=10.0)
-
-
-@given(st.data())
-@settings(max_examples=60, deadline=None)
-def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
-    """To the last bit, with scores of any kind, packed or not."""
-    count = data.draw(st.integers(1, 6))
-    number = st.floats(width=64) | st.sampled_from([0.0, 1.0, 0.1, -1.0])
-    num_scorers = data.draw(st.integers(0, 3))
-    scores = [
-        data.draw(st.lists(number, min_size=count, max_size=count)) for _ in range(num_scorers)
-    ]
-    weight = st.floats(-10, 10)
-    weights = data.draw(st.lists(weight, min_size=num_scorers, max_size=num_scorers))
-    decision = _decision(_pool(count), scores, weights)
-    assert decision.result is not None
-    scored = decision.result.profiles["p"].scored
-    expected = {one.candidate.endpoint.name: one.score for one in scored}
-    for packed_at in (0.0, 10.0):
-        records = DecisionRecords(5, lambda: 11.0, lambda: 20.0)
-        records._packed_at = packed_at
-        records.decided(decision)
-        record = records.find("x")
-        assert record is not None
-        (profile,) = record.profiles
-        assert {one.endpoint: one.total for one in profile.candidates} == expected
-        totals = list(expected.values())
-        assert profile.num_tied == totals.count(max(totals))
-        assert profile.num_scored == count
-
-
-@pytest.mark.parametrize("packed_at", [0.0, 10.0])
-def test_of_very_many_candidates_the_best_are_kept(packed_at: float) -> None:
-    """And whoever was picked; all of them are counted, and so are ties."""
-    count = MAX_CANDIDATES + 100
-    scores = [float(index % 10) / 10 for index in range(count)]
-    decision = _decision(_pool(count), [scores], [1.0])
-    assert decision.result is not None
-    result = decision.result.profiles["p"]
-    worst = ScoredEndpoint(decision.candidates[0], 0.0)
-    picked = replace(result, picked=(worst,))
-    changed = SchedulingResult((worst.candidate.endpoint,), "p", {"p": picked})
-    records = DecisionRecords(5, lambda: 11.0, lambda: 20.0)
-    records._packed_at = packed_at
-    records.decided(replace(decision, result=changed))
-    record = records.find("x")
-    assert record is not None
-    (profile,) = record.profiles
-    assert len(profile.candidates) == BEST_CANDIDATES + 1
-    assert (profile.num_scored, profile.num_tied) == (count, scores.count(0.9))
-    assert profile.candidates[-1].endpoint == "w0"
-    kept = [one.total for one in profile.candidates[:-1]]
-    assert kept == sorted(scores, reverse=True)[:BEST_CANDIDATES]
-    assert profile.candidates[0].waiting_requests == profile.candidates[0].inflight_requests
-
-
-@pytest.mark.parametrize(("count", "limit_bytes"), [(10, 2_500), (100, 9_000), (1000, 8_000)])
-def test_a_record_takes_little_memory(count: int, limit_bytes: int) -> None:
-    """Also where it shares nothing with others: packed, and of many candidates the best alone."""
-    rng, pool, records = Random(1), _pool(count), DecisionRecords(100)
-
-    def remember(numbers: range) -> int:
-        """What is taken after these requests, in bytes."""
-        for number in numbers:
-            scores = [[rng.random() for _ in range(count)] for _ in range(3)]
-            decision = _decision(pool, scores, [1.0, 2.0, 3.0])
-            at = 10.0 + number  # so long after the one before that it is packed by itself
-            records.decided(replace(decision, number=number, at_seconds=at))
-            outcome = Outcome(f"{number}", "m", "m", FinishCause.COMPLETED, 1.0, number=number)
-            records.finished(replace(outcome, usage=Usage(number, 1, 2)))
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0]
-
-    tracemalloc.start()
-    try:
-        before = remember(range(10))
-        full = remember(range(10, 100))
-        later = remember(range(100, 250))
-    finally:
-        tracemalloc.stop()
-    assert (full - before) / 90 < limit_bytes
-    assert later - full < 10 * limit_bytes  # what comes takes the place of what goes

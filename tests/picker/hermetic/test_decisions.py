@@ -1,0 +1,182 @@
+"""What the picker's HTTP port says of requests, each of which leaves one record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ext_proc_stream import REQUEST_ID, GatewayStream, completion, response_head
+from metrics_pages import page, pods
+from whole_picker import WholePicker, until, whole_picker
+
+from picker.errors import RETRY_AFTER_HEADER
+from picker.running.explain_flags import ExplainFlags
+
+USAGE = {"prompt_tokens": 7, "total_tokens": 17, "completion_tokens": 10}
+ANSWER = json.dumps({"id": "cmpl-1", "model": "my-model", "usage": USAGE}).encode()
+
+
+async def listed(picker: WholePicker) -> list[dict[str, Any]]:
+    """The requests that are remembered, the newest first."""
+    decisions: list[dict[str, Any]] = json.loads((await picker.get("/decisions"))[1])["decisions"]
+    return decisions
+
+
+async def found(picker: WholePicker, request_id: str = "last") -> dict[str, Any]:
+    """One of them."""
+    status, text = await picker.get(f"/decisions/{request_id}")
+    assert status == 200, text
+    record: dict[str, Any] = json.loads(text)
+    return record
+
+
+async def over(picker: WholePicker) -> dict[str, Any]:
+    """The only request there is, once it is over."""
+
+    async def is_over() -> bool:
+        return [one["outcome"] not in ("waiting", "under-way") for one in await listed(picker)] == [
+            True
+        ]
+
+    await until(is_over)
+    return (await listed(picker))[0]
+
+
+async def test_a_request_is_told_with_its_decision_and_its_response(tmp_path: Path) -> None:
+    """While it is under way, and when it is over."""
+    async with whole_picker(tmp_path, pods(page(), page(queue=3))) as picker:
+        async with picker.stream() as stream:
+            await stream.ask(completion())
+            record = await found(picker)
+            assert record["summary"]["outcome"] == "under-way"
+            await stream.response_headers(served="127.0.0.1:1")
+            await stream.response_body(ANSWER, ends=True)
+            await stream.read(1)
+        summary = await over(picker)
+        assert summary["request_id"] == REQUEST_ID
+        assert (summary["outcome"], summary["status"]) == ("completed", 200)
+        assert summary["ttft_seconds"] is not None
+        record = await found(picker, REQUEST_ID)
+        assert (record["prompt_tokens"], record["completion_tokens"]) == (7, 10)
+        assert record["served_by"] == "127.0.0.1:1"
+        (profile,) = record["profiles"]
+        first, second = profile["candidates"]
+        assert profile["picked"] == [first["endpoint"]]
+        assert first["total"] > second["total"]
+        assert first["metrics_age_seconds"] is not None
+        assert {one["scorer"]: one["weight"] for one in first["scores"]} == dict.fromkeys(
+            (
+                "queue-scorer",
+                "kv-cache-utilization-scorer",
+                "prefix-cache-scorer",
+                "lora-affinity-scorer",
+            ),
+            1.0,
+        )
+
+
+async def refused_by_its_body(stream: GatewayStream) -> None:
+    await stream.ask(b"{")
+
+
+async def left_before_its_body(stream: GatewayStream) -> None:
+    await stream.request_headers()
+
+
+async def left_after_its_decision(stream: GatewayStream) -> None:
+    await stream.ask(completion())
+
+
+async def without_a_body(stream: GatewayStream) -> None:
+    await stream.request_headers(path="/v1/models", ends=True)
+    await stream.read(1)
+
+
+@pytest.mark.parametrize(
+    ("request_of", "outcome", "status"),
+    [
+        (refused_by_its_body, "refused", 400),
+        (left_before_its_body, "client-gone", None),
+        (left_after_its_decision, "client-gone", None),
+        (without_a_body, "client-gone", None),
+    ],
+)
+async def test_however_it_ends_a_request_leaves_one_record(
+    tmp_path: Path, request_of: Any, outcome: str, status: int | None
+) -> None:
+    """Whether it was decided or not; a proxy that resets the stream ends it in the middle."""
+    async with whole_picker(tmp_path, pods(page())) as picker:
+        stream = GatewayStream(picker.channel)
+        await request_of(stream)
+        if status is None:
+            stream.call.cancel()
+        else:
+            await stream.rest()
+        summary = await over(picker)
+        assert (summary["outcome"], summary["status"]) == (outcome, status)
+
+
+async def test_a_pool_without_endpoints_is_the_reason(tmp_path: Path) -> None:
+    """The words are those that the client was sent."""
+    async with whole_picker(tmp_path) as picker:
+        await picker.ask(completion())
+        refusal = (await found(picker))["refusal"]
+        assert (refusal["status"], refusal["code"]) == (503, "ServiceUnavailable")
+        assert refusal["reason"] == "rejected-no-endpoints"
+        assert RETRY_AFTER_HEADER not in refusal
+
+
+async def test_what_is_not_known_is_said_so(tmp_path: Path) -> None:
+    """404; also of what was remembered once."""
+    flags = ExplainFlags(decision_records=1)
+    async with whole_picker(tmp_path, pods(page()), explain=flags) as picker:
+        await picker.ask(completion(), {"x-request-id": "first"})
+        await picker.ask(completion(), {"x-request-id": "second"})
+
+        async def is_forgotten() -> bool:
+            return (await picker.get("/decisions/first"))[0] == 404
+
+        await until(is_forgotten)
+        assert (await found(picker))["summary"]["request_id"] == "second"
+
+
+async def test_nothing_is_remembered_where_nobody_wants_it(tmp_path: Path) -> None:
+    """`--decision-records 0`."""
+    flags = ExplainFlags(decision_records=0)
+    async with whole_picker(tmp_path, pods(page()), explain=flags) as picker:
+        await picker.ask(completion())
+        assert await listed(picker) == []
+        assert (await picker.get("/decisions/last"))[0] == 404
+
+
+@pytest.mark.parametrize("served", [None, "the other", "10.9.9.9:1"])
+async def test_clients_are_told_who_served_them_where_that_is_wanted(
+    tmp_path: Path, served: str | None
+) -> None:
+    """By the name of the endpoint; by its address when nobody knows its name."""
+    backends = pods(page(), page(queue=9))
+    flags = ExplainFlags(decision_header=True)
+    async with (
+        whole_picker(tmp_path, backends, explain=flags) as picker,
+        picker.stream() as stream,
+    ):
+        await stream.ask(completion())
+        second = backends[1].host_port
+        address = second if served == "the other" else served
+        names = {None: backends[0].name, second: backends[1].name, "10.9.9.9:1": "10.9.9.9:1"}
+        told = {"x-request-id": REQUEST_ID, "x-pointsman-endpoint": names[address]}
+        assert await stream.response_headers(served=address) == response_head(told)
+        await stream.response_body(ANSWER, ends=True)
+        await stream.read(1)
+
+
+async def test_the_configuration_in_use_is_told(tmp_path: Path) -> None:
+    """As it was written, with its defaults, and since when."""
+    async with whole_picker(tmp_path, pods(page())) as picker:
+        config = json.loads((await picker.get("/config"))[1])
+        assert config["source"] == "--config-text"
+        assert "lora-affinity-scorer" in config["written"]
+        assert "single-profile-handler" in config["effective"]
+        assert (config["last_error"], config["loaded_unix_seconds"] > 1e9) == (None, True)
