@@ -80,7 +80,7 @@ def summary(number: int, **changes: object) -> RecordSummary:
         "endpoint": f"default/worker-{number % 10 + 1}",
         "status": 200,
         "queue_seconds": 0.004 * (number % 4),
-        "decision_seconds": 0.00021,
+        "decision_seconds": 0.004 * (number % 4) + 0.00021,
         "ttft_seconds": 0.081,
         "seconds": 1.4,
     }

@@ -2,7 +2,7 @@
 
 import { byId, el, scrolling } from "./dom.js";
 import { badge, bar, stackedBar } from "./drawing.js";
-import { UNKNOWN, bytes, count, endpointName, moment, outcome, percent, plural, score, seconds } from "./format.js";
+import { UNKNOWN, bytes, count, deciding, endpointName, moment, outcome, percent, plural, score, seconds } from "./format.js";
 
 /** Show a request's record. */
 export function showExplanation(record) {
@@ -77,7 +77,7 @@ function facts(record) {
     ["Priority", count(summary.priority)],
     ["Size", bytes(record.size_bytes)],
     ["Waited in the queue", seconds(summary.queue_seconds)],
-    ["Deciding took", seconds(summary.decision_seconds)],
+    ["Deciding took", seconds(deciding(summary))],
     ["First token after", summary.ttft_seconds === null ? null : seconds(summary.ttft_seconds)],
     ["Over after", summary.seconds === null ? null : seconds(summary.seconds)],
     ["Destination", record.destination],

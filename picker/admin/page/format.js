@@ -95,6 +95,12 @@ export function isOver(summary) {
   return summary.outcome !== "waiting" && summary.outcome !== "under-way";
 }
 
+/** What deciding took, less the wait in the queue; null for what is not decided. */
+export function deciding(summary) {
+  if (summary.outcome === "waiting") return null;
+  return Math.max(0, summary.decision_seconds - summary.queue_seconds);
+}
+
 /** [kind, symbol, words] of how a request ended. */
 export function outcome(summary) {
   let [kind, symbol] = OUTCOMES[summary.outcome] ?? ["bad", "✕"];

@@ -2,7 +2,7 @@
 
 import { byId, cells, el, keep, setAttribute, setText } from "./dom.js";
 import { badge } from "./drawing.js";
-import { UNKNOWN, clock, count, endpointName, outcome, seconds } from "./format.js";
+import { UNKNOWN, clock, count, deciding, endpointName, outcome, seconds } from "./format.js";
 import { showCounts } from "./queues.js";
 
 export const LIMIT = 200;
@@ -57,7 +57,7 @@ function row(first) {
       one.fairness_id || UNKNOWN,
       count(one.priority),
       seconds(one.queue_seconds),
-      seconds(one.decision_seconds),
+      seconds(deciding(one)),
       seconds(one.ttft_seconds),
       seconds(one.seconds),
     ];

@@ -61,6 +61,10 @@ async def test_everything_is_shown(window: Browser, scene: Scene) -> None:
     )
     said = [" ".join(one.split()) for one in states]
     assert said[:4] == ["✕ ejected", "? on trial", "! suspect", "✓ healthy"]
+    heights = await window.run(
+        "[...document.querySelectorAll('#endpoints-rows .badge')].map((one) => one.offsetHeight)"
+    )
+    assert max(heights) < 30  # each in a line
     curves = await window.run(
         "[...document.querySelectorAll('#endpoints-rows .line')].map((one) => "
         "[one.getAttribute('d').length, one.getBoundingClientRect().width])"
@@ -102,6 +106,7 @@ async def test_a_request_is_explained(window: Browser, scene: Scene) -> None:
         "weight 2",
         "320 (50 %)",
         "21 ms",
+        "210 µs",  # the queue is told apart
         "the prompt is shorter than one block",
     ):
         assert words in text, words
