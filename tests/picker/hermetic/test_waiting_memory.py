@@ -1,0 +1,100 @@
+"""What requests that wait take of a whole picker's memory, and what the queue counts for them."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from parked_requests import Gateway, traced_bytes
+from waiting_requests import Scene, config, waiting_scene
+from whole_picker import until
+
+from picker.requestcontrol.parked import REQUEST_BYTES
+
+ONE_TEXT, CONVERSATION, COSTLY, TOKENS = "one text", "a conversation", "costly", "token ids"
+WARM_UP = 30  # what is made once, and what grows in large steps
+NO_CAPS = "  defaultPriorityBand: {maxBytes: 1G}"
+HEADERS_AND_NAMES = 4_000  # what is counted for those of these requests, at most
+
+
+def body(kind: str, size: int) -> bytes:
+    """About `size` bytes of JSON: `COSTLY` is what Python holds twenty times as much for."""
+    if kind == TOKENS:
+        return json.dumps({"model": "m", "prompt": list(range(1000, 1000 + size // 6))}).encode()
+    texts = [f"text {number:05}" for number in range(size // 45)]
+    messages = {
+        ONE_TEXT: [{"role": "user", "content": "ж" + "x" * (size - 80)}],
+        CONVERSATION: [{"role": "user", "content": text} for text in texts],
+        COSTLY: [{"role": "user", "content": [{} for _ in range(size // 4)]}],
+    }
+    asked = {"model": "m", "max_tokens": 8, "messages": messages[kind]}
+    return json.dumps(asked, ensure_ascii=False).encode()
+
+
+@pytest.fixture
+def tracing() -> Iterator[None]:
+    """What is allocated is written down."""
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
+
+
+async def fill(scene: Scene, gateway: Gateway, first: int, last: int) -> None:
+    """Have these requests wait, some of them at a time."""
+    for at in count(first, 8):
+        if at >= last:
+            return
+        upto = min(at + 8, last)
+        await gateway.send(at, upto)
+
+        async def all_wait(number: int = upto) -> bool:
+            return scene.picker.picker._requests.waiting == number
+
+        await until(all_wait)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "number", "buffered"),
+    [
+        (ONE_TEXT, 500, 300, True),
+        (ONE_TEXT, 16_000, 300, False),
+        (ONE_TEXT, 256_000, 40, True),
+        (CONVERSATION, 16_000, 100, True),
+        (CONVERSATION, 256_000, 20, False),
+        (COSTLY, 16_000, 50, True),
+        (TOKENS, 16_000, 100, False),
+    ],
+)
+async def test_the_queue_counts_no_less_than_is_held(
+    tmp_path: Path, tracing: None, kind: str, size: int, number: int, buffered: bool
+) -> None:
+    """Whatever a body is made of; what it is decoded to is not held, and little is added to it."""
+    async with waiting_scene(tmp_path, config(NO_CAPS)) as scene:
+        served = await scene.serve()
+        asked = body(kind, size)
+        gateway = Gateway([asked] * (WARM_UP + number), buffered)
+        await gateway.connect(scene.picker.ports.grpc)
+        await fill(scene, gateway, 0, WARM_UP)
+        before, counted_before = traced_bytes(), queued_bytes(scene)
+        await fill(scene, gateway, WARM_UP, WARM_UP + number)
+        held = (traced_bytes() - before) / number
+        counted = (queued_bytes(scene) - counted_before) / number
+        assert len(asked) < held <= counted
+        packed = 2 * len(asked) if kind == TOKENS else len(asked)
+        assert counted <= packed + REQUEST_BYTES + HEADERS_AND_NAMES
+        await gateway.close()
+        await scene.has_waiting(0)
+        assert traced_bytes() - before < held * number / 2
+        await served.end()
+        await scene.is_at_rest()
+
+
+def queued_bytes(scene: Scene) -> int:
+    """What the queue counts."""
+    return scene.picker.picker._requests.queues().queued_bytes

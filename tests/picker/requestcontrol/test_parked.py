@@ -1,0 +1,158 @@
+"""What is left of a request that waits, and what that is said to take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from held_gate import HeldGate, Pass
+from msgspec.structs import replace
+
+from picker.errors import RefusedError
+from picker.requestcontrol.parked import REQUEST_BYTES, held_bytes, parked
+from picker.types import (
+    Api,
+    FinishCause,
+    InferenceRequest,
+    MultiModalFeature,
+    ParsedBody,
+    RawRequest,
+)
+
+PATH = {":path": "/v1/completions", "x-request-id": "id-1"}
+BODY = b'{"model":"m","prompt":"p","max_tokens":7}'
+PAYLOAD = {"model": "m", "prompt": "p", "max_tokens": 7}
+
+
+def request(raw: RawRequest, **changes: Any) -> InferenceRequest:
+    """What a parser and the director make of it."""
+    made = InferenceRequest("id-1", raw.headers, ParsedBody(Api.COMPLETIONS, "m"), "m", "m")
+    return replace(made, size_bytes=len(raw.body or b""), **changes)
+
+
+def held(raw: RawRequest, **changes: Any) -> int:
+    """What is held of it."""
+    return held_bytes(request(raw, **changes), raw)
+
+
+@asynccontextmanager
+async def waiting(house: Any, gate: HeldGate, **plugins: Any) -> AsyncIterator[Any]:
+    """A request that waits at the gate: its exchange, and the task that routes it."""
+    house.use(gate=gate, **plugins)
+    exchange = house.director.begin()
+    routing = asyncio.get_running_loop().create_task(exchange.route(RawRequest(PATH, BODY)))
+    await gate.came.wait()
+    try:
+        yield exchange, routing
+    finally:
+        routing.cancel()
+        with suppress(asyncio.CancelledError, RefusedError):
+            await routing
+        exchange.finish(FinishCause.COMPLETED, 200)
+
+
+@pytest.mark.parametrize(
+    ("more", "at_least"),
+    [
+        ({"body": BODY + bytes(1000)}, 1000),
+        ({"headers": {**PATH, "x-long": "v" * 1000}}, 1000),
+        ({"headers": {**PATH, "n" * 1000: "v"}}, 1000),
+        ({"headers": {**PATH, "x-wide": "v" * 1000 + "🦙"}}, 4000),
+        ({"subset_hint": ["10.0.0.1:8000"] * 100}, 1300),
+    ],
+)
+def test_what_came_counts(more: dict[str, Any], at_least: int) -> None:
+    """In the width that Python holds it in."""
+    plain = {"headers": PATH, "body": BODY}
+    assert held(RawRequest(**{**plain, **more})) >= held(RawRequest(**plain)) + at_least
+
+
+def test_what_is_kept_of_the_decoded_counts() -> None:
+    """Names, token ids and images; an empty request still takes a stream."""
+    raw = RawRequest(PATH, b"")
+    least = held(raw)
+    assert least > REQUEST_BYTES
+    tokens = (bytes(4000), bytes(4000))
+    assert held(raw, prompts=tokens) >= least + 4000
+    features = ((MultiModalFeature("image", "h" * 64, 0, 10),) * 3,)
+    assert held(raw, features=features) >= least + 3 * 200
+    named = ParsedBody(Api.COMPLETIONS, model="m" * 3000, cache_salt="ж" * 1000)
+    assert held(raw, body=named) >= least + 5000
+
+
+def test_token_ids_that_two_name_are_held_once() -> None:
+    """A parser's prompts become the request's."""
+    raw, prompt = RawRequest(PATH, BODY), bytes(4000)
+    body = ParsedBody(Api.COMPLETIONS, "m", prompts=(prompt,))
+    assert held(raw, body=body, prompts=(prompt,)) == held(raw, body=body)
+
+
+def test_a_parked_request_says_what_is_held_of_it() -> None:
+    """And has no payload, but all that policies look at."""
+    raw = RawRequest(PATH, BODY)
+    asked = request(raw, body=ParsedBody(Api.COMPLETIONS, "m", payload=PAYLOAD), priority=3)
+    left = parked(asked, raw)
+    assert left.held_bytes == held(raw)
+    assert left == replace(
+        asked, body=replace(asked.body, payload=None), held_bytes=left.held_bytes
+    )
+
+
+async def test_what_a_body_says_is_there_again_after_the_wait(house: Any) -> None:
+    """Nobody has it meanwhile; scheduler and hooks see it as though there had been no wait."""
+    gate = HeldGate()
+    async with waiting(house, gate) as (_, routing):
+        ((_, shown),) = house.recorder.waiting
+        assert (shown.body.payload, shown.body.max_output_tokens) == (None, 7)
+        assert shown.held_bytes > shown.size_bytes == len(BODY)
+        gate.let_in("id-1")
+        decision = await routing
+        ((decided, _, _),) = house.scheduler.calls
+        assert (decided.body.payload, decided.held_bytes) == (PAYLOAD, 0)
+        assert decision.body is None
+
+
+async def test_who_was_promised_to_go_at_once_is_decoded_once(house: Any) -> None:
+    """Whatever the gate looks like by then."""
+
+    class Closing:
+        answers = [True, False]
+
+        @property
+        def is_open(self) -> bool:
+            return self.answers.pop(0)
+
+        async def admit(self, request: InferenceRequest, evict: object) -> Pass:
+            return Pass()
+
+    house.use(gate=Closing())
+    exchange = house.director.begin()
+    assert exchange.decides_at_once
+    await exchange.route(RawRequest(PATH, BODY))
+    exchange.finish(FinishCause.COMPLETED, 200)
+    ((_, shown),) = house.recorder.waiting
+    ((decided, _, _),) = house.scheduler.calls
+    assert shown.body is decided.body
+    assert (shown.body.payload, shown.held_bytes) == (PAYLOAD, 0)
+
+
+async def test_what_a_processor_has_put_into_a_body_is_kept(house: Any) -> None:
+    """It could not be made again."""
+
+    @dataclass
+    class Renaming:
+        def process(self, request: InferenceRequest) -> InferenceRequest:
+            payload = {**(request.body.payload or {}), "prompt": "another"}
+            return replace(request, body=replace(request.body, payload=payload))
+
+    gate = HeldGate()
+    async with waiting(house, gate, processors=(Renaming(),)) as (_, routing):
+        gate.let_in("id-1")
+        decision = await routing
+        ((decided, _, _),) = house.scheduler.calls
+        assert decided.body.payload["prompt"] == "another"
+        assert b'"another"' in decision.body
