@@ -105,6 +105,8 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let clients say which objective and which tenant a request is of",
     )
+    text = "let --config name plugins whose parameters may still change"
+    parser.add_argument("--allow-experimental-plugins", action="store_true", help=text)
     text = "processes of the picker that serve; more than 1 is for several threads of Envoy"
     parser.add_argument("--picker-processes", type=int, default=1, metavar="N", help=text)
     text = "write down every decision of the picker, for `pointsman replay`"
@@ -175,6 +177,7 @@ def _up(arguments: argparse.Namespace) -> int:
         routing=Mechanism(arguments.routing),
         buffer_request_body=arguments.request_body == "buffered",
         trust_control_headers=trust,
+        allow_experimental_plugins=arguments.allow_experimental_plugins,
         picker_processes=arguments.picker_processes,
         record=arguments.record,
         worker_args=tuple(shlex.split(arguments.worker_args)),

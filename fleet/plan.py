@@ -22,8 +22,8 @@ class Options:
     `model` is what `models.resolve_model` takes; None is the default model. `config` is the
     picker's configuration file, `record` where its decisions are written down. `objectives` are
     YAML documents, see `objectives.read_objectives`. `worker_args` are added to every worker's
-    command line. `buffer_request_body` and `trust_control_headers` are
-    those of `BootstrapConfig`.
+    command line. `buffer_request_body` and `trust_control_headers` are those of `BootstrapConfig`,
+    `allow_experimental_plugins` is the picker's flag.
     """
 
     workers: int = 2
@@ -37,6 +37,7 @@ class Options:
     routing: Mechanism = Mechanism.OVERRIDE_HOST
     buffer_request_body: bool = True
     trust_control_headers: bool = False
+    allow_experimental_plugins: bool = False
     picker_processes: int = 1
     record: Path | None = None
     worker_args: tuple[str, ...] = ()
@@ -159,6 +160,8 @@ def _picker(options: Options, site: Site, endpoints_path: Path) -> Program:
         argv += ["--record", str(options.record)]
     if options.config is not None:
         argv += ["--config-file", str(options.config)]
+    if options.allow_experimental_plugins:
+        argv.append("--allow-experimental-plugins")
     return Program("picker", tuple(argv), site.folder / "picker.log")
 
 

@@ -104,3 +104,10 @@ def test_a_recording_is_asked_of_the_picker() -> None:
     """By its own flag, and only where it is asked of the fleet."""
     assert flags(lay_out(record=Path("/tmp/r.jsonl")).picker.argv)["--record"] == "/tmp/r.jsonl"
     assert "--record" not in flags(lay_out().picker.argv)
+
+
+def test_experimental_plugins_are_asked_of_the_picker() -> None:
+    """Only when the user asks for them."""
+    flag = "--allow-experimental-plugins"
+    assert flag in lay_out(allow_experimental_plugins=True).picker.argv
+    assert flag not in lay_out().picker.argv

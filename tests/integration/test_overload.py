@@ -28,6 +28,16 @@ flowControl:
   maxRequests: {WAITING}
   saturationDetector: {{pluginRef: concurrency-detector}}
 """
+EVICTING = f"{CONFIG}  enableEviction: true\n"
+OBJECTIVES = "\n---\n".join(
+    f"""\
+apiVersion: llm-d.ai/v1alpha2
+kind: InferenceObjective
+metadata: {{name: {name}}}
+spec: {{priority: {priority}, poolRef: {{name: default}}}}
+"""
+    for name, priority in (("interactive", 10), ("batch", -5))
+)
 QUEUE = "llm_d_epp_flow_control_queue_size"
 LIMIT_SECONDS = 60
 
@@ -39,11 +49,14 @@ class Crowd:
         self.fleet = fleet
         self._session = session
 
-    async def ask(self, tokens: int = 12) -> tuple[int, Mapping[str, str], str]:
+    async def ask(
+        self, tokens: int = 12, objective: str = ""
+    ) -> tuple[int, Mapping[str, str], str]:
         """The status, headers and text of one answer."""
         body = {"prompt": "hello", "max_tokens": tokens, "ignore_eos": True, "model": "sim"}
         address = f"{self.fleet.url}/v1/completions"
         headers = {"x-llm-d-inference-fairness-id": "crowd"}
+        headers |= {"x-llm-d-inference-objective": objective} if objective else {}
         async with self._session.post(address, json=body, headers=headers) as reply:
             return reply.status, reply.headers, await reply.text()
 
@@ -74,12 +87,14 @@ class Crowd:
 
 
 @contextlib.asynccontextmanager
-async def crowded(folder: Path) -> AsyncIterator[Crowd]:
+async def crowded(folder: Path, config: str = CONFIG, objectives: str = "") -> AsyncIterator[Crowd]:
     """A fleet whose workers take one request each, in front of a queue of six."""
-    path = folder / "config.yaml"
-    path.write_text(CONFIG)
+    path, policies = folder / "config.yaml", folder / "objectives.yaml"
+    path.write_text(config)
+    policies.write_text(objectives)
     workers = "--max-num-seqs 1 --sim-decode-base-ms 50 --sim-decode-per-seq-ms 0"
     flags = ["--workers", str(WORKERS), "--config", str(path), "--trust-control-headers"]
+    flags += ["--allow-experimental-plugins", "--objectives", str(policies)] if objectives else []
     connector = aiohttp.TCPConnector(limit=0)
     async with (
         running_fleet(free_base_port(), *flags, "--worker-args", workers) as fleet,
@@ -123,3 +138,23 @@ async def test_clients_that_leave_the_queue_make_room(tmp_path: Path) -> None:
         assert (await after)[0] == 200
         assert [(await task)[0] for task in served] == [200] * WORKERS
         await crowd.is_at_rest()
+
+
+async def test_a_request_that_may_be_shed_is_stopped_for_a_better_one(tmp_path: Path) -> None:
+    """Its client is told so, and whoever it was stopped for is served in its place."""
+    async with crowded(tmp_path, EVICTING, objectives=OBJECTIVES) as crowd:
+        async with asyncio.TaskGroup() as group:
+            shed = [group.create_task(crowd.ask(400, "batch")) for _ in range(WORKERS)]
+            await crowd.until("llm_d_epp_request_running", WORKERS)
+            status, _, text = await crowd.ask(1, "interactive")
+            assert status == 200, text
+        answers = Counter(status for status, _, _ in map(asyncio.Task.result, shed))
+        assert answers == {429: 1, 200: WORKERS - 1}
+        (stopped,) = [one.result() for one in shed if one.result()[0] == 429]
+        assert stopped[1]["x-llm-d-request-dropped-reason"] == "evicted"
+        assert stopped[1]["retry-after"] == "1"
+        assert stopped[2] == "request evicted by flow control"
+        await crowd.is_at_rest()
+        told = "llm_d_epp_flow_control_revocations"
+        assert await crowd.series(f"{told}_issued_total", priority="10") == 1
+        assert await crowd.series(f"{told}_total", outcome="confirmed") == 1
