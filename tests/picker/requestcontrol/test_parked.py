@@ -120,11 +120,11 @@ async def test_who_was_promised_to_go_at_once_is_decoded_once(house: Any) -> Non
     """Whatever the gate looks like by then."""
 
     class Closing:
-        answers = [True, False]
+        answers = iter((True, False))
 
         @property
         def is_open(self) -> bool:
-            return self.answers.pop(0)
+            return next(self.answers)
 
         async def admit(self, request: InferenceRequest, evict: object) -> Pass:
             return Pass()
