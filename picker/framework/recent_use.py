@@ -1,6 +1,6 @@
 """Who has used how much of a pool lately, and who of them uses more than a fair share.
 
-Theory of operation. What a flow used counts the less the longer ago it was, by exp(−age / 10 s).
+Theory of operation. What a flow used counts the less the longer ago it was, by exp(−age / 3 s).
 Everything fades alike, so nothing is faded: what comes later counts more instead. A flow is active
 while anything of it waits or is under way, and for ten seconds more. It is within its share while
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from picker.framework.flow_heap import FlowHeap
 
+FADING_SECONDS = 3.0
 MEMORY_SECONDS = 10.0
 _MOST_FADED = 40.0  # exponents, until all that was used is scaled anew
 _TOLERANCE = 1.0 + 1e-9
@@ -30,6 +31,7 @@ class _Use:
     used: float = 0.0
     num_under_way: int = 0
     waits: bool = False
+    has_begun: bool = False
 
 
 class RecentUse:
@@ -38,7 +40,6 @@ class RecentUse:
     def __init__(self) -> None:
         self._active: dict[str, _Use] = {}
         self._idle: dict[str, float] = {}  # since when nothing of a flow waits or is under way
-        self._num_waiting = 0
         self._used = 0.0
         self._weights = 0.0
         self._by_use: FlowHeap[tuple[float]] = FlowHeap()  # flows that wait
@@ -55,7 +56,6 @@ class RecentUse:
         use = self._use(flow, weight)
         if not use.waits:
             use.waits = True
-            self._num_waiting += 1
             self._changed.add(flow)
 
     def waits_no_more(self, flow: str) -> None:
@@ -63,7 +63,6 @@ class RecentUse:
         use = self._active.get(flow)
         if use is not None and use.waits:
             use.waits = False
-            self._num_waiting -= 1
             self._by_use.remove(flow)
             self._rest(flow, use)
 
@@ -71,6 +70,7 @@ class RecentUse:
         """A request of `flow` is under way, for so many tokens."""
         use = self._use(flow, weight)
         use.num_under_way += 1
+        use.has_begun = True
         self._add(flow, use, tokens, now_seconds)
 
     def ended(self, flow: str, more_tokens: float, now_seconds: float) -> None:
@@ -82,12 +82,15 @@ class RecentUse:
             self._rest(flow, use)
 
     def within_share(self, first: str, now_seconds: float) -> str | None:
-        """A flow that waits and is within its share: `first` if that is, or if all active flows
-        wait, else the one that used least for its weight; None when none is.
+        """A flow that waits and is within its share: `first` if that is, else the one that used
+        least for its weight, of those that have used anything; None when none is.
+
+        So flows that are made up as time goes on never go before `first`, and cannot keep it from
+        its turn.
         """
         self._now = now_seconds
         self._forget_idle()
-        if self._num_waiting == len(self._active) or self._is_within_share(first):
+        if self._is_within_share(first):
             return first
         least = self._least()
         return least if least is not None and self._is_within_share(least) else None
@@ -100,8 +103,15 @@ class RecentUse:
             return
         self._idle.pop(flow, None)
         self._changed.discard(flow)
-        self._used = max(0.0, self._used - use.used) if self._active else 0.0
-        self._weights = self._weights - use.weight if self._active else 0.0
+        if 2 * use.used <= self._used and 2 * use.weight <= self._weights:
+            self._used -= use.used
+            self._weights -= use.weight
+        else:  # a small difference of large numbers would be wrong
+            self._add_up()
+
+    def _add_up(self) -> None:
+        self._used = sum(use.used for use in self._active.values())
+        self._weights = sum(use.weight for use in self._active.values())
 
     def _use(self, flow: str, weight: float) -> _Use:
         use = self._active.get(flow)
@@ -134,14 +144,14 @@ class RecentUse:
 
     def _is_within_share(self, flow: str) -> bool:
         use = self._active.get(flow)
-        if use is None:
+        if use is None or len(self._active) == 1:
             return True
         return use.used * self._weights <= self._used * use.weight * _TOLERANCE
 
     def _least(self) -> str | None:
         for flow in self._changed:
             use = self._active[flow]
-            if use.waits:
+            if use.waits and use.has_begun:
                 self._by_use.put(flow, (use.used / use.weight,))
         self._changed.clear()
         return self._by_use.first()
@@ -149,13 +159,13 @@ class RecentUse:
     def _scale(self) -> float:
         """What a token of now counts for."""
         self._forget_idle()
-        exponent = (self._now - self._began_at) / MEMORY_SECONDS
+        exponent = (self._now - self._began_at) / FADING_SECONDS
         if exponent <= _MOST_FADED:
             return math.exp(exponent)
         factor = math.exp(-min(exponent, 700.0))
         for use in self._active.values():
             use.used *= factor
-        self._used = sum(use.used for use in self._active.values())
+        self._add_up()
         self._changed.update(self._active)
         self._began_at = self._now
         return 1.0

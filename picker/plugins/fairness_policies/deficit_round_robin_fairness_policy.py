@@ -30,12 +30,11 @@ A flow that was there before goes to the front of its round, so that somebody wh
 waits for one request, not for everybody's turn; but once a round at most. One that is new starts in
 the next round, so that ids which are made up as the round goes on keep nobody from their turn.
 
-While the saturation is within `headroom` of the band's ceiling, only flows that have used no more
-than their share lately go (`RecentUse`: of tokens, as charged, in the last ten seconds or so), so
-that somebody who asks for little finds a place, and need not wait for the end of a request of
-somebody who asks for much. Room is kept only while there is somebody to keep it for: a flow that
-was active lately and has nothing waiting. So a tenant that is alone is never held back, and tenants
-who all want more than they get fill the pool, in turns.
+While the saturation is within `headroom` of the band's ceiling, only flows go that were charged no
+more than their share of the last seconds' tokens (`RecentUse`), out of turn if need be: so somebody
+who asks for little finds a place, and need not wait for the end of a request of somebody who asks
+for much. Room is kept for flows that were active in the last ten seconds. A tenant that is alone is
+never held back; of tenants who all want more than they get, the one that had less fills the pool.
 
 A selection takes amortised O(log n) of the flows that wait.
 """
