@@ -21,6 +21,7 @@ from picker.types import Endpoint, MultiModalFeature
 
 DIGEST_BYTES = 12
 MAX_REMEMBERED = 4096  # digests of values that come again and again
+MAX_REMEMBERED_LENGTH = 1024  # clients may send salts of megabytes, each another one
 DIGEST_MARK = "digest:"
 
 _PATH = ":path"
@@ -47,9 +48,10 @@ class Digests:
             data = text.encode(errors="surrogatepass")
             made = hashlib.blake2b(data, digest_size=DIGEST_BYTES, key=self._key)
             known = DIGEST_MARK + made.hexdigest()
-            if len(self._made) >= MAX_REMEMBERED:
-                self._made.clear()
-            self._made[text] = known
+            if len(text) <= MAX_REMEMBERED_LENGTH:
+                if len(self._made) >= MAX_REMEMBERED:
+                    self._made.clear()
+                self._made[text] = known
         return known
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 from picker.recording.privacy import Digests, HeaderPrivacy, bounded, private_features, readable
 from picker.types import Endpoint, MultiModalFeature
 
+LONG = 100_000
 POD = Endpoint("pod-1", "10.0.0.7", 8000, labels={"tier": "gold"})
 
 
@@ -31,6 +34,20 @@ def test_alike_values_stay_alike_and_others_apart() -> None:
     assert one.of({"other-header": "s1"})["other-header"] == first["x-session-id"]
     assert Digests().of("s1") != Digests().of("s1")
     assert one.of({"x-session-id": "  "}) == {"x-session-id": "  "}
+
+
+def test_long_values_are_not_kept() -> None:
+    """A client may send thousands of salts of a megabyte each; their digests are made anew."""
+    tracemalloc.start()
+    try:
+        digests = Digests(b"key")
+        made = {digests.of(f"{number}" * LONG) for number in range(10, 30)}
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(made) == 20
+    assert kept < LONG
+    assert digests.of("10" * LONG) in made
 
 
 def test_what_decisions_read_and_what_the_pool_says_stands_as_it_is() -> None:
