@@ -130,8 +130,11 @@ class RecordingFile:
         await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
 
     def _end(self, reason: str, now_seconds: float) -> None:
-        if not self.is_broken:
-            self._take(encoded(Stop(reason, now_seconds)))
+        line = encoded(Stop(reason, now_seconds))
+        claimed = self._progress.claimed_bytes + self._buffered_bytes
+        # There is always room for it, unless the file was full when it was opened.
+        if not self.is_broken and claimed + len(line) <= self._max_bytes:
+            self._take(line)
         self.hand_over()
         self._is_open = False
         self._series.active.set(0)

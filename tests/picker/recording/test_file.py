@@ -131,6 +131,16 @@ async def test_the_file_never_grows_beyond_its_size(
     assert path.stat().st_size <= 1000 + len(encoded(Stop("size", 1.0)))
 
 
+async def test_a_full_file_does_not_grow_with_every_start(tmp_path: Path) -> None:
+    """There is no room for a further run, nor for its last line."""
+    path = tmp_path / "r.jsonl"
+    await write(path, encoded(HEADER), LINE)
+    before = path.read_bytes()
+    for _ in range(3):
+        await write(path, encoded(HEADER), LINE, max_bytes=len(before))
+    assert path.read_bytes() == before
+
+
 async def test_lines_are_written_while_the_picker_runs(tmp_path: Path) -> None:
     """Without anybody waiting for them."""
     path = tmp_path / "r.jsonl"
