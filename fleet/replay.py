@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from fleet.top_text import Glyphs, clean
 from picker.config.watch import read_config_file
 from picker.errors import PickerError
 from picker.recording.comparison import Comparison, Tally
@@ -19,6 +20,7 @@ from picker.recording.replay import OtherConfig, Replay
 
 SAME, DIFFERENT, UNUSABLE = 0, 1, 2
 DEFAULT_LIMIT = 10
+_GLYPHS = Glyphs()
 
 Print = Callable[[str], None]
 
@@ -54,7 +56,7 @@ def replay_command(argv: Sequence[str], out: Console, err: Print) -> int:
         report = replayed(options.file, options.config, options.limit, options.experimental)
     except PickerError as error:
         for line in str(error).splitlines():
-            err(f"pointsman: {line}")
+            err(f"pointsman: {clean(line, _GLYPHS)}")
         return UNUSABLE
     if options.json:
         out.out(msgspec.json.format(msgspec.json.encode(report)).decode(), highlight=False)
@@ -108,10 +110,12 @@ def replayed(file: Path, config: Path | None, limit: int, experimental: bool) ->
 
 
 def show(report: Report, out: Console, limit: int) -> None:
-    """Print it: tables in a terminal, plain lines elsewhere."""
+    """Print it: tables in a terminal, plain lines elsewhere. What a recording says was chosen by
+    clients, or by whoever sent it: a terminal is shown it, and obeys none of it.
+    """
     comparison = report.comparison
     for line in _headline(report):
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
+        _print_line(line, out)
     for table in _tables(report, limit):
         if table.rows:
             out.print()
@@ -120,16 +124,19 @@ def show(report: Report, out: Console, limit: int) -> None:
         out.print()
         for one in comparison.differences:
             texts = "; ".join(one.texts)
-            line = f"line {one.line}, request {one.request_id}: {texts}"
-            out.print(line, markup=False, highlight=False, soft_wrap=True)
+            _print_line(f"line {one.line}, request {one.request_id}: {texts}", out)
         left = comparison.decisions - comparison.identical - len(comparison.differences)
         if left:
-            out.print(f"… and {left:,} more", highlight=False)
+            _print_line(f"… and {left:,} more", out)
     if report.notes:
         out.print()
     for text, count in report.notes.items():
         times = f" ({count:,} times)" if count > 1 else ""
-        out.print(f"note: {text}{times}", markup=False, highlight=False, soft_wrap=True)
+        _print_line(f"note: {text}{times}", out)
+
+
+def _print_line(text: str, out: Console) -> None:
+    out.print(clean(text, _GLYPHS), markup=False, highlight=False, soft_wrap=True)
 
 
 def _headline(report: Report) -> Iterable[str]:
@@ -180,21 +187,22 @@ def _tables(report: Report, limit: int) -> Iterable[Rows]:
 
 
 def _print_table(table: Rows, out: Console) -> None:
+    rows = [tuple(clean(cell, _GLYPHS) for cell in row) for row in table.rows]
     if out.is_terminal:
         shown = Table(title=table.title, title_justify="left")
         for index, column in enumerate(table.columns):
             right = bool(index) == table.numeric
             shown.add_column(column, justify="right" if right else "left")
-        for row in table.rows:
+        for row in rows:
             shown.add_row(*row)
         out.print(shown, markup=False, highlight=False)
         return
-    lines = [table.columns, *table.rows]
+    lines = [table.columns, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    out.print(table.title, markup=False, highlight=False)
+    _print_line(table.title, out)
     for line in lines:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
-        out.print(f"  {'  '.join(cells)}".rstrip(), markup=False, highlight=False, soft_wrap=True)
+        _print_line(f"  {'  '.join(cells)}".rstrip(), out)
 
 
 def _percent(part: int, whole: int) -> str:

@@ -56,6 +56,24 @@ def test_differences_are_listed_with_their_lines_and_status_1(
     assert any(line.startswith("… and ") for line in lines)
 
 
+def test_nothing_of_a_recording_is_obeyed_by_a_terminal(recording: Path, tmp_path: Path) -> None:
+    """Clients choose ids of requests, and whoever sends a recording chooses all of it."""
+    path = tmp_path / "changed.jsonl"
+    text = recording.read_text().replace('"waiting_requests":7', '"waiting_requests":6')
+    path.write_text(text.replace('"id":"', r'"id":"\u001b]0;owned\u0007\u009b2J'))
+    out = Console(file=io.StringIO(), width=100)
+    assert replay_command([str(path)], out, lambda _: None) == 1
+    printed = out.file.getvalue()  # type: ignore[attr-defined]
+    assert "owned" in printed
+    assert not {"\x1b", "\x07", "\x9b"} & set(printed)
+    broken = recording.read_text().replace("queue-scorer", "no-such-scorer")
+    path.write_text(broken.replace('"config_name":"', r'"config_name":"\u001b\u0007'))
+    errors: list[str] = []
+    assert replay_command([str(path)], out, errors.append) == 2
+    assert errors
+    assert "\x1b" not in "".join(errors)
+
+
 def test_another_configuration_shows_what_it_would_change(
     recording: Path, other: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
