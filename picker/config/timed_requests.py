@@ -182,11 +182,16 @@ class TimedSaturationDetector:
             return DEFAULT_SETTLE_SECONDS
         return self.inner.settle_seconds
 
+
+class TimedStalenessDetector(TimedSaturationDetector):
+    """One that also knows how much of what it says rests on old metrics."""
+
+    __slots__ = ()
+
     def stale(self, candidates: Sequence[Candidate], now_seconds: float) -> int:
-        """How many the inner detector judges without fresh metrics; 0 for one that needs none."""
-        if not isinstance(self.inner, JudgesStaleness):
-            return 0
-        return self.inner.stale(candidates, now_seconds)
+        """How many the inner detector judges without fresh metrics."""
+        inner = self.inner
+        return inner.stale(candidates, now_seconds) if isinstance(inner, JudgesStaleness) else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from picker.config.timed_requests import (
     TimedResponseProgress,
     TimedSaturationDetector,
     TimedScreener,
+    TimedStalenessDetector,
 )
 from picker.config.traced import (
     ASKING_SPANS,
@@ -41,6 +42,7 @@ from picker.config.traced import (
     TracedScorer,
     TracedStages,
 )
+from picker.framework.flow import JudgesStaleness
 from picker.framework.interfaces import (
     Admitter,
     AsyncDataProducer,
@@ -162,7 +164,9 @@ class Wrapping:
     def saturation(self, instance: Instance, plugin: SaturationDetector) -> TimedSaturationDetector:
         """A saturation detector."""
         watch, scope = self._measures("SaturationDetector", instance)
-        return TimedSaturationDetector(instance.name, plugin, watch, scope)
+        judges = isinstance(plugin, JudgesStaleness)
+        kind = TimedStalenessDetector if judges else TimedSaturationDetector
+        return kind(instance.name, plugin, watch, scope)
 
     def pre_requests(self) -> tuple[TimedPreRequest | TracedStages, ...]:
         """Pre-request hooks."""

@@ -11,6 +11,7 @@ from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.inflight import InflightLoad
+from picker.framework.flow import JudgesStaleness
 from picker.metrics import PickerMetrics
 from picker.requestcontrol.director import Director, Surroundings
 from picker.running.in_use import pipeline_of
@@ -84,3 +85,14 @@ async def test_wrappers_go_by_the_name_of_what_they_wrap() -> None:
         for wrapper in step:
             name = getattr(wrapper, "name", "")
             assert assembly.instances[name].plugin is getattr(wrapper, "inner", None)
+
+
+def test_only_a_detector_that_knows_of_old_metrics_says_so() -> None:
+    """Else a series would tell of one that needs none that nothing is old."""
+    knows, needs_none = (
+        assembled(case, PickerMetrics()).saturation
+        for case in ("flow_control_defaults", "flow_control_every_policy")
+    )
+    assert isinstance(knows, JudgesStaleness)
+    assert needs_none is not None
+    assert not isinstance(needs_none, JudgesStaleness)
