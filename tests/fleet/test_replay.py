@@ -66,8 +66,7 @@ def test_nothing_of_a_recording_is_obeyed_by_a_terminal(recording: Path, tmp_pat
     printed = out.file.getvalue()  # type: ignore[attr-defined]
     assert "owned" in printed
     assert not {"\x1b", "\x07", "\x9b"} & set(printed)
-    broken = recording.read_text().replace("queue-scorer", "no-such-scorer")
-    path.write_text(broken.replace('"config_name":"', r'"config_name":"\u001b\u0007'))
+    path.write_text(r'{"line":"\u001b]0;owned\u0007"}')
     errors: list[str] = []
     assert replay_command([str(path)], out, errors.append) == 2
     assert errors
