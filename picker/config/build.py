@@ -18,7 +18,11 @@ from picker.config.flow_control import plan_flow_control
 from picker.config.instances import Instance, PluginInstances
 from picker.config.load import LoadedConfig, load_config
 from picker.config.profiles import ProfilePlan, ProfilePlanner
-from picker.config.request_handling import plan_detector, plan_parsers
+from picker.config.request_handling import (
+    plan_detector,
+    plan_parsers,
+    warn_of_filtering_detector,
+)
 from picker.config.timed import TimedScheduler
 from picker.config.timed_requests import TimedScreener
 from picker.config.unsupported import check_supported
@@ -168,6 +172,7 @@ class _Builder:
         data_layer = plan_data_layer(self._config, plugins, findings)
         parsers = plan_parsers(self._config, plugins, self._registry, findings)
         detector = plan_detector(self._config, plugins, self._registry, findings)
+        warn_of_filtering_detector(plans, detector, findings)
         flow_control = plan_flow_control(self._config, plugins, self._registry, findings, detector)
         create_missing_producers(plugins, self._registry, findings)
         producers = producers_in_order(plugins, findings)

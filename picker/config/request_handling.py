@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from picker.config.findings import Findings
 from picker.config.instances import Instance, PluginInstances
+from picker.config.profiles import ProfilePlan
 from picker.config.schema import EndpointPickerConfig
 from picker.config.source import Path
 from picker.framework.interfaces import Parser, SaturationDetector
@@ -82,3 +85,16 @@ def plan_detector(
         findings.error(at, f"'{instance.name}' is not a saturation detector")
         return None
     return instance
+
+
+def warn_of_filtering_detector(
+    plans: Iterable[ProfilePlan], detector: Instance | None, findings: Findings
+) -> None:
+    """A detector among the plugins is a filter of the profile that nobody wrote, and a filter may
+    refuse what flow control would let wait, or let go.
+    """
+    for plan in plans:
+        filters = [] if plan.path else [part.instance for part in plan.filters]
+        if detector is not None and detector in filters:
+            text = f"'{detector.name}' is also a filter, for want of schedulingProfiles"
+            findings.warn(detector.path, text)
