@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from picker.datalayer.health import ProbeResult
+from picker.datalayer.health_watcher import ProbeResult
 from picker.label_caps import OVERFLOW, BoundedLabels
 from picker.metrics import PickerMetrics
 

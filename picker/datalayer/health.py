@@ -6,11 +6,14 @@ Every request that leaves for an endpoint is a `Visit`. The beginning of its res
 on the endpoint (`health_record.verdict_of`); a visit that ends without one has told nothing.
 
     HEALTHY --failure--> SUSPECT --enough failures in a row--> EJECTED
-    SUSPECT --success--> HEALTHY
+    SUSPECT --success of a request that left since--> HEALTHY
     EJECTED --the probe fails--> EJECTED, and the next probe waits twice as long
     EJECTED --any request that left since goes well--> ON_TRIAL
     ON_TRIAL --failure--> EJECTED, and the wait goes on from where it was, doubled
     ON_TRIAL --enough successes in a while--> HEALTHY
+
+A broken server goes on with what it began, so a success of a request that left before the first
+failure does not clear it, unless what left since stays out longer than a failure would.
 
 What a request finds that left before its endpoint was ejected, or came on trial, is stale and tells
 nothing: each of these changes begins an epoch, and a visit belongs to the one that it left in.
@@ -18,12 +21,12 @@ nothing: each of these changes begins an epoch, and a visit belongs to the one t
 A probe is a request of a client: the next one that may go to the endpoint, one at a time, and never
 two within a second. Whoever decides asks `probe` first, and then chooses among those `usable`.
 
-Failures come back later than requests are sent. So an endpoint with k failures in a row may have
-no more under way than the failures that are left to its ejection, and one that has not answered
-well since it joined or restarted no more than all of them: what it can spoil before it is ejected
-is that much, however many requests come at once. These are preferences among endpoints, not bounds:
-`usable` never leaves none of some. When all are held back it takes those that have done nothing,
-then those that are not ejected, then all.
+Failures come back later than requests are sent. So an endpoint with k failures in a row may have,
+of what left since the first, no more under way than the failures that are left to its ejection, and
+one that has not answered well since it joined or restarted no more than all of them: what it can
+spoil before it is ejected is that much, however many requests come at once. These are preferences
+among endpoints, not bounds: `usable` never leaves none of some. When all are held back it takes
+those that have done nothing, then those that are not ejected, then all.
 
 The proxy may have tried elsewhere before it answered. When it says who has served, and that is
 another endpoint of the pool, then the one that was picked has failed, and the answer is the
@@ -40,9 +43,7 @@ Pure: times are arguments, and so is what draws at random. One process remembers
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from random import Random
-from typing import Protocol
 
 import msgspec
 
@@ -51,22 +52,16 @@ from picker.datalayer.health_record import (
     Answer,
     EndpointRecord,
     EndpointState,
+    Finding,
     HealthSettings,
     Verdict,
     verdict_of,
 )
+from picker.datalayer.health_watcher import HealthWatcher, NoWatcher, ProbeResult
 from picker.types import Candidate, Endpoint, FinishCause
 
 UNSEEN_VISITS = 100
 _OUR_OWN = (FinishCause.REFUSED, FinishCause.EVICTED)  # the status is the picker's then
-
-
-class ProbeResult(Enum):
-    """What a probe has found."""
-
-    SUCCESS = "success"
-    FAILURE = "failure"
-    UNKNOWN = "unknown"  # it ended without a word about the endpoint
 
 
 class RememberedHealth(msgspec.Struct, frozen=True):
@@ -78,46 +73,20 @@ class RememberedHealth(msgspec.Struct, frozen=True):
     next_probe_seconds: float | None = None
 
 
-class HealthWatcher(Protocol):
-    """Told of what changes; must be quick and must not raise."""
-
-    def ejected(self, key: str, failures: int, wait_seconds: float) -> None:
-        """After so many failures in a row; the first probe is due after the wait."""
-        ...
-
-    def probed(self, key: str, result: ProbeResult) -> None:
-        """A probe of an ejected endpoint has found something, or has ended without."""
-        ...
-
-    def returned(self, key: str) -> None:
-        """It was ejected and is as good as any again."""
-        ...
-
-    def counted(self, num_ejected: int) -> None:
-        """So many are ejected now."""
-        ...
-
-
-class NoWatcher:
-    """Watches nothing."""
-
-    def ejected(self, key: str, failures: int, wait_seconds: float) -> None:
-        """Ignore."""
-
-    def probed(self, key: str, result: ProbeResult) -> None:
-        """Ignore."""
-
-    def returned(self, key: str) -> None:
-        """Ignore."""
-
-    def counted(self, num_ejected: int) -> None:
-        """Ignore."""
-
-
 class Visit:
     """One request at one endpoint. `ended` is called once; `responded` before it, at most once."""
 
-    __slots__ = ("_is_judged", "_memory", "_was_seen", "epoch", "host_port", "is_bare", "record")
+    __slots__ = (
+        "_is_judged",
+        "_memory",
+        "_was_seen",
+        "epoch",
+        "host_port",
+        "is_bare",
+        "left_at",
+        "record",
+        "suspicion",
+    )
 
     def __init__(
         self, memory: HealthMemory, record: EndpointRecord, host_port: str, is_bare: bool
@@ -125,8 +94,10 @@ class Visit:
         self._memory = memory
         self._is_judged = False
         self._was_seen = False
+        self.left_at = 0.0
         self.record = record
         self.epoch = record.epoch
+        self.suspicion = record.suspicion
         self.host_port = host_port
         self.is_bare = is_bare
 
@@ -134,6 +105,11 @@ class Visit:
     def is_current(self) -> bool:
         """Whether what it finds is news."""
         return self.record.epoch == self.epoch
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it left when its endpoint had failed already."""
+        return self.record.suspicion == self.suspicion
 
     def responded(self, answer: Answer, now_seconds: float) -> None:
         """The response has begun."""
@@ -233,8 +209,10 @@ class HealthMemory:
             if endpoint.key in self._members:
                 self._records[endpoint.key] = record
         visit = Visit(self, record, endpoint.host_port, is_bare)
+        visit.left_at = now_seconds
         record.under_way += 1
         if not record.is_as_good_as_any:
+            record.tried(now_seconds)
             if not is_bare and record.is_due(now_seconds):
                 record.probe_leaves(now_seconds)
                 self._probes[record.key] = visit
@@ -256,7 +234,7 @@ class HealthMemory:
         self._tell(visit, Verdict.TURNED_AWAY, now_seconds)
         other = self._records.get(served_by)
         if other is not None and other.state is not EndpointState.EJECTED:
-            self._apply(other, verdict_of(answer), now_seconds, visit.is_bare, is_probe=False)
+            self._apply(other, Finding(verdict_of(answer), visit.is_bare), now_seconds)
 
     def leave(self, visit: Visit, was_seen: bool, cause: FinishCause, now_seconds: float) -> None:
         """A visit is over."""
@@ -264,6 +242,8 @@ class HealthMemory:
         if visit.is_current:
             record.under_way -= 1
         if not record.is_as_good_as_any:
+            if visit.is_current and visit.is_late:
+                record.tried_ends()
             if self._probes.get(record.key) is visit:
                 self._probe_over(record, ProbeResult.UNKNOWN)
             if visit.is_current and record.settle(now_seconds, self._draw):
@@ -324,28 +304,26 @@ class HealthMemory:
         record = visit.record
         if verdict is Verdict.SUCCESS and record.is_as_good_as_any:
             return  # as nearly always
-        is_probe = self._probes.get(record.key) is visit
         if visit.is_current:
-            self._apply(record, verdict, now, visit.is_bare, is_probe)
+            is_probe = self._probes.get(record.key) is visit
+            took = now - visit.left_at
+            self._apply(record, Finding(verdict, visit.is_bare, is_probe, visit.is_late, took), now)
 
-    def _apply(
-        self, record: EndpointRecord, verdict: Verdict, now: float, is_bare: bool, is_probe: bool
-    ) -> None:
-        if verdict is Verdict.SUCCESS and not is_bare:
-            self._succeed(record, now, is_probe)
-        elif verdict in (Verdict.FAILURE, Verdict.TURNED_AWAY):
-            turned_away = verdict is Verdict.TURNED_AWAY
-            if record.failed(now, turned_away, is_probe, self._draw):
+    def _apply(self, record: EndpointRecord, finding: Finding, now: float) -> None:
+        if finding.verdict is Verdict.SUCCESS and not finding.is_bare:
+            self._succeed(record, finding, now)
+        elif finding.verdict in (Verdict.FAILURE, Verdict.TURNED_AWAY):
+            if record.failed(finding, now, self._draw):
                 self._note_ejection(record, now)
-            elif is_probe:
+            elif finding.is_probe:
                 self._probe_over(record, ProbeResult.FAILURE)
         self._refresh(record)
 
-    def _succeed(self, record: EndpointRecord, now: float, is_probe: bool) -> None:
+    def _succeed(self, record: EndpointRecord, finding: Finding, now: float) -> None:
         before = record.state
-        if is_probe:
+        if finding.is_probe:
             self._probe_over(record, ProbeResult.SUCCESS)
-        record.succeeded(now)
+        record.succeeded(finding, now)
         if before is EndpointState.EJECTED:
             self._probes.pop(record.key, None)  # of which nobody waits for the answer any more
         if before is EndpointState.ON_TRIAL and record.state is EndpointState.HEALTHY:

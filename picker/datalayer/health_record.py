@@ -46,6 +46,18 @@ class Answer(msgspec.Struct, frozen=True):
     reached_nobody: bool = False
 
 
+class Finding(msgspec.Struct, frozen=True):
+    """What one request has found. `is_late` if it left when the endpoint had failed already;
+    `took_seconds` is from then to the answer.
+    """
+
+    verdict: Verdict
+    is_bare: bool = False
+    is_probe: bool = False
+    is_late: bool = True
+    took_seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class HealthSettings:
     """When an endpoint is ejected, and how it comes back; counts and seconds.
@@ -55,7 +67,8 @@ class HealthSettings:
     `longest_wait_seconds`, and are drawn up to `jitter` longer. A probe that has not been answered
     for `probe_patience_seconds` does not keep the next one waiting. On trial an endpoint has at
     most `trial_requests` under way, until so many have gone well and `trial_seconds` have passed.
-    One that has been back for `steady_seconds` is ejected as if for the first time.
+    One that has been back for `steady_seconds` is ejected as if for the first time. A request that
+    is out for `silence_seconds`, and for as long as a failure took, is taken not to fail.
     """
 
     failures: int = 3
@@ -68,6 +81,7 @@ class HealthSettings:
     trial_seconds: float = 2.0
     steady_seconds: float = 30.0
     probe_gap_seconds: float = 1.0
+    silence_seconds: float = 0.1
 
 
 def verdict_of(answer: Answer) -> Verdict:
@@ -89,20 +103,26 @@ class EndpointRecord:
     """Owns what is remembered of one endpoint since it joined or restarted.
 
     `epoch` counts the changes that make the answers to earlier requests stale news; `under_way` are
-    the requests of this epoch that have not ended. `probe_left_at` is set while a probe is out.
+    the requests of this epoch that have not ended. `suspicion` counts the times that it became a
+    suspect: what left since is late. `probe_left_at` is set while a probe is out.
     """
 
     __slots__ = (
+        "_early_failures",
+        "_late_failures",
+        "_num_tried",
         "_settings",
+        "_silent_seconds",
+        "_tried_since",
         "ejections",
         "epoch",
-        "failures",
         "is_proven",
         "key",
         "next_probe_at",
         "probe_left_at",
         "returned_at",
         "state",
+        "suspicion",
         "trial_since",
         "trial_successes",
         "turned_away",
@@ -116,7 +136,12 @@ class EndpointRecord:
         self.state = EndpointState.HEALTHY
         self.epoch = 0
         self.under_way = 0
-        self.failures = 0  # in a row
+        self.suspicion = 0
+        self._early_failures = 0  # in a row, of what left before the first of them was known
+        self._late_failures = 0  # in a row, of what left since
+        self._num_tried = 0  # late ones under way
+        self._tried_since: float | None = None  # while there are any, when the first left
+        self._silent_seconds = 0.0  # so long none of them may be out that fails as the first did
         self.turned_away = False  # whether the last one may have been for want of room
         self.is_proven = False  # whether it has answered well
         self.ejections = 0
@@ -128,6 +153,12 @@ class EndpointRecord:
         self.returned_at: float | None = None  # when it was last ejected and came back
 
     @property
+    def failures(self) -> int:
+        """In a row. What made it a suspect counts until it is cleared."""
+        at_least = 1 if self.state is EndpointState.SUSPECT else 0
+        return max(self._early_failures, at_least) + self._late_failures
+
+    @property
     def is_as_good_as_any(self) -> bool:
         """Whether it has answered well and nothing is held against it: it is never held back."""
         return self.is_proven and self.state is EndpointState.HEALTHY
@@ -135,9 +166,10 @@ class EndpointRecord:
     def is_held_back(self, sees_responses: bool) -> bool:
         """Whether it should be sent no request while others can take it.
 
-        With k failures in a row it may have the `failures` that eject it less k under way, so that
-        more failures than these never come of sending on before the answers are there. So may one
-        that has not answered well yet (k = 0), unless no response is ever seen.
+        With k failures in a row it may have the `failures` that eject it less k under way, of what
+        left since the first, so that more failures than these never come of sending on before the
+        answers are there. So may one that has not answered well yet (k = 0; all that is under way
+        counts), unless no response is ever seen.
         """
         settings = self._settings
         if self.state is EndpointState.EJECTED:
@@ -145,7 +177,8 @@ class EndpointRecord:
         if self.state is EndpointState.ON_TRIAL:
             return self.under_way >= settings.trial_requests
         if self.state is EndpointState.SUSPECT:
-            return self.under_way + self.failures >= settings.failures
+            under_way = self._num_tried if self.is_proven else self.under_way
+            return under_way + self.failures >= settings.failures
         return sees_responses and not self.is_proven and self.under_way >= settings.failures
 
     def is_due(self, now: float) -> bool:
@@ -160,43 +193,62 @@ class EndpointRecord:
         self.probe_left_at = now
         self.next_probe_at = now + max(self.wait_seconds, self._settings.probe_gap_seconds)
 
-    def succeeded(self, now: float) -> None:
+    def tried(self, now: float) -> None:
+        """A request leaves for it while something is held against it, or nothing known of it."""
+        if self._num_tried == 0:
+            self._tried_since = now
+        self._num_tried += 1
+
+    def tried_ends(self) -> None:
+        """A late request has ended."""
+        self._num_tried -= 1
+        if self._num_tried == 0:
+            self._tried_since = None
+
+    def succeeded(self, finding: Finding, now: float) -> None:
         """It has answered well a request of this epoch."""
         if self.state is EndpointState.EJECTED:
             self._next_epoch(EndpointState.ON_TRIAL)
             self.trial_since = now
             self.trial_successes = 1
-            self.failures = 0
-            self.is_proven = True
+            self._clear()
         elif self.state is EndpointState.ON_TRIAL:
             self.trial_successes += 1
             if self._has_stood_trial(now):
                 self.state = EndpointState.HEALTHY
                 self.returned_at = now
-        else:
+        elif finding.is_late or not self.is_proven or self._is_silent(now):
             self.state = EndpointState.HEALTHY
-            self.failures = 0
-            self.is_proven = True
+            self._clear()
+        else:
+            self._early_failures = 0
 
-    def failed(
-        self, now: float, turned_away: bool, is_probe: bool, draw: Callable[[], float]
-    ) -> bool:
+    def failed(self, finding: Finding, now: float, draw: Callable[[], float]) -> bool:
         """It has failed a request of this epoch; whether that ejects it.
 
         `draw` says, from 0 to 1, how much of what a wait may be longer this one is.
         """
-        self.failures += 1
         if self.state is EndpointState.EJECTED:
-            if is_probe:
+            self._late_failures += 1
+            if finding.is_probe:
                 self._wait_longer()
                 self._put_off(now, draw)
             return False
-        self.turned_away = turned_away
+        self.turned_away = finding.verdict is Verdict.TURNED_AWAY
         if self.state is EndpointState.ON_TRIAL:
+            self._late_failures += 1
             self._wait_longer()
             self._eject(now, draw)
             return True
-        self.state = EndpointState.SUSPECT
+        if self.state is EndpointState.HEALTHY:
+            self._suspect()
+            self._early_failures = 1
+        elif finding.is_late:
+            self._late_failures += 1
+        else:
+            self._early_failures += 1
+        silent = max(finding.took_seconds, self._settings.silence_seconds)
+        self._silent_seconds = max(self._silent_seconds, silent)
         return self.settle(now, draw)
 
     def settle(self, now: float, draw: Callable[[], float]) -> bool:
@@ -223,6 +275,8 @@ class EndpointRecord:
         settings = self._settings
         if self.under_way < 0 or self.failures < 0:
             raise AssertionError(f"{self.key}: {self.under_way} under way, {self.failures} failed")
+        if self.state is EndpointState.SUSPECT and not 0 <= self._num_tried <= self.under_way:
+            raise AssertionError(f"{self.key}: {self._num_tried} late of {self.under_way}")
         is_blamed = {EndpointState.HEALTHY: False, EndpointState.SUSPECT: True}.get(self.state)
         if is_blamed is not None and is_blamed != (self.failures > 0):
             raise AssertionError(f"{self.key}: {self.failures} failures while {self.state.value}")
@@ -231,12 +285,30 @@ class EndpointRecord:
         if self.probe_left_at is not None and self.state is not EndpointState.EJECTED:
             raise AssertionError(f"{self.key}: a probe is out while it is {self.state.value}")
 
+    def _suspect(self) -> None:
+        self.state = EndpointState.SUSPECT
+        self.suspicion += 1
+        self._num_tried = 0
+        self._tried_since = None
+        self._silent_seconds = 0.0
+
+    def _clear(self) -> None:
+        self._early_failures = self._late_failures = 0
+        self.is_proven = True
+
+    def _is_silent(self, now: float) -> bool:
+        """Whether a late request is out longer than it would be if it failed."""
+        since = self._tried_since
+        quiet = since is not None and now - since >= self._silent_seconds
+        return quiet and not self._late_failures
+
     def _has_stood_trial(self, now: float) -> bool:
         settings = self._settings
         lasted = now - self.trial_since >= settings.trial_seconds
         return lasted and self.trial_successes >= settings.trial_successes
 
     def _eject(self, now: float, draw: Callable[[], float]) -> None:
+        self._early_failures, self._late_failures = 0, self.failures
         self._next_epoch(EndpointState.EJECTED)
         self.ejections += 1
         self._put_off(now, draw)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from random import Random
 
 from picker.datalayer.datastore import EndpointChanges
-from picker.datalayer.health import HealthMemory, ProbeResult, RememberedHealth, Visit
+from picker.datalayer.health import HealthMemory, RememberedHealth, Visit
 from picker.datalayer.health_record import Answer, EndpointState, HealthSettings
+from picker.datalayer.health_watcher import ProbeResult
 from picker.types import Candidate, Endpoint, FinishCause
 
 

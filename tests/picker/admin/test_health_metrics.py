@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from picker.admin.health_metrics import MAX_LINES, WINDOW_SECONDS, HealthMetrics
-from picker.datalayer.health import ProbeResult
+from picker.datalayer.health_watcher import ProbeResult
 from picker.label_caps import MAX_NAMES
 from picker.metrics import PickerMetrics
 

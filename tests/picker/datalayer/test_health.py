@@ -8,8 +8,9 @@ import pytest
 from health_scene import Scene, endpoint
 
 from picker.datalayer.datastore import EndpointChanges
-from picker.datalayer.health import UNSEEN_VISITS, ProbeResult
+from picker.datalayer.health import UNSEEN_VISITS
 from picker.datalayer.health_record import Answer, EndpointState, HealthSettings
+from picker.datalayer.health_watcher import ProbeResult
 from picker.types import Candidate, FinishCause
 
 EJECTED, HEALTHY = EndpointState.EJECTED, EndpointState.HEALTHY
