@@ -6,6 +6,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
+import pytest
 from health_loop import Load, Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -65,15 +66,15 @@ def test_an_endpoint_that_turns_bad_gets_no_more_than_it_had(rng: Any) -> None:
     assert len(later) <= 3 + 2  # as many as eject it, and its probes
 
 
-def test_random_errors_do_not_eject() -> None:
-    """An endpoint that fails one request in ten keeps most of its share."""
-    draws = Random(5)
-    loop = Loop(4, Random(6), lambda n, _: 500 if n == 0 and draws.random() < 0.1 else 200)
+@pytest.mark.parametrize("seed", range(4))
+def test_random_errors_do_not_eject(seed: int) -> None:
+    """An endpoint that fails a few requests in a hundred keeps nearly all of its share."""
+    draws = Random(seed)
+    loop = Loop(4, Random(seed + 6), lambda n, _: 500 if n == 0 and draws.random() < 0.03 else 200)
     loop.run(20.0)
+    assert loop.scene.watcher.ejections == []
     share = len(loop.received[0]) / sum(map(len, loop.received))
-    assert share >= 0.17
-    failed = sum(status == 500 for _, status in loop.statuses)
-    assert failed / len(loop.statuses) <= 1.5 * 0.1 / 4
+    assert share >= 0.2
 
 
 def test_one_that_flaps_is_sent_little() -> None:
