@@ -223,7 +223,8 @@ class _Session:
         try:
             return await self._exchange.route(request)
         except RefusedError as refusal:
-            return refusal
+            # Its frames hold the request, and who holds it; nobody is to wait for the collector.
+            return refusal.with_traceback(None)
         except Exception:
             log.exception("routing failed")
             return RefusedError(Code.INTERNAL, "the endpoint picker failed; see its log")

@@ -77,4 +77,5 @@ class FlowTicket:
         """It is over, and counts as under way nowhere any more."""
         if not self.is_closed:
             self.is_closed = True
+            self.evict = None  # it holds all that there was of the request, this ticket included
             self._office.ticket_closed(self, usage)
