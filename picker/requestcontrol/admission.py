@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -20,19 +21,26 @@ PREFER = "prefer"
 IF_AVAILABLE = "if-available"
 FULL = 1.0
 RETRY_AFTER_SECONDS = 1  # the least that can be said
+MAX_FAIRNESS_ID = 256  # characters
+_KEPT = 64
 # Possessive, and content with a quotation without an end: else what a client writes takes the
 # square of its length to read.
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.?)*+"?', re.DOTALL)
 
 
 def identify(request: InferenceRequest, processors: Sequence[RequestProcessor]) -> InferenceRequest:
-    """`request` as the processors make it, with the fairness id of its header where it has one."""
+    """`request` as the processors make it, with the fairness id of its header where it has one.
+
+    Of an id that is longer than `MAX_FAIRNESS_ID`, its beginning and a digest stand for it: flow
+    control remembers thousands of them, and clients choose them.
+    """
     for processor in processors:
         request = processor.process(request)
-    named = first_of(request.headers, FAIRNESS_ID)
-    if named and named != request.fairness_id:
-        return replace(request, fairness_id=named)
-    return request
+    named = first_of(request.headers, FAIRNESS_ID) or request.fairness_id
+    if len(named) > MAX_FAIRNESS_ID:
+        digest = hashlib.sha256(named.encode(errors="surrogatepass")).hexdigest()
+        named = f"{named[:_KEPT]}…{digest}"
+    return request if named == request.fairness_id else replace(request, fairness_id=named)
 
 
 def refuse_if_sheddable(

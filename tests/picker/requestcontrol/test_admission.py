@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes, DataKey
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.requestcontrol.admission import prefers_if_available
+from picker.requestcontrol.admission import MAX_FAIRNESS_ID, prefers_if_available
 from picker.requestcontrol.director import RequestPolicies
 from picker.types import Candidate, FinishCause, InferenceRequest, RawRequest
 
@@ -133,6 +133,18 @@ async def test_a_request_is_from_whom_its_header_says_else_a_processor(
     assert house.scheduler.calls[0][0].fairness_id == expected
     exchange.finish(FinishCause.COMPLETED)
     assert house.recorder.outcomes[0].fairness_id == expected
+
+
+async def test_a_fairness_id_without_end_is_told_apart_and_not_kept(house: Any) -> None:
+    """Clients choose them, and thousands are remembered."""
+    told = []
+    for name in ("x" * 60_000, "x" * 60_000 + "y", "x" * MAX_FAIRNESS_ID):
+        exchange, _ = await house.route(raw(x_llm_d_inference_fairness_id=name))
+        told.append(house.scheduler.calls[-1][0].fairness_id)
+        exchange.finish(FinishCause.COMPLETED)
+    assert len(set(told)) == 3
+    assert max(map(len, told)) == MAX_FAIRNESS_ID
+    assert all(name.startswith("xxx") for name in told)
 
 
 @pytest.mark.parametrize(
