@@ -10,7 +10,8 @@ A program is a fairness id, whatever the priorities of its requests.
 
 The greatest score goes first, of equal ones the least id. A program of which nothing was heard for
 `evictionTtlSeconds`, or whose service has faded to less than a token, is forgotten at one of the
-sweeps, `evictionSweepSeconds` apart.
+sweeps, `evictionSweepSeconds` apart. Of more than 50,000 the one that was not seen for longest is,
+at once.
 
 Scores are relative, so a selection looks at all flows that wait: O(n), once after each change. With
 thousands of flows another policy does better.
@@ -19,6 +20,7 @@ thousands of flows another policy does better.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -30,6 +32,7 @@ from picker.types import Usage
 COMPLETION_WEIGHT = 2
 LEAST_SERVICE_TOKENS = 1.0
 EVEN = 0.5
+MAX_PROGRAMS = 50_000  # clients can invent them faster than they are swept
 _MAX_HALVINGS = 60.0  # until all services are scaled anew
 
 
@@ -63,7 +66,7 @@ class ProgramLedger:
 
     def __init__(self, parameters: ProgramAwareFairnessParameters) -> None:
         self._parameters = parameters
-        self._programs: dict[str, _Program] = {}
+        self._programs: OrderedDict[str, _Program] = OrderedDict()  # as they were seen last
         self._begun_at_seconds: float | None = None
         self._last_halvings = 0.0
         self._swept_at_seconds = -math.inf
@@ -100,6 +103,9 @@ class ProgramLedger:
     def _seen(self, name: str, now_seconds: float) -> _Program:
         program = self._programs.setdefault(name, _Program(now_seconds))
         program.seen_at_seconds = now_seconds
+        self._programs.move_to_end(name)
+        if len(self._programs) > MAX_PROGRAMS:
+            self._programs.popitem(last=False)
         return program
 
     def _halvings(self, now_seconds: float) -> float:
@@ -124,12 +130,12 @@ class ProgramLedger:
         least = LEAST_SERVICE_TOKENS * 2.0 ** self._halvings(now_seconds)
         since = now_seconds - chosen.eviction_ttl_seconds
         just_now = now_seconds - chosen.las_half_life_seconds
-        self._programs = {
-            name: one
+        self._programs = OrderedDict(
+            (name, one)
             for name, one in self._programs.items()
             if one.seen_at_seconds > since
             and (one.service >= least or one.seen_at_seconds > just_now)
-        }
+        )
 
 
 class ProgramAwareBand:

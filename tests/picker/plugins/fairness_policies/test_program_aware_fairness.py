@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.framework.flow import SharesByProgram
+from picker.framework.flow import QueuedRequest, SharesByProgram
 from picker.plugins.fairness_policies.program_aware_fairness import (
+    MAX_PROGRAMS,
     PLUGIN,
     ProgramAwareFairness,
     ProgramAwareFairnessParameters,
 )
-from picker.types import Usage
+from picker.types import Api, InferenceRequest, ParsedBody, Usage
 
 HALF_LIFE = 60.0
 
@@ -184,3 +185,17 @@ def test_values_that_make_no_sense_are_refused(
     """When the picker starts."""
     with pytest.raises(ValueError, match=r"Seconds|Weight|enum"):
         configured(PLUGIN, parameters)
+
+
+def test_programs_that_are_made_up_do_not_fill_the_memory() -> None:
+    """Those of which nothing was heard for longest are forgotten before their time."""
+    policy = _policy()
+    band = policy.for_band(0)
+    for number in (*range(MAX_PROGRAMS), 0, MAX_PROGRAMS, MAX_PROGRAMS + 1):
+        body = ParsedBody(Api.RAW, "m")
+        request = InferenceRequest("r", {}, body, "m", "m", fairness_id=f"p{number}")
+        band.dispatched(QueuedRequest(request, number, 0.0), 0.0)
+    shares = policy.program_shares()
+    assert len(shares) == MAX_PROGRAMS
+    assert "p0" in shares
+    assert not {"p1", "p2"} & shares.keys()
