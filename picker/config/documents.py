@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -44,7 +45,7 @@ def as_plain(loader: yaml.SafeLoader, root: yaml.Node, name: str, findings: Find
     Duplicate keys and what JSON cannot say become findings. Raises `InvalidConfigError` for values
     that aliases multiply beyond all bounds.
     """
-    _refuse_multiplied(root, name)
+    refuse_multiplied(root, name)
     # Before the construction, which writes merged keys into the nodes beside others.
     _tell_duplicates(root, name, findings)
     return as_json(constructed(loader, root), (), findings)
@@ -56,6 +57,29 @@ def constructed(loader: yaml.SafeLoader, root: yaml.Node) -> Any:
         return loader.construct_document(root)
     except (AttributeError, LookupError, TypeError) as error:
         raise ValueError("a value does not fit the tag before it") from error
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicateKey:
+    """A key at `mark` that its mapping has already, in the line `first_line` (from one)."""
+
+    key: str
+    mark: yaml.Mark
+    first_line: int
+
+
+def duplicate_keys(root: yaml.Node) -> Iterator[DuplicateKey]:
+    """YAML parsers let a later duplicate key win silently; here it is an error.
+
+    To be asked before the construction, which writes merged keys into the nodes beside others.
+    """
+    for node in _mappings(root):
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            text, mark = str(key.value), key.start_mark
+            if text in seen:
+                yield DuplicateKey(text, mark, seen[text])
+            seen.setdefault(text, mark.line + 1)
 
 
 def unusable(name: str, text: str, mark: yaml.Mark | None = None) -> InvalidConfigError:
@@ -77,8 +101,10 @@ def _problem(error: yaml.MarkedYAMLError, content: bytes) -> str:
     return f"{error.context}, {problem}" if halves else problem
 
 
-def _refuse_multiplied(root: yaml.Node, name: str) -> None:
-    """Aliases can make a small file stand for a value without end; raise for one."""
+def refuse_multiplied(root: yaml.Node, name: str) -> None:
+    """Aliases can make a small file stand for a value without end, and merges of them make it when
+    it is constructed. Raises `InvalidConfigError` for one.
+    """
     sizes: dict[int, int] = {}
     under_way: set[int] = set()
 
@@ -104,16 +130,10 @@ def _parts(node: yaml.Node) -> Iterator[yaml.Node]:
 
 
 def _tell_duplicates(root: yaml.Node, name: str, findings: Findings) -> None:
-    """YAML parsers let a later duplicate key win silently; here it is an error."""
-    for node in _mappings(root):
-        seen: dict[str, int] = {}
-        for key, _ in node.value:
-            text, mark = str(key.value), key.start_mark
-            if text in seen:
-                said = f"duplicate key, first in line {seen[text]}"
-                line, column = mark.line + 1, mark.column + 1
-                findings.add(Finding(Severity.ERROR, said, name, line, column, text))
-            seen.setdefault(text, mark.line + 1)
+    for one in duplicate_keys(root):
+        said = f"duplicate key, first in line {one.first_line}"
+        line, column = one.mark.line + 1, one.mark.column + 1
+        findings.add(Finding(Severity.ERROR, said, name, line, column, one.key))
 
 
 def _mappings(root: yaml.Node) -> Iterator[yaml.MappingNode]:

@@ -8,6 +8,7 @@ warning. JSON is YAML too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -16,7 +17,14 @@ import msgspec
 import yaml
 
 from picker.config.decode import decode
-from picker.config.documents import as_plain, constructed, unusable, yaml_loader
+from picker.config.documents import (
+    as_plain,
+    constructed,
+    duplicate_keys,
+    refuse_multiplied,
+    unusable,
+    yaml_loader,
+)
 from picker.config.findings import MAX_FINDINGS, Finding, Findings, Severity
 from picker.config.source import Path, Source
 from picker.datalayer import policy_objects
@@ -35,6 +43,8 @@ from picker.errors import ConfigError
 
 LIST_KIND = "List"
 _LIST_API_VERSION = "v1"
+_ENDPOINTS = "endpoints"
+_SECOND_LIST = "a second list of endpoints, where only one may be"
 _SHOWN_LENGTH = 60
 _NULL_TAG = "tag:yaml.org,2002:null"
 
@@ -134,10 +144,12 @@ class _Reading:
     def _read_document(self, loader: yaml.SafeLoader, root: yaml.Node) -> None:
         source = Source(self._name, root)
         if not _has_key(root, "kind"):
-            self._read_endpoints(constructed(loader, root), source)
+            self._read_endpoints(loader, source)
             return
         findings = self._room(source)
         document = as_plain(loader, root, self._name, findings)
+        if not isinstance(document, dict):
+            findings.error((), f"expected a mapping, got {type(document).__name__}")
         if findings.has_errors:
             self._skip(findings, "")
         elif document.get("kind") == LIST_KIND:
@@ -145,23 +157,41 @@ class _Reading:
         else:
             self._read_object(document, (), source)
 
-    def _read_endpoints(self, document: Any, source: Source) -> None:
+    def _read_endpoints(self, loader: yaml.SafeLoader, source: Source) -> None:
         if not self._lists_endpoints:
             text = f"expected objects with a kind: {', '.join((*policy_objects.KINDS, LIST_KIND))}"
             raise unusable(self._name, text, source.root.start_mark)
+        refuse_multiplied(source.root, self._name)
+        doubled = self._doubled_keys(source.root)
+        document = constructed(loader, source.root)
         try:
-            listed = endpoints_of(document, self._allow_names)
+            listed = endpoints_of(document, self._allow_names, doubled)
         except ConfigError as error:
             raise unusable(self._name, str(error), source.root.start_mark) from error
         if self.endpoints is not None:
-            text = "a second list of endpoints, where only one may be"
-            raise unusable(self._name, text, source.root.start_mark)
+            raise unusable(self._name, _SECOND_LIST, source.root.start_mark)
         self.endpoints = listed
         findings = self._room(source)
         for problem in listed.problems:
             findings.error(problem.path, problem.text)
         self._num_skipped += len(listed.problems)
         self._tell(findings)
+
+    def _doubled_keys(self, root: yaml.Node) -> dict[int, str]:
+        """What is wrong with the entries that have a key twice. Raises `ConfigError` when the
+        document has a list of endpoints twice.
+        """
+        doubled: dict[int, str] = {}
+        lists = [pair for pair in _pairs(root) if pair[0].value == _ENDPOINTS]
+        if len(lists) > 1:
+            raise unusable(self._name, _SECOND_LIST, lists[1][0].start_mark)
+        for _, entries in lists:
+            for index, entry in enumerate(entries.value):
+                one = next(duplicate_keys(entry), None) if isinstance(entry, yaml.Node) else None
+                if one is not None:
+                    at = f"in line {one.mark.line + 1}, first in line {one.first_line}"
+                    doubled[index] = f"duplicate key {_shown(one.key)} {at}"
+        return doubled
 
     def _read_list(self, document: Any, source: Source) -> None:
         findings = self._room(source)
@@ -261,8 +291,12 @@ def _kind_of(document: Any) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
+def _pairs(root: yaml.Node) -> Sequence[tuple[yaml.Node, yaml.Node]]:
+    return root.value if isinstance(root, yaml.MappingNode) else ()
+
+
 def _has_key(root: yaml.Node, key: str) -> bool:
-    return isinstance(root, yaml.MappingNode) and any(one.value == key for one, _ in root.value)
+    return any(one.value == key for one, _ in _pairs(root))
 
 
 def _shown(text: str) -> str:

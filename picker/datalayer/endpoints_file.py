@@ -26,6 +26,7 @@ METRICS_ADDRESS_LABEL = "metricsAddress"
 METRICS_PORT_LABEL = "metricsPort"
 _FIELDS = ("name", "namespace", "address", "port", "labels", "rank", "nodeAddress")
 _SHOWN_LENGTH = 60
+_NOTHING_WRONG: Mapping[int, str] = MappingProxyType({})
 _NAME = re.compile(r"[^/\s\x00-\x1f\x7f]+")
 _LOOKS_LIKE_IP = re.compile(r"[0-9.]+$")  # one that is mistyped
 _DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
@@ -48,10 +49,13 @@ class EndpointList:
     problems: tuple[EntryProblem, ...] = ()
 
 
-def endpoints_of(document: Any, allow_names: bool = False) -> EndpointList:
+def endpoints_of(
+    document: Any, allow_names: bool = False, wrong: Mapping[int, str] = _NOTHING_WRONG
+) -> EndpointList:
     """The endpoints that a document lists. Raises `ConfigError` when it is no list of any.
 
-    With `allow_names` addresses may be DNS names, which few proxies can route to.
+    With `allow_names` addresses may be DNS names, which few proxies can route to. `wrong` is what
+    its text already shows to be wrong with entries, by their places.
     """
     if not isinstance(document, dict) or not isinstance(document.get("endpoints"), list):
         raise ConfigError("expected a mapping with a list under the key 'endpoints'")
@@ -60,6 +64,8 @@ def endpoints_of(document: Any, allow_names: bool = False) -> EndpointList:
     problems = [EntryProblem((), f"unknown key {_shown(key)}") for key in unknown]
     for index, entry in enumerate(document["endpoints"]):
         try:
+            if index in wrong:
+                raise ValueError(wrong[index])
             endpoint = _endpoint(entry, allow_names)
             if endpoint.key in endpoints:
                 raise ValueError(f"'{endpoint.key}' is already taken by an earlier entry")
