@@ -6,6 +6,7 @@ room for others (`backlogs`).
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from picker.flowcontrol.backlogs import Backlogs
@@ -50,7 +51,9 @@ class Band:
         self.headroom = fairness.headroom if isinstance(fairness, KeepsHeadroom) else 0.0
         self.backlogs = Backlogs(fairness.weight if isinstance(fairness, SharesCapacity) else None)
         self.flows: dict[str, Flow] = {}
-        self.idle: dict[str, float] = {}  # since when nothing of a flow waits, oldest first
+        # Since when nothing of a flow waits, oldest first; a dict would have to be searched for its
+        # first key past all that were there.
+        self.idle: OrderedDict[str, float] = OrderedDict()
         self.num_requests = 0
         self.num_bytes = 0
 

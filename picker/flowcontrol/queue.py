@@ -19,6 +19,7 @@ nothing waits costs a dictionary entry and what the fairness policy keeps of it,
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from picker.flowcontrol.band import Band
@@ -81,7 +82,7 @@ class FlowQueue:
                 elif name not in new.flows:
                     new.idle[name] = since
         for band in self._bands.values():
-            band.idle = dict(sorted(band.idle.items(), key=lambda one: one[1]))
+            band.idle = OrderedDict(sorted(band.idle.items(), key=lambda one: one[1]))
 
     def want(self, priorities: Iterable[int]) -> None:
         """These have a band of their own from now on; others that have none configured only while
