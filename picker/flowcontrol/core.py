@@ -42,7 +42,7 @@ from picker.flowcontrol.waiting import Deadlines, Waiting
 from picker.framework.flow import DEFAULT_SETTLE_SECONDS, QueuedRequest, SettlesLate
 from picker.types import DEFAULT_FAIRNESS_ID, InferenceRequest, Usage
 
-MOST_PER_LOOK = 512  # let in before others in the process have their turn
+MOST_PER_LOOK = 8  # before others have their turn: the decisions that follow take 0.5 ms each
 LOOK_AGAIN_SECONDS = 0.25  # detectors and policies know of time; else nobody would ask them
 
 
