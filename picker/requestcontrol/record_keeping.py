@@ -72,12 +72,11 @@ class KeptProfile(msgspec.Struct, frozen=True, array_like=True):
     filters: Sequence[FilterView] = ()
 
 
-class KeptDecision(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a request once it is decided or refused.
+class DecisionHead(msgspec.Struct, frozen=True, array_like=True):
+    """What a `KeptDecision` begins with: enough for a line of a list. Unpacked alone, the rest is
+    passed over, which is most of the work.
 
-    `at_seconds` is on the clock of the requests, `destination` empty for what was never decided.
-    `matched_prefix_tokens` is how much of the prompt the endpoint was thought to have (None: nobody
-    looked), `stages` why stages were left out.
+    `destination` is empty for what was never decided.
     """
 
     incoming_model: str
@@ -88,6 +87,15 @@ class KeptDecision(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
     destination: str = ""
     seconds: float = 0.0
+
+
+class KeptDecision(DecisionHead, frozen=True, array_like=True):
+    """What is known of a request once it is decided or refused.
+
+    `at_seconds` is on the clock of the requests. `matched_prefix_tokens` is how much of the prompt
+    the endpoint was thought to have (None: nobody looked), `stages` why stages were left out.
+    """
+
     at_seconds: float = 0.0
     primary: str = ""
     rewritten_by: str | None = None

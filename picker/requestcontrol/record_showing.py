@@ -6,6 +6,7 @@ import msgspec
 
 from picker.errors import HTTP_STATUS
 from picker.requestcontrol.record_keeping import (
+    DecisionHead,
     Kept,
     KeptDecision,
     KeptProfile,
@@ -29,12 +30,13 @@ from picker.types import Endpoint, FilterStep, FinishCause
 WAITING, UNDER_WAY = "waiting", "under-way"
 _CODES = {status: code.value for code, status in HTTP_STATUS.items()}
 _decisions = msgspec.msgpack.Decoder(KeptDecision)
+_heads = msgspec.msgpack.Decoder(DecisionHead)
 _loads = msgspec.msgpack.Decoder(list[Load])
 
 
 def summary_of(kept: Kept) -> RecordSummary:
     """A line of a list."""
-    return _summary(kept, _decisions.decode(kept.decided.packed))
+    return _summary(kept, _heads.decode(kept.decided.packed))
 
 
 def view_of(kept: Kept) -> RecordView:
@@ -67,7 +69,7 @@ def shown_key(key: str) -> str:
     return key.removeprefix("default/")
 
 
-def _summary(kept: Kept, decision: KeptDecision) -> RecordSummary:
+def _summary(kept: Kept, decision: DecisionHead) -> RecordSummary:
     refusal = _refusal(kept)
     return RecordSummary(
         request_id=kept.request_id,
@@ -94,7 +96,7 @@ def _refusal(kept: Kept) -> RefusalView | None:
     return RefusalView(kept.status, _CODES.get(kept.status, ""), text)
 
 
-def _outcome(kept: Kept, decision: KeptDecision) -> str:
+def _outcome(kept: Kept, decision: DecisionHead) -> str:
     if kept.cause is not None:
         return kept.cause.value
     return UNDER_WAY if decision.destination else WAITING

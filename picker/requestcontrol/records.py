@@ -12,6 +12,7 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from picker.requestcontrol.observer import Decision, Outcome
 from picker.requestcontrol.record_keeping import (
@@ -29,6 +30,9 @@ from picker.types import InferenceRequest
 DEFAULT_CAPACITY = 10_000
 # A decision is alone when none was so short a time before it; see `record_keeping`.
 ALONE_SECONDS = 0.005
+
+# What waits, what is under way, and what is over.
+_Remembered: TypeAlias = InferenceRequest | tuple[Decision, Decided] | Kept
 
 
 class DecisionRecords:
@@ -89,40 +93,59 @@ class DecisionRecords:
     def last(self, limit: int) -> list[RecordSummary]:
         """The requests that came last, the newest first."""
         newest = heapq.nlargest(limit, self._all(), key=_received)
-        return [summary_of(kept) for kept in newest]
+        return [summary_of(self._kept(one)) for _, one in newest]
 
     def find(self, request_id: str | None) -> RecordView | None:
         """The request of this id, the newest of several; for None the one that came last."""
-        if request_id is None:
-            newest = max(self._all(), key=_received, default=None)
-            return None if newest is None else view_of(newest)
-        wanted = short(request_id)
-        same = (kept for kept in self._all() if kept.request_id == wanted)
-        newest = max(same, key=_received, default=None)
-        return None if newest is None else view_of(newest)
+        every = self._all()
+        if request_id is not None:
+            wanted = short(request_id)
+            every = (dated for dated in every if _id_of(dated[1]) == wanted)
+        newest = max(every, key=_received, default=None)
+        return None if newest is None else view_of(self._kept(newest[1]))
 
-    def _all(self) -> Iterator[Kept]:
-        """Those that wait, those under way, and those that are over."""
-        now, unix = self._clock(), self._unix_time()
+    def _all(self) -> Iterator[tuple[float, _Remembered]]:
+        """Those that wait, those under way, and those that are over; and when each came.
+
+        The newest of these come first, or nearly so, which saves who wants a few much sorting.
+        """
+        unix = self._unix_time() - self._clock()
         for request in self._waiting.values():
-            seconds = now - request.received_at_seconds
-            name, waiting = short(request.request_id), keep_waiting(request)
-            yield Kept(name, unix - seconds, waiting, seconds, queue_seconds=seconds)
-        for decision, decided in self._under_way.values():
-            seconds = now - decision.received_at_seconds
-            yield Kept(
-                short(decision.request_id),
-                unix - seconds,
-                decided,
-                seconds,
-                decision.queue_seconds,
-                endpoint_key=_chosen(decision),
-            )
-        yield from self._over
+            yield unix + request.received_at_seconds, request
+        for pair in self._under_way.values():
+            yield unix + pair[0].received_at_seconds, pair
+        for kept in reversed(self._over):
+            yield kept.received_unix_seconds, kept
+
+    def _kept(self, one: _Remembered) -> Kept:
+        """The record, as far as it goes."""
+        if isinstance(one, Kept):
+            return one
+        now, unix = self._clock(), self._unix_time()
+        if isinstance(one, InferenceRequest):
+            seconds = now - one.received_at_seconds
+            name, waiting = short(one.request_id), keep_waiting(one)
+            return Kept(name, unix - seconds, waiting, seconds, queue_seconds=seconds)
+        decision, decided = one
+        seconds = now - decision.received_at_seconds
+        return Kept(
+            short(decision.request_id),
+            unix - seconds,
+            decided,
+            seconds,
+            decision.queue_seconds,
+            endpoint_key=_chosen(decision),
+        )
 
 
-def _received(kept: Kept) -> float:
-    return kept.received_unix_seconds
+def _received(dated: tuple[float, _Remembered]) -> float:
+    return dated[0]
+
+
+def _id_of(one: _Remembered) -> str:
+    if isinstance(one, Kept):
+        return one.request_id
+    return short(one[0].request_id if isinstance(one, tuple) else one.request_id)
 
 
 def _chosen(decision: Decision) -> str | None:

@@ -110,6 +110,27 @@ def test_a_request_is_there_while_it_waits() -> None:
     )
 
 
+async def test_requests_are_listed_by_their_arrival_whatever_they_do_now() -> None:
+    """One that waits, one that is under way, and one that is over; the limit counts them all."""
+    scene = Scene.of()
+    over, _ = await scene.at_work.route(x_request_id="over")
+    over.finish(FinishCause.COMPLETED, 200)
+    scene.at_work.now.seconds += 1
+    request = InferenceRequest("waits", {}, ParsedBody(Api.COMPLETIONS), "m", "m")
+    scene.records.waits(7, replace(request, received_at_seconds=scene.at_work.now.seconds))
+    scene.at_work.now.seconds += 1
+    await scene.at_work.route(x_request_id="under way")
+    scene.at_work.now.seconds += 1
+    listed = scene.records.last(10)
+    assert [one.request_id for one in listed] == ["under way", "waits", "over"]
+    assert [one.received_unix_seconds - UNIX for one in listed] == [102.0, 101.0, 100.0]
+    assert scene.records.last(2) == listed[:2]
+    for one in listed:
+        found = scene.records.find(one.request_id)
+        assert found is not None
+        assert found.summary == one
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "code"),
     [
