@@ -37,6 +37,7 @@ def recorded(bodies: Sequence[bytes], buffered: bool) -> tuple[bytes, list[bytes
     """A connection's first bytes, and those of a stream for each request."""
     client = H2Connection(H2Configuration(client_side=True, header_encoding=None))
     client.initiate_connection()
+    client.increment_flow_control_window(WINDOW - 65_535)
     opening = client.data_to_send()
     client.remote_settings.update({SettingCodes.INITIAL_WINDOW_SIZE: WINDOW})
     streams = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import tracemalloc
 from collections.abc import Iterator
@@ -98,3 +100,37 @@ async def test_the_queue_counts_no_less_than_is_held(
 def queued_bytes(scene: Scene) -> int:
     """What the queue counts."""
     return scene.picker.picker._requests.queues().queued_bytes
+
+
+async def test_nobody_waits_for_the_collector(tmp_path: Path) -> None:
+    """What a refused request was made of is free at once; its body would be in memory else."""
+    async with waiting_scene(tmp_path, config("  maxRequests: 1")) as scene:
+        served = await scene.serve()
+        waiter = await scene.wait(1)
+        refused = Gateway([body(ONE_TEXT, 2_000)] * 2 * WARM_UP, buffered=True)
+        await refused.connect(scene.picker.ports.grpc)
+        await refused.send(0, WARM_UP)
+        await has_refused(scene, WARM_UP)
+        gc.collect()
+        gc.disable()
+        try:
+            await refused.send(WARM_UP, 2 * WARM_UP)
+            await has_refused(scene, 2 * WARM_UP)
+            assert gc.collect() < 100 + WARM_UP
+        finally:
+            gc.enable()
+        await refused.close()
+        await served.end()
+        await waiter.destination()
+        await waiter.end()
+        await scene.is_at_rest()
+
+
+async def has_refused(scene: Scene, number: int) -> None:
+    """Return once so many streams are over; nothing else is looked at, which would leave waste."""
+    ended = scene.picker.picker._metrics.streams.total.labels("OK")
+
+    async def is_so() -> bool:
+        return bool(ended._value.get() == number)
+
+    await until(is_so)
