@@ -30,10 +30,13 @@ MAX_CONDITIONS = 8
 
 _DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DNS_NAME = rf"{_DNS_LABEL}(\.{_DNS_LABEL})*"
+_END = r"$(?!\n)"  # "$" alone lets a line break follow
 Int32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
-ObjectName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=253, pattern=f"^{_DNS_NAME}$")]
+ObjectName: TypeAlias = Annotated[
+    str, Meta(min_length=1, max_length=253, pattern=f"^{_DNS_NAME}{_END}")
+]
 NamespaceName: TypeAlias = Annotated[
-    str, Meta(min_length=1, max_length=63, pattern=f"^{_DNS_LABEL}$")
+    str, Meta(min_length=1, max_length=63, pattern=f"^{_DNS_LABEL}{_END}")
 ]
 Timestamp: TypeAlias = Annotated[datetime, Meta(tz=True)]  # RFC 3339
 
@@ -65,9 +68,10 @@ class ObjectMeta(_Part, frozen=True, kw_only=True):
 class PoolReference(_Part, frozen=True, kw_only=True):
     """The pool whose requests an object is about."""
 
-    group: Annotated[str, Meta(max_length=253, pattern=f"^$|^{_DNS_NAME}$")] = POOL_GROUP
+    group: Annotated[str, Meta(max_length=253, pattern=f"^{_END}|^{_DNS_NAME}{_END}")] = POOL_GROUP
     kind: Annotated[
-        str, Meta(min_length=1, max_length=63, pattern="^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$")
+        str,
+        Meta(min_length=1, max_length=63, pattern=f"^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?{_END}"),
     ] = POOL_KIND
     name: Annotated[str, Meta(min_length=1, max_length=253)]
 
