@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 
 SAMPLES = 120
 INTERVAL_SECONDS = 1.0
-MOST_SAMPLES = 30_000  # of all endpoints together, in one view: milliseconds of work
+MOST_SAMPLES = 30_000  # of all endpoints together, in one view: 20 ms of work and a megabyte
 _DECIMALS = 4
 _UNKNOWN = math.nan
 
@@ -58,6 +60,18 @@ class HistoryView(msgspec.Struct, frozen=True):
     endpoints: Mapping[str, Series] = {}
 
 
+# Samples of one endpoint, a row for each field, NaN where nothing is known.
+Rows: TypeAlias = "tuple[array[float], ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryCut:
+    """What a `HistoryView` is made of, taken at one moment; to be put in words piece by piece."""
+
+    last: int
+    rows: Mapping[str, Rows]
+
+
 class _Ring:
     """Owns the samples of one endpoint: a row of numbers for each field."""
 
@@ -76,12 +90,12 @@ class _Ring:
         self._next = (self._next + 1) % self._size
         self._length = min(self._length + 1, self._size)
 
-    def last(self, count: int) -> Series:
+    def last(self, count: int) -> Rows:
         count = min(count, self._length)
-        begin = self._next - count
+        begin, end = self._next - count, self._next
         if begin >= 0:
-            return Series(*(_known(row[begin : self._next]) for row in self._rows))
-        return Series(*(_known(row[begin:] + row[: self._next]) for row in self._rows))
+            return tuple([row[begin:end] for row in self._rows])
+        return tuple([row[begin:] + row[:end] for row in self._rows])
 
 
 class History:
@@ -106,19 +120,29 @@ class History:
         self._latest = dict(samples)
         self._last += 1
 
-    def view(self, count: int) -> HistoryView:
+    def cut(self, count: int) -> HistoryCut:
         """The last `count` samples of every endpoint, fewer of one that is younger; and fewer of
         all where `MOST_SAMPLES` do not suffice for that.
         """
         rings = self._rings
         count = min(count, MOST_SAMPLES // max(1, len(rings)))
+        return HistoryCut(self._last, {key: ring.last(count) for key, ring in rings.items()})
+
+    def view(self, count: int) -> HistoryView:
+        """The same in words."""
+        cut = self.cut(count)
         return HistoryView(
-            last=self._last, endpoints={key: ring.last(count) for key, ring in rings.items()}
+            cut.last, endpoints={key: series(rows) for key, rows in cut.rows.items()}
         )
 
     def latest(self, key: str) -> Sample:
         """The last sample of an endpoint; one that knows nothing when there is none."""
         return self._latest.get(key, _NEVER_SAMPLED)
+
+
+def series(rows: Rows) -> Series:
+    """One endpoint's samples in words."""
+    return Series(*map(_known, rows))
 
 
 def _known(row: array[float]) -> tuple[float | None, ...]:
