@@ -241,12 +241,15 @@ class Replay:
 
     def _decide(self, run: _Run, line: Decision) -> Redecided | None:
         generation = run.generations.get(line.config)
-        if generation is None:
+        if generation is None and not run.has_losses:
             raise ValueError(f"there is no configuration {line.config}")
         run.decided += 1
         for name in line.not_replayable:
             self._notes[f"{name} is of a type that no recording can hold"] += 1
         candidates = run.candidates.after(line.changed, line.order)
+        if generation is None:
+            self._notes["decided by a configuration that was lost, and not decided again"] += 1
+            return None
         shown = generation.sources.candidates(candidates)
         recorded = findings_of(line.findings)
         last = run.last

@@ -278,18 +278,6 @@ def test_lengths_of_left_out_prompts_decide_as_the_prompts_did(tmp_path: Path) -
     assert found.different == []
 
 
-def test_lost_lines_are_told(tmp_path: Path) -> None:
-    """And the replay goes on with what was told anew."""
-    traffic = Traffic([BUILT_IN], seed=2)
-    asyncio.run(traffic.run(50))
-    traffic.sink.lose("the disk was full", 0.0)
-    asyncio.run(traffic.run(50))
-    found = replayed(traffic.sink.write_to(tmp_path / "r"))
-    assert any("lines were lost while recording" in note for note in found.notes)
-    assert len(found.decisions) > 80
-    assert found.different == []
-
-
 def test_another_run_begins_with_nothing(tmp_path: Path) -> None:
     """Two pickers wrote to one file, one after the other."""
     path = tmp_path / "r"

@@ -1,0 +1,42 @@
+"""Recordings of which lines were lost: as much as can be is decided again, and the rest is told."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from recorded_traffic import Traffic, record, replayed
+
+from picker.config.build import DEFAULT_CONFIG
+from picker.recording.lines import Config, Decision, Lost, decoded, encoded
+
+BUILT_IN = DEFAULT_CONFIG.decode()
+OTHER = BUILT_IN.replace("weight: 3", "weight: 30")
+
+
+def test_lost_lines_are_told(tmp_path: Path) -> None:
+    """And the replay goes on with what was told anew."""
+    traffic = Traffic([BUILT_IN], seed=2)
+    asyncio.run(traffic.run(50))
+    traffic.sink.lose("the disk was full", 0.0)
+    asyncio.run(traffic.run(50))
+    found = replayed(traffic.sink.write_to(tmp_path / "r"))
+    assert any("lines were lost while recording" in note for note in found.notes)
+    assert len(found.decisions) > 80
+    assert found.different == []
+
+
+def test_a_decision_of_a_configuration_that_was_lost_is_told(tmp_path: Path) -> None:
+    """A request may be decided by a configuration that is no longer in use, and a disk that was
+    full when that came may have had room when the next one did. The rest is replayed.
+    """
+    traffic = Traffic([BUILT_IN, OTHER, BUILT_IN], seed=2)
+    path = record(traffic, 300, tmp_path / "r")
+    lines = [decoded(one) for one in traffic.sink.lines]
+    lost = next(i for i, one in enumerate(lines) if isinstance(one, Config) and one.number == 1)
+    path.write_bytes(b"".join(encoded(Lost(1) if i == lost else x) for i, x in enumerate(lines)))
+    found = replayed(path)
+    by = [one.config for one in lines if isinstance(one, Decision)]
+    assert len(found.decisions) == len(by) - by.count(1)
+    text = "decided by a configuration that was lost, and not decided again"
+    assert found.notes[text] == by.count(1) > 0
