@@ -22,7 +22,7 @@ from picker.config.source import Path
 S = TypeVar("S", bound=msgspec.Struct)
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
-_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _KINDS = {"object": "a mapping", "array": "a list", "str": "a string", "int": "a whole number"}
@@ -166,7 +166,8 @@ def _tell(message: str, shape: Any, at: Path, findings: Findings) -> None:
     """One of msgspec's messages as a finding."""
     match = _AT.match(message)
     what, tail = (match["what"], match["path"] or "") if match else (message, "")
-    inner = tuple(name or int(index or 0) for name, index in _STEP.findall(tail))
+    tail = tail.partition("[...]")[0]  # somewhere in a mapping: msgspec does not say where
+    inner = tuple(name or int(index) for name, index in _STEP.findall(tail))
     path = (*at, *inner)
     if unknown := _UNKNOWN.fullmatch(what):
         _tell_unknown((*path, unknown[1]), unknown[1], (), findings)
