@@ -1,0 +1,332 @@
+"""Overload in virtual time: the picker's whole director in front of workers' schedulers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from fleet.sim.living_worker import WorkerSettings
+from fleet.sim.virtual_fleet import Answer, Call, FleetSettings, VirtualFleet
+from fleet.sim.virtual_time import run_in_virtual_time
+from worker.config import CacheConfig, SchedulerConfig, SimConfig
+
+DECODE_STEP_SECONDS = SimConfig().decode_base_seconds
+NUM_PROMPT = 32
+RATE = 70.0  # requests of `MEAN_OUTPUT` that 32 places serve a second, about
+MEAN_OUTPUT = 32
+SPREAD = 0.5  # of the lengths of outputs
+SECONDS_TO_FIRST_TOKEN = 0.5  # that a client would have
+CONFIG = """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+featureGates: [flowControl]
+plugins:
+- {{type: queue-scorer}}
+- {{type: active-request-scorer}}
+- {{type: concurrency-detector, parameters: {{maxConcurrency: {slots}}}}}
+- {{type: deficit-round-robin-fairness-policy, parameters: {{{turns}}}}}
+schedulingProfiles:
+- name: default
+  plugins:
+  - {{pluginRef: queue-scorer}}
+  - {{pluginRef: active-request-scorer}}
+flowControl:
+  maxBytes: {max_bytes}
+  defaultRequestTTL: {ttl}
+  saturationDetector: {{pluginRef: {detector}-detector}}
+  defaultPriorityBand: {{fairnessPolicyRef: {fairness}, maxRequests: {waiting}}}
+"""
+FAIR, STRICT = "deficit-round-robin-fairness-policy", "global-strict-fairness-policy"
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Asks `rate` times a second for about `num_output` tokens, from `since` to `until`."""
+
+    rate: float
+    num_output: int = MEAN_OUTPUT
+    num_prompt: int = NUM_PROMPT
+    objective: str = ""
+    since: float = 0.0
+    until: float = math.inf
+
+    def calls(self, name: str, seconds: float) -> Iterable[tuple[float, Call]]:
+        """Poisson arrivals, the same ones whoever else asks for anything."""
+        rng, at = Random(f"{name} of {self}"), self.since
+        while (at := at + rng.expovariate(self.rate)) < min(seconds, self.until):
+            output = self.num_output * math.exp(SPREAD * rng.gauss(0, 1) - SPREAD**2 / 2)
+            yield at, Call(name, self.num_prompt, max(1, round(output)), self.objective)
+
+
+@dataclass
+class Run:
+    """A fleet under load: what was answered, and what was seen meanwhile."""
+
+    answers: list[Answer] = field(default_factory=list)
+    most_waiting: int = 0
+    most_waiting_bytes: int = 0
+
+    def of(self, tenant: str, since: float = 0.0, until: float = math.inf) -> list[Answer]:
+        """Answers to what came from a tenant in a time."""
+        return [
+            one
+            for one in self.answers
+            if one.call.tenant == tenant and since <= one.arrived_seconds < until
+        ]
+
+
+def config(fairness: str = FAIR, slots: int = 16, **values: object) -> str:
+    """A picker's configuration; an endpoint has `slots` places."""
+    chosen = {"turns": "", "max_bytes": 0, "ttl": "60s", "waiting": 100}
+    chosen |= {"detector": "concurrency", **values}
+    return CONFIG.format(fairness=fairness, slots=slots, **chosen)
+
+
+def run(
+    text: str,
+    tenants: Mapping[str, Tenant],
+    seconds: float,
+    slots: int = 16,
+    objectives: Mapping[str, int] | None = None,
+    meanwhile: Callable[[VirtualFleet], Awaitable[None]] | None = None,
+    workers: int = 2,
+) -> Run:
+    """Few workers; returns when everything has been answered and every counter is at zero."""
+    worker = WorkerSettings(
+        limits=SchedulerConfig(max_num_seqs=slots), cache=CacheConfig(num_blocks=4096)
+    )
+    settings = FleetSettings(
+        workers=workers, worker=worker, config=text, objectives=objectives or {}
+    )
+    seen = Run()
+
+    async def ask(fleet: VirtualFleet, call: Call) -> None:
+        seen.answers.append(await fleet.ask(call))
+
+    async def tenant(fleet: VirtualFleet, calls: Iterable[tuple[float, Call]]) -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            for at, call in calls:
+                await asyncio.sleep(max(0.0, at - loop.time()))
+                group.create_task(ask(fleet, call))
+                await asyncio.sleep(0)
+                view = fleet.gate.queued()
+                seen.most_waiting = max(seen.most_waiting, view[0])
+                seen.most_waiting_bytes = max(seen.most_waiting_bytes, view[1])
+
+    async def main() -> None:
+        async with VirtualFleet(settings) as fleet:
+            async with asyncio.TaskGroup() as group:
+                for name, one in tenants.items():
+                    group.create_task(tenant(fleet, list(one.calls(name, seconds))))
+                if meanwhile is not None:
+                    group.create_task(_awaited(meanwhile(fleet)))
+            _check_that_nothing_is_left(fleet, len(seen.answers))
+
+    run_in_virtual_time(main())
+    return seen
+
+
+async def _awaited(what: Awaitable[None]) -> None:
+    await what
+
+
+def _check_that_nothing_is_left(fleet: VirtualFleet, num_requests: int) -> None:
+    """Every counter is at zero, and every request had one outcome."""
+    view = fleet.gate.queues()
+    assert (fleet.inflight.total, fleet.gate.num_waiting, fleet.gate.num_under_way) == (0, 0, 0)
+    assert (view.queued_requests, view.queued_bytes, view.under_way) == (0, 0, 0)
+    assert not any(band.queued_requests or band.flows for band in view.bands)
+    assert sum(view.outcomes.values()) == num_requests
+    fleet.gate.check_integrity()
+
+
+def p99(values: Iterable[float | None]) -> float:
+    """Of those that are known."""
+    ordered = sorted(one for one in values if one is not None)
+    return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+
+
+def served_tokens(answers: Iterable[Answer]) -> int:
+    """Of prompts and completions."""
+    return sum(one.call.num_prompt + one.num_tokens for one in answers if one.status == 200)
+
+
+def jain(shares: Sequence[float]) -> float:
+    """1 is equal, 1/n is one who has it all."""
+    return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
+
+
+CALM = Tenant(0.27 * 2 * RATE)
+FLOOD = Tenant(2.7 * 2 * RATE)
+
+
+def queue_time(text: str, **others: Tenant) -> tuple[float, float, int]:
+    """The calm tenant's p99 queue time and time to first token, and refusals, after 3 seconds; in
+    a pool of 64 places.
+    """
+    answers = run(text, {"calm": CALM, **others}, 13.0, workers=4).of("calm", since=3.0)
+    refused = sum(one.status != 200 for one in answers)
+    ttft = p99(one.ttft_seconds for one in answers)
+    return p99(one.routed_seconds for one in answers), ttft, refused
+
+
+def test_a_flood_costs_a_calm_tenant_no_time_in_the_queue() -> None:
+    """Ten times as much from somebody else: 1.3 times its time alone, or a step of the workers.
+
+    Alone it never waits, so that a place that comes free a step later counts as nothing.
+    """
+    alone, _, refused_alone = queue_time(config())
+    flooded, ttft, refused = queue_time(config(), flood=FLOOD)
+    assert (refused_alone, refused) == (0, 0)
+    assert flooded <= max(1.3 * alone, DECODE_STEP_SECONDS)
+    assert ttft < 0.15
+
+
+def test_first_come_first_served_lets_a_flood_keep_others_out() -> None:
+    """What the test above would see without turns, without room in the queue, and without room in
+    the pool.
+    """
+    waited, _, refused = queue_time(config(STRICT), flood=FLOOD)
+    assert waited > 0.5
+    assert refused > 50
+    waited, _, refused = queue_time(config(turns="headroom: 0"), flood=FLOOD)
+    assert waited > 3 * DECODE_STEP_SECONDS
+    assert refused == 0
+
+
+def served(text: str) -> tuple[int, int]:
+    """Tokens that two tenants were served, both of whom want more, one in requests of ten times
+    the size; without the first seconds, in which queues fill.
+    """
+    seconds, since = 16.0, 4.0
+    tenants = {"small": Tenant(160.0, 8, 8), "large": Tenant(40.0, 80, 80)}
+    seen = run(text, tenants, seconds, slots=8)
+    small, large = (
+        served_tokens(
+            one for one in seen.of(name) if since <= one.arrived_seconds + one.seconds < seconds
+        )
+        for name in tenants
+    )
+    return small, large
+
+
+def test_equal_tenants_are_served_equally_whatever_the_size_of_their_requests() -> None:
+    """Jain's index of tokens is at least 0.95; without turns it is not."""
+    assert jain(served(config(slots=8))) >= 0.95
+    assert jain(served(config(STRICT, slots=8))) < 0.95
+
+
+@pytest.mark.parametrize("favoured", ["small", "large"])
+def test_tenants_are_served_by_their_weights(favoured: str) -> None:
+    """Three times as much, within a tenth."""
+    small, large = served(config(slots=8, turns=f"weights: {{{favoured}: 3}}"))
+    ratio = small / large if favoured == "small" else large / small
+    assert ratio == pytest.approx(3.0, rel=0.1)
+
+
+@pytest.mark.parametrize("fairness", [FAIR, STRICT])
+def test_nothing_goes_while_anything_of_a_higher_priority_waits(fairness: str) -> None:
+    """However long that takes."""
+    tenants = {
+        "high": Tenant(2 * RATE, objective="urgent"),
+        "low": Tenant(0.1 * RATE, since=1.0),
+    }
+    seen = run(config(fairness), tenants, 6.0, objectives={"urgent": 10})
+    routed = {
+        name: [
+            one.arrived_seconds + one.routed_seconds
+            for one in seen.of(name)
+            if one.routed_seconds is not None
+        ]
+        for name in tenants
+    }
+    assert len(routed["low"]) > 20
+    assert min(routed["low"]) >= max(routed["high"]) > 6.5
+
+
+def test_nothing_waits_longer_than_it_may() -> None:
+    """A low priority under a flood of a higher one: all are refused, at their time exactly."""
+    tenants = {
+        "high": Tenant(2 * RATE, objective="urgent"),
+        "low": Tenant(0.2 * RATE, since=1.0, until=4.0),
+    }
+    text = config(ttl="1500ms", waiting=200)
+    seen = run(text, tenants, 7.0, objectives={"urgent": 10})
+    refused = [one for one in seen.answers if one.reason == "rejected-ttl-expired"]
+    assert len(seen.of("low")) > 20
+    assert all(one.reason == "rejected-ttl-expired" for one in seen.of("low"))
+    assert any(one.call.tenant == "high" for one in refused)
+    assert all(one.status == 429 and one.retry_after_seconds for one in refused)
+    assert all(one.seconds == pytest.approx(1.5, abs=0.002) for one in refused)
+    assert all((one.routed_seconds or 0.0) <= 1.502 for one in seen.answers)
+
+
+def goodput(seen: Run, since: float, until: float) -> float:
+    """Requests served a second."""
+    ends = [one.arrived_seconds + one.seconds for one in seen.answers if one.status == 200]
+    return sum(since <= end < until for end in ends) / (until - since)
+
+
+def test_an_overloaded_fleet_serves_as_much_as_it_can() -> None:
+    """At three times its peak at least 95 % of that; the rest is refused at once, for a reason, and
+    what waits keeps to its bytes. When the load falls, all is as before within five seconds.
+    """
+    peak = max(
+        goodput(run(config(STRICT), {"all": Tenant(share * RATE)}, 8.0), 3.0, 8.0)
+        for share in (1.0, 1.2)
+    )
+    cap = 1_000_000
+    tenants = {
+        "before": Tenant(0.5 * peak, until=5.0),
+        "flood": Tenant(3 * peak, since=5.0, until=12.0),
+        "after": Tenant(0.5 * peak, since=12.0),
+    }
+    seen = run(config(STRICT, max_bytes=cap), tenants, 22.0)
+    assert goodput(seen, 7.0, 12.0) >= 0.95 * peak
+    refused = [one for one in seen.answers if one.status != 200]
+    assert len(refused) > 3 * peak
+    assert {(one.status, one.reason) for one in refused} == {(429, "rejected-saturated")}
+    assert all(1 <= (one.retry_after_seconds or 0) <= 60 for one in refused)
+    assert {one.seconds for one in refused} == {0.0}
+    assert 0.9 * cap < seen.most_waiting_bytes <= cap
+    before, after = seen.of("before", since=1.0), seen.of("after", since=17.0)
+    normal = p99(one.ttft_seconds for one in before)
+    assert p99(one.ttft_seconds for one in after) <= 1.3 * normal
+
+
+async def freeze(fleet: VirtualFleet) -> None:
+    """After two seconds no scrape comes through any more."""
+    await asyncio.sleep(2.0)
+    fleet.scrapes = False
+
+
+async def freeze_full(fleet: VirtualFleet) -> None:
+    """While the pool is full."""
+    await freeze(fleet)
+    assert fleet.gate.pool_load().effective >= 1.0
+
+
+@pytest.mark.parametrize("detector", ["utilization", "concurrency"])
+def test_metrics_that_stop_hardly_cost_any_goodput(detector: str) -> None:
+    """Also when the last that was seen are full endpoints; at least 95 % of what the same arrivals
+    are served in time.
+    """
+
+    def in_time(burst: float, meanwhile: Callable[[VirtualFleet], Awaitable[None]] | None) -> int:
+        tenants = {"all": Tenant(0.8 * RATE)}
+        if burst:
+            tenants["burst"] = Tenant(burst * RATE, since=1.5, until=2.2)
+        seen = run(config(FAIR, detector=detector), tenants, 9.0, meanwhile=meanwhile)
+        times = [one.ttft_seconds for one in seen.answers]
+        return sum(one is not None and one <= SECONDS_TO_FIRST_TOKEN for one in times)
+
+    for burst, change in ((0.0, freeze), (6.0, freeze_full)):
+        normal = in_time(burst, None)
+        assert normal > 250
+        assert in_time(burst, change) >= 0.95 * normal
