@@ -168,8 +168,8 @@ class Serving:
         answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            await self.send(question)
             async with asyncio.timeout(seconds):
+                await self.send(question)  # waits as well, for one that does not read
                 return await answer
         except TimeoutError:
             raise UnansweredError(f"process {self.index} does not answer") from None
