@@ -10,6 +10,7 @@ names of their own, and there is nothing of a request in what they get.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -17,6 +18,8 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from picker.admin.answers import InvalidQueryError, as_error
+
+log = logging.getLogger(__name__)
 
 MONITORING = frozenset({"/metrics", "/healthz", "/readyz"})
 _CONTENT_POLICY = "; ".join(
@@ -97,8 +100,17 @@ def guarding(check: HostCheck) -> Middleware:
             return as_error(405, f"{request.method[:20]} is not possible here", allowed)
         except web.HTTPNotFound:
             return as_error(404, "there is no such page")
+        except Exception:  # so that whoever asks gets an answer, and the log the reason
+            log.exception("%s cannot be answered", _page_of(request))
+            return as_error(500, "this cannot be told; the picker's log says why")
 
     return guard
+
+
+def _page_of(request: web.Request) -> str:
+    """As it is called here, whatever a client made of it."""
+    resource = request.match_info.route.resource
+    return "a page" if resource is None else resource.canonical
 
 
 async def add_security_headers(_request: web.Request, response: web.StreamResponse) -> None:

@@ -229,6 +229,25 @@ async def test_the_page_and_its_files_have_their_types(port: Port) -> None:
         assert answer.headers["Content-Type"] == f"text/{kind}; charset=utf-8"
 
 
+async def test_what_goes_wrong_is_a_500_in_json_and_a_line_in_the_log(
+    port: Port, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reason is for the log alone, and so is what a client put into the path."""
+
+    async def fail(_: object) -> None:
+        raise RuntimeError("a secret")
+
+    port.scene.source.decision = fail  # type: ignore[method-assign,assignment]
+    answer = await port.get("/decisions/%0aforged")
+    assert (answer.status, list(answer.json())) == (500, ["error"])
+    assert b"secret" not in answer.body
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    (line,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert line.getMessage() == "/decisions/{id} cannot be answered"
+    assert line.exc_info is not None
+    assert (await port.get("/queues")).status == 200
+
+
 async def test_a_server_without_a_source_answers_with_nothing() -> None:
     """Flow control is off, no request is known, and nothing is said of the configuration."""
     server = AdminServer(PickerMetrics(), Datastore(), InflightLoad(), lambda: False)
