@@ -208,7 +208,8 @@ def _broken(name: str) -> list[str]:
 
 
 def _score(score: ScoreView) -> str:
-    return f"{score.raw:.3f}×{score.weight:g}={score.weighted:.3f}"
+    raw = "?" if score.raw is None else f"{score.raw:.3f}"
+    return f"{raw}×{score.weight:g}={score.weighted:.3f}"
 
 
 def _known(value: int | str | None) -> str:

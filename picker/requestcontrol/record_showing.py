@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from picker.errors import HTTP_STATUS
@@ -156,9 +158,13 @@ def _weighted(raw: float, weight: float) -> float:
 
 def _scores(profile: KeptProfile, index: int) -> tuple[ScoreView, ...]:
     return tuple(
-        ScoreView(name, weight, scores[index], _weighted(scores[index], weight))
+        ScoreView(name, weight, _finite(scores[index]), _weighted(scores[index], weight))
         for (name, weight), scores in zip(profile.scorers, profile.scores, strict=True)
     )
+
+
+def _finite(raw: float) -> float | None:
+    return raw if math.isfinite(raw) else None
 
 
 def _candidate(

@@ -8,11 +8,14 @@ import msgspec
 
 
 class ScoreView(msgspec.Struct, frozen=True):
-    """What one scorer said of one candidate: as it said it, and clamped times its weight."""
+    """What one scorer said of one candidate: as it said it, and clamped times its weight.
+
+    `raw` is None for what JSON has no number for: infinity, and what is no number.
+    """
 
     scorer: str
     weight: float
-    raw: float
+    raw: float | None
     weighted: float
 
 

@@ -151,6 +151,14 @@ def test_a_terminal_that_knows_ascii_alone_gets_nothing_else() -> None:
     assert text.replace("─", "-").isascii()
 
 
+def test_a_score_that_is_no_number_is_a_question_mark() -> None:
+    """A scorer may divide by zero; it counts nothing then."""
+    odd = msgspec.structs.replace(
+        candidate("w-1"), scores=(ScoreView("queue-scorer", 2.0, None, 0.0),)
+    )
+    assert "?×2=0.000" in printed(record(profile(odd)))
+
+
 def test_what_clients_call_things_moves_no_cursor_and_is_no_markup() -> None:
     """Names come from anywhere."""
     text = printed(record(incoming_model="\x1b[2J[bold]x[/bold]", target_model="y"))

@@ -6,6 +6,7 @@ import gc
 import tracemalloc
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from picker.framework.attributes import Attributes
 from picker.requestcontrol.observer import Decision, Outcome
 from picker.requestcontrol.record_keeping import BEST_CANDIDATES, MAX_CANDIDATES
+from picker.requestcontrol.record_views import RecordView
 from picker.requestcontrol.records import DecisionRecords
 from picker.scheduling.profile import Profile, WeightedScorer
 from picker.types import (
@@ -96,6 +98,8 @@ def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
         records.decided(decision)
         record = records.find("x")
         assert record is not None
+        told = msgspec.json.decode(msgspec.json.encode(record), type=RecordView)
+        assert told == record  # whatever a scorer has said
         (profile,) = record.profiles
         assert {one.endpoint: one.total for one in profile.candidates} == expected
         totals = list(expected.values())
