@@ -109,13 +109,14 @@ async def test_nobody_waits_for_the_collector(tmp_path: Path) -> None:
         waiter = await scene.wait(1)
         refused = Gateway([body(ONE_TEXT, 2_000)] * 2 * WARM_UP, buffered=True)
         await refused.connect(scene.picker.ports.grpc)
+        tasks = len(asyncio.all_tasks())
         await refused.send(0, WARM_UP)
-        await has_refused(scene, WARM_UP)
+        await has_refused(scene, WARM_UP, tasks)
         gc.collect()
         gc.disable()
         try:
             await refused.send(WARM_UP, 2 * WARM_UP)
-            await has_refused(scene, 2 * WARM_UP)
+            await has_refused(scene, 2 * WARM_UP, tasks)
             assert gc.collect() < 100 + WARM_UP
         finally:
             gc.enable()
@@ -126,11 +127,11 @@ async def test_nobody_waits_for_the_collector(tmp_path: Path) -> None:
         await scene.is_at_rest()
 
 
-async def has_refused(scene: Scene, number: int) -> None:
-    """Return once so many streams are over; nothing else is looked at, which would leave waste."""
-    ended = scene.picker.picker._metrics.streams.total.labels("OK")
+async def has_refused(scene: Scene, number: int, tasks: int) -> None:
+    """Return once so many are refused, and no more tasks run than before."""
 
     async def is_so() -> bool:
-        return bool(ended._value.get() == number)
+        refused = scene.picker.picker._requests.queues().outcomes.get("RejectedCapacity")
+        return refused == number and len(asyncio.all_tasks()) == tasks
 
     await until(is_so)
