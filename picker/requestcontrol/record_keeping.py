@@ -12,7 +12,9 @@ itself, which would hold on to all that was in reach where it was raised.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias
 
@@ -154,13 +156,13 @@ def keep_decision(decision: Decision, is_alone: bool) -> Decided:
     profile: Any
     lists: Seen
     for name, one in result.profiles.items():
-        steps, scored = one.steps, one.scored
-        if is_alone or steps is None or steps.filters or len(scored) > MAX_CANDIDATES:
+        steps, candidates = one.steps, _candidates(one.scored)
+        count = len(candidates)
+        if is_alone or steps is None or steps.filters or count > MAX_CANDIDATES:
             profile, lists = _profile(name, one, decision, is_alone)
         else:
-            candidates, count = _candidates(scored), len(scored)
-            picked = [choice.candidate.endpoint.key for choice in one.picked]
-            profile = (name, steps.picker, picked, count, count, None, steps.scorers, steps.scores)
+            keys = _keys(one.picked)
+            profile = (name, steps.picker, keys, count, count, None, steps.scorers, steps.scores)
             lists = (candidates,)
         profiles.append(profile)
         seen.append(lists)
@@ -228,10 +230,11 @@ def short(name: str) -> str:
 
 def filter_view(step: FilterStep, seen: Sequence[Candidate]) -> FilterView:
     """What a filter did, with the names of those that it removed of what it has seen."""
-    kept = {candidate.key for candidate in step.kept}
-    gone = (one.endpoint.name for one in seen if one.key not in kept)
-    removed = tuple(name for name, _ in zip(gone, range(MAX_REMOVED), strict=False))
-    return FilterView(step.name, step.before, len(step.kept), removed)
+    after = len(step.kept)
+    kept = set(map(id, map(_endpoint_of, step.kept)))
+    gone = (one.endpoint.name for one in seen if id(one.endpoint) not in kept)
+    removed = tuple(islice(gone, min(MAX_REMOVED, step.before - after)))  # looks no further
+    return FilterView(step.name, step.before, after, removed)
 
 
 def load_of(candidate: Candidate, at_seconds: float) -> Load:
@@ -252,16 +255,18 @@ def load_of(candidate: Candidate, at_seconds: float) -> Load:
 def _profile(
     name: str, result: ProfileResult, decision: Decision, is_alone: bool
 ) -> tuple[KeptProfile, Seen]:
-    scored, steps, seen = result.scored, result.steps or _NO_STEPS, decision.candidates
-    candidates, num_scored, scores, tied = _candidates(scored), len(scored), steps.scores, None
+    steps, seen = result.steps or _NO_STEPS, decision.candidates
+    candidates, scores, tied = _candidates(result.scored), steps.scores, None
+    num_scored = len(candidates)
     is_many = num_scored > MAX_CANDIDATES
     if is_many:
         candidates, scores, tied = _best(result, candidates, scores)
-    filters, lists = _filters(steps.filters, seen, is_alone or is_many)
+    with_names = is_alone or len(seen) > MAX_CANDIDATES  # of very many no list is kept either
+    filters, lists = _filters(steps.filters, seen, with_names)
     profile = KeptProfile(
         name,
         steps.picker,
-        tuple([one.candidate.endpoint.key for one in result.picked]),
+        _keys(result.picked),
         len(seen),
         num_scored,
         tied,
@@ -272,6 +277,12 @@ def _profile(
     if is_alone:
         return profile, _packed(candidates, decision.at_seconds)
     return profile, (*lists, candidates)
+
+
+def _keys(picked: tuple[ScoredEndpoint, ...]) -> tuple[str, ...]:
+    if len(picked) == 1:
+        return (picked[0].candidate.endpoint.key,)
+    return tuple([one.candidate.endpoint.key for one in picked])
 
 
 def _candidates(scored: Sequence[ScoredEndpoint]) -> Sequence[Candidate]:
@@ -311,9 +322,10 @@ def _best(
     """
     scored = result.scored
     if isinstance(scored, ScoredCandidates):
-        totals = np.array(scored.totals)
+        all_totals = scored.totals
     else:
-        totals = np.array([one.score for one in scored])
+        all_totals = [one.score for one in scored]
+    totals = np.frombuffer(array("d", all_totals))  # quicker than numpy's own way from a list
     indexes = np.argpartition(totals, -BEST_CANDIDATES)[-BEST_CANDIDATES:].tolist()
     for one in result.picked:
         if not any(one.candidate is candidates[index] for index in indexes):
@@ -324,14 +336,16 @@ def _best(
 
 def _found(decision: Decision, endpoint_key: str) -> tuple[int | None, Mapping[str, str]]:
     """How much of the prompt the endpoint was thought to have, and why stages were left out."""
-    matched, stages = None, _NO_STAGES
-    for key, found in () if decision.attributes is None else decision.attributes.items():
-        kind = key.data_type
-        if kind == MATCH_INFO:
-            tokens = found.match_blocks.get(endpoint_key, 0) * found.block_size_tokens
-            matched = tokens if matched is None or tokens > matched else matched
-        elif kind == SKIPPED_STAGES:
-            stages = found
+    matched: int | None = None
+    stages = _NO_STAGES
+    if decision.attributes is not None:
+        for key, found in decision.attributes.items():
+            kind = key.data_type
+            if kind == MATCH_INFO:
+                tokens = found.match_blocks.get(endpoint_key, 0) * found.block_size_tokens
+                matched = tokens if matched is None or tokens > matched else matched
+            elif kind == SKIPPED_STAGES:
+                stages = found
     return matched, stages
 
 

@@ -47,6 +47,7 @@ class DecisionRecords:
         clock: Callable[[], float] = time.monotonic,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
+        self.capacity = capacity
         self._clock, self._unix_time = clock, unix_time
         self._over: deque[Kept] = deque(maxlen=capacity)
         self._waiting: dict[int, InferenceRequest] = {}
