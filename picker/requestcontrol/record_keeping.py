@@ -233,8 +233,8 @@ def filter_view(step: FilterStep, seen: Sequence[Candidate]) -> FilterView:
     after = len(step.kept)
     kept = set(map(id, map(_endpoint_of, step.kept)))
     gone = (one.endpoint.name for one in seen if id(one.endpoint) not in kept)
-    removed = tuple(islice(gone, min(MAX_REMOVED, step.before - after)))  # looks no further
-    return FilterView(step.name, step.before, after, removed)
+    few = max(0, min(MAX_REMOVED, step.before - after))  # no further is looked
+    return FilterView(step.name, step.before, after, tuple(islice(gone, few)))
 
 
 def load_of(candidate: Candidate, at_seconds: float) -> Load:

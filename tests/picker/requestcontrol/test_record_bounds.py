@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from picker.framework.attributes import Attributes
 from picker.requestcontrol.observer import Decision, Outcome
-from picker.requestcontrol.record_keeping import BEST_CANDIDATES, MAX_CANDIDATES
+from picker.requestcontrol.record_keeping import BEST_CANDIDATES, MAX_CANDIDATES, MAX_REMOVED
 from picker.requestcontrol.record_views import RecordView
 from picker.requestcontrol.records import DecisionRecords
 from picker.scheduling.profile import Profile, WeightedScorer
@@ -58,7 +58,21 @@ def _pool(count: int) -> list[Endpoint]:
     return [Endpoint(f"w{index}", "10.0.0.1", index + 1) for index in range(count)]
 
 
-def _decision(pool: list[Endpoint], scores: list[list[float]], weights: list[float]) -> Decision:
+class _Even:
+    """A filter that leaves every so manieth."""
+
+    name = "even"
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def filter(self, _: object, candidates: list[Candidate], *__: object) -> list[Candidate]:
+        return candidates[:: self._step]
+
+
+def _decision(
+    pool: list[Endpoint], scores: list[list[float]], weights: list[float], *filters: _Even
+) -> Decision:
     """A decision of a profile with fixed scores."""
     candidates = [
         Candidate(endpoint, EndpointMetrics(index, kv_cache_usage=index / 7), index)
@@ -68,7 +82,7 @@ def _decision(pool: list[Endpoint], scores: list[list[float]], weights: list[flo
         WeightedScorer(_Fixed(f"s{index}", one), weight)
         for index, (one, weight) in enumerate(zip(scores, weights, strict=True))
     )
-    profile = Profile("p", _First(), (), scorers)  # type: ignore[arg-type]
+    profile = Profile("p", _First(), filters, scorers)  # type: ignore[arg-type]
     request = InferenceRequest("x", {}, ParsedBody(Api.COMPLETIONS), "m", "m")
     result = profile.run(request, candidates, Attributes(), Random(1))
     chosen = result.picked[0].candidate.endpoint
@@ -158,3 +172,30 @@ def test_a_record_takes_little_memory(count: int, limit_bytes: int) -> None:
         tracemalloc.stop()
     assert (full - before) / 90 < limit_bytes
     assert later - full < 10 * limit_bytes  # what comes takes the place of what goes
+
+
+def test_of_very_many_candidates_that_filters_removed_only_names_are_kept() -> None:
+    """In a crowd too, where a record keeps the candidates that were scored as they are."""
+    pool, records = _pool(1000), DecisionRecords(50, lambda: 11.0)
+
+    def remember() -> int:
+        """What is taken after many more requests, in bytes."""
+        for number in range(50):
+            decision = _decision(pool, [[0.5] * 20], [1.0], _Even(5), _Even(10))
+            records.decided(replace(decision, number=number))
+            records.finished(Outcome("x", "m", "m", FinishCause.COMPLETED, 1.0, number=number))
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        assert remember() / 50 < 15_000
+    finally:
+        tracemalloc.stop()
+    record = records.find("x")
+    assert record is not None
+    first, second = record.profiles[0].filters
+    assert (first.before, first.after, second.before, second.after) == (1000, 200, 200, 20)
+    assert first.removed[:5] == ("w1", "w2", "w3", "w4", "w6")
+    assert len(first.removed) == len(second.removed) == MAX_REMOVED
+    assert second.removed[:3] == ("w5", "w10", "w15")
