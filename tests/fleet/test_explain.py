@@ -144,6 +144,12 @@ def test_the_text_is_as_it_was_agreed(name: str, view: RecordView) -> None:
     assert all(len(line) <= 80 for line in printed(view).splitlines())
 
 
+def test_the_documentation_shows_what_is_printed() -> None:
+    """Word by word."""
+    document = Path(__file__).parents[2] / "docs" / "explain.md"
+    assert f"```text\n{printed(WON)}```" in document.read_text(encoding="utf-8")
+
+
 def test_a_terminal_that_knows_ascii_alone_gets_nothing_else() -> None:
     """But for the lines of tables, which the console itself draws otherwise then."""
     text = printed(WON, Page(ASCII, UTC))
