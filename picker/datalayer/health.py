@@ -37,15 +37,16 @@ endpoint is sent next tells.
 Where responses are not shown to the picker at all nothing can be learnt: after `UNSEEN_VISITS`
 without a response everything is forgotten and nothing held back, until the next response.
 
+Of a crowd that comes to an idle pool all would be decided before the first answer is there. While
+`is_unsure` says so, whoever decides should wait for `settled`, or for the patience.
+
 Pure: times are arguments, and so is what draws at random. One process remembers for itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
-
-import msgspec
 
 from picker.datalayer.datastore import EndpointChanges
 from picker.datalayer.health_record import (
@@ -57,20 +58,15 @@ from picker.datalayer.health_record import (
     Verdict,
     verdict_of,
 )
-from picker.datalayer.health_watcher import HealthWatcher, NoWatcher, ProbeResult
+from picker.datalayer.health_watcher import HealthWatcher, NoWatcher, ProbeResult, RememberedHealth
 from picker.types import Candidate, Endpoint, FinishCause
 
 UNSEEN_VISITS = 100
 _OUR_OWN = (FinishCause.REFUSED, FinishCause.EVICTED)  # the status is the picker's then
 
 
-class RememberedHealth(msgspec.Struct, frozen=True):
-    """How an endpoint has answered. `next_probe_seconds` is from now; None unless it is ejected."""
-
-    state: EndpointState
-    consecutive_failures: int
-    ejections: int
-    next_probe_seconds: float | None = None
+def _nobody_waits() -> None:
+    """Tell nobody."""
 
 
 class Visit:
@@ -133,6 +129,7 @@ class HealthMemory:
         settings: HealthSettings | None = None,
         watcher: HealthWatcher | None = None,
         rng: Random | None = None,
+        settled: Callable[[], None] = _nobody_waits,
     ) -> None:
         self._settings = settings or HealthSettings()
         self._watcher = watcher or NoWatcher()
@@ -142,6 +139,9 @@ class HealthMemory:
         self._records: dict[str, EndpointRecord] = {}  # of those that were sent something
         self._held: set[str] = set()
         self._ejected: dict[str, EndpointRecord] = {}
+        self._settled = settled
+        self._filled: dict[str, EndpointRecord] = {}  # new ones that should answer any moment
+        self._is_burst = False  # whether these have left nobody free
         self._num_unseen = 0  # visits without a response since the last response
         self._probes: dict[str, Visit] = {}
 
@@ -197,6 +197,16 @@ class HealthMemory:
         )
         return longest
 
+    def is_unsure(self, now_seconds: float) -> bool:
+        """Whether a crowd has just filled all of the pool and the first answers are not there."""
+        if not self._filled:
+            return False
+        for record in tuple(self._filled.values()):
+            if record.is_silent_since_filled(now_seconds):
+                self._refresh(record)
+                self._not_filled(record.key)
+        return self._is_burst
+
     def left(self, endpoint: Endpoint, now_seconds: float, is_bare: bool = False) -> Visit:
         """A request has left for `endpoint`, which may differ in its port from the one picked.
 
@@ -210,9 +220,8 @@ class HealthMemory:
                 self._records[endpoint.key] = record
         visit = Visit(self, record, endpoint.host_port, is_bare)
         visit.left_at = now_seconds
-        record.under_way += 1
+        record.leaves(now_seconds)
         if not record.is_as_good_as_any:
-            record.tried(now_seconds)
             if not is_bare and record.is_due(now_seconds):
                 record.probe_leaves(now_seconds)
                 self._probes[record.key] = visit
@@ -271,6 +280,8 @@ class HealthMemory:
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` when what is remembered contradicts itself."""
+        if not self._filled.keys() <= self._records.keys() or self._is_burst > bool(self._filled):
+            raise AssertionError("answers are awaited of nobody")
         for record in self._records.values():
             record.check_integrity()
         held = {key for key, one in self._records.items() if one.is_held_back(self._sees)}
@@ -303,6 +314,7 @@ class HealthMemory:
         """What a visit has found counts, unless it is stale."""
         record = visit.record
         if verdict is Verdict.SUCCESS and record.is_as_good_as_any:
+            record.good_at = now
             return  # as nearly always
         if visit.is_current:
             is_probe = self._probes.get(record.key) is visit
@@ -346,6 +358,11 @@ class HealthMemory:
             self._held.add(key)
         else:
             self._held.discard(key)
+        if self._sees and record.is_filled:
+            self._filled[key] = record
+            self._is_burst |= 1 < len(self._members) <= len(self._held)
+        else:
+            self._not_filled(key)
         if (record.state is EndpointState.EJECTED) != (key in self._ejected):
             if record.state is EndpointState.EJECTED:
                 self._ejected[key] = record
@@ -353,7 +370,13 @@ class HealthMemory:
                 del self._ejected[key]
             self._watcher.counted(len(self._ejected))
 
+    def _not_filled(self, key: str) -> None:
+        if self._filled.pop(key, None) and not self._filled and self._is_burst:
+            self._is_burst = False
+            self._settled()
+
     def _forget(self, key: str) -> None:
+        self._not_filled(key)
         self._records.pop(key, None)
         self._probes.pop(key, None)
         self._held.discard(key)

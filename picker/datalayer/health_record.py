@@ -69,6 +69,8 @@ class HealthSettings:
     most `trial_requests` under way, until so many have gone well and `trial_seconds` have passed.
     One that has been back for `steady_seconds` is ejected as if for the first time. A request that
     is out for `silence_seconds`, and for as long as a failure took, is taken not to fail.
+    An idle endpoint whose last good answer is older than `lapse_seconds` has to prove itself again.
+    A crowd that fills all such endpoints waits for answers for `burst_patience_seconds` at most.
     """
 
     failures: int = 3
@@ -82,6 +84,8 @@ class HealthSettings:
     steady_seconds: float = 30.0
     probe_gap_seconds: float = 1.0
     silence_seconds: float = 0.1
+    lapse_seconds: float = 2.0
+    burst_patience_seconds: float = 0.2
 
 
 def verdict_of(answer: Answer) -> Verdict:
@@ -116,6 +120,9 @@ class EndpointRecord:
         "_tried_since",
         "ejections",
         "epoch",
+        "filled_at",
+        "good_at",
+        "has_lapsed",
         "is_proven",
         "key",
         "next_probe_at",
@@ -143,7 +150,10 @@ class EndpointRecord:
         self._tried_since: float | None = None  # while there are any, when the first left
         self._silent_seconds = 0.0  # so long none of them may be out that fails as the first did
         self.turned_away = False  # whether the last one may have been for want of room
-        self.is_proven = False  # whether it has answered well
+        self.is_proven = False  # whether it has answered well, and not too long ago
+        self.has_lapsed = False  # whether it had, and that was too long ago
+        self.good_at = 0.0  # when it last did
+        self.filled_at = 0.0  # when it was last sent no more than it may before it has
         self.ejections = 0
         self.wait_seconds = settings.first_wait_seconds
         self.next_probe_at = 0.0
@@ -162,6 +172,31 @@ class EndpointRecord:
     def is_as_good_as_any(self) -> bool:
         """Whether it has answered well and nothing is held against it: it is never held back."""
         return self.is_proven and self.state is EndpointState.HEALTHY
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether nothing is held against it, but it has all that it may before it has answered."""
+        is_new = self.state is EndpointState.HEALTHY and not self.is_proven
+        return is_new and self.under_way >= self._settings.failures
+
+    def leaves(self, now: float) -> None:
+        """A request leaves for it."""
+        is_idle = self.under_way == 0
+        if is_idle and self.is_as_good_as_any and now - self.good_at > self._settings.lapse_seconds:
+            self.is_proven, self.has_lapsed = False, True
+            self._num_tried = 0
+        self.under_way += 1
+        if not self.is_as_good_as_any:
+            self._tried(now)
+
+    def is_silent_since_filled(self, now: float) -> bool:
+        """Whether it would have failed by now if it failed at once; then its word counts again."""
+        if now - self.filled_at < self._settings.burst_patience_seconds:
+            return False
+        if self.has_lapsed:
+            self.is_proven, self.has_lapsed = True, False
+            self.good_at = now
+        return True
 
     def is_held_back(self, sees_responses: bool) -> bool:
         """Whether it should be sent no request while others can take it.
@@ -193,12 +228,6 @@ class EndpointRecord:
         self.probe_left_at = now
         self.next_probe_at = now + max(self.wait_seconds, self._settings.probe_gap_seconds)
 
-    def tried(self, now: float) -> None:
-        """A request leaves for it while something is held against it, or nothing known of it."""
-        if self._num_tried == 0:
-            self._tried_since = now
-        self._num_tried += 1
-
     def tried_ends(self) -> None:
         """A late request has ended."""
         self._num_tried -= 1
@@ -207,6 +236,7 @@ class EndpointRecord:
 
     def succeeded(self, finding: Finding, now: float) -> None:
         """It has answered well a request of this epoch."""
+        self.good_at = now
         if self.state is EndpointState.EJECTED:
             self._next_epoch(EndpointState.ON_TRIAL)
             self.trial_since = now
@@ -285,6 +315,13 @@ class EndpointRecord:
         if self.probe_left_at is not None and self.state is not EndpointState.EJECTED:
             raise AssertionError(f"{self.key}: a probe is out while it is {self.state.value}")
 
+    def _tried(self, now: float) -> None:
+        if self.under_way <= self._settings.failures:
+            self.filled_at = now
+        if self._num_tried == 0:
+            self._tried_since = now
+        self._num_tried += 1
+
     def _suspect(self) -> None:
         self.state = EndpointState.SUSPECT
         self.suspicion += 1
@@ -294,7 +331,7 @@ class EndpointRecord:
 
     def _clear(self) -> None:
         self._early_failures = self._late_failures = 0
-        self.is_proven = True
+        self.is_proven, self.has_lapsed = True, False
 
     def _is_silent(self, now: float) -> bool:
         """Whether a late request is out longer than it would be if it failed."""

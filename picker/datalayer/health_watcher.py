@@ -5,6 +5,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
+import msgspec
+
+from picker.datalayer.health_record import EndpointState
+
 
 class ProbeResult(Enum):
     """What a probe has found."""
@@ -12,6 +16,15 @@ class ProbeResult(Enum):
     SUCCESS = "success"
     FAILURE = "failure"
     UNKNOWN = "unknown"  # it ended without a word about the endpoint
+
+
+class RememberedHealth(msgspec.Struct, frozen=True):
+    """How an endpoint has answered. `next_probe_seconds` is from now; None unless it is ejected."""
+
+    state: EndpointState
+    consecutive_failures: int
+    ejections: int
+    next_probe_seconds: float | None = None
 
 
 class HealthWatcher(Protocol):

@@ -111,7 +111,8 @@ class Exchange:
     def decides_at_once(self) -> bool:
         """Whether `route`, called right now, waits for nothing."""
         gate, asks_others = self._pipeline.gate, self._pipeline.asks_others
-        self._goes_at_once = not asks_others and (gate is None or gate.is_open)
+        waits = asks_others or not self._around.settling.is_settled
+        self._goes_at_once = not waits and (gate is None or gate.is_open)
         return self._goes_at_once
 
     def allow_eviction(self, evict: Callable[[DropReason], None]) -> None:
@@ -194,10 +195,13 @@ class Exchange:
                 log.exception(hook, error, "what it holds of the request may stay held")
 
     async def _decide(self, raw: RawRequest, begun: float, span: Span) -> RouteDecision:
-        self._request_id = raw.headers.get(REQUEST_ID) or self._new_request_id()
+        self._request_id = raw.headers.get(REQUEST_ID) or str(
+            uuid.UUID(int=self._rng.getrandbits(128), version=4)
+        )
         if raw.body is None:
             return self._decide_without_body(raw, begun)
         arrival, request = await self._let_in(raw, raw.body)
+        await self._around.settling.settled()
         candidates = self._admitted(request, raw)  # of the pool as it is after the wait
         attributes = Attributes()
         if span.is_recorded:
@@ -206,9 +210,8 @@ class Exchange:
             self._pipeline.producers, request, candidates, attributes, self._log
         )
         self._request = request
-        around = self._around
-        chooser = Chooser(self._pipeline, around.health, self._rng, self._log)
-        choice = chooser.choose(request, candidates, attributes, around.clock())
+        chooser = Chooser(self._pipeline, self._around.health, self._rng, self._log)
+        choice = chooser.choose(request, candidates, attributes, self._around.clock())
         self._flight = Flight(request, choice.result, attributes)
         headers = tell_hooks(self._pipeline.hooks, self._flight, self._log)
         decision = self._leave(arrival, self._flight, headers)
@@ -395,6 +398,3 @@ class Exchange:
         span.set("gen_ai.request.id", self._request_id)
         span.set("target_model", self._target_model)
         span.set("request_prio", self._request.priority if self._request else 0)
-
-    def _new_request_id(self) -> str:
-        return str(uuid.UUID(int=self._rng.getrandbits(128), version=4))

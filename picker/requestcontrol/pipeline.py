@@ -30,6 +30,7 @@ from picker.framework.tracing import NoTracer, Tracer
 from picker.requestcontrol.candidates import LoadedCandidates
 from picker.requestcontrol.observer import NoObserver, RequestObserver
 from picker.requestcontrol.parsing import ParserTable
+from picker.requestcontrol.settling import NeverUnsure, Settling
 from picker.types import (
     Candidate,
     Endpoint,
@@ -221,6 +222,11 @@ class RequestPipeline:
         object.__setattr__(self, "asks_others", asking)
 
 
+def _never_unsure() -> Settling:
+    """Without a memory of health nothing is waited for."""
+    return Settling(NeverUnsure(), time.monotonic, 0.0)
+
+
 def _nobody_waits() -> None:
     """Without flow control nobody is to be told."""
 
@@ -257,6 +263,7 @@ class Surroundings:
     policies: RequestPolicies = field(default_factory=RequestPolicies)
     loaded: LoadedCandidates = field(default_factory=LoadedCandidates)
     health: EndpointHealth = field(default_factory=NoHealthMemory)
+    settling: Settling = field(default_factory=_never_unsure)
     seeds_decisions: bool = False
     freed: Callable[[], None] = _nobody_waits
     numbers: Iterator[int] = field(default_factory=count)

@@ -8,10 +8,12 @@ from random import Random
 
 from picker.admin.health_metrics import HealthMetrics
 from picker.datalayer.datastore import Datastore
-from picker.datalayer.health import HealthMemory, RememberedHealth
+from picker.datalayer.health import HealthMemory
 from picker.datalayer.health_record import HealthSettings
+from picker.datalayer.health_watcher import RememberedHealth
 from picker.metrics import PickerMetrics
 from picker.requestcontrol.pipeline import EndpointHealth, NoHealthMemory
+from picker.requestcontrol.settling import NeverUnsure, Settling
 
 
 class HealthSide:
@@ -19,9 +21,13 @@ class HealthSide:
 
     def __init__(self, failures: int, metrics: PickerMetrics, datastore: Datastore) -> None:
         self._memory: HealthMemory | None = None
+        self.settling = Settling(NeverUnsure(), time.monotonic, 0.0)
         if failures > 0:
             watcher = HealthMetrics(metrics, time.monotonic)
-            self._memory = HealthMemory(HealthSettings(failures=failures), watcher, Random())
+            settings = HealthSettings(failures=failures)
+            self._memory = HealthMemory(settings, watcher, Random(), self._wake)
+            patience = settings.burst_patience_seconds
+            self.settling = Settling(self._memory, time.monotonic, patience)
             datastore.subscribe(self._memory.pool_changed)
             datastore.observe(self._memory)
 
@@ -29,6 +35,9 @@ class HealthSide:
     def memory(self) -> EndpointHealth:
         """What requests ask and tell."""
         return NoHealthMemory() if self._memory is None else self._memory
+
+    def _wake(self) -> None:
+        self.settling.wake()
 
     def views(self) -> Mapping[str, RememberedHealth]:
         """How endpoints have answered, by key; one that is absent has done nothing wrong."""

@@ -120,6 +120,7 @@ class RequestSide:
             observer,
             policies=policies,
             health=self.health.memory,
+            settling=self.health.settling,
         )
         self._flow = FlowSide(around, pool.datastore, pool.rules, metrics, options.pool_name)
         around = replace(around, freed=self._flow.freed)

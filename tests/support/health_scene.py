@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from random import Random
 
 from picker.datalayer.datastore import EndpointChanges
-from picker.datalayer.health import HealthMemory, RememberedHealth, Visit
+from picker.datalayer.health import HealthMemory, Visit
 from picker.datalayer.health_record import Answer, EndpointState, HealthSettings
-from picker.datalayer.health_watcher import ProbeResult
+from picker.datalayer.health_watcher import ProbeResult, RememberedHealth
 from picker.types import Candidate, Endpoint, FinishCause
 
 
