@@ -72,6 +72,22 @@ class GlobalStrict:
         return band
 
 
+class FirstOfEqual(FirstOfAll):
+    """The same for flows that share a full queue; `b` may hold twice as much as others."""
+
+    def weight(self, flow: str) -> float:
+        """By name."""
+        return 2.0 if flow == "b" else 1.0
+
+
+class Sharing:
+    """Makes `FirstOfEqual`."""
+
+    def for_band(self, priority: int) -> FirstOfEqual:
+        """A new one."""
+        return FirstOfEqual()
+
+
 @dataclass
 class Ceilings:
     """Ceilings by priority; counts how often it was asked."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import looptime
-from flow_scene import Ceilings, Client, Pool, Scene, Slots, band, flow_settings, settle
+import pytest
+from flow_scene import Ceilings, Client, Pool, Scene, Sharing, Slots, band, flow_settings, settle
+from full_queue import Place, displaced, exceeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +56,13 @@ VARIANTS: list[FlowControlSettings | None] = [
         eviction=(NegativeFirst(), NegativeFirst()),
     ),
     None,
+    flow_settings(
+        max_requests=7,
+        max_bytes=400,
+        default_band=band(fairness=Sharing(), max_requests=5, max_bytes=260),
+        default_negative_band=band(fairness=Sharing(), max_requests=4),
+        request_ttl_seconds=9.0,
+    ),
 ]
 
 
@@ -66,29 +76,42 @@ class Walk(Scene):
         self.turned_at = 0.0
         self.is_empty = False
         self.items: dict[int, tuple[float, float | None]] = {}  # when a client came, its time
+        self.bands: dict[int, int] = {}  # of those who wait
+        self.turned_away: set[int] = set()
 
     # What happens
 
     async def comes(self, flow: str, priority: int, size_bytes: int, leaves: bool) -> None:
-        """A request; whether it is refused is foretold."""
-        cap, waited = self._cap_exceeded(priority, size_bytes), self.waiting()
+        """A request; whether it is refused is foretold, and who goes in its place."""
+        foretold, number = self._foretell(flow, priority, size_bytes), len(self.clients)
         ttl = self.chosen.request_ttl_seconds if self.chosen else None
-        self.items[len(self.clients)] = (self.loop.time(), ttl)
+        self.items[number] = (self.loop.time(), ttl)
         client = await self.arrive(
-            str(len(self.clients)),
+            str(number),
             fairness_id=flow,
             priority=priority,
             size_bytes=size_bytes,
             leaves=leaves,
         )
-        if cap is None:
-            assert client.refusal is None
-        else:
-            assert client.refusal is not None, waited
-            assert cap in client.refusal.message
+        for one in self.clients:
+            mine = int(one.request.request_id)
+            cap = foretold.get(mine)
+            if cap is None:
+                assert mine != number or one.refusal is None
+                continue
+            assert one.refusal is not None, self.waiting()
+            assert cap in one.refusal.message
             empty = not self.pool.endpoints
             reason = DropReason.NO_ENDPOINTS if empty else DropReason.SATURATED
-            assert client.refusal.drop_reason is reason
+            assert one.refusal.drop_reason is reason
+        self.turned_away.update(foretold)
+        if client.waits:
+            self._note_bands([client])
+        assert self.turned_away == {
+            int(one.request.request_id)
+            for one in self.clients
+            if one.refusal is not None and "at capacity" in one.refusal.message
+        }
 
     async def quits(self, index: int) -> None:
         """Somebody at the gate goes."""
@@ -131,6 +154,7 @@ class Walk(Scene):
         """Other settings."""
         self.chosen = VARIANTS[index % len(VARIANTS)]
         self.gate.use(self.chosen)
+        self._note_bands(self.waiting())
         await settle()
 
     async def wants(self, priorities: set[int]) -> None:
@@ -205,7 +229,7 @@ class Walk(Scene):
 
     def check_order(self) -> None:
         """Within a flow, who came first was let in first, unless a reload moved somebody."""
-        for flow in "ab":
+        for flow in "abcdef":
             for priority in (-5, 0, 2, 6):
                 mine = [
                     int(one.request.request_id)
@@ -250,28 +274,34 @@ class Walk(Scene):
         assert durations <= totals
         assert self.gauge("pending_reclaim", inference_pool="pool") == 0
 
-    def _cap_exceeded(self, priority: int, size_bytes: int) -> str | None:
-        """Which cap a request is to meet, worked out anew from everybody who waits."""
-        chosen, view = self.chosen, self.gate.queues()
-        if chosen is None:
-            return None
-        waiting = self.waiting()
-        in_all = sum(one.request.size_bytes for one in waiting)
-        if chosen.max_bytes is not None and in_all + size_bytes > chosen.max_bytes:
-            return "bytes in all"
-        if chosen.max_requests is not None and len(waiting) + 1 > chosen.max_requests:
-            return "requests in all"
-        bands = {one.priority: one for one in view.bands}
-        lower = [one for one in bands if one <= priority]
-        if not lower:
-            fresh = chosen.default_negative_band
-            return None if fresh.max_requests >= 1 else "requests of its priority"
-        shown = bands[max(lower)]
-        if shown.queued_bytes + size_bytes > shown.max_bytes:
-            return "bytes of its priority"
-        if shown.queued_requests + 1 > shown.max_requests:
-            return "requests of its priority"
-        return None
+    def _foretell(self, flow: str, priority: int, size_bytes: int) -> dict[int, str]:
+        """Who is turned away for want of room when a request comes, and for which cap; worked out
+        anew from everybody who waits.
+        """
+        if self.chosen is None:
+            return {}
+        newcomer = Place(len(self.clients), self._band(priority), flow, size_bytes)
+        waiting = [self._place(one) for one in self.waiting()]
+        caps = exceeded(self.chosen, waiting, newcomer)
+        if not caps:
+            return {}
+        gone = displaced(self.chosen, waiting, newcomer)
+        return {one.number: caps[0] for one in ([newcomer] if gone is None else gone)}
+
+    def _place(self, client: Client) -> Place:
+        request = client.request
+        number = int(request.request_id)
+        return Place(number, self.bands[number], request.fairness_id, request.size_bytes)
+
+    def _band(self, priority: int) -> int:
+        """Where a request waits: its own band where none is lower."""
+        lower = [one.priority for one in self.gate.queues().bands if one.priority <= priority]
+        return max(lower, default=priority)
+
+    def _note_bands(self, clients: Iterable[Client]) -> None:
+        """They came, or were moved."""
+        for one in clients:
+            self.bands[int(one.request.request_id)] = self._band(one.request.priority)
 
 
 PRIORITIES = (-5, 0, 2, 6)
@@ -293,7 +323,7 @@ STEPS = st.one_of(
     st.tuples(st.just("ends"), INDEX),
     st.tuples(st.just("leaves"), st.just(())),
     st.tuples(st.just("changes_size"), st.tuples(st.integers(0, 3))),
-    st.tuples(st.just("reloads"), st.tuples(st.integers(0, 3))),
+    st.tuples(st.just("reloads"), st.tuples(st.integers(0, 4))),
     st.tuples(st.just("wants"), st.tuples(st.sets(st.sampled_from((-5, 2, 6))))),
     st.tuples(st.just("passes"), st.tuples(st.sampled_from((0.01, 1.0, 3.0, 301.0)))),
 )
@@ -311,11 +341,40 @@ async def walk(first: int, steps: list[tuple[str, tuple[Any, ...]]]) -> None:
     await scene.end()
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.integers(0, 2), st.lists(STEPS, max_size=40))
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from((0, 1, 2, 4)), st.lists(STEPS, min_size=10, max_size=40))
 def test_every_request_has_one_end_and_leaves_nothing_behind(
     first: int, steps: list[tuple[str, tuple[Any, ...]]]
 ) -> None:
     """Caps hold exactly, times hold, order holds, nobody waits in vain, all pages agree."""
     with closing(looptime.new_event_loop()) as loop:
         loop.run_until_complete(walk(first, steps))
+
+
+def crowded(rng: Random) -> list[tuple[str, tuple[Any, ...]]]:
+    """Steps in which more come than go, so that most come to a full queue."""
+    flows, sizes = rng.choice(("ab", "abbbbb", "abcdef")), rng.choice(((40, 90), (1, 20, 200)))
+    steps: list[tuple[str, tuple[Any, ...]]] = []
+    for _ in range(200):
+        draw = rng.random()
+        if draw < 0.7:
+            who = (rng.choice(flows), rng.choice(PRIORITIES), rng.choice(sizes), draw < 0.6)
+            steps.append(("comes", who))
+        elif draw < 0.85:
+            steps.append((rng.choice(("ends", "quits", "leaves")), (rng.randrange(20),)))
+        elif draw < 0.9:
+            steps.append(("passes", (rng.choice((0.01, 1.0)),)))
+        elif draw < 0.94:
+            steps.append(("changes_size", (rng.randrange(3),)))
+        elif draw < 0.97:
+            steps.append(("wants", (set(rng.sample((-5, 2, 6), rng.randrange(3))),)))
+        else:
+            steps.append(("reloads", (rng.choice((1, 4, 4)),)))
+    return [(name, () if name == "leaves" else arguments) for name, arguments in steps]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_full_queue_turns_away_exactly_whom_it_should(seed: int) -> None:
+    """The newcomer, or those in whose place it may wait, and nobody else."""
+    with closing(looptime.new_event_loop()) as loop:
+        loop.run_until_complete(walk(4 if seed % 2 else 1, crowded(Random(seed))))
