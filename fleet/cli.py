@@ -222,9 +222,12 @@ def _explain(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from fleet.explain import Options, explain
-    from fleet.running_picker import picker_url
+    from fleet.running_picker import picker_url, which_of_several
 
     url = picker_url(arguments.picker, environ)
+    note = which_of_several(arguments.picker, environ)
+    if note is not None:
+        print(note, file=sys.stderr)
     return explain(Options(url, arguments.id, arguments.json, arguments.all), Console())
 
 

@@ -31,6 +31,15 @@ def picker_url(named: str | None, environment: Mapping[str, str]) -> str:
     return running[0] if running else DEFAULT_PICKER
 
 
+def which_of_several(named: str | None, environment: Mapping[str, str]) -> str | None:
+    """A line that says which picker is meant, where more than one runs here and none was named."""
+    running = [] if named else running_pickers(environment)
+    if len(running) < 2:
+        return None
+    others = ", ".join(running[1:])
+    return f"{len(running)} fleets run here; this is of {running[0]} (--picker names {others})"
+
+
 def running_pickers(environment: Mapping[str, str]) -> list[str]:
     """Of all fleets that run here, the last one started first."""
     found: list[tuple[float, str]] = []

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fleet.running_picker import DEFAULT_PICKER, picker_url, running_pickers, shown_as_running
+from fleet.running_picker import (
+    DEFAULT_PICKER,
+    picker_url,
+    running_pickers,
+    shown_as_running,
+    which_of_several,
+)
 
 
 @pytest.fixture
@@ -56,6 +62,11 @@ def test_of_two_fleets_the_later_one_is_meant(environment: dict[str, str]) -> No
         os.utime(other, (1, 1))
         with shown_as_running("http://127.0.0.1:3", environment):
             assert running_pickers(environment) == ["http://127.0.0.1:3", "http://127.0.0.1:2"]
+            note = which_of_several(None, environment)
+            assert note is not None
+            assert "2 fleets run here; this is of http://127.0.0.1:3" in note
+            assert which_of_several("127.0.0.1:2", environment) is None
+        assert which_of_several(None, environment) is None
 
 
 def test_a_folder_that_cannot_be_made_does_no_harm(tmp_path: Path) -> None:
