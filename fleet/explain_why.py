@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from picker.requestcontrol.record_views import CandidateView, ProfileView, RecordView
 
-_WAITING = "waiting"
+_WAITING, _EVICTED = "waiting", "evicted"
 _GOES_BY_TOTALS = ("max-score-picker", "")  # "": a picker that nobody named
 
 
@@ -26,6 +26,8 @@ def reasons(record: RecordView) -> Iterator[str]:
     for stage, why in record.stages.items():
         yield f"No endpoint of its own for {stage}: {why}."
     yield from _went_elsewhere(record)
+    if record.summary.outcome == _EVICTED:
+        yield "Flow control stopped it in favour of others while it was under way."
 
 
 def _refused(record: RecordView) -> str:

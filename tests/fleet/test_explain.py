@@ -228,6 +228,14 @@ def test_what_clients_call_things_moves_no_cursor_and_is_no_markup() -> None:
             record(summary=msgspec.structs.replace(WON.summary, outcome="waiting")),
             "It is not decided yet.",
         ),
+        (
+            record(
+                profile(candidate("w-1", 0.5)),
+                summary=msgspec.structs.replace(WON.summary, outcome="evicted"),
+            ),
+            "w-1 was the only candidate. Flow control stopped it in favour of others while it was "
+            "under way.",
+        ),
         (record(), "It ended before an endpoint was chosen."),
         (
             record(destination="10.0.0.1:8000", size_bytes=0),
