@@ -46,7 +46,13 @@ MAX_REMOVED = 32  # names of endpoints that a filter removed
 MAX_NAME = 200  # characters of what clients name
 MAX_MESSAGE = 500
 
-_encode = msgspec.msgpack.Encoder(enc_hook=list).encode  # a scorer may answer in any sequence
+
+def _plain(value: Any) -> Any:
+    """A scorer may answer in any sequence, of numbers of any kind."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else list(value)
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _endpoint_of = attrgetter("endpoint")
 _NO_STEPS = ProfileSteps()
 _NO_STAGES: Mapping[str, str] = {}  # packed as what it is, unlike a view of it
@@ -70,14 +76,12 @@ class KeptProfile(msgspec.Struct, frozen=True, array_like=True):
     num_scored: int
     num_tied: int | None
     scorers: Sequence[tuple[str, float]]
-    scores: Sequence[Sequence[float]]
+    scores: Sequence[Sequence[float | bool]]
     filters: Sequence[FilterView] = ()
 
 
 class DecisionHead(msgspec.Struct, frozen=True, array_like=True):
-    """What a `KeptDecision` begins with: enough for a line of a list. Unpacked alone, the rest is
-    passed over, which is most of the work.
-
+    """What a `KeptDecision` begins with: enough for a line of a list, and soon unpacked by itself.
     `destination` is empty for what was never decided.
     """
 
@@ -317,9 +321,7 @@ def _packed(candidates: Sequence[Candidate], at_seconds: float) -> PackedCandida
 def _best(
     result: ProfileResult, candidates: Sequence[Candidate], scores: Sequence[Sequence[float]]
 ) -> tuple[Sequence[Candidate], Sequence[Sequence[float]], int]:
-    """The best candidates and the picked ones with their scores, and how many shared the best
-    total.
-    """
+    """The best candidates and the picked ones, with scores; how many shared the best total."""
     scored = result.scored
     if isinstance(scored, ScoredCandidates):
         all_totals = scored.totals

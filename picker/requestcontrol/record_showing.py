@@ -164,7 +164,7 @@ def _scores(profile: KeptProfile, index: int) -> tuple[ScoreView, ...]:
 
 
 def _finite(raw: float) -> float | None:
-    return raw if math.isfinite(raw) else None
+    return float(raw) if math.isfinite(raw) else None
 
 
 def _candidate(

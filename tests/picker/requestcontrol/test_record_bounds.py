@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from collections import deque
+from collections.abc import Sequence
 from random import Random
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -119,6 +122,31 @@ def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
         totals = list(expected.values())
         assert profile.num_tied == totals.count(max(totals))
         assert profile.num_scored == count
+
+
+@pytest.mark.parametrize("packed_at", [0.0, 10.0])
+@pytest.mark.parametrize(
+    "scores",
+    [
+        np.array([0.0, 1.0], dtype=np.float32),
+        np.array([0, 1]),
+        [np.float64(0), np.float64(1)],
+        [np.False_, np.True_],
+        [False, True],
+        (0, 1),
+        deque([0.0, 1.0]),
+    ],
+)
+def test_scores_may_be_numbers_of_any_kind(scores: Sequence[float], packed_at: float) -> None:
+    """The scheduler takes them, and remembering a request is no reason to refuse it."""
+    records = DecisionRecords(5, lambda: 11.0, lambda: 20.0)
+    records._packed_at = packed_at
+    records.decided(_decision(_pool(2), [scores], [2.0]))  # type: ignore[list-item]
+    record = records.find("x")
+    assert record is not None
+    told = msgspec.json.decode(msgspec.json.encode(record), type=RecordView)
+    best, other = told.profiles[0].candidates
+    assert (best.total, best.scores[0].raw, other.total) == (2.0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("packed_at", [0.0, 10.0])
