@@ -1,0 +1,146 @@
+"""The last places in the pool are for those who ask for little."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from flow_scene import Ceilings, Client, Pool, Scene, Slots, band, settle, with_settings
+
+from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import (
+    DeficitRoundRobinFairnessPolicy,
+    DeficitRoundRobinFairnessPolicyParameters,
+)
+from picker.types import Usage
+
+pytestmark = pytest.mark.looptime
+SLOTS, KEPT = 10, 3
+
+
+def turns(headroom: float = KEPT / SLOTS, **values: object) -> object:
+    """Turns by tokens."""
+    parameters = DeficitRoundRobinFairnessPolicyParameters(headroom=headroom, **values)  # type: ignore[arg-type]
+    return band(fairness=DeficitRoundRobinFairnessPolicy(parameters), max_requests=20)
+
+
+def scene(headroom: float = KEPT / SLOTS, **values: object) -> Scene:
+    """A pool of ten places, three of which are kept."""
+    return Scene(Pool(1), detector=Slots(SLOTS), default_band=turns(headroom), **values)
+
+
+async def arrive(one: Scene, flow: str, number: int, **values: object) -> list[Client]:
+    """So many of a flow."""
+    return [await one.arrive(fairness_id=flow, **values) for _ in range(number)]
+
+
+def let_in(clients: list[Client]) -> int:
+    """How many of them."""
+    return sum(client.ticket is not None for client in clients)
+
+
+async def test_a_flow_that_is_alone_fills_the_pool() -> None:
+    """There is nobody to keep room for."""
+    pool = scene()
+    assert let_in(await arrive(pool, "flood", 15)) == SLOTS
+
+
+async def test_places_are_kept_for_a_flow_that_asks_for_little() -> None:
+    """It goes at once, past those who wait; the flood goes while more than these are free."""
+    pool = scene()
+    await pool.done((await arrive(pool, "calm", 1))[0])
+    flood = await arrive(pool, "flood", 15)
+    assert let_in(flood) == SLOTS - KEPT
+    calm = await arrive(pool, "calm", KEPT)
+    assert let_in(calm) == KEPT
+    await pool.done(flood[0])
+    assert let_in(flood) == SLOTS - KEPT
+    for client in calm:
+        await pool.done(client)
+    assert let_in(flood) == SLOTS - KEPT + 1
+    pool.gate.check_integrity()
+
+
+async def test_nothing_is_kept_for_a_flow_that_has_gone() -> None:
+    """Ten seconds after its last request the flood fills the pool, without an event besides."""
+    pool = scene()
+    calm = (await arrive(pool, "calm", 1))[0]
+    flood = await arrive(pool, "flood", 15)
+    await asyncio.sleep(12.0)
+    assert let_in(flood) == SLOTS - KEPT - 1
+    await pool.done(calm)
+    await asyncio.sleep(9.0)
+    assert let_in(flood) == SLOTS - KEPT
+    await asyncio.sleep(1.5)
+    assert let_in(flood) == SLOTS
+
+
+async def test_an_open_gate_is_open_to_everybody() -> None:
+    """While only those who ask for little would be let in, it is not called open."""
+    pool = scene()
+    calm = (await arrive(pool, "calm", 1))[0]
+    await arrive(pool, "flood", SLOTS - KEPT - 2)
+    assert pool.gate.is_open
+    assert let_in(await arrive(pool, "flood", 1)) == 1
+    assert not pool.gate.is_open
+    await pool.done(calm)
+    assert pool.gate.is_open
+    assert let_in(await arrive(pool, "flood", 1)) == 1
+
+
+async def test_flows_that_all_want_more_fill_the_pool() -> None:
+    """Nobody keeps places free for somebody who waits; equal flows go in turn."""
+    pool = scene()
+    clients = [
+        client for _ in range(20) for name in "abc" for client in await arrive(pool, name, 1)
+    ]
+    usage = Usage(50, 103)
+    while waiting := [client for client in clients if client.waits]:
+        assert pool.gate.num_under_way == SLOTS, len(waiting)
+        oldest = next(one for one in pool.order if not one.is_over)
+        await pool.done(oldest, usage)
+        if len({one.request.fairness_id for one in waiting}) < 3:
+            break
+    shares = [sum(one.request.fairness_id == name for one in pool.order) for name in "abc"]
+    assert max(shares) - min(shares) <= 4
+
+
+async def test_a_band_that_keeps_places_free_holds_back_those_below() -> None:
+    """Else a lower priority would take what is kept from a higher one."""
+    pool = scene(bands={5: turns()})
+    await pool.done((await arrive(pool, "calm", 1, priority=5))[0])
+    high = await arrive(pool, "flood", SLOTS, priority=5)
+    low = await arrive(pool, "other", 2)
+    assert let_in(high) == SLOTS - KEPT
+    assert let_in(low) == 0
+    for client in high:
+        if client.waits and client.task is not None:
+            client.task.cancel()
+    await settle()
+    assert let_in(low) == 2
+
+
+async def test_places_are_a_part_of_the_bands_ceiling() -> None:
+    """Of a band that may fill half of the pool, half as many."""
+    pool = Scene(
+        Pool(1),
+        detector=Slots(20),
+        default_band=turns(),
+        usage_limits=Ceilings(default=0.5),
+    )
+    await pool.done((await arrive(pool, "calm", 1))[0])
+    assert let_in(await arrive(pool, "flood", 15)) == SLOTS - KEPT
+    assert let_in(await arrive(pool, "calm", 5)) == KEPT
+
+
+async def test_without_headroom_all_places_are_for_whoever_comes() -> None:
+    """And with it again after a reload; what was used before that is not known then."""
+    pool = scene(headroom=0.0)
+    await pool.done((await arrive(pool, "calm", 1))[0])
+    flood = await arrive(pool, "flood", 12)
+    assert let_in(flood) == SLOTS
+    pool.gate.use(with_settings(pool.settings, default_band=turns()))
+    await arrive(pool, "calm", 1)
+    for client in flood[:KEPT]:
+        await pool.done(client)
+    assert let_in(flood) == SLOTS + 1
+    assert let_in([pool.clients[-1]]) == 1

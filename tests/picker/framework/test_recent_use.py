@@ -1,0 +1,138 @@
+"""Who has used more than a fair share lately, against sums over everything that was used."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.framework.recent_use import FADING_SECONDS, MEMORY_SECONDS, RecentUse
+
+WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
+
+
+class Account:
+    """All that was ever used, and the same told to a `RecentUse`."""
+
+    def __init__(self) -> None:
+        self.use = RecentUse()
+        self.now = 0.0
+        self.used: dict[str, list[tuple[float, float]]] = {}
+        self.waiting: set[str] = set()
+
+    def begin(self, flow: str, tokens: float) -> None:
+        """A request comes, goes at once, and is over at once."""
+        self.use.began(flow, WEIGHTS[flow], tokens, self.now)
+        self.use.ended(flow, 0.0, self.now)
+        self.used.setdefault(flow, []).append((self.now, tokens))
+
+    def wait(self, flow: str) -> None:
+        """Something waits."""
+        self.use.waits(flow, WEIGHTS[flow])
+        self.used.setdefault(flow, [])
+        self.waiting.add(flow)
+
+    def per_weight(self, flow: str) -> float:
+        """What it used lately."""
+        fading = ((self.now - at) / FADING_SECONDS for at, _ in self.used[flow])
+        faded = (math.exp(-one) for one in fading)
+        used = zip(self.used[flow], faded, strict=True)
+        return sum(tokens * left for (_, tokens), left in used) / WEIGHTS[flow]
+
+    def share(self) -> float:
+        """The fair one, for each weight."""
+        weights = sum(WEIGHTS[flow] for flow in self.used)
+        return sum(self.per_weight(flow) * WEIGHTS[flow] for flow in self.used) / weights
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, 1000), st.floats(0.0, 3.0)),
+        min_size=3,
+        max_size=30,
+    )
+)
+def test_whoever_may_go_is_within_a_fair_share(steps: list[tuple[str, int, float]]) -> None:
+    """The one in turn if that is, else whoever used least; and somebody always is."""
+    account = Account()
+    for flow in WEIGHTS:
+        account.wait(flow)
+        account.begin(flow, 1)
+    for flow, tokens, seconds in steps:
+        account.now += seconds
+        account.begin(flow, tokens)
+        least = min(account.per_weight(one) for one in WEIGHTS)
+        for first in WEIGHTS:
+            found = account.use.within_share(first, account.now)
+            assert found is not None
+            if account.per_weight(first) <= account.share() * (1 - 1e-6):
+                assert found == first
+            elif account.per_weight(first) >= account.share() * (1 + 1e-6):
+                assert account.per_weight(found) == pytest.approx(least)
+
+
+def test_nobody_is_held_back_alone() -> None:
+    """Whatever was used, also once all others are forgotten."""
+    use = RecentUse()
+    use.began("giant", 1.0, 1e12, 0.0)
+    use.ended("giant", 0.0, 0.0)
+    use.waits("a", 1.0)
+    use.began("a", 1.0, 7.0, 1.0)
+    assert use.within_share("a", 2.0) == "a"
+    use.waits("b", 1.0)
+    use.began("b", 1.0, 1.0, 2.0)
+    assert use.within_share("a", MEMORY_SECONDS - 0.1) == "a"
+    assert use.within_share("a", MEMORY_SECONDS) == "b"
+
+
+def test_room_is_kept_for_ten_seconds_after_the_end() -> None:
+    """For somebody of whom nothing waits and who used less; not longer."""
+    use = RecentUse()
+    use.began("calm", 1.0, 10.0, 0.0)
+    use.waits("flood", 1.0)
+    use.began("flood", 1.0, 100.0, 0.0)
+    assert use.within_share("flood", 60.0) is None
+    use.ended("calm", 0.0, 60.0)
+    assert use.within_share("flood", 69.9) is None
+    assert use.within_share("flood", 70.0) == "flood"
+    assert len(use) == 1
+
+
+def test_names_that_are_made_up_never_go_before_their_turn() -> None:
+    """Though they have used nothing; in their turn they go."""
+    use = RecentUse()
+    use.waits("flood", 1.0)
+    use.began("flood", 1.0, 100.0, 0.0)
+    for number in range(50):
+        use.waits(f"new-{number}", 1.0)
+    assert use.within_share("flood", 1.0) is None
+    assert use.within_share("new-7", 1.0) == "new-7"
+
+
+def test_what_was_taken_for_too_much_is_handed_back() -> None:
+    """A response may use less than its estimate; never less than nothing in all."""
+    use = RecentUse()
+    for flow, tokens in (("a", 1000.0), ("b", 100.0)):
+        use.waits(flow, 1.0)
+        use.began(flow, 1.0, tokens, 0.0)
+    assert use.within_share("a", 0.0) == "b"
+    use.ended("a", -5000.0, 0.5)
+    assert use.within_share("b", 0.5) == "a"
+    use.forget("b")
+    assert use.within_share("a", 0.5) == "a"
+
+
+def test_a_long_life_does_not_overflow() -> None:
+    """What counts more and more is scaled anew in time."""
+    account = Account()
+    account.wait("a")
+    account.wait("b")
+    for second in range(2000):
+        account.now = second * 2.0
+        account.begin("a", 10)
+        account.begin("b", 10)
+    assert account.use.within_share("a", account.now) == "b"
+    assert account.use.within_share("b", account.now) == "b"
