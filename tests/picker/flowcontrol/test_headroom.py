@@ -133,14 +133,26 @@ async def test_places_are_a_part_of_the_bands_ceiling() -> None:
 
 
 async def test_without_headroom_all_places_are_for_whoever_comes() -> None:
-    """And with it again after a reload; what was used before that is not known then."""
+    """Until a reload says otherwise."""
     pool = scene(headroom=0.0)
     await pool.done((await arrive(pool, "calm", 1))[0])
     flood = await arrive(pool, "flood", 12)
     assert let_in(flood) == SLOTS
+    assert let_in(await arrive(pool, "calm", 1)) == 0
     pool.gate.use(with_settings(pool.settings, default_band=turns()))
-    await arrive(pool, "calm", 1)
     for client in flood[:KEPT]:
         await pool.done(client)
-    assert let_in(flood) == SLOTS + 1
-    assert let_in([pool.clients[-1]]) == 1
+    assert pool.gate.num_under_way == SLOTS - KEPT + 1  # nobody is known to have used anything
+
+
+async def test_a_tenant_that_nobody_knows_waits_for_its_turn() -> None:
+    """Else names that are made up would keep others from theirs; known ones go out of turn."""
+    pool = scene()
+    await pool.done((await arrive(pool, "known", 1))[0])
+    flood = await arrive(pool, "flood", 15)
+    new = await arrive(pool, "new", 1)
+    assert let_in(new) == 0
+    assert let_in(await arrive(pool, "known", 1)) == 1
+    while not let_in(new):
+        await pool.done(next(one for one in flood if one.ticket and not one.is_over))
+    assert let_in(flood) < 15
