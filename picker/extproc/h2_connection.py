@@ -253,6 +253,7 @@ class GrpcConnection(asyncio.Protocol):
     def _finished(self, stream: CallStream, task: asyncio.Task[None]) -> None:
         """A method has returned, failed or been cancelled; runs exactly once per call."""
         self._tasks.discard(task)
+        stream.task = None  # one that was cancelled holds its frames, and so the stream
         if stream.timer is not None:
             stream.timer.cancel()
         outcome = self._outcome(stream, task)

@@ -145,10 +145,13 @@ class _Session:
                     if self._ending is Ending.END_OF_STREAM and is_stopping():
                         self._ending = Ending.SHUTDOWN
                     self._cancel_routing()
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             self._ending = Ending.SHUTDOWN if is_stopping() else Ending.CANCELLED
+            # A task group's frame holds what it raises, whose frames hold the request; see `_ask`.
+            cancelled.with_traceback(None)
             raise
         finally:
+            self._routing = None  # one that was cancelled holds its frames, and so this
             # Only after the group is done: nothing routes any more when the exchange finishes.
             self._end(self._machine.receive(Closed(self._ending)))
         if self._failure is not None:

@@ -152,8 +152,8 @@ class Exchange:
         if self._finished:
             return
         self._finished = True
-        self._evict = None  # it holds the stream, which holds this
         now, request, response = self._around.clock(), self._request, self._response
+        self._evict = self._response = None  # they hold this
         if self._endpoint_key is not None:
             self._around.inflight.release(self._endpoint_key)
         if self._visit is not None:

@@ -127,6 +127,31 @@ async def test_nobody_waits_for_the_collector(tmp_path: Path) -> None:
         await scene.is_at_rest()
 
 
+async def test_who_gives_up_takes_its_body_along(tmp_path: Path) -> None:
+    """As well: what is left for the collector is a scrap of each."""
+    async with waiting_scene(tmp_path, config(NO_CAPS)) as scene:
+        served = await scene.serve()
+        tasks = len(asyncio.all_tasks())
+        gateway = Gateway([body(ONE_TEXT, 2_000)] * WARM_UP, buffered=True)
+        await gateway.connect(scene.picker.ports.grpc)
+        await fill(scene, gateway, 0, WARM_UP)
+        gc.collect()
+        gc.disable()
+        try:
+            await gateway.close()
+
+            async def all_gone() -> bool:
+                waiting = scene.picker.picker._requests.waiting
+                return not waiting and len(asyncio.all_tasks()) == tasks
+
+            await until(all_gone)
+            assert gc.collect() < 100 + 3 * WARM_UP
+        finally:
+            gc.enable()
+        await served.end()
+        await scene.is_at_rest()
+
+
 async def has_refused(scene: Scene, number: int, tasks: int) -> None:
     """Return once so many are refused, and no more tasks run than before."""
 

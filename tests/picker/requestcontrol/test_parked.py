@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -156,3 +157,30 @@ async def test_what_a_processor_has_put_into_a_body_is_kept(house: Any) -> None:
         ((decided, _, _),) = house.scheduler.calls
         assert decided.body.payload["prompt"] == "another"
         assert b'"another"' in decision.body
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_a_request_that_is_over_is_free_at_once(house: Any, is_open: bool) -> None:
+    """The collector would find its body much later, and stop everybody for looking."""
+    gate = HeldGate(is_open=is_open)
+    house.use(gate=gate)
+    gc.collect()
+    gc.disable()
+    try:
+        exchange = house.director.begin()
+        exchange.allow_eviction(exchange.finish)  # a stream holds its exchange
+        if is_open:
+            decision = await exchange.route(RawRequest(PATH, BODY))
+        else:
+            routing = asyncio.get_running_loop().create_task(exchange.route(RawRequest(PATH, BODY)))
+            await gate.came.wait()
+            gate.let_in("id-1")
+            decision = await routing
+            del routing
+        exchange.finish(FinishCause.COMPLETED, 200)
+        for kept in (*vars(house.recorder).values(), house.scheduler.calls, gate.evictions):
+            kept.clear()
+        del exchange, decision
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
