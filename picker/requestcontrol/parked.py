@@ -19,6 +19,7 @@ from picker.types import InferenceRequest, ParsedBody, RawRequest
 
 # Upper estimates of what the process holds, in bytes; a test measures them.
 REQUEST_BYTES = 16_384  # tasks, buffers, and the objects of every layer; 9 to 12 thousand
+SLACK = 4  # a quarter of a body more: room that large blocks leave unused between them
 TEXT_BYTES = 256  # of a header or a name, beside its characters
 PROMPT_BYTES = 128  # of a prompt of token ids, beside these
 FEATURE_BYTES = 512  # of an image or the like in a prompt
@@ -55,6 +56,7 @@ def held_bytes(request: InferenceRequest, raw: RawRequest) -> int:
     return (
         REQUEST_BYTES
         + request.size_bytes
+        + request.size_bytes // SLACK
         + sum(map(getsizeof, (*texts, *names)))
         + TEXT_BYTES * (len(headers) + len(hint))
         + sum(prompts.values())
