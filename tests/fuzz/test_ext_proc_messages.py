@@ -28,6 +28,7 @@ from picker.types import FinishCause, RawRequest, RouteDecision
 LIMITS = Limits(max_body_bytes=100_000, max_headers=8, max_header_bytes=2_000)
 SLACK_BYTES = 500_000  # what the interpreter and protobuf need beside the messages
 LIMIT_SECONDS = 60.0
+PATIENCE = "patience"  # a message that only asks the proxy to wait on
 
 # What a proxy sends
 
@@ -211,6 +212,8 @@ class Reply:
     def of(cls, message: pb.ProcessingResponse) -> Reply:
         """The essence of a message."""
         kind = message.WhichOneof("response")
+        if kind is None and message.HasField("override_message_timeout"):
+            return cls(PATIENCE, ends_body=False)
         mutation = getattr(
             getattr(getattr(message, kind or "", None), "response", None), "body_mutation", None
         )
@@ -263,6 +266,7 @@ def check(play: Play) -> None:
         assert len(raw.body or b"") <= LIMITS.max_body_bytes
     kinds = [reply.kind for reply in written]
     assert None not in kinds
+    assert kinds.count(PATIENCE) <= len(exchange.routed)
     assert kinds.count("immediate_response") <= 1
     assert "immediate_response" not in kinds[:-1]  # nothing follows it
     for kind in ("request_body", "response_body"):
