@@ -11,151 +11,126 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
-import msgspec
 from msgspec import Meta
 
+from picker.datalayer.object_parts import (
+    MAX_CONDITIONS,
+    Condition,
+    GroupName,
+    Int32,
+    KindName,
+    ObjectMeta,
+    Part,
+    ReferentName,
+    conditions_schema,
+)
 from picker.datalayer.request_rules import Objective
 from picker.datalayer.rewrites import RewriteRule, RewriteTarget
 
-API_VERSION: Final = "llm-d.ai/v1alpha2"
-LEGACY_API_VERSION: Final = "inference.networking.x-k8s.io/v1alpha2"
+GROUP: Final = "llm-d.ai"
+LEGACY_GROUP: Final = "inference.networking.x-k8s.io"
+VERSION: Final = "v1alpha2"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+LEGACY_API_VERSION: Final = f"{LEGACY_GROUP}/{VERSION}"
 POOL_GROUP: Final = "inference.networking.k8s.io"
 POOL_KIND: Final = "InferencePool"
-DEFAULT_NAMESPACE: Final = "default"
 MIN_WEIGHT, MAX_WEIGHT = 1, 1_000_000
-MAX_CONDITIONS = 8
-
-_DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_DNS_NAME = rf"{_DNS_LABEL}(\.{_DNS_LABEL})*"
-_END = r"$(?!\n)"  # "$" alone lets a line break follow
-Int32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
-ObjectName: TypeAlias = Annotated[
-    str, Meta(min_length=1, max_length=253, pattern=f"^{_DNS_NAME}{_END}")
-]
-NamespaceName: TypeAlias = Annotated[
-    str, Meta(min_length=1, max_length=63, pattern=f"^{_DNS_LABEL}{_END}")
-]
-Timestamp: TypeAlias = Annotated[datetime, Meta(tz=True)]  # RFC 3339
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """A part of an object; nothing may stand in it but its fields."""
-
-
-class ObjectMeta(_Part, frozen=True, kw_only=True):
-    """What every Kubernetes object has; of it the first three fields matter here."""
-
-    name: ObjectName
-    namespace: NamespaceName = DEFAULT_NAMESPACE
-    creation_timestamp: Timestamp | None = None
-    generate_name: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    generation: int | None = None
-    deletion_timestamp: Timestamp | None = None
-    deletion_grace_period_seconds: int | None = None
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-    finalizers: tuple[str, ...] = ()
-    owner_references: tuple[dict[str, Any], ...] = ()
-    managed_fields: tuple[dict[str, Any], ...] = ()
-    self_link: str = ""
-
-
-class PoolReference(_Part, frozen=True, kw_only=True):
+class PoolReference(Part, frozen=True, kw_only=True):
     """The pool whose requests an object is about."""
 
-    group: Annotated[str, Meta(max_length=253, pattern=f"^{_END}|^{_DNS_NAME}{_END}")] = POOL_GROUP
-    kind: Annotated[
-        str,
-        Meta(min_length=1, max_length=63, pattern=f"^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?{_END}"),
-    ] = POOL_KIND
-    name: Annotated[str, Meta(min_length=1, max_length=253)]
+    group: GroupName = POOL_GROUP
+    kind: KindName = POOL_KIND
+    name: ReferentName
 
     def names(self, pool: str) -> bool:
         """Whether it is the InferencePool called `pool`."""
         return (self.group, self.kind, self.name) == (POOL_GROUP, POOL_KIND, pool)
 
 
-class Condition(_Part, frozen=True, kw_only=True):
-    """One condition of a status."""
+class ObjectiveStatus(Part, frozen=True, kw_only=True):
+    """What others say of an objective; it decides nothing."""
 
-    type: Annotated[str, Meta(min_length=1, max_length=316)]
-    status: Literal["True", "False", "Unknown"]
-    reason: Annotated[str, Meta(min_length=1, max_length=1024)]
-    message: Annotated[str, Meta(max_length=32768)]
-    last_transition_time: Timestamp
-    observed_generation: Annotated[int, Meta(ge=0)] | None = None
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Meta(max_length=MAX_CONDITIONS, extra_json_schema=conditions_schema("Ready")),
+    ] = ()
 
 
-class Status(_Part, frozen=True, kw_only=True):
-    """What others say of an object; it decides nothing."""
+class RewriteStatus(Part, frozen=True, kw_only=True):
+    """What others say of a rewrite; it decides nothing."""
 
-    conditions: Annotated[tuple[Condition, ...], Meta(max_length=MAX_CONDITIONS)] = ()
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Meta(max_length=MAX_CONDITIONS, extra_json_schema=conditions_schema("Accepted")),
+    ] = ()
 
 
-class ObjectiveSpec(_Part, frozen=True, kw_only=True):
+class ObjectiveSpec(Part, frozen=True, kw_only=True):
     """Without a priority those who follow the objective have priority 0."""
 
     pool_ref: PoolReference
     priority: Int32 | None = None
 
 
-class InferenceObjective(_Part, frozen=True, kw_only=True):
+class InferenceObjective(Part, frozen=True, kw_only=True):
     """A name that requests give in a header, and their priority."""
 
     api_version: str
     kind: Literal["InferenceObjective"]
     metadata: ObjectMeta
     spec: ObjectiveSpec
-    status: Status = Status()
+    status: ObjectiveStatus = ObjectiveStatus()
 
 
-class ModelMatch(_Part, frozen=True, kw_only=True):
+class ModelMatch(Part, frozen=True, kw_only=True):
     """A model as requests name it."""
 
     type: Literal["Exact"] = "Exact"
     value: Annotated[str, Meta(min_length=1)]
 
 
-class Match(_Part, frozen=True, kw_only=True):
+class Match(Part, frozen=True, kw_only=True):
     """What a request has to be like."""
 
     model: ModelMatch
 
 
-class Target(_Part, frozen=True, kw_only=True):
+class Target(Part, frozen=True, kw_only=True):
     """The model to ask for instead, and its share of the requests."""
 
     model_rewrite: str
-    weight: Annotated[int, Meta(ge=MIN_WEIGHT, le=MAX_WEIGHT)] | None = None
+    weight: (
+        Annotated[int, Meta(ge=MIN_WEIGHT, le=MAX_WEIGHT, extra_json_schema={"format": "int32"})]
+        | None
+    ) = None
 
 
-class Rule(_Part, frozen=True, kw_only=True):
+class Rule(Part, frozen=True, kw_only=True):
     """One of `matches` has to hold; without any, every request matches."""
 
     matches: tuple[Match, ...] = ()
     targets: Annotated[tuple[Target, ...], Meta(min_length=1)] | None = None
 
 
-class RewriteSpec(_Part, frozen=True, kw_only=True):
+class RewriteSpec(Part, frozen=True, kw_only=True):
     """The rules, those before others first."""
 
     pool_ref: PoolReference
     rules: tuple[Rule, ...]
 
 
-class InferenceModelRewrite(_Part, frozen=True, kw_only=True):
+class InferenceModelRewrite(Part, frozen=True, kw_only=True):
     """Which models requests get instead of those that they name."""
 
     api_version: str
     kind: Literal["InferenceModelRewrite"]
     metadata: ObjectMeta
     spec: RewriteSpec
-    status: Status = Status()
+    status: RewriteStatus = RewriteStatus()
 
 
 PolicyObject: TypeAlias = InferenceObjective | InferenceModelRewrite
