@@ -31,12 +31,12 @@ class Column:
     type: str = "string"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Definition:
-    """One kind in one version of a group.
+    """One kind in one version of a group; it is equal to itself alone.
 
-    `needs_spec` is what the API says: objects without a `spec` may stand in a cluster where it is
-    False, and say nothing to the picker.
+    `needs_spec` is what the API says: where it is False, objects without a `spec` may stand in a
+    cluster, and say nothing to the picker.
     """
 
     group: str
