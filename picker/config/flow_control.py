@@ -8,7 +8,7 @@ among the plugins is made when it is a plugin type.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, TypeVar
@@ -44,14 +44,6 @@ DEFAULT_EVICTION_FILTER = "sheddable-eviction-filter"
 DEFAULT_EVICTION_ORDER = "priority-then-time-eviction-order-policy"
 
 _SECTION: Path = ("flowControl",)
-_POLICY_TYPES = (
-    "-fairness",
-    "-fairness-policy",
-    "-ordering-policy",
-    "-limit-policy",
-    "-holdback-policy",
-    "-ceiling-policy",
-)
 _ENABLE_EVICTION: Path = (*_SECTION, "enableEviction")
 T = TypeVar("T")
 
@@ -70,15 +62,14 @@ def plan_flow_control(
     if not gate_settings(config)[FLOW_CONTROL_GATE]:
         return None
     section = config.flow_control or FlowControl()
-    types = [name for name in registry.names if name.endswith(_POLICY_TYPES)]
-    return _Planner(section, plugins, types, findings).settings(detector)
+    return _Planner(section, plugins, registry.names, findings).settings(detector)
 
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
     section: FlowControl
     plugins: PluginInstances
-    policy_types: Sequence[str]
+    all_types: Collection[str]
     findings: Findings
 
     def settings(self, detector: Instance | None) -> FlowControlSettings | None:
@@ -185,17 +176,18 @@ class _Planner:
     # Policies
 
     def _policy(self, ref: str, at: Path, kind: _Kind[T]) -> T | None:
+        types = [name for name in self.all_types if name.endswith(kind.endings)]
         if ref == kind.default:
             instance = self.plugins.default(ref)
         else:
-            instance = self.plugins.referenced_or_type(ref, at, self.policy_types)
+            instance = self.plugins.referenced_or_type(ref, at, types)
         if instance is None:
             return None
         policy = kind.of(instance.plugin)
         if policy is None:
             fitting = {one.name for one in self.plugins if kind.of(one.plugin) is not None}
             text = f"'{ref}' is not {kind.name}"
-            self.findings.unknown(at, text, ref, fitting | {kind.default})
+            self.findings.unknown(at, text, ref, fitting.union(types))
         return policy
 
     def _eviction(self) -> tuple[EvictionFilter, EvictionOrder] | None:
@@ -216,11 +208,15 @@ class _Planner:
 
 @dataclass(frozen=True, slots=True)
 class _Kind(Generic[T]):
-    """A kind of policy: what messages call it, its default type, and how it is recognised."""
+    """A kind of policy: what messages call it, its default type, and how it is recognised.
+
+    `endings` are those of the names of all its types, for references that may make one.
+    """
 
     name: str
     default: str
     of: Callable[[object], T | None]
+    endings: tuple[str, ...] = ()
 
 
 def _fairness(plugin: object) -> FairnessPolicy | None:
@@ -252,8 +248,10 @@ def _arguments(method: Callable[..., object]) -> int:
     return len(inspect.signature(method).parameters)
 
 
-_FAIRNESS = _Kind("a fairness policy", DEFAULT_FAIRNESS, _fairness)
-_ORDERING = _Kind("an ordering policy", DEFAULT_ORDERING, _ordering)
-_USAGE_LIMITS = _Kind("a usage-limit policy", DEFAULT_USAGE_LIMITS, _usage_limits)
+_SHARES = ("-fairness", "-fairness-policy")
+_CEILINGS = ("-limit-policy", "-holdback-policy", "-ceiling-policy")
+_FAIRNESS = _Kind("a fairness policy", DEFAULT_FAIRNESS, _fairness, _SHARES)
+_ORDERING = _Kind("an ordering policy", DEFAULT_ORDERING, _ordering, ("-ordering-policy",))
+_USAGE_LIMITS = _Kind("a usage-limit policy", DEFAULT_USAGE_LIMITS, _usage_limits, _CEILINGS)
 _EVICTION_FILTER = _Kind("an eviction filter", DEFAULT_EVICTION_FILTER, _eviction_filter)
 _EVICTION_ORDER = _Kind("an eviction order", DEFAULT_EVICTION_ORDER, _eviction_order)
