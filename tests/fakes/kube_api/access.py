@@ -1,0 +1,83 @@
+"""Who may do what: bearer tokens and role rules, by the API server's own reading of RBAC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kube_api.statuses import forbidden, unauthorized
+from kube_api.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule of a Role. No `names` means all; no `namespace` means everywhere."""
+
+    groups: Sequence[str]
+    resources: Sequence[str]
+    verbs: Sequence[str]
+    names: Sequence[str] = ()
+    namespace: str | None = None
+
+    def allows(self, target: Target) -> bool:
+        """Whether the rule covers a request.
+
+        A list or watch has the name that its field selector asks for; a create never has one.
+        """
+        wanted = target.resource.plural
+        if target.subresource:
+            wanted = f"{wanted}/{target.subresource}"
+        fits = (
+            _has(self.groups, target.resource.group)
+            and _has(self.resources, wanted)
+            and _has(self.verbs, target.verb)
+        )
+        place = self.namespace in (None, target.namespace)
+        named = not self.names or (target.verb != "create" and target.named in self.names)
+        return fits and place and named
+
+
+def _has(allowed: Sequence[str], wanted: str) -> bool:
+    return "*" in allowed or wanted in allowed
+
+
+@dataclass(slots=True)
+class Access:
+    """Which tokens are known and which rules each user has; the sole owner of both.
+
+    Without any token everything is allowed to everybody. What is open already stays open when rules
+    are taken away: only new requests are judged.
+    """
+
+    users: dict[str, str] = field(default_factory=dict)
+    rules: dict[str, list[Rule]] = field(default_factory=dict)
+    denied: list[tuple[str, str]] = field(default_factory=list)
+
+    def grant(self, token: str, user: str, rules: Sequence[Rule]) -> None:
+        """Make a token known, with exactly these rules."""
+        self.users[token] = user
+        self.rules[user] = list(rules)
+
+    def deny(self, verb: str, plural: str = "*") -> None:
+        """Refuse a verb to everybody, whatever the rules say."""
+        self.denied.append((verb, plural))
+
+    def allow_again(self) -> None:
+        """Take back every `deny`."""
+        self.denied.clear()
+
+    def check(self, target: Target, authorization: str | None) -> None:
+        """Raises ApiError 401 or 403."""
+        user = "system:anonymous"
+        if self.users:
+            kind, _, token = (authorization or "").partition(" ")
+            if kind != "Bearer" or token not in self.users:
+                raise unauthorized()
+            user = self.users[token]
+        refused = any(
+            verb in (target.verb, "*") and plural in (target.resource.plural, "*")
+            for verb, plural in self.denied
+        )
+        allowed = not self.users or any(rule.allows(target) for rule in self.rules[user])
+        if refused or not allowed:
+            raise forbidden(target.resource, user, target.verb, target.namespace, target.name or "")

@@ -1,0 +1,85 @@
+"""Faults on demand: answers that go wrong, come late, or do not come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kube_api.clock import Clock, sleep
+from kube_api.statuses import ApiError
+from kube_api.target import Target
+
+
+class DroppedError(Exception):
+    """The connection is to be reset without an answer."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """What befalls requests of these verbs on these resources (all, where none is named).
+
+    `times` is for how many more requests (None: until it is lifted). A fault delays first, then
+    hangs, drops or answers with its error; one that only delays lets the request go on.
+    """
+
+    verbs: tuple[str, ...] = ()
+    plural: str | None = None
+    times: int | None = None
+    delay_seconds: float = 0.0
+    hangs: bool = False
+    drops: bool = False
+    error: ApiError | None = None
+    met: int = 0
+
+    def concerns(self, target: Target) -> bool:
+        """Whether it befalls this request."""
+        left = self.times is None or self.met < self.times
+        placed = self.plural in (None, target.resource.plural)
+        return left and placed and (not self.verbs or target.verb in self.verbs)
+
+
+@dataclass(slots=True)
+class Faults:
+    """The faults in force; the sole owner of that list."""
+
+    clock: Clock
+    active: list[Fault] = field(default_factory=list)
+    _lifted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add(self, fault: Fault) -> Fault:
+        """Put a fault in force; of several that concern a request, all take effect in order."""
+        self.active.append(fault)
+        return fault
+
+    def answer(
+        self, error: ApiError, *verbs: str, plural: str | None = None, times: int | None = None
+    ) -> Fault:
+        """Refuse requests with `error`."""
+        return self.add(Fault(verbs, plural, times, error=error))
+
+    def delay(self, seconds: float, *verbs: str, plural: str | None = None) -> Fault:
+        """Answer late, by the clock."""
+        return self.add(Fault(verbs, plural, delay_seconds=seconds))
+
+    def lift(self) -> None:
+        """End all faults; requests that hang go on."""
+        self.active.clear()
+        self._lifted.set()
+        self._lifted = asyncio.Event()
+
+    async def befall(self, target: Target) -> None:
+        """What comes before the answer to a request. Raises ApiError, or DroppedError."""
+        for fault in list(self._concerning(target)):
+            fault.met += 1
+            if fault.delay_seconds:
+                await sleep(self.clock, fault.delay_seconds)
+            if fault.hangs:
+                await self._lifted.wait()
+            if fault.drops:
+                raise DroppedError
+            if fault.error is not None:
+                raise fault.error
+
+    def _concerning(self, target: Target) -> Iterator[Fault]:
+        return (fault for fault in self.active if fault.concerns(target))

@@ -1,0 +1,92 @@
+"""Lists, whole and in pages; the pages of one list all show the version of the first."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field
+
+import msgspec
+from kube_api.resources import Resource
+from kube_api.statuses import bad_request, expired_continue, too_large_version
+from kube_api.store import Store, Stored
+from kube_api.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """What a `continue` token stands for."""
+
+    version: int
+    items: tuple[Stored, ...]
+
+
+@dataclass(slots=True)
+class Lists:
+    """Answers lists from a store; the sole owner of the lists that are half read."""
+
+    store: Store
+    _rests: dict[str, _Rest] = field(default_factory=dict)
+
+    def page(self, target: Target) -> bytes:
+        """The JSON of one reply.
+
+        Raises ApiError 410 for a `continue` that is no longer known, 504 for a version not reached.
+        """
+        token = target.query.get("continue", "")
+        version, items = self._continued(token) if token else self._begun(target)
+        limit = target.number("limit")
+        metadata: dict[str, object] = {"resourceVersion": str(version)}
+        if limit and len(items) > limit:
+            metadata["continue"] = self._remember(version, items[limit:])
+            if not (target.query.get("labelSelector") or target.query.get("fieldSelector")):
+                metadata["remainingItemCount"] = len(items) - limit
+            items = items[:limit]
+        return _body(target.resource, metadata, items)
+
+    def expire(self) -> None:
+        """Forget all lists that are half read."""
+        self._rests.clear()
+
+    def _begun(self, target: Target) -> tuple[int, tuple[Stored, ...]]:
+        asked = target.version()
+        match = target.query.get("resourceVersionMatch", "")
+        if match and asked is None:
+            raise bad_request(
+                "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless "
+                "resourceVersion is provided"
+            )
+        if asked is not None and asked > self.store.version:
+            raise too_large_version(asked, self.store.version)
+        selected = target.selector()
+        items = tuple(one for one in self.store.all(target.resource) if selected(one.obj))
+        return self.store.version, items
+
+    def _continued(self, token: str) -> tuple[int, tuple[Stored, ...]]:
+        rest = self._rests.get(token)
+        if rest is None:
+            raise expired_continue()
+        return rest.version, rest.items
+
+    def _remember(self, version: int, items: tuple[Stored, ...]) -> str:
+        metadata = items[0].obj["metadata"]
+        key = msgspec.json.encode({"v": version, "start": metadata["name"], "left": len(items)})
+        token = base64.urlsafe_b64encode(key).decode()
+        self._rests[token] = _Rest(version, items)
+        return token
+
+
+def _body(resource: Resource, metadata: dict[str, object], items: tuple[Stored, ...]) -> bytes:
+    head = {
+        "kind": f"{resource.kind}List",
+        "apiVersion": resource.api_version,
+        "metadata": metadata,
+    }
+    raws = [one.raw if resource.custom else _untyped(one) for one in items]
+    return msgspec.json.encode(head)[:-1] + b',"items":[' + b",".join(raws) + b"]}"
+
+
+def _untyped(one: Stored) -> bytes:
+    """The items of a built-in list do not name their own kind: the list does."""
+    return msgspec.json.encode(
+        {key: value for key, value in one.obj.items() if key not in ("kind", "apiVersion")}
+    )

@@ -1,0 +1,183 @@
+"""Reading and writing objects as requests do: create, put, patch, delete, each with its rules."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kube_api.clock import Clock, stamp
+from kube_api.patches import patched
+from kube_api.resources import Object, Resource
+from kube_api.statuses import ApiError, bad_request, conflict, not_found
+from kube_api.store import Key, Store, Stored, key_of, stored
+from kube_api.writes import FieldValidation, created, decoded, put_version_error, updated
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How a write was asked for."""
+
+    validation: FieldValidation = FieldValidation.WARN
+    dry_run: bool = False
+    status: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a write gives: the object, the HTTP status, and the warnings for the client."""
+
+    stored: Stored
+    code: int = 200
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOptions:
+    """The body of a delete: grace in seconds, and what must be true of the object."""
+
+    grace_seconds: int | None = None
+    uid: str | None = None
+    version: str | None = None
+
+    @classmethod
+    def of(cls, body: Any, query_grace: str | None) -> DeleteOptions:
+        """From a request; the body's word counts before the query's."""
+        body = body if isinstance(body, dict) else {}
+        asked = body.get("preconditions") or {}
+        grace = body.get("gracePeriodSeconds")
+        if grace is None and query_grace is not None:
+            grace = int(query_grace)
+        return cls(grace, asked.get("uid"), asked.get("resourceVersion"))
+
+
+class Objects:
+    """The rules of writing, over one store and one clock."""
+
+    def __init__(
+        self, store: Store, clock: Clock, new_uid: Callable[[], str] | None = None
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self.new_uid = new_uid or (lambda: str(uuid.uuid4()))
+
+    def create(
+        self, resource: Resource, namespace: str, body: Any, options: WriteOptions
+    ) -> Written:
+        """Raises ApiError 400, 404 (namespace), 409 or 422."""
+        self._check_namespace(resource, namespace)
+        obj, warnings = decoded(resource, body, options.validation)
+        obj = created(resource, obj, namespace, self.new_uid(), self._clock.now())
+        if options.dry_run:
+            self._check_free(resource, obj)
+            return Written(stored(obj, self._store.version), 201, tuple(warnings))
+        return Written(self._store.insert(resource, obj), 201, tuple(warnings))
+
+    def put(self, resource: Resource, key: Key, body: Any, options: WriteOptions) -> Written:
+        """Raises ApiError 400, 404, 409 or 422."""
+        obj, warnings = decoded(resource, body, options.validation)
+        found = self._store.find(resource, key)
+        if found is None:
+            if resource.put_creates and not obj["metadata"].get("resourceVersion"):
+                return self.create(resource, key[0], body, options)
+            raise not_found(resource, key[1])
+        if resource.put_needs_version and not obj["metadata"].get("resourceVersion"):
+            raise put_version_error(resource, key[1])
+        return self._write(resource, found, obj, options, warnings)
+
+    def patch(
+        self, resource: Resource, key: Key, patch: tuple[str, Any], options: WriteOptions
+    ) -> Written:
+        """`patch` is its content type and its body. Raises ApiError 400, 404, 409, 415 or 422."""
+        found = self._store.get(resource, key)
+        wanted = patched(resource, found.obj, *patch)
+        obj, warnings = decoded(resource, wanted, options.validation)
+        return self._write(resource, found, obj, options, warnings)
+
+    def delete(self, resource: Resource, key: Key, options: DeleteOptions) -> tuple[Stored, bool]:
+        """Delete, or begin to; gives the object and whether it is gone.
+
+        A Pod on a node gets its grace period first: it is gone once somebody (the kubelet) deletes
+        it with none. Raises ApiError 404 or 409.
+        """
+        found = self._store.get(resource, key)
+        self._check_preconditions(resource, found, options)
+        metadata = found.obj["metadata"]
+        if resource.graceful:
+            found, pending = self._with_grace(resource, found, options)
+            if pending:
+                return found, False
+        elif metadata.get("finalizers"):
+            if "deletionTimestamp" not in metadata:
+                found = self._store.replace(resource, self._dying(found.obj, 0))
+            return found, False
+        return self._store.delete(resource, key), True
+
+    def _with_grace(
+        self, resource: Resource, found: Stored, options: DeleteOptions
+    ) -> tuple[Stored, bool]:
+        """The object under its (new) grace period, and whether it must wait for its end."""
+        obj = found.obj
+        current = obj["metadata"].get("deletionGracePeriodSeconds")
+        grace = _grace(obj, options.grace_seconds)
+        if current is not None and (options.grace_seconds is None or grace >= current):
+            return found, True
+        found = self._store.replace(resource, self._dying(obj, grace))
+        return found, grace > 0 or bool(obj["metadata"].get("finalizers"))
+
+    def _dying(self, obj: Object, grace: int) -> Object:
+        metadata = dict(obj["metadata"])
+        if "deletionTimestamp" not in metadata and "generation" in metadata:
+            metadata["generation"] += 1
+        metadata["deletionTimestamp"] = stamp(self._clock.now() + grace)
+        metadata["deletionGracePeriodSeconds"] = grace
+        return {**obj, "metadata": metadata}
+
+    def _write(
+        self,
+        resource: Resource,
+        found: Stored,
+        obj: Object,
+        options: WriteOptions,
+        warnings: list[str],
+    ) -> Written:
+        new = updated(resource, found.obj, obj, status=options.status)
+        if options.dry_run:
+            return Written(stored(new, found.version), 200, tuple(warnings))
+        written = self._store.replace(resource, new)
+        metadata = written.obj["metadata"]
+        freed = "deletionTimestamp" in metadata and not metadata.get("finalizers")
+        if freed and not metadata.get("deletionGracePeriodSeconds"):
+            written = self._store.delete(resource, key_of(new))
+        return Written(written, 200, tuple(warnings))
+
+    def _check_namespace(self, resource: Resource, namespace: str) -> None:
+        spaces = Resource("", "v1", "namespaces", "Namespace")
+        if resource.namespaced and self._store.find(spaces, ("", namespace)) is None:
+            raise not_found(spaces, namespace)
+
+    def _check_free(self, resource: Resource, obj: Object) -> None:
+        if self._store.find(resource, key_of(obj)) is not None:
+            raise ApiError(409, "AlreadyExists", "it already exists")
+
+    @staticmethod
+    def _check_preconditions(resource: Resource, found: Stored, options: DeleteOptions) -> None:
+        metadata = found.obj["metadata"]
+        for name, asked, there in (
+            ("UID", options.uid, metadata["uid"]),
+            ("ResourceVersion", options.version, metadata["resourceVersion"]),
+        ):
+            if asked not in (None, there):
+                why = f"{name} in precondition: {asked}, {name} in object meta: {there}"
+                raise conflict(resource, metadata["name"], f"Precondition failed: {why}")
+
+
+def _grace(pod: Object, asked: int | None) -> int:
+    """A Pod's grace period, by the Pod strategy: none where no kubelet has it, or it has ended."""
+    spec, phase = pod.get("spec") or {}, (pod.get("status") or {}).get("phase")
+    if asked is not None and asked < 0:
+        raise bad_request("gracePeriodSeconds must be non-negative")
+    if not spec.get("nodeName") or phase in ("Succeeded", "Failed"):
+        return 0
+    return int(spec.get("terminationGracePeriodSeconds", 30) if asked is None else asked)

@@ -1,0 +1,71 @@
+"""Recorded event streams of a real kubelet, replayed into the fake server step by step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from kube_api.resources import Object
+from kube_api.server import KubeApi
+from kube_api.store import Type
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One recorded event: seconds since the recording began, its type, the object then."""
+
+    seconds: float
+    type: Type
+    obj: Object
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The steps of one stream, in their order."""
+
+    steps: tuple[Step, ...]
+
+    @classmethod
+    def load(cls, path: Path) -> Recording:
+        """From a file of JSON lines."""
+        lines = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+        return cls(tuple(Step(one["t"], Type(one["type"]), one["object"]) for one in lines))
+
+    def met_midway(self) -> list[Object]:
+        """Objects that were there before the recording began, as they must have been: Ready."""
+        seen: set[str] = set()
+        earlier = []
+        for step in self.steps:
+            uid = step.obj["metadata"]["uid"]
+            if uid not in seen and step.type is not Type.ADDED:
+                earlier.append(_ready(step.obj))
+            seen.add(uid)
+        return earlier
+
+
+def _ready(pod: Object) -> Object:
+    pod = copy.deepcopy(pod)
+    for condition in pod["status"].get("conditions", []):
+        if condition["type"] == "Ready":
+            condition["status"] = "True"
+    return pod
+
+
+def replay(api: KubeApi, recording: Recording) -> Iterator[Step]:
+    """Write one step at each turn, and give it: what comes after it is the test's to check.
+
+    What was there before the recording is written at first. The server gives its own versions; a
+    deletion leaves the object's last state in the event, as it was recorded.
+    """
+    for pod in recording.met_midway():
+        api.write(pod)
+    for step in recording.steps:
+        if step.type is Type.DELETED:
+            metadata = step.obj["metadata"]
+            api.erase("pods", metadata["name"], metadata["namespace"])
+        else:
+            api.write(step.obj)
+        yield step

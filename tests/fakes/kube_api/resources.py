@@ -1,0 +1,191 @@
+"""The resources the fake API server knows: a few built-in ones, and whatever CRDs are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+from crd_rules import CrdRules, FieldError
+
+Object: TypeAlias = dict[str, Any]
+_ANY_FIELDS = frozenset({"metadata.name", "metadata.namespace"})
+_POD_FIELDS = _ANY_FIELDS | {
+    "spec.nodeName",
+    "spec.restartPolicy",
+    "spec.schedulerName",
+    "spec.serviceAccountName",
+    "status.phase",
+    "status.podIP",
+    "status.nominatedNodeName",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One resource: how it is named, and by which rules its objects are written.
+
+    `rules` are a CRD's; a built-in resource has `check` instead, which tells what is wrong.
+    """
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+    has_status: bool = True
+    has_generation: bool = True
+    graceful: bool = False
+    put_needs_version: bool = False
+    put_creates: bool = False
+    fields: frozenset[str] = _ANY_FIELDS
+    rules: CrdRules | None = None
+    defaults: Callable[[Object], None] | None = None
+    check: Callable[[Object], Iterable[FieldError]] | None = None
+
+    @property
+    def qualified(self) -> str:
+        """`pods`, `leases.coordination.k8s.io`: how messages name it."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def api_version(self) -> str:
+        """`v1`, `coordination.k8s.io/v1`."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def custom(self) -> bool:
+        """Whether a CRD defines it."""
+        return self.rules is not None
+
+
+def _pod_defaults(pod: Object) -> None:
+    spec = pod.setdefault("spec", {})
+    spec.setdefault("restartPolicy", "Always")
+    spec.setdefault("terminationGracePeriodSeconds", 30)
+    pod.setdefault("status", {"phase": "Pending", "qosClass": "BestEffort"})
+
+
+def _pod_errors(pod: Object) -> Iterator[FieldError]:
+    if not pod.get("spec", {}).get("containers"):
+        yield FieldError("spec.containers", "FieldValueRequired", "Required value")
+
+
+def _lease_errors(lease: Object) -> Iterator[FieldError]:
+    spec = lease.get("spec") or {}
+    seconds, moves = spec.get("leaseDurationSeconds"), spec.get("leaseTransitions")
+    if seconds is not None and seconds <= 0:
+        text = f"Invalid value: {seconds}: must be greater than 0"
+        yield FieldError("spec.leaseDurationSeconds", "FieldValueInvalid", text)
+    if moves is not None and moves < 0:
+        text = f"Invalid value: {moves}: must be greater than or equal to 0"
+        yield FieldError("spec.leaseTransitions", "FieldValueInvalid", text)
+
+
+BUILT_IN = (
+    Resource("", "v1", "namespaces", "Namespace", namespaced=False, has_generation=False),
+    Resource(
+        "",
+        "v1",
+        "pods",
+        "Pod",
+        graceful=True,
+        fields=_POD_FIELDS,
+        defaults=_pod_defaults,
+        check=_pod_errors,
+    ),
+    Resource("", "v1", "services", "Service", has_generation=False),
+    Resource("", "v1", "configmaps", "ConfigMap", has_status=False, has_generation=False),
+    Resource("", "v1", "events", "Event", has_status=False, has_generation=False),
+    Resource(
+        "discovery.k8s.io",
+        "v1",
+        "endpointslices",
+        "EndpointSlice",
+        has_status=False,
+        put_creates=True,
+    ),
+    Resource(
+        "coordination.k8s.io",
+        "v1",
+        "leases",
+        "Lease",
+        has_status=False,
+        has_generation=False,
+        put_needs_version=True,
+        put_creates=True,
+        check=_lease_errors,
+    ),
+)
+
+
+def custom_resources(document: Object) -> Iterator[Resource]:
+    """The resources of a CRD: one for every served version. Raises ValueError for a bad schema."""
+    spec = document["spec"]
+    for version in spec["versions"]:
+        if version.get("served", True):
+            yield Resource(
+                group=spec["group"],
+                version=version["name"],
+                plural=spec["names"]["plural"],
+                kind=spec["names"]["kind"],
+                namespaced=spec.get("scope") != "Cluster",
+                has_status="status" in version.get("subresources", {}),
+                put_needs_version=True,
+                rules=CrdRules(document, version["name"]),
+            )
+
+
+class Catalogue:
+    """Which resources are served now; the sole owner of that set.
+
+    A CRD's versions share their objects, so they are stored under the first version installed.
+    """
+
+    def __init__(self) -> None:
+        self._served = {(r.group, r.version, r.plural): r for r in BUILT_IN}
+
+    def find(self, group: str, version: str, plural: str) -> Resource | None:
+        """The resource under a path, None where there is none."""
+        return self._served.get((group, version, plural))
+
+    def of_kind(self, api_version: str, kind: str) -> Resource:
+        """The resource of an object. Raises LookupError when it is not served."""
+        for resource in self._served.values():
+            if (resource.api_version, resource.kind) == (api_version, kind):
+                return resource
+        raise LookupError(f"nothing serves {api_version} {kind}")
+
+    def named(self, plural: str) -> Resource:
+        """The resource by its plural alone. Raises LookupError when it is not served."""
+        for resource in self._served.values():
+            if plural in (resource.plural, resource.qualified):
+                return resource
+        raise LookupError(f"nothing serves {plural}")
+
+    def install(self, definition: Object | Path) -> list[Resource]:
+        """Serve what a CRD (or the file of one) defines, at once."""
+        document: Object = (
+            yaml.safe_load(definition.read_text()) if isinstance(definition, Path) else definition
+        )
+        resources = list(custom_resources(document))
+        for resource in resources:
+            self._served[(resource.group, resource.version, resource.plural)] = resource
+        return resources
+
+    def remove(self, plural: str) -> list[Resource]:
+        """Serve a resource no more; gives what it was (all its versions)."""
+        gone = [r for r in self._served.values() if plural in (r.plural, r.qualified)]
+        for resource in gone:
+            del self._served[(resource.group, resource.version, resource.plural)]
+        return gone
+
+    def __iter__(self) -> Iterator[Resource]:
+        return iter(list(self._served.values()))
+
+
+def typed(resource: Resource, obj: Object) -> Object:
+    """The object with its kind and apiVersion in front."""
+    return {"apiVersion": resource.api_version, "kind": resource.kind} | obj

@@ -1,0 +1,227 @@
+"""The HTTP face: each request to its verb, each refusal to a `Status`, each watch to its stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+from aiohttp import web
+from kube_api.access import Access
+from kube_api.discovery import answer_about_itself
+from kube_api.faults import DroppedError, Faults
+from kube_api.listing import Lists
+from kube_api.objects import DeleteOptions, Objects, WriteOptions, Written
+from kube_api.resources import Catalogue
+from kube_api.statuses import ApiError, bad_request, method_not_allowed, success
+from kube_api.store import Store
+from kube_api.target import Target, target_of
+from kube_api.watch import Feed, Watches, WatchRequest
+from kube_api.writes import FieldValidation
+
+_JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as the log keeps it."""
+
+    verb: str
+    plural: str
+    namespace: str | None
+    name: str | None
+    subresource: str | None
+    query: dict[str, str]
+    agent: str
+
+
+@dataclass(slots=True)
+class Routes:
+    """Answers requests from the parts it is given; the sole owner of the log of requests."""
+
+    catalogue: Catalogue
+    store: Store
+    objects: Objects
+    lists: Lists
+    watches: Watches
+    access: Access
+    faults: Faults
+    asked: list[Asked] = field(default_factory=list)
+    connections: set[asyncio.Transport] = field(default_factory=set)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Whatever is asked."""
+        transport = request.transport
+        if isinstance(transport, asyncio.Transport):
+            self.connections.add(transport)
+        try:
+            return await self._answer(request)
+        except ApiError as error:
+            raw = msgspec.json.encode(error.body())
+            return web.Response(
+                body=raw, status=error.code, content_type=_JSON, headers=error.headers
+            )
+        except DroppedError:
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response(status=500)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        target = target_of(self.catalogue, request.method, request.path, request.query)
+        if target is None:
+            told = answer_about_itself(self.catalogue, request.method, request.path)
+            if told is not None:
+                return _reply(msgspec.json.encode(told)) if isinstance(told, dict) else _text(told)
+            return web.Response(status=404, text="404 page not found\n")
+        self.asked.append(
+            Asked(
+                target.verb,
+                target.resource.plural,
+                target.namespace,
+                target.name,
+                target.subresource,
+                dict(target.query),
+                request.headers.get("User-Agent", ""),
+            )
+        )
+        self.access.check(target, request.headers.get("Authorization"))
+        await self.faults.befall(target)
+        verbs: dict[str, Callable[[Target, web.Request], Awaitable[web.StreamResponse]]] = {
+            "get": self._get,
+            "list": self._list,
+            "watch": self._watch,
+            "create": self._create,
+            "update": self._update,
+            "patch": self._patch,
+            "delete": self._delete,
+            "deletecollection": self._delete_all,
+        }
+        return await verbs[target.verb](target, request)
+
+    async def _get(self, target: Target, _: web.Request) -> web.StreamResponse:
+        return _reply(self.store.get(target.resource, target.key).raw)
+
+    async def _list(self, target: Target, _: web.Request) -> web.StreamResponse:
+        return _reply(self.lists.page(target))
+
+    async def _create(self, target: Target, request: web.Request) -> web.StreamResponse:
+        body, options = await _body(request), _options(target)
+        namespace = target.namespace or ""
+        return _written(self.objects.create(target.resource, namespace, body, options))
+
+    async def _update(self, target: Target, request: web.Request) -> web.StreamResponse:
+        body, options = await _body(request), _options(target)
+        return _written(self.objects.put(target.resource, target.key, body, options))
+
+    async def _patch(self, target: Target, request: web.Request) -> web.StreamResponse:
+        patch = (request.content_type, await _body(request))
+        options = _options(target)
+        return _written(self.objects.patch(target.resource, target.key, patch, options))
+
+    async def _delete(self, target: Target, request: web.Request) -> web.StreamResponse:
+        body = await _body(request) if request.can_read_body else None
+        options = DeleteOptions.of(body, target.query.get("gracePeriodSeconds"))
+        stored, gone = self.objects.delete(target.resource, target.key, options)
+        if gone and not target.resource.graceful:
+            uid = stored.obj["metadata"]["uid"]
+            return _reply(msgspec.json.encode(success(target.resource, target.name or "", uid)))
+        return _reply(stored.raw)
+
+    async def _delete_all(self, target: Target, request: web.Request) -> web.StreamResponse:
+        body = await _body(request) if request.can_read_body else None
+        options = DeleteOptions.of(body, target.query.get("gracePeriodSeconds"))
+        selected = target.selector()
+        for one in self.store.all(target.resource):
+            if selected(one.obj):
+                metadata = one.obj["metadata"]
+                key = (metadata.get("namespace") or "", metadata["name"])
+                self.objects.delete(target.resource, key, options)
+        return _reply(self.lists.page(target))
+
+    async def _watch(self, target: Target, request: web.Request) -> web.StreamResponse:
+        asked = _watch_request(target)
+        feed = await self.watches.opened(asked)
+        timers = self.watches.timers(feed)
+        response = web.StreamResponse()
+        response.content_type = _JSON
+        response.enable_chunked_encoding()
+        try:
+            await response.prepare(request)
+            await _pour(feed, response)
+        except ConnectionError:
+            return response
+        finally:
+            for timer in timers:
+                timer.cancel()
+            await self.watches.closed(feed)
+        if not feed.ended_cleanly and request.transport is not None:
+            request.transport.abort()
+        return response
+
+
+async def _pour(feed: Feed, response: web.StreamResponse) -> None:
+    """Write what the feed says until it is over."""
+    while not feed.over:
+        feed.wake.clear()
+        taken = feed.take()
+        if taken:
+            await response.write(taken)
+        elif not feed.over:
+            await feed.wake.wait()
+
+
+def _watch_request(target: Target) -> WatchRequest:
+    initial = target.flag("sendInitialEvents")
+    bookmarks = target.flag("allowWatchBookmarks")
+    if initial and target.query.get("resourceVersionMatch") != "NotOlderThan":
+        raise bad_request(
+            "sendInitialEvents: Forbidden: sendInitialEvents requires setting "
+            "resourceVersionMatch to NotOlderThan"
+        )
+    return WatchRequest(
+        target.resource,
+        target.selector(),
+        target.version(),
+        target.number("timeoutSeconds"),
+        bookmarks,
+        initial,
+    )
+
+
+async def _body(request: web.Request) -> object:
+    raw = await request.read()
+    if request.method == "POST" and request.content_type.endswith("protobuf"):
+        raise bad_request("this server reads JSON")
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        raise bad_request(f"couldn't get version/kind; json parse error: {error}") from error
+
+
+def _options(target: Target) -> WriteOptions:
+    text = target.query.get("fieldValidation") or FieldValidation.WARN
+    try:
+        validation = FieldValidation(text)
+    except ValueError as error:
+        raise bad_request(f'fieldValidation: Unsupported value: "{text}"') from error
+    if target.subresource and target.verb not in ("update", "patch"):
+        raise method_not_allowed()
+    dry = target.query.get("dryRun", "") == "All"
+    return WriteOptions(validation, dry, target.subresource == "status")
+
+
+def _written(written: Written) -> web.Response:
+    response = _reply(written.stored.raw, written.code)
+    for warning in written.warnings:
+        quoted = warning.replace("\\", "\\\\").replace('"', '\\"')
+        response.headers.add("Warning", f'299 - "{quoted}"')
+    return response
+
+
+def _reply(raw: bytes, code: int = 200) -> web.Response:
+    return web.Response(body=raw, status=code, content_type=_JSON)
+
+
+def _text(text: str) -> web.Response:
+    return web.Response(text=text)

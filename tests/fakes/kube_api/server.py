@@ -1,0 +1,210 @@
+"""The fake API server: its parts put together, listening on the loopback.
+
+It can go away and come back on the same port: the port stays taken meanwhile, so that connections
+are refused and no other process gets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import yaml
+from aiohttp import web
+from kube_api.access import Access
+from kube_api.clock import Clock, LoopClock, stamp
+from kube_api.faults import Faults
+from kube_api.listing import Lists
+from kube_api.objects import Objects
+from kube_api.resources import Catalogue, Object, Resource, typed
+from kube_api.routes import Asked, Routes
+from kube_api.store import Store, Stored, key_of
+from kube_api.watch import Watches, WatchSettings
+
+NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
+_CRD_GONE_SECONDS = 1.0
+_MAX_BODY_BYTES = 3 * 2**20
+
+
+class KubeApi:
+    """One API server. Its parts are there to be looked at and to be driven by tests:
+
+    `store` (objects and versions), `catalogue` (resources served), `watches` (open watches and
+    their faults), `faults` (of answers), `access` (RBAC), `asked` (the log of requests).
+    """
+
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        *,
+        window: int = 1000,
+        watch_settings: WatchSettings | None = None,
+    ) -> None:
+        self.clock = clock or LoopClock()
+        self.store = Store(window)
+        self.catalogue = Catalogue()
+        self.access = Access()
+        self.faults = Faults(self.clock)
+        self.watches = Watches(self.store, self.clock, watch_settings)
+        self.objects = Objects(self.store, self.clock)
+        self.lists = Lists(self.store)
+        self._routes = Routes(
+            self.catalogue,
+            self.store,
+            self.objects,
+            self.lists,
+            self.watches,
+            self.access,
+            self.faults,
+        )
+        self._ssl: ssl.SSLContext | None = None
+        self._held: socket.socket | None = None
+        self._runner: web.AppRunner | None = None
+        for name in NAMESPACES:
+            self.write({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+
+    @property
+    def url(self) -> str:
+        """Where it listens. Raises RuntimeError before `start`."""
+        if self._held is None:
+            raise RuntimeError("the server has not been started")
+        scheme = "http" if self._ssl is None else "https"
+        return f"{scheme}://127.0.0.1:{self._held.getsockname()[1]}"
+
+    @property
+    def asked(self) -> list[Asked]:
+        """Every request so far that named a resource."""
+        return self._routes.asked
+
+    async def start(self, ssl_context: ssl.SSLContext | None = None) -> None:
+        """Listen on a free port."""
+        self._ssl = ssl_context
+        self._held = _bound(0)
+        await self.come_back()
+
+    async def stop(self) -> None:
+        """Listen no more, and give the port away."""
+        await self.go_away()
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    async def go_away(self) -> None:
+        """As if the process were killed: connections are reset, new ones refused."""
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return
+        for site in list(runner.sites):
+            await site.stop()
+        for transport in self._routes.connections:
+            transport.abort()
+        self._routes.connections.clear()
+        await runner.cleanup()
+
+    async def come_back(self, *, forget_changes: bool = False) -> None:
+        """Listen again where it did; a server that was restarted has forgotten its changes."""
+        if self._held is None:
+            raise RuntimeError("the server has not been started")
+        if forget_changes:
+            self.store.compact()
+            self.lists.expire()
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app.router.add_route("*", "/{path:.*}", self._routes.answer)
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
+        )
+        await self._runner.setup()
+        listening = _bound(self._held.getsockname()[1])
+        await web.SockSite(self._runner, listening, ssl_context=self._ssl).start()
+
+    def install(self, *definitions: Object | Path) -> None:
+        """Serve what CRDs (or the files of them) define."""
+        for definition in definitions:
+            self.catalogue.install(definition)
+
+    def remove(self, plural: str) -> None:
+        """Delete a CRD: its objects are deleted, its paths are 404; its watches end in a second."""
+        for resource in self.catalogue.remove(plural):
+            for one in self.store.all(resource):
+                self.store.delete(resource, key_of(one.obj))
+        self.clock.call_later(_CRD_GONE_SECONDS, lambda: self.watches.end(plural))
+
+    def write(self, obj: Object) -> Stored:
+        """Put an object there as it is, status and all: as kubelets and old schemas do.
+
+        Nothing is validated; uid and creation time are filled in where they are missing.
+        """
+        resource = self.catalogue.of_kind(obj["apiVersion"], obj["kind"])
+        metadata = dict(obj["metadata"])
+        if resource.namespaced:
+            metadata.setdefault("namespace", "default")
+        found = self.store.find(resource, (metadata.get("namespace") or "", metadata["name"]))
+        kept = {} if found is None else found.obj["metadata"]
+        metadata.setdefault("uid", kept.get("uid") or self.objects.new_uid())
+        created = kept.get("creationTimestamp") or stamp(self.clock.now())
+        metadata.setdefault("creationTimestamp", created)
+        if resource.has_generation:
+            metadata.setdefault("generation", kept.get("generation", 1))
+        whole = typed(resource, {**obj, "metadata": metadata})
+        if found is None:
+            return self.store.insert(resource, whole)
+        return self.store.replace(resource, whole)
+
+    def erase(self, plural: str, name: str, namespace: str = "default") -> Stored:
+        """Take an object away at once."""
+        resource = self.catalogue.named(plural)
+        return self.store.delete(resource, (namespace if resource.namespaced else "", name))
+
+    def read(self, plural: str, name: str, namespace: str = "default") -> Object:
+        """An object as it stands. Raises ApiError 404."""
+        resource = self.catalogue.named(plural)
+        return self.store.get(resource, (namespace if resource.namespaced else "", name)).obj
+
+    def resource(self, plural: str) -> Resource:
+        """A resource that is served. Raises LookupError."""
+        return self.catalogue.named(plural)
+
+    def write_kubeconfig(self, path: Path, token: str | None = None) -> Path:
+        """A kubeconfig file that leads here."""
+        cluster = {"server": self.url, "insecure-skip-tls-verify": True}
+        context = {"cluster": "fake", "user": "fake", "namespace": "default"}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "fake",
+            "clusters": [{"name": "fake", "cluster": cluster}],
+            "contexts": [{"name": "fake", "context": context}],
+            "users": [{"name": "fake", "user": {"token": token} if token else {}}],
+        }
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+
+def _bound(port: int) -> socket.socket:
+    """A socket on the loopback that shares its port with our other one."""
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    bound.bind(("127.0.0.1", port))
+    return bound
+
+
+@asynccontextmanager
+async def running_kube_api(
+    clock: Clock | None = None,
+    *definitions: Object | Path,
+    window: int = 1000,
+    watch_settings: WatchSettings | None = None,
+) -> AsyncIterator[KubeApi]:
+    """A server that listens, with these CRDs installed, for the length of the block."""
+    api = KubeApi(clock, window=window, watch_settings=watch_settings)
+    api.install(*definitions)
+    await api.start()
+    try:
+        yield api
+    finally:
+        await asyncio.shield(api.stop())

@@ -1,0 +1,197 @@
+"""The objects of the fake API server: one version counter, and a window of changes to replay.
+
+Stored objects are never changed in place; whoever gets one must copy it before writing to it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+import msgspec
+from kube_api.resources import Object, Resource
+from kube_api.statuses import already_exists, expired, not_found
+
+Key: TypeAlias = tuple[str, str]  # namespace ("" where there is none), name
+Kind: TypeAlias = tuple[str, str]  # group, plural: versions of a resource share their objects
+
+
+class Type(StrEnum):
+    """What a watch says about an object."""
+
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An object at one version, and its JSON, made once for every reader."""
+
+    obj: Object
+    version: int
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One write: what was there before, and what is there after (the last state, if deleted)."""
+
+    version: int
+    type: Type
+    old: Stored | None
+    new: Stored
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """The objects of one resource and the window of its changes."""
+
+    floor: int
+    objects: dict[Key, Stored] = field(default_factory=dict)
+    changes: deque[Change] = field(default_factory=deque)
+    listeners: list[Callable[[Change], None]] = field(default_factory=list)
+
+
+class Store:
+    """The sole owner of all objects and of the version counter.
+
+    `window` is how many changes of each resource can be replayed; a watch from before it is refused
+    with 410. The counter does not start at 1, so that a version from before this store is too old.
+    """
+
+    def __init__(self, window: int = 1000, first_version: int = 1000) -> None:
+        self.window = window
+        self.version = first_version
+        self._floor = first_version
+        self._shelves: dict[Kind, _Shelf] = {}
+
+    def get(self, resource: Resource, key: Key) -> Stored:
+        """Raises ApiError 404 when there is none."""
+        found = self._shelf(resource).objects.get(key)
+        if found is None:
+            raise not_found(resource, key[1])
+        return found
+
+    def find(self, resource: Resource, key: Key) -> Stored | None:
+        """Like `get`, but None when there is none."""
+        return self._shelf(resource).objects.get(key)
+
+    def all(self, resource: Resource) -> list[Stored]:
+        """Every object, in the order of a list: by namespace and name."""
+        objects = self._shelf(resource).objects
+        return [objects[key] for key in sorted(objects)]
+
+    def insert(self, resource: Resource, obj: Object) -> Stored:
+        """Raises ApiError 409 when the name is taken."""
+        if self.find(resource, key_of(obj)) is not None:
+            raise already_exists(resource, obj["metadata"]["name"])
+        return self._commit(resource, Type.ADDED, None, obj)
+
+    def replace(self, resource: Resource, obj: Object) -> Stored:
+        """Write a new state of an object that is there; writing the same state does nothing."""
+        old = self.get(resource, key_of(obj))
+        if _without_version(old.obj) == _without_version(obj):
+            return old
+        return self._commit(resource, Type.MODIFIED, old, obj)
+
+    def delete(self, resource: Resource, key: Key) -> Stored:
+        """Take an object away; gives its last state, under the version of the deletion."""
+        old = self.get(resource, key)
+        return self._commit(resource, Type.DELETED, old, old.obj)
+
+    def since(self, resource: Resource, version: int) -> list[Change]:
+        """What happened after a version. Raises ApiError 410 when that is no longer known."""
+        shelf = self._shelf(resource)
+        if version < shelf.floor:
+            raise expired(version, shelf.floor)
+        return [change for change in shelf.changes if change.version > version]
+
+    def last_change(self, resource: Resource) -> int:
+        """The version of the resource's newest change that is still known."""
+        shelf = self._shelf(resource)
+        return shelf.changes[-1].version if shelf.changes else shelf.floor
+
+    def listen(self, resource: Resource, listener: Callable[[Change], None]) -> None:
+        """Call `listener` at every change of the resource, within the write."""
+        self._shelf(resource).listeners.append(listener)
+
+    def unlisten(self, resource: Resource, listener: Callable[[Change], None]) -> None:
+        """The end of `listen`."""
+        self._shelf(resource).listeners.remove(listener)
+
+    def compact(self, resource: Resource | None = None) -> None:
+        """Forget the changes so far (of one resource or all): a watch from before gets 410."""
+        if resource is None:
+            self._floor = self.version
+        for kind, shelf in self._shelves.items():
+            if resource is None or kind == _kind(resource):
+                shelf.changes.clear()
+                shelf.floor = self.version
+
+    def rewind(self, version: int) -> None:
+        """Put the counter back, as a restored backup does: clients hold versions of the future."""
+        self.version = version
+        self.compact()
+
+    def check_integrity(self) -> None:
+        """Raises ValueError when versions are not what they must be."""
+        for kind, shelf in self._shelves.items():
+            versions = [change.version for change in shelf.changes]
+            if versions != sorted(set(versions)) or len(versions) > self.window:
+                raise ValueError(f"{kind}: the window is out of order")
+            if versions and not shelf.floor < versions[0] <= versions[-1] <= self.version:
+                raise ValueError(f"{kind}: the window has a gap")
+            for key, stored in shelf.objects.items():
+                if stored.obj["metadata"]["resourceVersion"] != str(stored.version):
+                    raise ValueError(f"{kind} {key}: two versions of one object")
+                if msgspec.json.decode(stored.raw) != stored.obj:
+                    raise ValueError(f"{kind} {key}: somebody wrote into a stored object")
+
+    def _shelf(self, resource: Resource) -> _Shelf:
+        shelf = self._shelves.get(_kind(resource))
+        if shelf is None:
+            shelf = self._shelves[_kind(resource)] = _Shelf(self._floor)
+        return shelf
+
+    def _commit(self, resource: Resource, how: Type, old: Stored | None, obj: Object) -> Stored:
+        shelf = self._shelf(resource)
+        self.version += 1
+        new = stored(obj, self.version)
+        change = Change(self.version, how, old, new)
+        if how is Type.DELETED:
+            del shelf.objects[key_of(obj)]
+        else:
+            shelf.objects[key_of(obj)] = new
+        shelf.changes.append(change)
+        if len(shelf.changes) > self.window:
+            shelf.floor = shelf.changes.popleft().version
+        for listener in list(shelf.listeners):
+            listener(change)
+        return new
+
+
+def stored(obj: Object, version: int) -> Stored:
+    """A copy of `obj` that carries the version."""
+    raw = msgspec.json.encode(
+        {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}}
+    )
+    return Stored(msgspec.json.decode(raw), version, raw)
+
+
+def key_of(obj: Object) -> Key:
+    """Where an object stands."""
+    metadata = obj["metadata"]
+    return metadata.get("namespace") or "", metadata["name"]
+
+
+def _kind(resource: Resource) -> Kind:
+    return resource.group, resource.plural
+
+
+def _without_version(obj: Object) -> Object:
+    metadata = {k: v for k, v in obj["metadata"].items() if k != "resourceVersion"}
+    return {**obj, "metadata": metadata}

@@ -1,0 +1,97 @@
+"""A request's address and query, read once: which verb on which resource, and with what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kube_api.resources import Catalogue, Resource
+from kube_api.selectors import Selector, parse_selector
+from kube_api.statuses import bad_request, method_not_allowed
+
+_PATH = re.compile(
+    r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))"
+    r"(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>[^/]+))?)?"
+)
+_SPACES = re.compile(r"/api/v1/namespaces/(?P<name>[^/]+)(?:/(?P<sub>status))?")
+_ON_COLLECTION = {"GET": "list", "POST": "create", "DELETE": "deletecollection"}
+_ON_OBJECT = {"GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a request is about; `verb` is RBAC's word."""
+
+    resource: Resource
+    verb: str
+    namespace: str | None
+    name: str | None
+    subresource: str | None
+    query: Mapping[str, str]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The object's place in the store."""
+        return self.namespace or "", self.name or ""
+
+    @property
+    def named(self) -> str | None:
+        """The one name that it can concern: from the path or the field selector."""
+        return self.name or self.selector().name
+
+    def selector(self) -> Selector:
+        """Raises ApiError 400 for selectors that cannot be parsed."""
+        labels, fields = self.query.get("labelSelector", ""), self.query.get("fieldSelector", "")
+        return parse_selector(self.resource, self.namespace, labels, fields)
+
+    def flag(self, name: str) -> bool:
+        """A boolean of the query."""
+        return self.query.get(name, "").lower() in ("true", "1")
+
+    def version(self) -> int | None:
+        """The version asked for; None when none is. Raises ApiError 400 for what is no number."""
+        text = self.query.get("resourceVersion", "")
+        if not text:
+            return None
+        if not text.isdigit():
+            why = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}"'
+            raise bad_request(f"{why}: invalid syntax")
+        return int(text)
+
+    def number(self, name: str) -> int | None:
+        """A whole number of the query. Raises ApiError 400 for another thing."""
+        text = self.query.get(name, "")
+        if not text:
+            return None
+        if not text.isdigit():
+            raise bad_request(f'{name}: Invalid value: "{text}": invalid syntax')
+        return int(text)
+
+
+def target_of(
+    catalogue: Catalogue, method: str, path: str, query: Mapping[str, str]
+) -> Target | None:
+    """What a request is about; None when nothing is served there. Raises ApiError 405."""
+    spaces = _SPACES.fullmatch(path)
+    found = spaces or _PATH.fullmatch(path)
+    if found is None:
+        return None
+    parts = found.groupdict()
+    resource = catalogue.find(
+        parts.get("group") or "",
+        "v1" if spaces or parts["core"] else parts["version"],
+        "namespaces" if spaces else parts["plural"],
+    )
+    sub = parts["sub"]
+    if resource is None or (sub and not (sub == "status" and resource.has_status)):
+        return None
+    if resource.namespaced and parts.get("namespace") is None and method not in ("GET",):
+        raise method_not_allowed()
+    name = parts["name"]
+    verb = (_ON_OBJECT if name else _ON_COLLECTION).get(method)
+    if verb is None or (sub and verb == "delete"):
+        raise method_not_allowed()
+    if verb == "list" and query.get("watch", "").lower() in ("true", "1"):
+        verb = "watch"
+    return Target(resource, verb, parts.get("namespace"), name, sub, query)

@@ -1,0 +1,283 @@
+"""Watches: what one client is told of a resource's changes, and the faults a watch can have.
+
+A feed is filled within each write, so its order is the store's order and nothing can fall between
+its start and its first change. The connection's task empties it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import msgspec
+from kube_api.clock import Clock, Timer
+from kube_api.resources import Object, Resource
+from kube_api.selectors import Selector
+from kube_api.statuses import ApiError, expired
+from kube_api.store import Change, Store, Stored, Type, stored
+
+INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+
+
+class End(Enum):
+    """How a feed came to its end."""
+
+    CLEAN = auto()  # the reply ends as it should: the client may resume
+    ABORTED = auto()  # the connection is reset in the middle
+
+
+@dataclass(frozen=True, slots=True)
+class WatchSettings:
+    """Seconds between bookmarks; how long a watch lasts that names no time; lines it may lag.
+
+    `bookmarks_follow_head` is false for a server whose etcd reports no progress: its bookmarks on a
+    quiet resource stay at the resource's last change, and so grow too old.
+    """
+
+    bookmark_seconds: float = 60.0
+    timeout_seconds: float = 1800.0
+    backlog: int = 10_000
+    bookmarks_follow_head: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WatchRequest:
+    """What a client asked to watch."""
+
+    resource: Resource
+    selector: Selector
+    version: int | None = None
+    timeout_seconds: float | None = None
+    bookmarks: bool = False
+    initial_events: bool = False
+
+
+class Feed:
+    """The lines for one watching client. `wake` is set when there is something to do."""
+
+    def __init__(self, request: WatchRequest, store: Store, settings: WatchSettings) -> None:
+        self.request = request
+        self.wake = asyncio.Event()
+        self.end: End | None = None
+        self.silent = False
+        self._listens = False
+        self._store = store
+        self._settings = settings
+        self._lines: deque[bytes] = deque()
+        self._told = request.version or 0
+
+    def start(self) -> None:
+        """Fill in what is due at once, and listen from there on."""
+        request = self.request
+        if request.version in (None, 0) or request.initial_events:
+            for one in self._store.all(request.resource):
+                if request.selector(one.obj):
+                    self.say(Type.ADDED, one.raw)
+            self._told = self._store.version
+            if request.initial_events and request.bookmarks:
+                self.bookmark({INITIAL_EVENTS_END: "true"})
+        else:
+            try:
+                missed = self._store.since(request.resource, request.version or 0)
+            except ApiError as error:
+                self.fail(error)
+                return
+            for change in missed:
+                self.offer(change)
+        self._store.listen(request.resource, self.offer)
+        self._listens = True
+
+    def stop(self) -> None:
+        """Listen no more."""
+        if self._listens:
+            self._store.unlisten(self.request.resource, self.offer)
+            self._listens = False
+
+    def offer(self, change: Change) -> None:
+        """Tell of a change as the selector sees it: entering is ADDED, leaving is DELETED."""
+        if change.version <= self._told or self.end is not None:
+            return  # a watch from the future is told nothing until the counter passes it
+        self._told = change.version
+        told = _told(change, self.request.selector)
+        if told is not None:
+            self.say(*told)
+        if len(self._lines) > self._settings.backlog:
+            self.finish(End.CLEAN)
+
+    def say(self, kind: str, raw: bytes) -> None:
+        """One event, its object as JSON."""
+        self.put(b'{"type":"%s","object":%s}\n' % (kind.encode(), raw))
+
+    def put(self, line: bytes) -> None:
+        """Raw bytes, which need not make sense."""
+        self._lines.append(line)
+        self.wake.set()
+
+    def bookmark(self, annotations: Object | None = None) -> None:
+        """Say how far the client has seen all there is."""
+        resource = self.request.resource
+        version = self._store.version
+        if not self._settings.bookmarks_follow_head:
+            version = max(self._store.last_change(resource), self.request.version or 0)
+        metadata: Object = {"resourceVersion": str(version)}
+        if annotations:
+            metadata["annotations"] = annotations
+        body = {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": metadata}
+        self.say("BOOKMARK", msgspec.json.encode(body))
+
+    def fail(self, error: ApiError) -> None:
+        """An ERROR event, after which the reply ends."""
+        self.say("ERROR", msgspec.json.encode(error.body()))
+        self.finish(End.CLEAN)
+
+    def finish(self, end: End) -> None:
+        """Nothing more is said after what has been."""
+        self.end = self.end or end
+        self.wake.set()
+
+    def take(self) -> bytes:
+        """All that is to be sent now; nothing while the path is silent."""
+        if self.silent:
+            return b""
+        taken = b"".join(self._lines)
+        self._lines.clear()
+        return taken
+
+    @property
+    def ended_cleanly(self) -> bool:
+        """Whether the reply may end as replies do."""
+        return self.end is End.CLEAN
+
+    @property
+    def over(self) -> bool:
+        """Whether the connection is to end, everything having been taken."""
+        return self.end is End.ABORTED or (self.end is End.CLEAN and not self._lines)
+
+
+def _told(change: Change, selected: Selector) -> tuple[str, bytes] | None:
+    """The event of a change for one selector, None when it concerns nothing selected."""
+    was = change.old is not None and selected(change.old.obj)
+    if change.type is Type.DELETED:
+        return (Type.DELETED, change.new.raw) if was else None
+    if selected(change.new.obj):
+        return (Type.MODIFIED if was else Type.ADDED), change.new.raw
+    if was and change.old is not None:
+        return Type.DELETED, _as_of(change.old, change.version)
+    return None
+
+
+def _as_of(old: Stored, version: int) -> bytes:
+    return stored(old.obj, version).raw
+
+
+class Watches:
+    """All open feeds, and their faults; the sole owner of that set."""
+
+    def __init__(self, store: Store, clock: Clock, settings: WatchSettings | None = None) -> None:
+        self.settings = settings or WatchSettings()
+        self.silent = False
+        self._store = store
+        self._clock = clock
+        self._feeds: list[Feed] = []
+        self._changed = asyncio.Condition()
+
+    def of(self, plural: str | None = None) -> list[Feed]:
+        """The open feeds (of one resource)."""
+        return [f for f in self._feeds if plural in (None, f.request.resource.plural)]
+
+    async def wait_for(self, count: int, plural: str | None = None) -> None:
+        """Until so many watches are open (0: none any more)."""
+
+        def reached() -> bool:
+            found = len(self.of(plural))
+            return found >= count if count else not found
+
+        async with self._changed:
+            await self._changed.wait_for(reached)
+
+    async def opened(self, request: WatchRequest) -> Feed:
+        """A new feed, filled from where the request says."""
+        feed = Feed(request, self._store, self.settings)
+        feed.silent = self.silent
+        feed.start()
+        self._feeds.append(feed)
+        async with self._changed:
+            self._changed.notify_all()
+        return feed
+
+    async def closed(self, feed: Feed) -> None:
+        """The connection of a feed is gone."""
+        self._feeds.remove(feed)
+        feed.stop()
+        async with self._changed:
+            self._changed.notify_all()
+
+    def timers(self, feed: Feed) -> list[Timer]:
+        """The feed's own end and its bookmarks, on the clock; to be cancelled with it."""
+        asked = feed.request.timeout_seconds
+        seconds = self.settings.timeout_seconds if asked is None else asked
+        return [
+            self._clock.call_later(seconds, lambda: feed.finish(End.CLEAN)),
+            *([_Bookmarks(feed, self._clock, self.settings)] if feed.request.bookmarks else []),
+        ]
+
+    def end(self, plural: str | None = None, *, abruptly: bool = False) -> None:
+        """Close watches: with a clean end of the reply, or in the middle of it."""
+        for feed in self.of(plural):
+            feed.finish(End.ABORTED if abruptly else End.CLEAN)
+
+    def expire(self, plural: str | None = None) -> None:
+        """Tell open watches that their version is too old, and forget the changes so far."""
+        resources = {feed.request.resource for feed in self.of(plural)}
+        for resource in resources:
+            self._store.compact(resource)
+        for feed in self.of(plural):
+            feed.fail(expired(feed.request.version or 0, self._store.version))
+
+    def fail(self, error: ApiError, plural: str | None = None) -> None:
+        """An ERROR event with any status on open watches, which then end."""
+        for feed in self.of(plural):
+            feed.fail(error)
+
+    def silence(self) -> None:
+        """A path that forwards nothing: connections stay open, new ones too, and nothing comes."""
+        self.silent = True
+        for feed in self._feeds:
+            feed.silent = True
+
+    def speak(self) -> None:
+        """The end of `silence`: what was held back comes now."""
+        self.silent = False
+        for feed in self._feeds:
+            feed.silent = False
+            feed.wake.set()
+
+    def inject(self, lines: Iterable[bytes], plural: str | None = None) -> None:
+        """Say these bytes on open watches, whatever they mean."""
+        for feed in self.of(plural):
+            for line in lines:
+                feed.put(line)
+
+    def inject_object(self, kind: str, obj: Object, plural: str | None = None) -> None:
+        """Say an event whose object breaks what the server itself guarantees."""
+        self.inject([msgspec.json.encode({"type": kind, "object": obj}) + b"\n"], plural)
+
+
+class _Bookmarks:
+    """A feed's bookmarks, one after the other, until cancelled."""
+
+    def __init__(self, feed: Feed, clock: Clock, settings: WatchSettings) -> None:
+        self._feed = feed
+        self._clock = clock
+        self._seconds = settings.bookmark_seconds
+        self._timer = clock.call_later(self._seconds, self._due)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _due(self) -> None:
+        self._feed.bookmark()
+        self._timer = self._clock.call_later(self._seconds, self._due)

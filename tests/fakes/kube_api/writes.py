@@ -1,0 +1,242 @@
+"""What becomes of an object on its way into the store: pure functions, in the server's own order.
+
+A create drops the status and sets what only the server may set; an update of the main resource
+keeps the status, one of `/status` keeps all else; the generation moves with the spec alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import Any
+
+from crd_rules import FieldError
+from kube_api.clock import stamp
+from kube_api.resources import Object, Resource
+from kube_api.selectors import label_value_errors
+from kube_api.statuses import ApiError, bad_request, conflict, invalid
+
+_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_SET_BY_SERVER = (
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+    "selfLink",
+    "generateName",
+    "namespace",
+    "name",
+)
+
+
+class FieldValidation(StrEnum):
+    """What to do about fields that the schema does not know."""
+
+    STRICT = "Strict"
+    WARN = "Warn"
+    IGNORE = "Ignore"
+
+
+def decoded(resource: Resource, body: Any, validation: FieldValidation) -> tuple[Object, list[str]]:
+    """A copy of a body as its resource knows it, pruned and defaulted, and the warnings due.
+
+    Raises ApiError 400 when it is of another kind, or has unknown fields under `Strict`.
+    """
+    if not isinstance(body, dict) or not isinstance(body.get("metadata", {}), dict):
+        raise bad_request("the object provided is unrecognized (must be of type Object)")
+    obj = copy.deepcopy(body)
+    obj.setdefault("kind", resource.kind)
+    obj.setdefault("apiVersion", resource.api_version)
+    obj.setdefault("metadata", {})
+    if (obj["kind"], obj["apiVersion"]) != (resource.kind, resource.api_version):
+        raise bad_request(
+            f"{obj['kind']} in version {obj['apiVersion']!r} does not match the expected "
+            f"{resource.kind} in version {resource.api_version!r}"
+        )
+    unknown = [f'unknown field "{path}"' for path in _pruned(resource, obj)]
+    if unknown and validation is FieldValidation.STRICT:
+        raise bad_request(
+            f'{resource.kind} in version "{resource.version}" cannot be handled as a '
+            f"{resource.kind}: strict decoding error: {', '.join(unknown)}"
+        )
+    return obj, unknown if validation is FieldValidation.WARN else []
+
+
+def _pruned(resource: Resource, obj: Object) -> list[str]:
+    """Takes unknown fields away and puts defaults in; gives the paths taken away."""
+    unknown: list[str] = []
+    if resource.rules is not None:
+        unknown = resource.rules.prune(obj)
+        resource.rules.apply_defaults(obj)
+    if resource.defaults is not None:
+        resource.defaults(obj)
+    return unknown
+
+
+def created(resource: Resource, body: Object, namespace: str, uid: str, now: float) -> Object:
+    """A decoded body as it is stored at first.
+
+    Raises ApiError 400 for another namespace or a version, 422 for what breaks the rules.
+    """
+    given = body["metadata"]
+    if given.get("namespace") not in (None, "", namespace):
+        raise bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request"
+        )
+    if given.get("resourceVersion"):
+        raise bad_request("resourceVersion should not be set on objects to be created")
+    obj = dict(body)
+    if resource.has_status:
+        obj.pop("status", None)
+        _redefaulted(resource, obj)
+    metadata = {k: v for k, v in given.items() if k not in _SET_BY_SERVER and v is not None}
+    name = given.get("name")
+    if not name and given.get("generateName"):
+        name = f"{given['generateName']}{uid[-5:]}"
+        metadata["generateName"] = given["generateName"]
+    metadata |= {"name": name, "uid": uid, "creationTimestamp": stamp(now)}
+    if resource.namespaced:
+        metadata["namespace"] = namespace
+    if resource.has_generation:
+        metadata["generation"] = 1
+    obj["metadata"] = metadata
+    refuse(resource, obj, errors_of(resource, obj))
+    return obj
+
+
+def _redefaulted(resource: Resource, obj: Object) -> None:
+    """A status that the server itself gives a new object."""
+    if resource.defaults is not None:
+        resource.defaults(obj)
+    if resource.rules is not None:
+        resource.rules.apply_defaults(obj)
+
+
+def updated(resource: Resource, old: Object, body: Object, *, status: bool) -> Object:
+    """A decoded body as the next state of `old`, by the main path or by `/status`.
+
+    Raises ApiError 409 for another version or uid, 422 for what breaks the rules; what broke them
+    before and is unchanged is let through.
+    """
+    given, kept = body["metadata"], old["metadata"]
+    _check_identity(resource, kept, given)
+    if status:
+        obj = {**old}
+        _take(obj, body, "status")
+        metadata = dict(kept)
+    else:
+        obj = {**body}
+        if resource.has_status:
+            _take(obj, old, "status")
+        metadata = {k: v for k, v in given.items() if k not in _SET_BY_SERVER and v is not None}
+        metadata |= {k: kept[k] for k in _SET_BY_SERVER if k in kept}
+        metadata["resourceVersion"] = kept["resourceVersion"]
+    if resource.has_generation and _spec_of(resource, obj) != _spec_of(resource, old):
+        metadata["generation"] = kept.get("generation", 0) + 1
+    obj["metadata"] = metadata
+    refuse(resource, obj, _newly_broken(resource, old, obj))
+    return obj
+
+
+def _take(obj: Object, other: Object, key: str) -> None:
+    if key in other:
+        obj[key] = other[key]
+    else:
+        obj.pop(key, None)
+
+
+def _check_identity(resource: Resource, kept: Object, given: Object) -> None:
+    name = kept["name"]
+    version, uid = given.get("resourceVersion"), given.get("uid")
+    if version not in (None, "", kept["resourceVersion"]):
+        raise conflict(resource, name)
+    if uid not in (None, "", kept["uid"]):
+        raise conflict(
+            resource,
+            name,
+            f"Precondition failed: UID in precondition: {uid}, UID in object meta: {kept['uid']}",
+        )
+    if given.get("name") not in (None, "", name):
+        raise bad_request(
+            f"the name of the object ({given['name']}) does not match the name on the URL ({name})"
+        )
+
+
+def _spec_of(resource: Resource, obj: Object) -> Object:
+    """All that the generation counts."""
+    apart = {"metadata", "status"} if resource.has_status else {"metadata"}
+    return {key: value for key, value in obj.items() if key not in apart}
+
+
+def errors_of(resource: Resource, obj: Object) -> list[FieldError]:
+    """Every rule that an object breaks."""
+    errors = list(_metadata_errors(obj["metadata"]))
+    if resource.rules is not None:
+        return errors + list(resource.rules.errors(obj))
+    errors += _name_errors(obj["metadata"])
+    if resource.check is not None:
+        errors += resource.check(obj)
+    return errors
+
+
+def _metadata_errors(metadata: Object) -> Iterator[FieldError]:
+    for _, text in label_value_errors(metadata.get("labels") or {}):
+        yield FieldError("metadata.labels", "FieldValueInvalid", text)
+
+
+def _name_errors(metadata: Object) -> Iterable[FieldError]:
+    name = metadata.get("name")
+    if not name:
+        text = "Required value: name or generateName is required"
+        return [FieldError("metadata.name", "FieldValueRequired", text)]
+    if re.fullmatch(_NAME, name):
+        return []
+    text = (
+        f'Invalid value: "{name}": a lowercase RFC 1123 subdomain must consist of lower case '
+        "alphanumeric characters, '-' or '.', and must start and end with an alphanumeric "
+        f"character (e.g. 'example.com', regex used for validation is '{_NAME}')"
+    )
+    return [FieldError("metadata.name", "FieldValueInvalid", text)]
+
+
+def _newly_broken(resource: Resource, old: Object, new: Object) -> list[FieldError]:
+    """The errors of `new` but those that `old` has too, in values that did not change."""
+    errors = errors_of(resource, new)
+    if not errors:
+        return []
+    before = set(errors_of(resource, old))
+    return [
+        error
+        for error in errors
+        if error not in before or value_at(old, error.path) != value_at(new, error.path)
+    ]
+
+
+def value_at(obj: Object, path: str) -> Any:
+    """What stands under a path such as `spec.targetPorts[0].number`; None where nothing does."""
+    value: Any = obj
+    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
+        if index:
+            value = (
+                value[int(index)] if isinstance(value, list) and int(index) < len(value) else None
+            )
+        else:
+            value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def refuse(resource: Resource, obj: Object, errors: list[FieldError]) -> None:
+    """Raises ApiError 422 when there are errors."""
+    if errors:
+        raise invalid(resource, obj["metadata"].get("name") or "", errors)
+
+
+def put_version_error(resource: Resource, name: str) -> ApiError:
+    """The refusal of a PUT without a version, where the resource must have one."""
+    text = "Invalid value: 0: must be specified for an update"
+    return invalid(
+        resource, name, [FieldError("metadata.resourceVersion", "FieldValueInvalid", text)]
+    )

@@ -1,0 +1,255 @@
+"""The fake API server answers what a real one answered, line for line (`api_contract.txt`).
+
+With `KUBECONFIG` set the same calls go to a real API server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from kube_api.cluster import Answer, Cluster, open_cluster
+
+ROOT = Path(__file__).parents[3]
+CRDS = sorted((ROOT / "crds").glob("*.yaml"))
+LINES = [
+    line.partition(" => ")[::2]
+    for line in (ROOT / "tests/data/kubernetes/api_contract.txt").read_text().splitlines()
+]
+RECORDED = dict(LINES)
+SHOWN = 230  # characters of a message that the recording kept
+GROUP = "inference.networking.k8s.io/v1"
+REF = {"name": "epp", "port": {"number": 9002}}
+
+
+def pool(name: str = "c", **changes: Any) -> dict[str, Any]:
+    """A good pool but for these fields of its spec; None takes a field away."""
+    spec: dict[str, Any] = {
+        "selector": {"matchLabels": {"app": "vllm"}},
+        "targetPorts": [{"number": 8000}],
+        "endpointPickerRef": REF,
+    }
+    spec |= changes
+    spec = {key: value for key, value in spec.items() if value is not None}
+    kind = {"apiVersion": GROUP, "kind": "InferencePool"}
+    return kind | {"metadata": {"name": name}, "spec": spec}
+
+
+def labels(**labels: Any) -> dict[str, Any]:
+    """A selector."""
+    return {"matchLabels": labels}
+
+
+def ports(*numbers: Any) -> list[dict[str, Any]]:
+    """Target ports."""
+    return [{"number": number} for number in numbers]
+
+
+POOLS = {
+    "no selector": pool(selector=None),
+    "empty matchLabels": pool(selector=labels()),
+    "null label": pool(selector=labels(a=None, b="c")),
+    "long value": pool(selector=labels(a="x" * 64)),
+    "bad value": pool(selector=labels(a="-x-")),
+    "bad key accepted": pool(selector={"matchLabels": {"bad key!": "v"}}),
+    "no ports": pool(targetPorts=None),
+    "ports []": pool(targetPorts=[]),
+    "9 ports": pool(targetPorts=ports(*range(8000, 8009))),
+    "dup port": pool(targetPorts=ports(8000, 8000)),
+    "port 0": pool(targetPorts=ports(0)),
+    "port 65536": pool(targetPorts=ports(65536)),
+    "port str": pool(targetPorts=ports("8000")),
+    "unknown field": pool(foo=1),
+    "service without port": pool(endpointPickerRef={"name": "epp"}),
+    "deployment without port": pool(endpointPickerRef={"kind": "Deployment", "name": "e"}),
+    "empty name": pool(endpointPickerRef=REF | {"name": ""}),
+    "bad failureMode": pool(endpointPickerRef=REF | {"failureMode": "F"}),
+    "no picker": pool(endpointPickerRef=None),
+    "bad appProtocol": pool(appProtocol="grpc"),
+    "good": pool(),
+    "Bad_Name": pool("Bad_Name"),
+}
+
+
+def told(answer: Answer) -> str:
+    """An answer to a create as the recording writes it."""
+    if answer.reason is not None:
+        return f"{answer.short} {answer.body['message'][:SHOWN]}"
+    return f"{answer.short} {json.dumps(answer.body['spec'], sort_keys=True)}"
+
+
+def names(events: list[dict[str, Any]]) -> str:
+    """Events of a watch as the recording writes them."""
+    shown: list[Any] = []
+    for event in events:
+        if event["type"] == "EOF":
+            shown.append("EOF")
+        elif event["type"] == "ERROR":
+            shown.append(("ERROR", event["object"]["code"]))
+        elif event["type"] == "BOOKMARK":
+            shown.append(("BOOKMARK", list(event["object"]["metadata"]["annotations"])))
+        else:
+            shown.append((event["type"], event["object"]["metadata"]["name"]))
+    return str(shown)
+
+
+@pytest_asyncio.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    """The API server to ask, with the CRDs installed."""
+    async with open_cluster(*CRDS) as opened:
+        yield opened
+
+
+def test_every_recorded_pool_is_asked_about() -> None:
+    """No line of the recording about pools is left out."""
+    recorded = {name.removeprefix("pool ") for name, _ in LINES if name.startswith("pool ")}
+    assert recorded == set(POOLS)
+
+
+@pytest.mark.parametrize("name", POOLS)
+async def test_a_pool_is_taken_or_refused_in_the_recorded_words(
+    cluster: Cluster, name: str
+) -> None:
+    """Status, reason and message (or the spec as stored) are the recorded ones."""
+    path = cluster.path("inferencepools", group=GROUP)
+    answer = await cluster.call("POST", path, POOLS[name], dryRun="All", fieldValidation="Strict")
+    assert told(answer) == RECORDED[f"pool {name}"]
+
+
+def parent(name: str = "g", **fields: Any) -> dict[str, Any]:
+    """A parent of a pool's status."""
+    return {"parentRef": {"name": name}} | fields
+
+
+def condition(**changes: Any) -> dict[str, Any]:
+    """A good condition but for these fields."""
+    return {
+        "type": "Accepted",
+        "status": "True",
+        "reason": "Accepted",
+        "message": "",
+        "lastTransitionTime": "2026-11-21T10:00:00Z",
+    } | changes
+
+
+CONDITIONS = {
+    "dup cond": [condition(), condition()],
+    "empty reason": [condition(reason="")],
+    "bad status": [condition(status="Yes")],
+    "bad time": [condition(lastTransitionTime="yesterday")],
+    "ok": [condition()],
+}
+
+
+async def test_the_status_of_a_pool_is_its_own_subresource(cluster: Cluster) -> None:
+    """Status is dropped on the main path, spec on the other, and only a spec moves generations."""
+    path = cluster.path("inferencepools", group=GROUP)
+    one = f"{path}/c"
+    status = {"status": {"parents": [parent()]}}
+    found = {}
+    made = await cluster.call("POST", path, pool() | status)
+    shown = f"{made.short} {made.body.get('status')} {made.body['metadata']['generation']}"
+    found["status dropped on create"] = shown
+    found["again"] = str((await cluster.call("POST", path, pool())).short)
+    main = await cluster.call("PATCH", one, status)
+    found["status via main"] = f"{main.short} {main.body.get('status')}"
+    sub = await cluster.call(
+        "PATCH", f"{one}/status", status | {"spec": {"appProtocol": "kubernetes.io/h2c"}}
+    )
+    kept = f"{sub.body['spec']['appProtocol']} {sub.body['metadata']['generation']}"
+    found["status via sub"] = f"{sub.short} {json.dumps(sub.body['status'], sort_keys=True)} {kept}"
+    for name, conditions in CONDITIONS.items():
+        body = {"status": {"parents": [parent(conditions=conditions)]}}
+        found[f"cond {name}"] = str((await cluster.call("PATCH", f"{one}/status", body)).short)
+    label = await cluster.call("PATCH", one, {"metadata": {"labels": {"a": "b"}}})
+    found["label patch keeps generation"] = str(label.body["metadata"]["generation"])
+    spec = await cluster.call("PATCH", one, {"spec": {"targetPorts": ports(8001)}})
+    found["spec patch bumps"] = str(spec.body["metadata"]["generation"])
+    found["stale PUT"] = str((await cluster.call("PUT", one, label.body)).short)
+    again = await cluster.call("PATCH", one, {"spec": {"targetPorts": ports(8001)}})
+    found["no-op keeps rv"] = str(again.version == spec.version)
+    assert found == {name: RECORDED[name] for name in found}
+
+
+async def test_requests_that_make_no_sense_are_refused_as_recorded(cluster: Cluster) -> None:
+    """Unknown patches, selectors, objects and groups have the recorded status."""
+    path = cluster.path("inferencepools", group=GROUP)
+    await cluster.call("POST", path, pool())
+    strategic = "application/strategic-merge-patch+json"
+    smp = await cluster.call("PATCH", f"{path}/c", {"spec": {}}, kind=strategic)
+    unknown = await cluster.call("GET", "/apis/nobody.example/v1/things")
+    found = {
+        "smp on CR": str(smp.code),
+        "fieldSelector": str((await cluster.call("GET", path, fieldSelector="spec.x=1")).short),
+        "missing": str((await cluster.call("GET", f"{path}/nobody")).short),
+        "unknown group": str(unknown.code),
+        "bad selector": str(
+            (await cluster.call("GET", cluster.path("pods"), labelSelector="bad key!=v")).short
+        ),
+    }
+    assert unknown.body == "404 page not found\n"
+    assert found == {name: RECORDED[name] for name in found}
+
+
+def pod(name: str, app: str) -> dict[str, Any]:
+    """A Pod on a node that nobody runs, so that it stays as it is written."""
+    containers = [{"name": "c", "image": "none.invalid/none:1"}]
+    spec = {"nodeName": "nowhere", "containers": containers, "terminationGracePeriodSeconds": 30}
+    metadata = {"name": name, "labels": {"app": app}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+async def test_pods_are_listed_and_watched_by_selector_as_recorded(cluster: Cluster) -> None:
+    """Entering and leaving a selector, graceful deletion and a resumed watch, event by event."""
+    path = cluster.path("pods")
+    found = {}
+    for name, app in (("a", "x"), ("b", "y")):
+        made = await cluster.call("POST", path, pod(name, app))
+        assert str(made.code) == RECORDED["pod"]
+    by_label = await cluster.call("GET", path, labelSelector="app=x")
+    found["list by label"] = str([one["metadata"]["name"] for one in by_label.body["items"]])
+    by_set = await cluster.call("GET", path, labelSelector="app in (x, y)")
+    found["set selector"] = str(len(by_set.body["items"]))
+    by_name = await cluster.call("GET", path, fieldSelector="metadata.name=a")
+    found["name selector"] = str(len(by_name.body["items"]))
+    selected = {"labelSelector": "app=x"}
+    found["watch rv unset"] = names(await cluster.watch(path, events=1, **selected))
+    since = selected | {"resourceVersion": by_label.version}
+    quiet = await cluster.watch(path, passing_seconds=1, timeoutSeconds="1", **since)
+    found["watch from list rv"] = names(quiet[:-1])
+    found["timeoutSeconds=1"] = names(quiet)
+    found["watch rv=1"] = names(await cluster.watch(path, resourceVersion="1"))
+    initial = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+    initial |= {"allowWatchBookmarks": "true"}
+    found["sendInitialEvents"] = names(await cluster.watch(path, events=2, **selected, **initial))
+    await cluster.call("PATCH", f"{path}/b", {"metadata": {"labels": {"app": "x"}}})
+    await cluster.call("PATCH", f"{path}/a", {"metadata": {"labels": {"app": "z"}}})
+    await cluster.call("PATCH", f"{path}/b/status", {"status": {"podIP": "10.0.0.1"}})
+    await cluster.call("DELETE", f"{path}/b")
+    await cluster.call("DELETE", f"{path}/b", {"gracePeriodSeconds": 0})
+    await cluster.call("POST", path, pod("c", "x"))
+    for name in ("selector moves, graceful delete", "resume replays the same"):
+        found[name] = names(await cluster.watch(path, events=7, **since))
+    assert found == {name: RECORDED[name] for name in found}
+
+
+async def test_a_lease_is_taken_and_lost_as_recorded(cluster: Cluster) -> None:
+    """A PUT with the read version is taken; a second one with the same version is a conflict."""
+    path = cluster.path("leases", group="coordination.k8s.io/v1")
+    body = {"metadata": {"name": "l"}, "spec": {"holderIdentity": "a", "leaseDurationSeconds": 15}}
+    kind = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+    made = await cluster.call("POST", path, kind | body)
+    taken = made.body | {"spec": {"holderIdentity": "b", "leaseDurationSeconds": 15}}
+    put = await cluster.call("PUT", f"{path}/l", taken)
+    other = made.body | {"spec": {"holderIdentity": "c", "leaseDurationSeconds": 15}}
+    stale = await cluster.call("PUT", f"{path}/l", other)
+    found = {
+        "lease": str(made.code),
+        "lease put": str(put.short),
+        "lease stale put": str(stale.short),
+    }
+    assert found == {name: RECORDED[name] for name in found}
