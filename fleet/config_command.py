@@ -11,7 +11,7 @@ from picker.config.build import DEFAULT_CONFIG, BuildOptions
 from picker.config.catalog import builtin_plugins
 from picker.config.check import assemble, check_config
 from picker.config.findings import Finding, InvalidConfigError, Severity
-from picker.config.pool_file import read_pool_file
+from picker.config.pool_file import PoolFile, read_policies, read_pool_file
 from picker.config.show import aligned, effective_lines
 from picker.config.watch import read_config_file
 from picker.errors import ConfigError
@@ -19,11 +19,12 @@ from picker.errors import ConfigError
 FINE, WRONG, UNREADABLE = 0, 1, 2
 
 _WAYS = {
-    "check": "a file, --config-text or --endpoints-file",
+    "check": "a file, --config-text, --endpoints-file or --objectives",
     "show": "a file or --config-text",
 }
 
 Print = Callable[[str], None]
+ReadPool = Callable[[bytes, str, str], PoolFile]
 
 
 def config_command(argv: Sequence[str], out: Print, err: Print) -> int:
@@ -38,9 +39,11 @@ def config_command(argv: Sequence[str], out: Print, err: Print) -> int:
     except ConfigError as error:
         err(f"pointsman: {error}")
         return UNREADABLE
-    if options.command == "check" and options.endpoints_file is not None:
-        findings = _endpoints_findings(content, name, options.pool_name)
-        return _report(findings, name, out, as_json=options.json)
+    if options.command == "check":
+        read = _reader(options)
+        if read is not None:
+            findings = _findings_of(read, content, name, options.pool_name)
+            return _report(findings, name, out, as_json=options.json)
     allow = BuildOptions(allow_experimental=options.allow_experimental_plugins)
     if options.command == "check":
         findings = check_config(content, name, builtin_plugins(), allow)
@@ -69,6 +72,8 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="findings as JSON")
     text = "check this endpoints file instead, with its objectives and rewrites"
     check.add_argument("--endpoints-file", metavar="FILE", help=text)
+    text = "check this file of objectives and rewrites instead, as for `pointsman up`"
+    check.add_argument("--objectives", metavar="FILE", help=text)
     check.add_argument(
         "--pool-name", default="default", metavar="NAME", help="the picker's, for --endpoints-file"
     )
@@ -88,8 +93,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _content(options: argparse.Namespace) -> tuple[bytes, str]:
-    endpoints_file = options.endpoints_file if options.command == "check" else None
-    given = (options.config_text, options.file, endpoints_file)
+    is_check = options.command == "check"
+    endpoints_file = options.endpoints_file if is_check else None
+    objectives = options.objectives if is_check else None
+    given = (options.config_text, options.file, endpoints_file, objectives)
     if sum(one is not None for one in given) > 1:
         raise ConfigError(f"give one of these: {_WAYS[options.command]}")
     if options.config_text is not None:
@@ -98,14 +105,23 @@ def _content(options: argparse.Namespace) -> tuple[bytes, str]:
         return read_config_file(Path(options.file), "config"), options.file
     if endpoints_file is not None:
         return read_config_file(Path(endpoints_file), "--endpoints-file"), endpoints_file
-    if options.command == "check":
+    if objectives is not None:
+        return read_config_file(Path(objectives), "--objectives"), objectives
+    if is_check:
         raise ConfigError(f"there is nothing to check: give {_WAYS['check']}")
     return DEFAULT_CONFIG, "built-in configuration"
 
 
-def _endpoints_findings(content: bytes, name: str, pool: str) -> tuple[Finding, ...]:
+def _reader(options: argparse.Namespace) -> ReadPool | None:
+    """What reads the file, where it is not a configuration."""
+    if options.endpoints_file is not None:
+        return read_pool_file
+    return read_policies if options.objectives is not None else None
+
+
+def _findings_of(read: ReadPool, content: bytes, name: str, pool: str) -> tuple[Finding, ...]:
     try:
-        return read_pool_file(content, name, pool).findings
+        return read(content, name, pool).findings
     except InvalidConfigError as error:
         return error.findings
 

@@ -147,3 +147,20 @@ def test_an_endpoints_file_is_checked_with_all_its_documents(
     assert main([*command, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["valid"], report["findings"][0]["severity"]) == (False, "error")
+
+
+def test_a_file_of_objectives_alone_is_checked_as_up_reads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It lists no endpoints, and that is no error; everything else is told as ever."""
+    path = tmp_path / "o.yaml"
+    command = ["config", "check", "--objectives", str(path)]
+    objective = ENDPOINTS.partition("---\n")[2].replace("mine", "default")
+    path.write_text(objective)
+    assert main(command) == 0
+    assert capsys.readouterr().out == f"{path}: nothing wrong\n"
+    path.write_text(objective.replace("priority", "prio"))
+    assert main(command) == 1
+    assert "error: spec.prio: InferenceObjective 'chat': unknown" in capsys.readouterr().out
+    assert main([*command, "--config-text", "x"]) == 2
+    assert "give one of these: " in capsys.readouterr().err
