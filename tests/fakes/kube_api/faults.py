@@ -21,6 +21,7 @@ class Fault:
 
     `times` is for how many more requests (None: until it is lifted). A fault delays first, then
     hangs, drops or answers with its error; one that only delays lets the request go on.
+    `met` counts the requests that it befell, and `reached` is set with the first.
     """
 
     verbs: tuple[str, ...] = ()
@@ -31,6 +32,7 @@ class Fault:
     drops: bool = False
     error: ApiError | None = None
     met: int = 0
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
 
     def concerns(self, target: Target) -> bool:
         """Whether it befalls this request."""
@@ -72,6 +74,7 @@ class Faults:
         """What comes before the answer to a request. Raises ApiError, or DroppedError."""
         for fault in list(self._concerning(target)):
             fault.met += 1
+            fault.reached.set()
             if fault.delay_seconds:
                 await sleep(self.clock, fault.delay_seconds)
             if fault.hangs:

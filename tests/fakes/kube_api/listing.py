@@ -58,8 +58,11 @@ class Lists:
         if asked is not None and asked > self.store.version:
             raise too_large_version(asked, self.store.version)
         selected = target.selector()
-        items = tuple(one for one in self.store.all(target.resource) if selected(one.obj))
-        return self.store.version, items
+        version = self.store.version
+        if match == "Exact" and asked is not None:
+            version = asked
+        found = self.store.at(target.resource, version)
+        return version, tuple(one for one in found if selected(one.obj))
 
     def _continued(self, token: str) -> tuple[int, tuple[Stored, ...]]:
         rest = self._rests.get(token)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kube_api.clock import Clock, stamp
 from kube_api.patches import patched
 from kube_api.resources import Object, Resource
-from kube_api.statuses import ApiError, bad_request, conflict, not_found
+from kube_api.statuses import already_exists, bad_request, conflict, not_found
 from kube_api.store import Key, Store, Stored, key_of, stored
 from kube_api.writes import FieldValidation, created, decoded, put_version_error, updated
 
@@ -40,16 +40,18 @@ class DeleteOptions:
     grace_seconds: int | None = None
     uid: str | None = None
     version: str | None = None
+    dry_run: bool = False
 
     @classmethod
-    def of(cls, body: Any, query_grace: str | None) -> DeleteOptions:
+    def of(cls, body: Any, query: Mapping[str, str]) -> DeleteOptions:
         """From a request; the body's word counts before the query's."""
         body = body if isinstance(body, dict) else {}
         asked = body.get("preconditions") or {}
         grace = body.get("gracePeriodSeconds")
-        if grace is None and query_grace is not None:
-            grace = int(query_grace)
-        return cls(grace, asked.get("uid"), asked.get("resourceVersion"))
+        if grace is None and "gracePeriodSeconds" in query:
+            grace = int(query["gracePeriodSeconds"])
+        dry = "All" in (body.get("dryRun") or [query.get("dryRun")])
+        return cls(grace, asked.get("uid"), asked.get("resourceVersion"), dry)
 
 
 class Objects:
@@ -104,6 +106,8 @@ class Objects:
         found = self._store.get(resource, key)
         self._check_preconditions(resource, found, options)
         metadata = found.obj["metadata"]
+        if options.dry_run:
+            return found, True
         if resource.graceful:
             found, pending = self._with_grace(resource, found, options)
             if pending:
@@ -159,7 +163,7 @@ class Objects:
 
     def _check_free(self, resource: Resource, obj: Object) -> None:
         if self._store.find(resource, key_of(obj)) is not None:
-            raise ApiError(409, "AlreadyExists", "it already exists")
+            raise already_exists(resource, obj["metadata"]["name"])
 
     @staticmethod
     def _check_preconditions(resource: Resource, found: Stored, options: DeleteOptions) -> None:

@@ -67,5 +67,5 @@ def replay(api: KubeApi, recording: Recording) -> Iterator[Step]:
             metadata = step.obj["metadata"]
             api.erase("pods", metadata["name"], metadata["namespace"])
         else:
-            api.write(step.obj)
+            api.write(step.obj, even_if_same=True)  # recorded without its managed fields
         yield step

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from weakref import WeakSet
 
 import msgspec
 from aiohttp import web
@@ -48,7 +49,7 @@ class Routes:
     access: Access
     faults: Faults
     asked: list[Asked] = field(default_factory=list)
-    connections: set[asyncio.Transport] = field(default_factory=set)
+    connections: WeakSet[asyncio.Transport] = field(default_factory=WeakSet)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Whatever is asked."""
@@ -121,7 +122,7 @@ class Routes:
 
     async def _delete(self, target: Target, request: web.Request) -> web.StreamResponse:
         body = await _body(request) if request.can_read_body else None
-        options = DeleteOptions.of(body, target.query.get("gracePeriodSeconds"))
+        options = DeleteOptions.of(body, target.query)
         stored, gone = self.objects.delete(target.resource, target.key, options)
         if gone and not target.resource.graceful:
             uid = stored.obj["metadata"]["uid"]
@@ -130,7 +131,7 @@ class Routes:
 
     async def _delete_all(self, target: Target, request: web.Request) -> web.StreamResponse:
         body = await _body(request) if request.can_read_body else None
-        options = DeleteOptions.of(body, target.query.get("gracePeriodSeconds"))
+        options = DeleteOptions.of(body, target.query)
         selected = target.selector()
         for one in self.store.all(target.resource):
             if selected(one.obj):
@@ -141,7 +142,7 @@ class Routes:
 
     async def _watch(self, target: Target, request: web.Request) -> web.StreamResponse:
         asked = _watch_request(target)
-        feed = await self.watches.opened(asked)
+        feed = self.watches.opened(asked)
         timers = self.watches.timers(feed)
         response = web.StreamResponse()
         response.content_type = _JSON
@@ -154,7 +155,7 @@ class Routes:
         finally:
             for timer in timers:
                 timer.cancel()
-            await self.watches.closed(feed)
+            self.watches.closed(feed)
         if not feed.ended_cleanly and request.transport is not None:
             request.transport.abort()
         return response

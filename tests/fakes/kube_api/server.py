@@ -7,6 +7,7 @@ are refused and no other process gets it.
 from __future__ import annotations
 
 import asyncio
+import copy
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -133,10 +134,12 @@ class KubeApi:
                 self.store.delete(resource, key_of(one.obj))
         self.clock.call_later(_CRD_GONE_SECONDS, lambda: self.watches.end(plural))
 
-    def write(self, obj: Object) -> Stored:
+    def write(self, obj: Object, *, even_if_same: bool = False) -> Stored:
         """Put an object there as it is, status and all: as kubelets and old schemas do.
 
-        Nothing is validated; uid and creation time are filled in where they are missing.
+        Nothing is validated or pruned; uid and creation time are filled in where they are missing,
+        and a CRD's defaults, as every read of a real server does. `even_if_same` makes an event
+        also of the state that is there.
         """
         resource = self.catalogue.of_kind(obj["apiVersion"], obj["kind"])
         metadata = dict(obj["metadata"])
@@ -149,10 +152,12 @@ class KubeApi:
         metadata.setdefault("creationTimestamp", created)
         if resource.has_generation:
             metadata.setdefault("generation", kept.get("generation", 1))
-        whole = typed(resource, {**obj, "metadata": metadata})
+        whole = copy.deepcopy(typed(resource, {**obj, "metadata": metadata}))
+        if resource.rules is not None:
+            resource.rules.apply_defaults(whole)
         if found is None:
             return self.store.insert(resource, whole)
-        return self.store.replace(resource, whole)
+        return self.store.replace(resource, whole, even_if_same=even_if_same)
 
     def erase(self, plural: str, name: str, namespace: str = "default") -> Stored:
         """Take an object away at once."""

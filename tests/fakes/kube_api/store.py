@@ -91,10 +91,13 @@ class Store:
             raise already_exists(resource, obj["metadata"]["name"])
         return self._commit(resource, Type.ADDED, None, obj)
 
-    def replace(self, resource: Resource, obj: Object) -> Stored:
-        """Write a new state of an object that is there; writing the same state does nothing."""
+    def replace(self, resource: Resource, obj: Object, *, even_if_same: bool = False) -> Stored:
+        """Write a new state of an object that is there.
+
+        Writing the same state does nothing, but where a field that is not kept here has changed.
+        """
         old = self.get(resource, key_of(obj))
-        if _without_version(old.obj) == _without_version(obj):
+        if not even_if_same and _without_version(old.obj) == _without_version(obj):
             return old
         return self._commit(resource, Type.MODIFIED, old, obj)
 
@@ -109,6 +112,16 @@ class Store:
         if version < shelf.floor:
             raise expired(version, shelf.floor)
         return [change for change in shelf.changes if change.version > version]
+
+    def at(self, resource: Resource, version: int) -> list[Stored]:
+        """Every object as it was at a version. Raises ApiError 410 when that is not known."""
+        objects = dict(self._shelf(resource).objects)
+        for change in reversed(self.since(resource, version)):
+            if change.old is None:
+                del objects[key_of(change.new.obj)]
+            else:
+                objects[key_of(change.old.obj)] = change.old
+        return [objects[key] for key in sorted(objects)]
 
     def last_change(self, resource: Resource) -> int:
         """The version of the resource's newest change that is still known."""

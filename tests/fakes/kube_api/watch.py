@@ -154,7 +154,9 @@ class Feed:
     @property
     def over(self) -> bool:
         """Whether the connection is to end, everything having been taken."""
-        return self.end is End.ABORTED or (self.end is End.CLEAN and not self._lines)
+        if self.end is End.ABORTED:
+            return True
+        return self.end is End.CLEAN and not self._lines and not self.silent
 
 
 def _told(change: Change, selected: Selector) -> tuple[str, bytes] | None:
@@ -182,7 +184,7 @@ class Watches:
         self._store = store
         self._clock = clock
         self._feeds: list[Feed] = []
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
 
     def of(self, plural: str | None = None) -> list[Feed]:
         """The open feeds (of one resource)."""
@@ -195,25 +197,27 @@ class Watches:
             found = len(self.of(plural))
             return found >= count if count else not found
 
-        async with self._changed:
-            await self._changed.wait_for(reached)
+        while not reached():
+            await self._changed.wait()
 
-    async def opened(self, request: WatchRequest) -> Feed:
+    def opened(self, request: WatchRequest) -> Feed:
         """A new feed, filled from where the request says."""
         feed = Feed(request, self._store, self.settings)
         feed.silent = self.silent
         feed.start()
         self._feeds.append(feed)
-        async with self._changed:
-            self._changed.notify_all()
+        self._notify()
         return feed
 
-    async def closed(self, feed: Feed) -> None:
+    def closed(self, feed: Feed) -> None:
         """The connection of a feed is gone."""
         self._feeds.remove(feed)
         feed.stop()
-        async with self._changed:
-            self._changed.notify_all()
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def timers(self, feed: Feed) -> list[Timer]:
         """The feed's own end and its bookmarks, on the clock; to be cancelled with it."""
