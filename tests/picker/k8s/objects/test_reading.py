@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any
 
 import pytest
-from crd_rules import CrdRules
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from kubernetes_objects import (
     LEFT_OUT,
-    OBJECTIVE_RULES,
-    POOL_RULES,
-    REWRITE_RULES,
     legacy_pool,
     objective,
     pool,
@@ -22,12 +15,9 @@ from kubernetes_objects import (
 )
 
 from picker.datalayer.policy_objects import InferenceObjective
-from picker.k8s.objects.definitions import LEGACY_POOL
 from picker.k8s.objects.findings import MAX_FINDINGS, ObjectFinding, Severity
 from picker.k8s.objects.reading import read_policy, read_pool
 from picker.k8s.objects.values import PickerReference
-
-LEGACY_POOL_RULES = CrdRules(LEGACY_POOL.document())
 
 
 def errors(findings: tuple[ObjectFinding, ...]) -> list[str]:
@@ -243,181 +233,3 @@ def test_policies_are_read_from_both_groups() -> None:
         "spec.rules[0].targets[0].modelRewrite",
         "spec.rules[0].targets[0].weight",
     }
-
-
-# Valid objects, of which a few values are then left out or replaced by others of any type.
-ODD = st.sampled_from([LEFT_OUT, None, True, 1.0, 1.5, 7, 2**70, "", "x", "x\n", [], {}, [{}]])
-NAMES = st.sampled_from(["a", "A.b", "-a", "a-", "é", "x" * 63, "x" * 64, "x" * 254, "9x", "a..b"])
-NUMBERS = st.sampled_from([-1, 0, 1, 65535, 65536, 1_000_000, 1_000_001, -(2**31), 2**31])
-WORDS = st.sampled_from(["Service", "Deployment", "FailOpen", "http", "h2", "Exact", "Prefix"])
-
-
-def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of all that stands in a value."""
-    below = value.items() if isinstance(value, dict) else enumerate(value)
-    found = [at] if at else []
-    if isinstance(value, dict | list):
-        for key, one in below:
-            is_inner = isinstance(one, dict | list)
-            found += places(one, (*at, key)) if is_inner else [(*at, key)]
-    return found
-
-
-@st.composite
-def nearly(draw: st.DrawFn, valid: st.SearchStrategy[dict[str, Any]]) -> dict[str, Any]:
-    """A valid mapping with up to two changes."""
-    value = draw(valid)
-    for _ in range(draw(st.integers(0, 2))):
-        around: Any = value
-        if not (found := places(value)):
-            break
-        *path, last = draw(st.sampled_from(found))
-        for step in path:
-            around = around[step]
-        around[last] = draw(_instead_of(around[last]))
-        if around[last] is LEFT_OUT:
-            del around[last]
-    return value
-
-
-def _instead_of(value: Any) -> st.SearchStrategy[Any]:
-    """What may stand in place of a value: mostly something of its type."""
-    alike: st.SearchStrategy[Any] = st.just(LEFT_OUT)
-    if isinstance(value, int):
-        alike = NUMBERS | st.just(float(value))
-    elif isinstance(value, str):
-        alike = NAMES | WORDS | st.just(f"{value}\n")
-    elif isinstance(value, list) and value:
-        alike = st.sampled_from([[*value, value[0]], value * 9])
-    return alike | st.just(LEFT_OUT) | ODD.map(copy.deepcopy)
-
-
-def maybe(**kinds: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Mappings in which any of these fields may stand."""
-    return st.fixed_dictionaries({}, optional=kinds)
-
-
-def both(*parts: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
-    """Mappings with the fields of all."""
-    return st.tuples(*parts).map(lambda all_of: {k: v for one in all_of for k, v in one.items()})
-
-
-def having(**kinds: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Mappings with these fields."""
-    return st.fixed_dictionaries(kinds)
-
-
-LABEL_KEYS = st.sampled_from(["app", "example.com/role", "A_b", "k" * 63])
-LABELS = st.dictionaries(LABEL_KEYS, st.sampled_from(["", "v", "x" * 63]), min_size=1)
-NUMBER = st.integers(1, 65535)
-GROUP = st.sampled_from(["", "a.b", "inference.networking.k8s.io"])
-KIND = st.sampled_from(["Service", "Deployment"])
-NAME = st.sampled_from(["a", "b.c", "x" * 253])
-FAILURE_MODE = st.sampled_from(["FailOpen", "FailClose"])
-REFERENCE = both(
-    having(name=NAME, port=having(number=NUMBER)),
-    maybe(group=GROUP, kind=KIND, failureMode=FAILURE_MODE),
-)
-POOLS = both(
-    having(
-        selector=having(matchLabels=LABELS),
-        targetPorts=st.lists(NUMBER, min_size=1, max_size=8, unique=True).map(
-            lambda numbers: [{"number": number} for number in numbers]
-        ),
-    ),
-    maybe(appProtocol=st.sampled_from(["http", "kubernetes.io/h2c"]), endpointPickerRef=REFERENCE),
-)
-EXTENSION = both(
-    having(name=NAME),
-    maybe(group=GROUP, kind=KIND, portNumber=NUMBER, failureMode=FAILURE_MODE),
-)
-LEGACY_POOLS = having(selector=LABELS, targetPortNumber=NUMBER, extensionRef=EXTENSION)
-POOL_REFERENCE = both(having(name=NAME), maybe(group=GROUP, kind=KIND))
-OBJECTIVES = both(having(poolRef=POOL_REFERENCE), maybe(priority=st.integers(-(2**31), 2**31 - 1)))
-MODEL = both(having(value=NAME), maybe(type=st.just("Exact")))
-TARGET = both(having(modelRewrite=NAME), maybe(weight=st.integers(1, 1_000_000)))
-RULE = maybe(
-    matches=st.lists(having(model=MODEL), max_size=2),
-    targets=st.lists(TARGET, min_size=1, max_size=2),
-)
-REWRITES = having(poolRef=POOL_REFERENCE, rules=st.lists(RULE, max_size=2))
-
-
-def is_out_of_schema(spec: dict[str, Any]) -> bool:
-    """Whether a pool's reader is stricter than its schema: a selector that is empty, or has a null
-    or something else that is no label.
-    """
-    selector = spec.get("selector")
-    if isinstance(selector, dict) and "matchLabels" in selector:
-        selector = selector["matchLabels"]
-    return isinstance(selector, dict) and (not selector or None in selector.values())
-
-
-@settings(max_examples=300, deadline=None)
-@given(nearly(POOLS))
-def test_pools_are_followed_that_their_schema_takes(spec: dict[str, Any]) -> None:
-    """No object is taken by one and refused by the other."""
-    document = pool(**{"selector": LEFT_OUT, "targetPorts": LEFT_OUT} | spec)
-    takes = not POOL_RULES.admit(document)[1]
-    assert (read_pool(document).value is not None) is (takes and not is_out_of_schema(spec))
-
-
-@settings(max_examples=150, deadline=None)
-@given(nearly(LEGACY_POOLS))
-def test_legacy_pools_are_followed_that_their_schema_takes(spec: dict[str, Any]) -> None:
-    """No object is taken by one and refused by the other."""
-    left_out = dict.fromkeys(("selector", "targetPortNumber", "extensionRef"), LEFT_OUT)
-    document = legacy_pool(**left_out | spec)
-    takes = not LEGACY_POOL_RULES.admit(document)[1]
-    assert (read_pool(document).value is not None) is (takes and not is_out_of_schema(spec))
-
-
-@settings(max_examples=150, deadline=None)
-@given(nearly(OBJECTIVES))
-def test_objectives_are_followed_that_their_schema_takes(spec: dict[str, Any]) -> None:
-    """No object is taken by one and refused by the other."""
-    document = objective() | {"spec": spec}
-    takes = not OBJECTIVE_RULES.admit(document)[1]
-    assert (read_policy(document).value is not None) is takes
-
-
-@settings(max_examples=250, deadline=None)
-@given(nearly(REWRITES))
-def test_rewrites_are_followed_that_their_schema_takes(spec: dict[str, Any]) -> None:
-    """No object is taken by one and refused by the other."""
-    document = rewrite() | {"spec": spec}
-    takes = not REWRITE_RULES.admit(document)[1]
-    assert (read_policy(document).value is not None) is takes
-
-
-LABEL_VALUE = st.from_regex(r"\A(([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9])?\Z")
-DNS_LABEL = st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?\Z")
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    selector=st.dictionaries(LABEL_VALUE.filter(bool), LABEL_VALUE, min_size=1, max_size=64),
-    ports=st.lists(st.integers(1, 65535), min_size=1, max_size=8, unique=True),
-    protocol=st.sampled_from(["http", "kubernetes.io/h2c"]),
-    picker=st.none() | st.tuples(DNS_LABEL, st.integers(1, 65535)),
-)
-def test_valid_pools_come_through_unchanged(
-    selector: dict[str, str], ports: list[int], protocol: str, picker: tuple[str, int] | None
-) -> None:
-    """What was said is what is read, and the schema takes it too."""
-    reference = None if picker is None else {"name": picker[0], "port": {"number": picker[1]}}
-    document = pool(
-        selector={"matchLabels": selector},
-        targetPorts=[{"number": port} for port in ports],
-        appProtocol=protocol,
-        endpointPickerRef=reference,
-    )
-    assert not POOL_RULES.admit(document)[1]
-    reading = read_pool(document)
-    assert reading.findings == ()
-    assert reading.value is not None
-    spec = reading.value.spec
-    assert dict(spec.selector) == selector
-    assert spec.target_ports == tuple(ports)
-    assert spec.app_protocol == protocol
-    assert (spec.picker and (spec.picker.name, spec.picker.port)) == picker
