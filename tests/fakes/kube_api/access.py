@@ -75,7 +75,7 @@ class Access:
                 raise unauthorized()
             user = self.users[token]
         refused = any(
-            verb in (target.verb, "*") and plural in (target.resource.plural, "*")
+            verb in (target.verb, "*") and target.resource.is_called(plural)
             for verb, plural in self.denied
         )
         allowed = not self.users or any(rule.allows(target) for rule in self.rules[user])

@@ -37,7 +37,7 @@ class Fault:
     def concerns(self, target: Target) -> bool:
         """Whether it befalls this request."""
         left = self.times is None or self.met < self.times
-        placed = self.plural in (None, target.resource.plural)
+        placed = target.resource.is_called(self.plural)
         return left and placed and (not self.verbs or target.verb in self.verbs)
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
-import yaml
 from crd_rules import CrdRules, FieldError
 
 Object: TypeAlias = dict[str, Any]
@@ -54,6 +52,10 @@ class Resource:
     def api_version(self) -> str:
         """`v1`, `coordination.k8s.io/v1`."""
         return f"{self.group}/{self.version}" if self.group else self.version
+
+    def is_called(self, name: str | None) -> bool:
+        """Whether `name` means it: plural, plural and group, or (None, `*`) any resource."""
+        return name in (None, "*", self.plural, self.qualified)
 
     @property
     def custom(self) -> bool:
@@ -159,25 +161,26 @@ class Catalogue:
         raise LookupError(f"nothing serves {api_version} {kind}")
 
     def named(self, plural: str) -> Resource:
-        """The resource by its plural alone. Raises LookupError when it is not served."""
+        """The resource called so, see `is_called`. Raises LookupError when it is not served."""
         for resource in self._served.values():
-            if plural in (resource.plural, resource.qualified):
+            if resource.is_called(plural):
                 return resource
         raise LookupError(f"nothing serves {plural}")
 
-    def install(self, definition: Object | Path) -> list[Resource]:
-        """Serve what a CRD (or the file of one) defines, at once."""
-        document: Object = (
-            yaml.safe_load(definition.read_text()) if isinstance(definition, Path) else definition
-        )
-        resources = list(custom_resources(document))
+    def install(self, definition: Object) -> list[Resource]:
+        """Serve what a CRD defines, at once."""
+        resources = list(custom_resources(definition))
         for resource in resources:
-            self._served[(resource.group, resource.version, resource.plural)] = resource
+            self.serve(resource)
         return resources
 
-    def remove(self, plural: str) -> list[Resource]:
+    def serve(self, resource: Resource) -> None:
+        """Serve one resource more."""
+        self._served[(resource.group, resource.version, resource.plural)] = resource
+
+    def remove(self, name: str) -> list[Resource]:
         """Serve a resource no more; gives what it was (all its versions)."""
-        gone = [r for r in self._served.values() if plural in (r.plural, r.qualified)]
+        gone = [r for r in self._served.values() if r.is_called(name)]
         for resource in gone:
             del self._served[(resource.group, resource.version, resource.plural)]
         return gone

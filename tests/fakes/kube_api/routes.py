@@ -29,6 +29,7 @@ class Asked:
     """A request as the log keeps it."""
 
     verb: str
+    group: str
     plural: str
     namespace: str | None
     name: str | None
@@ -78,6 +79,7 @@ class Routes:
         self.asked.append(
             Asked(
                 target.verb,
+                target.resource.group,
                 target.resource.plural,
                 target.namespace,
                 target.name,

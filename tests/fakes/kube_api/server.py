@@ -2,6 +2,10 @@
 
 It can go away and come back on the same port: the port stays taken meanwhile, so that connections
 are refused and no other process gets it.
+
+What a real one does and this one does not: server-side apply, managed fields, the schemas of
+built-in objects (but for what their `check` says), admission, OpenAPI, tables, other subresources
+than `/status`, the deletion of a namespace's objects with it, conversion between CRD versions.
 """
 
 from __future__ import annotations
@@ -18,12 +22,13 @@ import yaml
 from aiohttp import web
 from kube_api.access import Access
 from kube_api.clock import Clock, LoopClock, stamp
+from kube_api.definitions import DEFINITIONS, Definitions, in_force
 from kube_api.faults import Faults
 from kube_api.listing import Lists
 from kube_api.objects import Objects
 from kube_api.resources import Catalogue, Object, Resource, typed
 from kube_api.routes import Asked, Routes
-from kube_api.store import Store, Stored, key_of
+from kube_api.store import Store, Stored
 from kube_api.watch import Watches, WatchSettings
 
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
@@ -53,6 +58,7 @@ class KubeApi:
         self.watches = Watches(self.store, self.clock, watch_settings)
         self.objects = Objects(self.store, self.clock)
         self.lists = Lists(self.store)
+        Definitions(self.store, self.catalogue, self._definition_gone)
         self._routes = Routes(
             self.catalogue,
             self.store,
@@ -123,16 +129,22 @@ class KubeApi:
         await web.SockSite(self._runner, listening, ssl_context=self._ssl).start()
 
     def install(self, *definitions: Object | Path) -> None:
-        """Serve what CRDs (or the files of them) define."""
+        """Create CRDs (or those in files), which are served at once."""
         for definition in definitions:
-            self.catalogue.install(definition)
+            document: Object = (
+                yaml.safe_load(definition.read_text())
+                if isinstance(definition, Path)
+                else definition
+            )
+            self.write(in_force(document))
 
     def remove(self, plural: str) -> None:
         """Delete a CRD: its objects are deleted, its paths are 404; its watches end in a second."""
-        for resource in self.catalogue.remove(plural):
-            for one in self.store.all(resource):
-                self.store.delete(resource, key_of(one.obj))
-        self.clock.call_later(_CRD_GONE_SECONDS, lambda: self.watches.end(plural))
+        resource = self.catalogue.named(plural)
+        self.store.delete(DEFINITIONS, ("", resource.qualified))
+
+    def _definition_gone(self, name: str) -> None:
+        self.clock.call_later(_CRD_GONE_SECONDS, lambda: self.watches.end(name))
 
     def write(self, obj: Object, *, even_if_same: bool = False) -> Stored:
         """Put an object there as it is, status and all: as kubelets and old schemas do.

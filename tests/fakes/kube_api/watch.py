@@ -188,7 +188,7 @@ class Watches:
 
     def of(self, plural: str | None = None) -> list[Feed]:
         """The open feeds (of one resource)."""
-        return [f for f in self._feeds if plural in (None, f.request.resource.plural)]
+        return [feed for feed in self._feeds if feed.request.resource.is_called(plural)]
 
     async def wait_for(self, count: int, plural: str | None = None) -> None:
         """Until so many watches are open (0: none any more)."""

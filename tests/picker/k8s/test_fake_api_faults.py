@@ -221,3 +221,21 @@ async def test_a_definition_that_is_deleted_takes_its_objects_and_watches_along(
     assert (gone.code, gone.body) == (404, "404 page not found\n")
     api.install(*CRDS)
     assert (await cluster.call("GET", POOLS)).body["items"] == []
+
+
+@pytest.mark.looptime
+async def test_ten_minutes_without_a_server_pass_in_virtual_time() -> None:
+    """Sockets and a virtual loop go together: watches and stamps keep the loop's time."""
+    loop = asyncio.get_running_loop()
+    async with running_kube_api() as running, aiohttp.ClientSession() as session:
+        Kubelet(running).run("a", "10.0.0.1", {"app": "x"})
+        client = Cluster(session, Address(running.url), "default", running)
+        begin, before = loop.time(), running.clock.now()
+        quiet = await client.watch(PODS, timeoutSeconds="20", resourceVersion="0")
+        assert [event["type"] for event in quiet] == ["ADDED", "EOF"]
+        assert loop.time() - begin == pytest.approx(20, abs=1)
+        await running.go_away()
+        await asyncio.sleep(600)
+        await running.come_back(forget_changes=True)
+        assert (await client.call("GET", PODS)).code == 200
+        assert running.clock.now() - before == pytest.approx(620, abs=1)

@@ -69,3 +69,18 @@ async def test_a_real_or_a_fake_server_can_be_asked_the_same() -> None:
     async with open_cluster() as opened:
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
         assert (await opened.call("POST", opened.path("configmaps"), body)).code == 201
+
+
+async def test_a_server_named_by_kubeconfig_is_asked_within_a_namespace_of_its_own(
+    api: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Definitions are created where they are missing; the namespace is deleted afterwards."""
+    crds = sorted((Path(__file__).parents[3] / "crds").glob("*.yaml"))
+    monkeypatch.setenv("KUBECONFIG", str(api.write_kubeconfig(tmp_path / "config")))
+    async with open_cluster(*crds) as opened:
+        assert opened.fake is None
+        assert opened.namespace.startswith("pointsman-test-")
+        path = opened.path("inferencepools", group="inference.networking.k8s.io/v1")
+        assert (await opened.call("GET", path)).body["items"] == []
+        name = opened.namespace
+    assert api.store.find(api.resource("namespaces"), ("", name)) is None

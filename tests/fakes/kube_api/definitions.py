@@ -1,0 +1,69 @@
+"""CustomResourceDefinitions as objects: created, changed and deleted like all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from crd_rules import CrdRules, FieldError
+from kube_api.resources import Catalogue, Object, Resource
+from kube_api.store import Change, Store, Type, key_of
+
+
+def _established(definition: Object) -> None:
+    """A definition is in force as soon as it is written."""
+    condition = {"type": "Established", "status": "True", "reason": "InitialNamesAccepted"}
+    definition.setdefault("status", {"conditions": [condition]})
+
+
+def _errors(definition: Object) -> Iterator[FieldError]:
+    try:
+        for version in definition["spec"]["versions"]:
+            CrdRules(definition, version["name"])
+    except KeyError as error:
+        yield FieldError("spec", "FieldValueRequired", f"Required value: {error}")
+    except ValueError as error:
+        yield FieldError("spec.versions", "FieldValueInvalid", f"Invalid value: {error}")
+
+
+DEFINITIONS = Resource(
+    "apiextensions.k8s.io",
+    "v1",
+    "customresourcedefinitions",
+    "CustomResourceDefinition",
+    namespaced=False,
+    defaults=_established,
+    check=_errors,
+)
+
+
+class Definitions:
+    """Keeps the catalogue in step with the definitions in the store.
+
+    A definition that is deleted takes its objects along, and calls `removed` with its name.
+    """
+
+    def __init__(self, store: Store, catalogue: Catalogue, removed: Callable[[str], None]) -> None:
+        self._store = store
+        self._catalogue = catalogue
+        self._removed = removed
+        catalogue.serve(DEFINITIONS)
+        store.listen(DEFINITIONS, self._changed)
+
+    def _changed(self, change: Change) -> None:
+        spec = change.new.obj["spec"]
+        name = f"{spec['names']['plural']}.{spec['group']}"
+        gone = self._catalogue.remove(name)
+        if change.type is not Type.DELETED:
+            self._catalogue.install(change.new.obj)
+            return
+        for resource in gone:
+            for one in self._store.all(resource):
+                self._store.delete(resource, key_of(one.obj))
+        self._removed(name)
+
+
+def in_force(definition: Object) -> Object:
+    """A definition with the status that it has once it is served."""
+    definition = {**definition}
+    _established(definition)
+    return definition
