@@ -43,7 +43,10 @@ async def test_all_that_wait_go_on_when_the_answers_are_there() -> None:
 
 async def test_patience_ends() -> None:
     """An answer may take long."""
-    await Settling(Unsure(), lambda: 0.0, 0.001).settled()
+    settling = Settling(Unsure(), lambda: 0.0, 0.001)
+    assert not settling.is_settled
+    await settling.settled()
+    assert not settling.is_settled  # nobody knows more: only patience has ended
 
 
 def test_without_a_memory_all_is_settled() -> None:
