@@ -74,6 +74,7 @@ class Walk(Scene):
         self.chosen: FlowControlSettings | None = None
         self.wanted: set[int] = set()
         self.turned_at = 0.0
+        self.reloaded_at = 0.0
         self.is_empty = False
         self.items: dict[int, tuple[float, float | None]] = {}  # when a client came, its time
         self.bands: dict[int, int] = {}  # of those who wait
@@ -153,6 +154,7 @@ class Walk(Scene):
     async def reloads(self, index: int) -> None:
         """Other settings."""
         self.chosen = VARIANTS[index % len(VARIANTS)]
+        self.reloaded_at = self.loop.time()
         self.gate.use(self.chosen)
         self._note_bands(self.waiting())
         await settle()
@@ -214,7 +216,8 @@ class Walk(Scene):
             came, ttl = self.items[int(client.request.request_id)]
             budget = self.chosen.no_endpoint_ttl_seconds if self.is_empty else ttl
             if budget is not None:
-                assert self.loop.time() <= max(came, self.turned_at) + budget + TICK
+                due = max(max(came, self.turned_at) + budget, self.reloaded_at)
+                assert self.loop.time() <= due + TICK  # a shorter time holds from the reload on
 
     def _check_pages(self, waiting: list[Client]) -> None:
         told = Counter[str]()
@@ -378,3 +381,19 @@ def test_a_full_queue_turns_away_exactly_whom_it_should(seed: int) -> None:
     """The newcomer, or those in whose place it may wait, and nobody else."""
     with closing(looptime.new_event_loop()) as loop:
         loop.run_until_complete(walk(4 if seed % 2 else 1, crowded(Random(seed))))
+
+
+def test_a_reload_that_shortens_patience_ends_what_has_waited_longer() -> None:
+    """At once, not a whole new patience later."""
+    comes = ("comes", ("a", -5, 0, False))
+    steps = [comes] * 7 + [
+        ("changes_size", (0,)),
+        ("reloads", (1,)),
+        comes,
+        ("passes", (301.0,)),
+        ("reloads", (0,)),
+        ("passes", (0.01,)),
+        ("passes", (1.0,)),
+    ]
+    with closing(looptime.new_event_loop()) as loop:
+        loop.run_until_complete(walk(0, steps))
