@@ -23,6 +23,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     because every decision asks for it many times. `rank_index` tells the endpoints of one pod apart
     that serve its data-parallel ranks, one port each. `metrics_host_port` is where its metrics page
     is when that is not its own address, `node_address` that of the machine it runs on, where known.
+    `incarnation` is of what runs at the address, where that is known: another one, at the same
+    address and under the same name, is another server with an empty cache.
     """
 
     name: str
@@ -33,7 +35,12 @@ class Endpoint(msgspec.Struct, frozen=True):
     rank_index: int = 0
     metrics_host_port: str | None = None
     node_address: str | None = None
+    incarnation: str = ""
     key: str = ""
+
+    def is_same_server(self, other: Endpoint) -> bool:
+        """Whether what is known of one, its metrics and its cache, is true of the other."""
+        return self.host_port == other.host_port and self.incarnation == other.incarnation
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "key", f"{self.namespace}/{self.name}")

@@ -122,15 +122,15 @@ class Datastore:
     def set_endpoints(self, desired: Iterable[Endpoint]) -> EndpointChanges:
         """Make the pool exactly `desired` (a later duplicate key wins) and tell who listens.
 
-        An endpoint that only changed its labels keeps its metrics. One whose address or port
-        changed is another server: its metrics go, and observers forget it.
+        An endpoint that only changed its labels keeps its metrics. One whose address, port or
+        incarnation changed is another server: its metrics go, and observers forget it.
         """
         wanted = {endpoint.key: endpoint for endpoint in desired}
         removed: list[Endpoint] = []
         updated: list[Endpoint] = []
         for key, candidate in list(self._candidates.items()):
             endpoint = wanted.get(key)
-            if endpoint is None or endpoint.host_port != candidate.endpoint.host_port:
+            if endpoint is None or not endpoint.is_same_server(candidate.endpoint):
                 removed.append(self._candidates.pop(key).endpoint)
                 self._process_starts.pop(key, None)
             elif endpoint != candidate.endpoint:
@@ -162,7 +162,7 @@ class Datastore:
         updated: list[Endpoint] = []
         for key, candidate in before.items():
             other = after.get(key)
-            if other is None or other.endpoint.host_port != candidate.endpoint.host_port:
+            if other is None or not other.endpoint.is_same_server(candidate.endpoint):
                 removed.append(candidate.endpoint)
             elif other.endpoint is not candidate.endpoint and other.endpoint != candidate.endpoint:
                 updated.append(other.endpoint)

@@ -118,7 +118,7 @@ class Reading:
 
     def _candidate(self) -> Candidate | None:
         candidate = self._datastore.get(self.endpoint.key)
-        if candidate is None or candidate.endpoint.host_port != self.endpoint.host_port:
+        if candidate is None or not candidate.endpoint.is_same_server(self.endpoint):
             return None
         return candidate
 

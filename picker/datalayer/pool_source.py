@@ -1,0 +1,23 @@
+"""Where the endpoints and the rules of a pool come from: a file, or Kubernetes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class PoolSource(Protocol):
+    """Keeps a datastore and the rules of requests equal to what somebody else says."""
+
+    def load(self) -> None:
+        """Called once before anything is served. What can be known at once is known then; raises
+        `ConfigError` for what can never work.
+        """
+        ...
+
+    async def run(self) -> None:
+        """Follow until cancelled. Fails for nothing that may pass."""
+        ...
+
+    def problem(self) -> str | None:
+        """Why what is known may be old, in a sentence for people; None: it is current."""
+        ...

@@ -1,0 +1,1 @@
+"""What replicas of one picker tell each other."""
