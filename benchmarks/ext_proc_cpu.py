@@ -37,6 +37,7 @@ from picker.datalayer.inflight import InflightLoad
 from picker.extproc.framing import prefix
 from picker.extproc.h2_server import H2Server
 from picker.extproc.options import ServerOptions, Transport
+from picker.extproc.server import build_server
 from picker.metrics import PickerMetrics
 from picker.requestcontrol.director import Director, Surroundings
 from picker.running.in_use import pipeline_of
@@ -138,7 +139,8 @@ class Subject:
             pipeline_of(assembly),
             Surroundings(datastore, InflightLoad(), random.Random(SEED), self.requests),
         )
-        server = H2Server(ServerOptions(transport=transport), None, director)
+        server = build_server(director, options=ServerOptions(transport=transport))
+        assert isinstance(server, H2Server)
         self._connection = server._accept()
         self._connection.connection_made(Sink())
         self._connection.data_received(opening)

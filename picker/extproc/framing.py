@@ -9,7 +9,7 @@ import re
 from struct import Struct
 from urllib.parse import quote_from_bytes
 
-from picker.extproc.rpc import RpcError, Status
+from picker.rpc import RpcError, Status
 
 _PREFIX = Struct(">BI")  # compressed flag, length
 PREFIX_BYTES = _PREFIX.size

@@ -10,12 +10,11 @@ from typing import Any
 import grpc
 
 from picker.extproc.binding import UNIX_SOCKET_MODE, remove_stale
-from picker.extproc.health import HealthService
 from picker.extproc.options import ServerOptions, TlsMaterial, TlsOptions
-from picker.extproc.pump import ExchangeSource, StreamFailedError
-from picker.extproc.rpc import Method, RpcError
-from picker.extproc.services import methods
+from picker.extproc.pump import StreamFailedError
+from picker.extproc.services import MethodTable
 from picker.extproc.tls import server_context
+from picker.rpc import Method, RpcError
 
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -23,23 +22,12 @@ _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 class GrpcioServer:
     """One listening port; see `options.GrpcServer`."""
 
-    def __init__(
-        self,
-        options: ServerOptions,
-        health: HealthService | None,
-        exchanges: ExchangeSource | None,
-    ) -> None:
+    def __init__(self, options: ServerOptions, table: MethodTable) -> None:
         self._options = options
         self._server: grpc.aio.Server | None = None
         self._stopping = False
         self._material: TlsMaterial | None = None
-        self._methods = methods(
-            exchanges,
-            health,
-            limits=options.limits,
-            is_stopping=lambda: self._stopping,
-            streams=options.streams,
-        )
+        self._methods = table(lambda: self._stopping)
 
     async def start(self) -> int:
         """Listen; returns the bound port. Raises `OSError` when the port cannot be had."""

@@ -33,7 +33,7 @@ from picker.extproc.h2_stream import CallStream
 from picker.extproc.http2 import Http2Engine, Http2Error, Http2Listener
 from picker.extproc.http2_frames import FrameEngine
 from picker.extproc.http2_wire import graceful_goaway
-from picker.extproc.rpc import Method, RpcError, Status
+from picker.rpc import Method, RpcError, Status
 
 log = logging.getLogger(__name__)
 

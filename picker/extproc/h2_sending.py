@@ -8,7 +8,7 @@ from typing import Final
 from picker.extproc.framing import status_text
 from picker.extproc.h2_stream import CallStream, Headers
 from picker.extproc.http2 import Http2Engine
-from picker.extproc.rpc import Status
+from picker.rpc import Status
 
 TURN_BYTES = 128 * 1024  # of one call, before it is another's turn
 WRITE_BYTES = 256 * 1024  # given to the transport at once

@@ -8,12 +8,10 @@ from collections.abc import Callable
 
 from picker.extproc.binding import BACKLOG, bound_port, inode, listen
 from picker.extproc.h2_connection import GrpcConnection
-from picker.extproc.health import HealthService
 from picker.extproc.http2 import Http2Engine, Http2Listener
 from picker.extproc.http2_frames import FrameEngine
 from picker.extproc.options import ServerOptions, TlsMaterial, Transport
-from picker.extproc.pump import ExchangeSource
-from picker.extproc.services import methods
+from picker.extproc.services import MethodTable
 from picker.extproc.tls import replace_certificate, server_context
 
 CLOSING_SECONDS = 1.0  # how long a peer may take to read our last words
@@ -22,12 +20,7 @@ CLOSING_SECONDS = 1.0  # how long a peer may take to read our last words
 class H2Server:
     """One listening port; see `options.GrpcServer`. Owns its connections."""
 
-    def __init__(
-        self,
-        options: ServerOptions,
-        health: HealthService | None,
-        exchanges: ExchangeSource | None,
-    ) -> None:
+    def __init__(self, options: ServerOptions, table: MethodTable) -> None:
         self._options = options
         self._engine = _engine(options.transport)
         self._listener: asyncio.Server | None = None
@@ -38,13 +31,7 @@ class H2Server:
         self._stopped = asyncio.Event()
         self._stopping = False
         self._cancelling = False
-        self._methods = methods(
-            exchanges,
-            health,
-            limits=options.limits,
-            is_stopping=lambda: self._cancelling,
-            streams=options.streams,
-        )
+        self._methods = table(lambda: self._cancelling)
 
     async def start(self) -> int:
         """Listen; returns the bound port. Raises `OSError` when the port cannot be had."""

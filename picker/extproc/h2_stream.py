@@ -13,7 +13,7 @@ from typing import Protocol
 
 from picker.extproc.framing import MessageSplitter, prefix
 from picker.extproc.pump import StreamFailedError
-from picker.extproc.rpc import RpcError, Status
+from picker.rpc import RpcError, Status
 
 Headers = tuple[tuple[bytes, bytes], ...]
 

@@ -12,9 +12,8 @@ from typing import Any, cast
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from picker.extproc.pump import Read, Write
-from picker.extproc.rpc import Method, RpcError, Status
 from picker.extproc.wire import SERVICE
+from picker.rpc import Method, Read, RpcError, Status, Write
 
 LIVENESS = "liveness"
 READINESS = ("", "readiness", SERVICE, "inference-extension")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from picker.errors import Code, DropReason, PickerError, RefusedError
@@ -21,12 +21,11 @@ from picker.extproc import wire
 from picker.extproc.messages import Action, CancelRoute, Closed, Ending, Finish, Route, SendPatience
 from picker.extproc.request_phase import Limits
 from picker.extproc.stream import State, StreamMachine
+from picker.rpc import Read, Write
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 log = logging.getLogger(__name__)
 
-Read: TypeAlias = Callable[[], Awaitable[bytes | None]]
-Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 T = TypeVar("T")
 Evict: TypeAlias = Callable[[DropReason], None]
 # For a decision that waits. A proxy whose own bound is lower takes no notice of it at all.

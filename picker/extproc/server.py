@@ -5,6 +5,8 @@ Everything a stream does is in `stream`, `wire` and `pump`, which the transports
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from picker.extproc.h2_server import H2Server
 from picker.extproc.health import HealthService
 from picker.extproc.options import (
@@ -16,6 +18,8 @@ from picker.extproc.options import (
     Transport,
 )
 from picker.extproc.pump import ExchangeSource
+from picker.extproc.services import MethodTable, methods
+from picker.rpc import Method
 
 __all__ = [
     "DEFAULT_MAX_MESSAGE_BYTES",
@@ -25,6 +29,7 @@ __all__ = [
     "TlsOptions",
     "Transport",
     "build_health_server",
+    "build_rpc_server",
     "build_server",
 ]
 
@@ -36,20 +41,38 @@ def build_server(
     health: HealthService | None = None,
 ) -> GrpcServer:
     """The ext_proc server; `exchanges` is the director. With `health`, the same port answers it."""
-    return _build(options, health, exchanges)
+    return _build(options, _table(options, health, exchanges))
 
 
 def build_health_server(health: HealthService, *, options: ServerOptions) -> GrpcServer:
     """A server for the health port alone."""
-    return _build(options, health, None)
+    return _build(options, _table(options, health, None))
 
 
-def _build(
+def build_rpc_server(table: Mapping[str, Method], *, options: ServerOptions) -> GrpcServer:
+    """A server for any other methods; `table` is what they are by their paths."""
+    return _build(options, lambda is_stopping: table)
+
+
+def _table(
     options: ServerOptions, health: HealthService | None, exchanges: ExchangeSource | None
-) -> GrpcServer:
+) -> MethodTable:
+    def table(is_stopping: Callable[[], bool]) -> Mapping[str, Method]:
+        return methods(
+            exchanges,
+            health,
+            limits=options.limits,
+            is_stopping=is_stopping,
+            streams=options.streams,
+        )
+
+    return table
+
+
+def _build(options: ServerOptions, table: MethodTable) -> GrpcServer:
     if options.transport is not Transport.GRPCIO:
-        return H2Server(options, health, exchanges)
+        return H2Server(options, table)
     # Loaded on demand: it costs start-up time and memory that the other transport does not need.
     from picker.extproc.grpcio_server import GrpcioServer  # noqa: PLC0415
 
-    return GrpcioServer(options, health, exchanges)
+    return GrpcioServer(options, table)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 from picker.extproc.health import HealthService
-from picker.extproc.pump import ExchangeSource, Read, StreamFailedError, Write, serve_stream
+from picker.extproc.pump import ExchangeSource, StreamFailedError, serve_stream
 from picker.extproc.request_phase import Limits
-from picker.extproc.rpc import Method, RpcError, Status
 from picker.extproc.stream_metrics import StreamMetrics
 from picker.extproc.wire import METHOD
+from picker.rpc import Method, Read, RpcError, Status, Write
+
+# Made by the server, which says whether it is ending calls because it stops.
+MethodTable: TypeAlias = Callable[[Callable[[], bool]], Mapping[str, Method]]
 
 
 def methods(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from picker.extproc.pump import Read, Write
-from picker.extproc.rpc import Method, RpcError, Status
 from picker.metrics import PickerMetrics
+from picker.rpc import Method, Read, RpcError, Status, Write
 
 _SPELT_OTHERWISE = {Status.OK: "OK", Status.CANCELLED: "Canceled"}
 UNKNOWN = "Unknown"

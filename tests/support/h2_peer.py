@@ -16,8 +16,7 @@ from picker.extproc.framing import prefix
 from picker.extproc.h2_connection import GrpcConnection
 from picker.extproc.http2_frames import FrameEngine
 from picker.extproc.http2_library import LibraryEngine
-from picker.extproc.pump import Read, Write
-from picker.extproc.rpc import Method
+from picker.rpc import Method, Read, Write
 
 PATH = "/a.Service/Method"
 REQUEST = [

@@ -16,7 +16,7 @@ from picker.extproc.framing import (
     status_text,
     timeout_seconds,
 )
-from picker.extproc.rpc import RpcError, Status
+from picker.rpc import RpcError, Status
 
 
 @settings(max_examples=100, deadline=None)

@@ -19,8 +19,7 @@ from picker.extproc import h2_connection
 from picker.extproc.framing import prefix
 from picker.extproc.http2_frames import FrameEngine
 from picker.extproc.http2_library import LibraryEngine
-from picker.extproc.pump import Read, Write
-from picker.extproc.rpc import RpcError, Status
+from picker.rpc import Read, RpcError, Status, Write
 
 DAMAGE = b"\0\0\1" + bytes(6) + b"x"  # DATA on stream 0
 

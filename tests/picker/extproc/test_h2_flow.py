@@ -15,7 +15,7 @@ from picker.extproc import h2_connection, h2_stream
 from picker.extproc.framing import prefix
 from picker.extproc.http2_frames import FrameEngine
 from picker.extproc.http2_library import LibraryEngine
-from picker.extproc.pump import Read, Write
+from picker.rpc import Read, Write
 
 
 @pytest.fixture(autouse=True, scope="module", params=[FrameEngine, LibraryEngine])

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from picker.extproc.pump import Read, Write
-from picker.extproc.rpc import RpcError, Status
 from picker.extproc.stream_metrics import StreamMetrics, code_name
 from picker.metrics import PickerMetrics
+from picker.rpc import Read, RpcError, Status, Write
 
 
 async def read() -> bytes | None:

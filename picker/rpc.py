@@ -5,13 +5,15 @@ Unary calls are streams of one message, on the wire as here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from enum import IntEnum
 from typing import Any, TypeAlias
 
 from picker.errors import PickerError
-from picker.extproc.pump import Read, Write
 
+# The next message, or None when the caller has closed its side.
+Read: TypeAlias = Callable[[], Awaitable[bytes | None]]
+Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 Method: TypeAlias = Callable[[Read, Write], Coroutine[Any, Any, None]]
 
 
