@@ -25,3 +25,16 @@ def model_path() -> Path:
     from fleet.models import ensure_default_model
 
     return ensure_default_model()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of several test processes (`-n 2 --dist loadgroup`) one runs all that starts whole fleets,
+    so that these do not fight for the machine; every other file stays together, with what its
+    tests share.
+    """
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        file = item.path.relative_to(config.rootpath).as_posix()
+        group = "fleets" if file.startswith("tests/integration/") else file
+        item.add_marker(pytest.mark.xdist_group(group))
