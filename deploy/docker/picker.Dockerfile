@@ -1,0 +1,32 @@
+# The picker: no torch, no shell needed, nothing written but to /tmp.
+#   docker build -f deploy/docker/picker.Dockerfile -t pointsman-picker:0.1.0 .
+FROM python:3.12-slim AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY picker picker
+COPY worker worker
+COPY fleet fleet
+RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+COPY constraints.txt ./
+RUN python -m venv --without-pip /opt/pointsman \
+ && python -m pip --python /opt/pointsman/bin/python install --no-cache-dir --only-binary=:all: \
+    --constraint constraints.txt "pointsman[picker,k8s,cel,otel] @ file://$(echo /wheels/*.whl)"
+
+FROM python:3.12-slim
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="pointsman-picker" \
+      org.opencontainers.image.description="An Envoy endpoint picker for LLM fleets" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+COPY --from=build /opt/pointsman /opt/pointsman
+ENV PATH=/opt/pointsman/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    HOME=/tmp
+WORKDIR /tmp
+# ext_proc, its health, and metrics.
+EXPOSE 9002 9003 9090
+# Kubernetes asks by its own probes.
+HEALTHCHECK NONE
+USER 65532:65532
+ENTRYPOINT ["python", "-m", "picker"]

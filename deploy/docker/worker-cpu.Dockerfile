@@ -1,0 +1,35 @@
+# The worker with torch for CPUs; with --engine sim it needs no model either.
+#   docker build -f deploy/docker/worker-cpu.Dockerfile -t pointsman-worker-cpu:0.1.0 .
+FROM python:3.12-slim AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY picker picker
+COPY worker worker
+COPY fleet fleet
+RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+COPY constraints.txt ./
+# torch first and alone, so that only it comes from that index.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN python -m venv /opt/pointsman \
+ && /opt/pointsman/bin/pip install --no-cache-dir --only-binary=:all: --no-deps \
+    --index-url "${TORCH_INDEX}" --constraint constraints.txt torch \
+ && /opt/pointsman/bin/pip install --no-cache-dir --only-binary=:all: \
+    --constraint constraints.txt "pointsman[worker] @ file://$(echo /wheels/*.whl)"
+
+FROM python:3.12-slim
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="pointsman-worker-cpu" \
+      org.opencontainers.image.description="An OpenAI-compatible model server with a paged KV cache, on CPUs" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+COPY --from=build /opt/pointsman /opt/pointsman
+ENV PATH=/opt/pointsman/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    HOME=/tmp
+WORKDIR /tmp
+EXPOSE 8000
+HEALTHCHECK NONE
+USER 65532:65532
+ENTRYPOINT ["python", "-m", "worker"]
+CMD ["--host=0.0.0.0"]
