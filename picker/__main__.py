@@ -45,13 +45,14 @@ def _announce(options: Options, ports: Ports) -> None:
     where = f"{options.bind_address}:{ports.grpc}" if ports.grpc else options.bind_address
     health = options.bind_address if ports.grpc else "127.0.0.1"
     log.info(
-        "picker ready: ext_proc %s%s, health %s:%d, http %s:%d",
+        "picker ready: ext_proc %s%s, health %s:%d, http %s:%d%s",
         where,
         " (TLS)" if options.tls is not None else "",
         health,
         ports.health,
         options.metrics_bind_address,
         ports.metrics,
+        f", endpoint discovery {options.xds.bind_address}:{ports.xds}" if options.xds else "",
     )
 
 

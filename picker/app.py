@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from importlib.metadata import version
 
 from picker.admin.server import AdminServer
@@ -38,6 +39,7 @@ from picker.running.request_side import (
     read_config,
     speaking_to_others,
 )
+from picker.running.xds_side import XdsSide
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +67,7 @@ class Picker:
         )
         datastore = self._pool.datastore
         self._recording.follow(datastore)
+        self._xds = XdsSide(options, datastore, self._metrics)
         self._requests = RequestSide(
             options,
             self._config,
@@ -115,6 +118,7 @@ class Picker:
         async with AsyncExitStack() as stack:
             await self._requests.open(stack)
             ports = await self._listeners.open(stack)
+            ports = replace(ports, xds=await self._xds.open(stack))
             async with asyncio.TaskGroup() as group:
                 tasks = self._start(group)
                 gc.collect()
@@ -130,7 +134,7 @@ class Picker:
     def _start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Begin everything that goes on beside the requests until the end."""
         tasks = [*self._pool.start(group), *self._requests.start(group)]
-        tasks += self._recording.start(group)
+        tasks += [*self._recording.start(group), *self._xds.start(group)]
         tasks.append(group.create_task(self._admin.watch(), name="history"))
         if self._watch is not None:
             tasks.append(group.create_task(self._watch.run(), name="configuration"))

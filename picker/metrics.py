@@ -48,6 +48,7 @@ from picker.plugin_series import PluginSeries
 from picker.recording_series import RecordingSeries
 from picker.series import AnySeries, Twin, metrics_of, text_of
 from picker.stream_series import StreamSeries
+from picker.xds_series import XdsSeries
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -115,6 +116,7 @@ class PickerMetrics(Declarations):
         self.kv = KvSeries(declared)
         self.recording = RecordingSeries(declared)
         self.flow = FlowSeries(declared)
+        self.xds = XdsSeries(declared)
         self.registry.register(_Declared(self._series))
 
     @property

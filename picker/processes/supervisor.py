@@ -51,6 +51,7 @@ from picker.running.listeners import (
 from picker.running.options import Options, Ports
 from picker.running.pool_side import PoolSide
 from picker.running.request_side import config_in_use, read_config, speaking_to_others
+from picker.running.xds_side import XdsSide
 from picker.sharing.block import BlockReader, BlockWriter, create_block
 from picker.sharing.load import LOAD_BYTES, LoadReader, publish_nothing
 from picker.sharing.pace import Pace
@@ -85,6 +86,7 @@ class Supervisor:
             options, self._config.assembly, self._metrics, self._inflight, (lives,)
         )
         self._config.subscribe(self._pool.use)
+        self._xds = XdsSide(options, self._pool.datastore, self._metrics)
         self._metrics.info.labels("", version("pointsman")).set(1)
         self._totals = Totals()
         self._memory = _Memory(options.processes)
@@ -125,8 +127,9 @@ class Supervisor:
         async with AsyncExitStack() as stack:
             stack.enter_context(self._memory)
             health, http = await self._beside.open(stack)
+            xds = await self._xds.open(stack)
             port = self._reserve(stack)
-            problem = await self._serve(lambda: announce(Ports(port, health, http)))
+            problem = await self._serve(lambda: announce(Ports(port, health, http, xds)))
         if problem is not None:
             raise StartError(problem)
 
@@ -153,6 +156,7 @@ class Supervisor:
         self._fleet.start(group)
         tasks = [
             *self._pool.start(group),
+            *self._xds.start(group),
             group.create_task(self._share(), name="sharing"),
             group.create_task(self._fleet.watch(), name="watching"),
             group.create_task(self._admin.watch(), name="history"),

@@ -20,6 +20,7 @@ from picker.running.explain_flags import add_explain_flags, explain_flags_of
 from picker.running.health_flags import add_health_flags
 from picker.running.options import LogFlags, MetricsTls, Options, TlsFlags
 from picker.running.record_flags import add_record_flags, record_flags_of
+from picker.running.xds_flags import add_xds_flags, xds_flags_of
 
 T = TypeVar("T")
 _DEFAULTS = Options()
@@ -55,6 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_health_flags(behaviour)
     add_explain_flags(parser.add_argument_group("explanations"))
     add_record_flags(parser.add_argument_group("recording"))
+    add_xds_flags(parser.add_argument_group("endpoint discovery"))
     _add_logging(parser.add_argument_group("logging and tracing"))
     _add_refused(parser.add_argument_group("refused"))
     return parser
@@ -92,6 +94,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         processes=arguments.processes,
         explain=explain_flags_of(arguments),
         record=record_flags_of(arguments),
+        xds=xds_flags_of(arguments),
         logs=_logs_of(arguments),
     )
 

@@ -68,7 +68,7 @@ class ExtProcPort:
     async def open(self, stack: AsyncExitStack) -> int:
         """Listen until `stack` is closed; the port. Raises `StartError`."""
         stack.push_async_callback(self._server.stop, 0)
-        return await _bound(self._server.start(), "--grpc-port", self._options.address)
+        return await bound(self._server.start(), "--grpc-port", self._options.address)
 
     @property
     def follows_certificates(self) -> bool:
@@ -107,12 +107,12 @@ class SidePorts:
         stack.push_async_callback(self._admin.stop)
         stack.push_async_callback(self._health.stop, 0)
         http = (options.metrics_bind_address, options.metrics_port)
-        metrics = await _bound(
+        metrics = await bound(
             self._admin.start(*http, self._metrics_tls),
             "--metrics-port",
             f"{options.metrics_bind_address}:{options.metrics_port}",
         )
-        health = await _bound(
+        health = await bound(
             self._health.start(), "--grpc-health-port", self._health_options.address
         )
         return health, metrics
@@ -217,7 +217,8 @@ def _unusable(flag: str, path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"{flag}: cannot use {path}: {error.strerror or error}")
 
 
-async def _bound(start: Coroutine[None, None, int], flag: str, address: str) -> int:
+async def bound(start: Coroutine[None, None, int], flag: str, address: str) -> int:
+    """The port that `start` has bound. Raises `StartError`, which names `flag` and `address`."""
     try:
         return await start
     except OSError as error:

@@ -9,6 +9,7 @@ from picker.extproc.server import DEFAULT_MAX_MESSAGE_BYTES, ServerOptions, Tran
 from picker.running.explain_flags import NO_WISHES, ExplainFlags
 from picker.running.health_flags import DEFAULT_FAILURES
 from picker.running.record_flags import RecordFlags
+from picker.running.xds_flags import XdsFlags
 
 _SERVER = ServerOptions()
 
@@ -78,16 +79,18 @@ class Options:
     processes: int = 1
     explain: ExplainFlags = NO_WISHES
     record: RecordFlags | None = None
+    xds: XdsFlags | None = None
     logs: LogFlags = LogFlags()
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a started picker listens; `grpc` 0 is a unix socket."""
+    """Where a started picker listens; `grpc` 0 is a unix socket, `xds` None nowhere."""
 
     grpc: int
     health: int
     metrics: int
+    xds: int | None = None
 
 
 __all__ = ["LogFlags", "MetricsTls", "Options", "Ports", "TlsFlags"]

@@ -1,0 +1,77 @@
+"""What clients are told: resources by name, each with the version that its content has.
+
+Versions are digests of the content and not numbers, so that a picker that was restarted, and has
+found the same endpoints, has nothing to tell a client that kept them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from types import MappingProxyType
+
+_DIGEST_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A named message, serialized; see `resource_of`."""
+
+    name: str
+    version: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceSet:
+    """All resources at one moment; `number` counts the sets there have been, from 1."""
+
+    resources: Mapping[str, Resource]
+    number: int
+
+
+def resource_of(name: str, body: bytes) -> Resource:
+    """`body` under `name`; the same bytes have the same version, here and after a restart."""
+    return Resource(name, blake2b(body, digest_size=_DIGEST_BYTES).hexdigest(), body)
+
+
+def version_of(resources: Iterable[Resource]) -> str:
+    """One version for several resources; their order does not matter."""
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    for name, version in sorted((one.name, one.version) for one in resources):
+        digest.update(f"{len(name)}:{name}{version}".encode())
+    return digest.hexdigest()
+
+
+class Cache:
+    """Owns the set that counts now. `current` None: nothing is known yet, so nothing is said."""
+
+    def __init__(self) -> None:
+        self._current: ResourceSet | None = None
+        self._watchers: list[Callable[[], None]] = []
+
+    @property
+    def current(self) -> ResourceSet | None:
+        """The set that was published last."""
+        return self._current
+
+    def publish(self, resources: Iterable[Resource]) -> bool:
+        """Let `resources` be all there are, and tell who watches; whether that changes anything."""
+        fresh = {one.name: one for one in resources}
+        before = self._current
+        if before is not None and dict(before.resources) == fresh:
+            return False
+        number = 1 if before is None else before.number + 1
+        self._current = ResourceSet(MappingProxyType(fresh), number)
+        for watcher in tuple(self._watchers):
+            watcher()
+        return True
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call `watcher` after every change, until it is unwatched. It must be quick."""
+        self._watchers.append(watcher)
+
+    def unwatch(self, watcher: Callable[[], None]) -> None:
+        """Do not call `watcher` any more."""
+        self._watchers.remove(watcher)

@@ -1,0 +1,111 @@
+"""One client of the incremental variant: requests say how a subscription changes, responses what
+has changed.
+
+Theory of operation. As in `sotw`, `receive` takes requests and `poll` says what to send now.
+`_known` is what the client has, or was told to have: name → version, None for what does not exist.
+A difference between that and the set of the moment, within the subscription, is what is sent,
+and with it what is `_due` by the rules of the protocol though nothing differs. A client that comes
+back says which versions it has; what is still so is not told again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from picker.xds.cache import Resource, ResourceSet
+from picker.xds.subscription import WILDCARD, Flight, Subscription, Verdict
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`initial_versions` is what the client has from before; it counts in its first request.
+
+    `problem` is why the response with this nonce was refused; None: it was not.
+    """
+
+    subscribe: tuple[str, ...] = ()
+    unsubscribe: tuple[str, ...] = ()
+    initial_versions: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    nonce: str = ""
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What is new or different, and the names of what does not exist."""
+
+    resources: tuple[Resource, ...]
+    removed: tuple[str, ...]
+    nonce: str
+
+
+class DeltaSession:
+    """Owns what one client was told and wants to know, of one type of resources."""
+
+    def __init__(self) -> None:
+        self._flight = Flight()
+        self._wanted = Subscription()
+        self._has_asked = False
+        self._known: dict[str, str | None] = {}
+        self._due: set[str] = set()  # to be told whatever is known
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What the client subscribes to by name."""
+        return self._wanted.names
+
+    def receive(self, request: Request) -> Verdict:
+        """A request has come. Its changes of the subscription count even if its nonce is stale:
+        the client will not say them again.
+        """
+        verdict = Verdict.NONE
+        if self._has_asked and request.nonce:
+            verdict = self._flight.land(request.nonce, request.problem)
+        if not self._has_asked:
+            self._has_asked = True
+            self._wanted.use(request.subscribe, is_wildcard=not request.subscribe)
+            self._known.update(request.initial_versions)
+        else:
+            self._subscribe(request.subscribe)
+        self._unsubscribe(request.unsubscribe)
+        known = {name: has for name, has in self._known.items() if self._wanted.covers(name)}
+        self._known = known
+        self._due = {name for name in self._due if self._wanted.covers(name)}
+        return verdict
+
+    def _subscribe(self, names: tuple[str, ...]) -> None:
+        """Tell of these whether or not the client knows: it may have forgotten, and need not say
+        so.
+        """
+        wanted = self._wanted
+        wanted.use(wanted.names.union(names), wanted.is_wildcard)
+        self._due.update(self._known if WILDCARD in names else names)
+
+    def _unsubscribe(self, names: tuple[str, ...]) -> None:
+        wanted = self._wanted
+        wanted.use(wanted.names.difference(names), wanted.is_wildcard and WILDCARD not in names)
+        self._due.update(names)  # the client drops it; as one of all names it is told again
+
+    def poll(self, current: ResourceSet | None) -> Response | None:
+        """What to send now, if anything."""
+        if current is None or not self._has_asked or self._flight.is_under_way:
+            return None
+        existing, known = current.resources, self._known
+        changed = tuple(
+            one
+            for name, one in existing.items()
+            if self._wanted.covers(name) and (name in self._due or known.get(name) != one.version)
+        )
+        had = {name for name, version in known.items() if version is not None}
+        told_first = self._wanted.names - known.keys()
+        removed = tuple(sorted((had | told_first | self._due) - existing.keys()))
+        if not changed and not removed:
+            return None
+        self._due.clear()
+        known.update({one.name: one.version for one in changed})
+        known.update(dict.fromkeys(removed))
+        return Response(changed, removed, self._flight.launch())

@@ -1,0 +1,204 @@
+"""The methods of endpoint discovery: carries sessions over calls of gRPC.
+
+Theory of operation. A stream is read and written at the same time. What is read goes to the
+session; that, and every change of the cache, wakes the writer, which asks the session what to send.
+The session sees to it that at most one response is under way, so a slow client is told of the
+latest state when it is ready for it, and nothing is ever queued.
+
+Streams end when the client ends them or breaks the protocol. A subscription to what is not served
+here is answered as the protocol says, with silence or with a removal, and named in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from picker.rpc import Method, Read, RpcError, Status, Write
+from picker.xds import wire
+from picker.xds.cache import Cache, ResourceSet
+from picker.xds.delta import DeltaSession
+from picker.xds.sotw import SotwSession
+from picker.xds.subscription import Verdict
+from picker.xds_series import XdsSeries
+
+log = logging.getLogger(__name__)
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+Q_in = TypeVar("Q_in", contravariant=True)
+R_out = TypeVar("R_out", covariant=True)
+
+
+class Session(Protocol[Q_in, R_out]):
+    """The decisions about one client; see `sotw` and `delta`."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What the client subscribes to by name."""
+        ...
+
+    def receive(self, request: Q_in) -> Verdict:
+        """A request has come."""
+        ...
+
+    def poll(self, current: ResourceSet | None) -> R_out | None:
+        """What to send now, if anything."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Variant(Generic[Q, R]):
+    """One form of the protocol: its name, its decisions and its messages."""
+
+    name: str
+    begin: Callable[[], Session[Q, R]]
+    decode: Callable[[bytes], wire.Asked[Q]]
+    encode: Callable[[R], bytes]
+
+
+SOTW = Variant("sotw", lambda: SotwSession(wire.emptied), wire.sotw_request, wire.sotw_response)
+DELTA = Variant("delta", DeltaSession, wire.delta_request, wire.delta_response)
+
+
+class EndpointDiscovery:
+    """Serves what is in `cache`; counts in `series`."""
+
+    def __init__(self, cache: Cache, series: XdsSeries) -> None:
+        self._cache = cache
+        self._series = series
+
+    def methods(self) -> Mapping[str, Method]:
+        """Paths to methods: of the service of endpoints, and of the one for all types, where only
+        endpoints are answered for.
+        """
+        return {
+            wire.STREAM_ENDPOINTS: self._streams(SOTW),
+            wire.DELTA_ENDPOINTS: self._streams(DELTA),
+            wire.STREAM_AGGREGATED: self._streams(SOTW, is_aggregated=True),
+            wire.DELTA_AGGREGATED: self._streams(DELTA, is_aggregated=True),
+            wire.FETCH_ENDPOINTS: self._fetch,
+        }
+
+    def _streams(self, variant: Variant[Q, R], is_aggregated: bool = False) -> Method:
+        async def stream(read: Read, write: Write) -> None:
+            await _Client(self._cache, self._series, variant, is_aggregated).serve(read, write)
+
+        return stream
+
+    async def _fetch(self, read: Read, write: Write) -> None:
+        """What is true now, once."""
+        data = await read()
+        if data is None:
+            raise RpcError(Status.INVALID_ARGUMENT, "a request without a message")
+        asked = wire.sotw_request(data)
+        _refuse_other_types(asked.type_url)
+        if self._cache.current is None:
+            raise RpcError(Status.UNAVAILABLE, "the endpoints are not known yet")
+        session = SOTW.begin()
+        session.receive(asked.request)
+        response = session.poll(self._cache.current)
+        if response is None:
+            served = _listed(self._cache.current.resources)
+            text = f"no endpoints of {_listed(session.names)} here, only of {served}"
+            raise RpcError(Status.NOT_FOUND, text)
+        await write(wire.sotw_response(response))
+
+
+class _Client(Generic[Q, R]):
+    """One stream. Owns its session, and what was logged about it."""
+
+    def __init__(
+        self, cache: Cache, series: XdsSeries, variant: Variant[Q, R], is_aggregated: bool
+    ) -> None:
+        self._cache, self._series, self._variant = cache, series, variant
+        self._is_aggregated = is_aggregated
+        self._session = variant.begin()
+        self._wake = asyncio.Event()
+        self._node_id = ""
+        self._complaint = ""
+        self._strange: set[str] = set()
+
+    async def serve(self, read: Read, write: Write) -> None:
+        """Until the client ends the stream. Raises `RpcError` when it breaks the protocol."""
+        self._cache.watch(self._wake.set)
+        self._series.clients.inc()
+        try:
+            async with asyncio.TaskGroup() as group:
+                pushing = group.create_task(self._push(write), name="endpoint discovery")
+                await self._listen(read)
+                pushing.cancel()
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        finally:
+            self._series.clients.dec()
+            self._cache.unwatch(self._wake.set)
+
+    async def _listen(self, read: Read) -> None:
+        while (data := await read()) is not None:
+            asked = self._variant.decode(data)
+            self._node_id = self._node_id or asked.node_id
+            if self._is_about_endpoints(asked.type_url):
+                self._take(asked.request)
+                self._wake.set()
+
+    async def _push(self, write: Write) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            self._name_what_is_strange()
+            response = self._session.poll(self._cache.current)
+            if response is not None:
+                self._series.responses_total.labels(self._variant.name).inc()
+                await write(self._variant.encode(response))
+
+    def _is_about_endpoints(self, type_url: str) -> bool:
+        """Where other types may be asked for, there is silence about them. Raises `RpcError`."""
+        if not self._is_aggregated:
+            _refuse_other_types(type_url)
+            return True
+        if not type_url:
+            raise RpcError(Status.INVALID_ARGUMENT, "a request of no type")
+        if type_url != wire.ENDPOINT_TYPE and type_url not in self._strange:
+            self._strange.add(type_url)
+            log.info("%s asks for %s: only endpoints are told of here", self, type_url)
+        return type_url == wire.ENDPOINT_TYPE
+
+    def _take(self, request: Q) -> None:
+        problem = getattr(request, "problem", None)
+        verdict = self._session.receive(request)
+        if verdict is Verdict.ACK:
+            self._series.acks_total.labels(self._variant.name).inc()
+            self._complaint = ""
+        elif verdict is Verdict.NACK:
+            self._series.nacks_total.labels(self._variant.name).inc()
+            if problem is not None and problem != self._complaint:
+                self._complaint = problem
+                log.error("%s refuses the endpoints it was told of: %s", self, problem)
+
+    def _name_what_is_strange(self) -> None:
+        """Say once of each name that is asked for and not served what is served instead."""
+        current = self._cache.current
+        if current is None:
+            return
+        strange = self._session.names - current.resources.keys() - self._strange
+        if strange:
+            self._strange |= strange
+            served = _listed(current.resources)
+            log.warning("%s asks for endpoints of %s: here are %s", self, _listed(strange), served)
+
+    def __str__(self) -> str:
+        return f"the proxy '{self._node_id}'" if self._node_id else "a proxy"
+
+
+def _refuse_other_types(type_url: str) -> None:
+    if type_url not in ("", wire.ENDPOINT_TYPE):
+        text = f"'{type_url}' is not served here, only {wire.ENDPOINT_TYPE}"
+        raise RpcError(Status.INVALID_ARGUMENT, text)
+
+
+def _listed(names: Mapping[str, object] | frozenset[str] | set[str]) -> str:
+    return ", ".join(f"'{name}'" for name in sorted(names)) or "none"

@@ -1,0 +1,153 @@
+"""Envoy's discovery messages ↔ values. The only file of this room that knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+from envoy.config.core.v3 import address_pb2, base_pb2, health_check_pb2
+from envoy.config.endpoint.v3 import endpoint_components_pb2, endpoint_pb2
+from envoy.service.discovery.v3 import discovery_pb2
+from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
+
+from picker.rpc import RpcError, Status
+from picker.types import Endpoint
+from picker.xds import delta, sotw
+from picker.xds.assignment import Assignment, Locality
+from picker.xds.cache import Resource, resource_of
+
+ENDPOINT_TYPE = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+_EDS = "/envoy.service.endpoint.v3.EndpointDiscoveryService"
+_ADS = "/envoy.service.discovery.v3.AggregatedDiscoveryService"
+STREAM_ENDPOINTS = f"{_EDS}/StreamEndpoints"
+DELTA_ENDPOINTS = f"{_EDS}/DeltaEndpoints"
+FETCH_ENDPOINTS = f"{_EDS}/FetchEndpoints"
+STREAM_AGGREGATED = f"{_ADS}/StreamAggregatedResources"
+DELTA_AGGREGATED = f"{_ADS}/DeltaAggregatedResources"
+METADATA_NAMESPACE = "pointsman"
+
+Q = TypeVar("Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[Q]):
+    """A request, the type of resources that it is about, and who sends it.
+
+    `node_id` is "" in later requests of a stream: a client need say it only once.
+    """
+
+    type_url: str
+    node_id: str
+    request: Q
+
+
+def sotw_request(data: bytes) -> Asked[sotw.Request]:
+    """Raises `RpcError` for bytes that are no request."""
+    message = _decoded(discovery_pb2.DiscoveryRequest, data)
+    request = sotw.Request(
+        names=tuple(message.resource_names),
+        nonce=message.response_nonce,
+        problem=_problem(message),
+    )
+    return Asked(message.type_url, message.node.id, request)
+
+
+def delta_request(data: bytes) -> Asked[delta.Request]:
+    """Raises `RpcError` for bytes that are no request."""
+    message = _decoded(discovery_pb2.DeltaDiscoveryRequest, data)
+    request = delta.Request(
+        subscribe=tuple(message.resource_names_subscribe),
+        unsubscribe=tuple(message.resource_names_unsubscribe),
+        initial_versions=dict(message.initial_resource_versions),
+        nonce=message.response_nonce,
+        problem=_problem(message),
+    )
+    return Asked(message.type_url, message.node.id, request)
+
+
+def sotw_response(response: sotw.Response) -> bytes:
+    """As Envoy reads it."""
+    message = discovery_pb2.DiscoveryResponse(
+        version_info=response.version,
+        resources=[_packed(one) for one in response.resources],
+        type_url=ENDPOINT_TYPE,
+        nonce=response.nonce,
+    )
+    return cast("bytes", message.SerializeToString())
+
+
+def delta_response(response: delta.Response) -> bytes:
+    """As Envoy reads it."""
+    message = discovery_pb2.DeltaDiscoveryResponse(
+        resources=[
+            discovery_pb2.Resource(name=one.name, version=one.version, resource=_packed(one))
+            for one in response.resources
+        ],
+        removed_resources=response.removed,
+        type_url=ENDPOINT_TYPE,
+        nonce=response.nonce,
+    )
+    return cast("bytes", message.SerializeToString())
+
+
+def encoded(assignment: Assignment) -> Resource:
+    """The resource that tells of these endpoints; the same ones always give the same bytes."""
+    message = endpoint_pb2.ClusterLoadAssignment(
+        cluster_name=assignment.cluster,
+        endpoints=[
+            endpoint_components_pb2.LocalityLbEndpoints(
+                locality=_locality(locality),
+                lb_endpoints=[_member(endpoint) for endpoint in endpoints],
+            )
+            for locality, endpoints in assignment.localities
+        ],
+    )
+    return resource_of(assignment.cluster, message.SerializeToString(deterministic=True))
+
+
+def emptied(cluster: str) -> Resource:
+    """What is told of a cluster that nobody has any more: that it has no endpoints."""
+    return encoded(Assignment(cluster))
+
+
+def _locality(locality: Locality) -> base_pb2.Locality | None:
+    if locality == Locality():
+        return None
+    return base_pb2.Locality(region=locality.region, zone=locality.zone, sub_zone=locality.sub_zone)
+
+
+def _member(endpoint: Endpoint) -> endpoint_components_pb2.LbEndpoint:
+    """An endpoint that may be used, with its name for access logs.
+
+    The picker's opinion of its health is none of the proxy's business: what the picker has ejected
+    it does not pick, and with the picker gone the proxy's own checks decide.
+    """
+    member = endpoint_components_pb2.LbEndpoint(
+        health_status=health_check_pb2.HEALTHY,
+        endpoint=endpoint_components_pb2.Endpoint(
+            address=address_pb2.Address(
+                socket_address=address_pb2.SocketAddress(
+                    address=endpoint.address, port_value=endpoint.port
+                )
+            )
+        ),
+    )
+    named = {"name": endpoint.name, "namespace": endpoint.namespace}
+    member.metadata.filter_metadata[METADATA_NAMESPACE].update(named)
+    return member
+
+
+def _packed(resource: Resource) -> any_pb2.Any:
+    return any_pb2.Any(type_url=ENDPOINT_TYPE, value=resource.body)
+
+
+def _problem(message: Any) -> str | None:
+    return str(message.error_detail.message) if message.HasField("error_detail") else None
+
+
+def _decoded(kind: Any, data: bytes) -> Any:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise RpcError(Status.INVALID_ARGUMENT, f"not a {kind.DESCRIPTOR.name}: {error}") from error
