@@ -41,8 +41,8 @@ class Declarations:
     def _own_counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
         return self._kept(Counter(Declaration(OWN_PREFIX + name, text, labels)))
 
-    def _own_gauge(self, name: str, text: str) -> Gauge:
-        return self._kept(Gauge(Declaration(OWN_PREFIX + name, text)))
+    def _own_gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+        return self._kept(Gauge(Declaration(OWN_PREFIX + name, text, labels)))
 
     def _gauge(
         self, name: str, text: str, labels: tuple[str, ...] = (), twins: tuple[Twin, ...] = ()

@@ -42,6 +42,7 @@ from picker.declarations import (
 )
 from picker.flow_series import FlowSeries
 from picker.health_series import HealthSeries
+from picker.k8s_series import KubernetesSeries
 from picker.kv_series import KvSeries
 from picker.label_caps import BoundedLabels, RequestLabels
 from picker.plugin_series import PluginSeries
@@ -116,6 +117,7 @@ class PickerMetrics(Declarations):
         self.kv = KvSeries(declared)
         self.recording = RecordingSeries(declared)
         self.flow = FlowSeries(declared)
+        self.kubernetes = KubernetesSeries(declared)
         self.xds = XdsSeries(declared)
         self.registry.register(_Declared(self._series))
 

@@ -27,6 +27,11 @@ class Resource:
         """As objects state it."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
+    @property
+    def qualified(self) -> str:
+        """For people: plural and group."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
     def path(self, namespace: str, name: str = "") -> str:
         """Of all objects in `namespace`, or of one."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
@@ -93,6 +98,10 @@ class UnreachableError(Exception):
     """
 
 
+class SilentError(UnreachableError):
+    """A connection that stays open, and on which nothing came for longer than anything may last."""
+
+
 class KubernetesApi(Protocol):
     """An API server. Every method raises `ApiError` or `UnreachableError` and nothing else."""
 
@@ -105,7 +114,7 @@ class KubernetesApi(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
         """What changes after `resource_version`, with bookmarks, until the server ends the watch.
 
-        Ends with `UnreachableError` when nothing at all came for longer than a live watch is ever
+        Ends with `SilentError` when nothing at all came for longer than a live watch is ever
         silent.
         """
         ...

@@ -1,0 +1,277 @@
+"""Asks an API server over HTTP: `KubernetesApi` with aiohttp, objects as the bytes that came.
+
+A path may keep sockets open and forward nothing, which no keepalive of TCP can tell. So every watch
+asks the server to end it after `WATCH_SECONDS` at most, and one on which nothing came for
+`SILENT_SECONDS` is dead: a live server would have ended it before (docs/decisions/0028).
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from random import Random
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
+
+import aiohttp
+import msgspec
+
+from picker.k8s.api import (
+    ApiError,
+    Listing,
+    Resource,
+    Selection,
+    SilentError,
+    UnreachableError,
+    WatchEvent,
+)
+from picker.k8s.credentials import Access, Credentials
+from picker.k8s.replies import (
+    MAX_BODY_BYTES,
+    WatchLines,
+    api_error,
+    decode_event,
+    decode_listing,
+    decode_object,
+    read_bounded,
+)
+
+WATCH_SECONDS: Final = (18, 24)
+SILENT_SECONDS: Final = 28.0
+CONNECT_SECONDS: Final = 5.0
+REQUEST_SECONDS: Final = 15.0
+LIST_SECONDS: Final = 30.0
+PAGE_OBJECTS: Final = 500
+_LIST_ATTEMPTS: Final = 3
+_EXPIRED: Final = (410,)
+_UNAUTHORIZED: Final = 401
+_OK: Final = range(200, 300)
+_JSON: Final = "application/json"
+_AGENT: Final = "pointsman-picker"
+# As `socket.getaddrinfo` tells it.
+_AddressInfo: TypeAlias = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, Any]
+
+
+class KubernetesClient:
+    """A real API server; used as a context manager, which owns the connections."""
+
+    def __init__(self, credentials: Credentials, *, rng: Random) -> None:
+        self._credentials = credentials
+        self._rng = rng
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(socket_factory=_socket, limit=0)
+        # Compressed lists cost the server more than the bytes cost a network in a cluster.
+        headers = {"Accept": _JSON, "Accept-Encoding": "identity", "User-Agent": _AGENT}
+        self._session = aiohttp.ClientSession(connector=connector, headers=headers)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def list(self, resource: Resource, selection: Selection) -> Listing:
+        """All objects now, read in pages; begun anew when the server forgets the list meanwhile."""
+        for attempt in range(1, _LIST_ATTEMPTS + 1):
+            try:
+                return await self._pages(resource, selection)
+            except ApiError as error:
+                if error.status not in _EXPIRED or attempt == _LIST_ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _pages(self, resource: Resource, selection: Selection) -> Listing:
+        items: list[msgspec.Raw] = []
+        query = {"limit": str(PAGE_OBJECTS), **_selectors(selection)}
+        path = resource.path(selection.namespace)
+        while True:
+            body = await self._ask("GET", path, query=query, seconds=LIST_SECONDS)
+            page = decode_listing(body)
+            items.extend(page.objects)
+            if not page.metadata.continue_:
+                return Listing(items, page.metadata.resource_version)
+            query["continue"] = page.metadata.continue_
+
+    @asynccontextmanager
+    async def watch(
+        self, resource: Resource, selection: Selection, resource_version: str
+    ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
+        """What changes, see `KubernetesApi`; the server ends it after half a minute at most."""
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(self._rng.randint(*WATCH_SECONDS)),
+            "resourceVersion": resource_version,
+            **_selectors(selection),
+        }
+        timeout = _timeout(sock_read=SILENT_SECONDS)
+        path = resource.path(selection.namespace)
+        response = await self._open("GET", path, query=query, timeout=timeout)
+        try:
+            async with aclosing(_events(response)) as events:
+                yield events
+        finally:
+            response.close()
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
+        """One object."""
+        return decode_object(await self._ask("GET", resource.path(namespace, name)))
+
+    async def create(
+        self, resource: Resource, namespace: str, document: dict[str, Any]
+    ) -> dict[str, Any]:
+        """A new object, as the server stored it."""
+        return decode_object(await self._ask("POST", resource.path(namespace), document))
+
+    async def replace(
+        self, resource: Resource, namespace: str, name: str, document: dict[str, Any]
+    ) -> dict[str, Any]:
+        """An object in place of another; 409 when its resourceVersion is not the current one."""
+        return decode_object(await self._ask("PUT", resource.path(namespace, name), document))
+
+    async def post(self, path: str, document: dict[str, Any]) -> dict[str, Any]:
+        """What has no namespace."""
+        return decode_object(await self._ask("POST", path, document))
+
+    async def has(self, resource: Resource) -> bool:
+        """Whether the server knows the kind."""
+        root = "/apis" if resource.group else "/api"
+        try:
+            found = decode_object(await self._ask("GET", f"{root}/{resource.api_version}"))
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        kinds = found.get("resources")
+        listed = kinds if isinstance(kinds, list) else []
+        return any(isinstance(one, dict) and one.get("name") == resource.plural for one in listed)
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        document: dict[str, Any] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        seconds: float = REQUEST_SECONDS,
+    ) -> bytes:
+        """One request; the body of its good answer."""
+        timeout = _timeout(total=seconds)
+        body = None if document is None else msgspec.json.encode(document)
+        response = await self._open(method, path, body, query=query, timeout=timeout)
+        with _translated():
+            async with response:
+                return await read_bounded(response.content, MAX_BODY_BYTES)
+
+    async def _open(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - of aiohttp's kinds
+    ) -> aiohttp.ClientResponse:
+        """A good answer, its body unread. Credentials that are not taken are renewed once."""
+        access = await self._credentials.access()
+        response = await self._send(access, method, path, body, query, timeout)
+        if response.status == _UNAUTHORIZED:
+            renewed = await self._credentials.renewed(access)
+            if renewed is not access:
+                response.close()
+                response = await self._send(renewed, method, path, body, query, timeout)
+        if response.status in _OK:
+            return response
+        with _translated():
+            async with response:
+                raise api_error(response.status, response.headers, await _beginning(response))
+
+    async def _send(
+        self,
+        access: Access,
+        method: str,
+        path: str,
+        body: bytes | None,
+        query: Mapping[str, str] | None,
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - of aiohttp's kinds
+    ) -> aiohttp.ClientResponse:
+        if self._session is None:
+            raise UnreachableError("the client is closed")
+        headers = {} if access.authorization is None else {"Authorization": access.authorization}
+        if body is not None:
+            headers["Content-Type"] = _JSON
+        with _translated():
+            return await self._session.request(
+                method,
+                access.url + path,
+                params=query,
+                data=body,
+                headers=headers,
+                ssl=access.tls or True,
+                server_hostname=access.tls_server_name,
+                proxy=access.proxy,
+                timeout=timeout,
+                allow_redirects=False,
+            )
+
+
+def _selectors(selection: Selection) -> dict[str, str]:
+    given = {"labelSelector": selection.label_selector, "fieldSelector": selection.field_selector}
+    return {name: text for name, text in given.items() if text}
+
+
+def _timeout(total: float | None = None, sock_read: float | None = None) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=total, sock_connect=CONNECT_SECONDS, sock_read=sock_read)
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[WatchEvent, None]:
+    """The events of a watch. All lines of a piece come without giving way in between."""
+    lines = WatchLines()
+    with _translated(SilentError):
+        async for piece in response.content.iter_any():
+            for line in lines.added(piece):
+                yield decode_event(line)
+        lines.check_whole()
+
+
+async def _beginning(response: aiohttp.ClientResponse) -> bytes:
+    """What a refusal says; one that is too long to be one is cut."""
+    return await response.content.read(MAX_BODY_BYTES)
+
+
+@contextmanager
+def _translated(silence: type[UnreachableError] = UnreachableError) -> Iterator[None]:
+    """Whatever goes wrong with a connection, as what it means here."""
+    try:
+        yield
+    except (aiohttp.SocketTimeoutError, TimeoutError) as error:
+        raise silence(f"no answer in time ({_said(error)})") from error
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise UnreachableError(_said(error)) from error
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _socket(address: _AddressInfo) -> socket.socket:
+    """One that notices within half a minute that its peer is gone, also while it is idle."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if sys.platform == "linux":
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000)
+    return made

@@ -1,0 +1,138 @@
+"""How to reach the API server and show who asks: kubeconfig files, or the Pod's service account.
+
+The official `kubernetes` package (extra `k8s`) reads the files, runs exec plugins and asks token
+issuers; here is only what becomes of that. Tokens and certificates change while the picker runs:
+they are read again every minute, in a thread, and at once when the server does not take them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from picker.errors import ConfigError
+from picker.k8s.api import UnreachableError
+from picker.k8s.kubeconfig import KubeconfigFiles, ServiceAccount
+from picker.k8s.tls import Access
+
+__all__ = ["Access", "AccessSource", "Credentials", "find_credentials"]
+
+logger = logging.getLogger(__name__)
+
+REREAD_SECONDS: Final = 60.0
+RENEW_SECONDS: Final = 10.0
+PATIENCE_SECONDS: Final = 30.0
+SERVICE_ACCOUNT_FOLDER: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class AccessSource(Protocol):
+    """Where credentials come from. It may block: files, processes, token issuers."""
+
+    def load(self, *, anew: bool) -> Access:
+        """The credentials now, the same object when nothing changed; `anew`: whatever was known is
+        no longer taken. Raises `ConfigError`.
+        """
+        ...
+
+
+class Credentials:
+    """Hands out what `source` says, and asks it again in time; owns what it said last.
+
+    `clock` is monotonic, in seconds.
+    """
+
+    def __init__(self, source: AccessSource, clock: Callable[[], float]) -> None:
+        self._source = source
+        self._clock = clock
+        self._access = source.load(anew=False)
+        self._read_at = self._renewed_at = clock()
+        self._renewed_once = False
+        self._reading: asyncio.Future[Access] | None = None
+
+    @property
+    def namespace(self) -> str:
+        """Where the context, or the Pod, is at home."""
+        return self._access.namespace
+
+    async def access(self) -> Access:
+        """What to ask with now. When it cannot be read again, what was known stays in use."""
+        if self._clock() - self._read_at >= REREAD_SECONDS:
+            await self._read(anew=False)
+        return self._access
+
+    async def renewed(self, refused: Access) -> Access:
+        """What to ask with after a 401 to `refused`; the same when there is nothing else."""
+        if self._access is not refused:
+            return self._access
+        now = self._clock()
+        if self._renewed_once and now - self._renewed_at < RENEW_SECONDS:
+            return self._access
+        self._renewed_once, self._renewed_at = True, now
+        await self._read(anew=True)
+        return self._access
+
+    async def _read(self, *, anew: bool) -> None:
+        """Ask the source, once for all who wait. Raises `UnreachableError` when it hangs."""
+        if self._reading is None:
+            work = asyncio.to_thread(self._source.load, anew=anew)
+            self._reading = asyncio.ensure_future(work)
+        reading = self._reading
+        await asyncio.wait({reading}, timeout=PATIENCE_SECONDS)
+        if not reading.done():
+            raise UnreachableError("credentials could not be read again in time")
+        if self._reading is not reading:
+            return
+        self._reading = None
+        self._read_at = self._clock()
+        try:
+            self._access = reading.result()
+        except ConfigError as error:
+            logger.warning("credentials could not be read again, the old ones stay: %s", error)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where credentials are looked for: the environment, the home, the service account."""
+
+    environ: Mapping[str, str]
+    home: Path
+    service_account: Path = SERVICE_ACCOUNT_FOLDER
+
+
+def find_credentials(
+    kubeconfig: str = "",
+    context: str | None = None,
+    *,
+    clock: Callable[[], float],
+    surroundings: Surroundings | None = None,
+) -> Credentials:
+    """The first of: `kubeconfig` (a path), the files that `KUBECONFIG` lists, the service account
+    of the Pod, `~/.kube/config`. `context` None: the current one.
+
+    Blocks while files are read and plugins run. Raises `ConfigError`.
+    """
+    around = surroundings or Surroundings(os.environ, Path.home())
+    return Credentials(_source(kubeconfig, context, around), clock)
+
+
+def _source(kubeconfig: str, context: str | None, around: Surroundings) -> AccessSource:
+    listed = around.environ.get("KUBECONFIG", "")
+    if kubeconfig:
+        return KubeconfigFiles((Path(kubeconfig).expanduser(),), context, "--kubeconfig")
+    if listed:
+        paths = tuple(Path(one).expanduser() for one in listed.split(os.pathsep) if one)
+        return KubeconfigFiles(paths, context, "KUBECONFIG")
+    if around.environ.get("KUBERNETES_SERVICE_HOST"):
+        return ServiceAccount(around.service_account, around.environ)
+    own = around.home / ".kube" / "config"
+    if own.is_file():
+        return KubeconfigFiles((own,), context, str(own))
+    raise ConfigError(
+        "no way to a Kubernetes API server is configured: give --kubeconfig PATH, set KUBECONFIG, "
+        "or run in a Pod with a service account"
+    )

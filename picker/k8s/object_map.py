@@ -1,0 +1,199 @@
+"""The objects of a selection as small records: what a list says, changed by what a watch says.
+
+Pure and synchronous; `Reflector` is the shell around it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Generic, TypeAlias, TypeVar
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+ObjectKey: TypeAlias = tuple[str, str]
+Decode: TypeAlias = Callable[[msgspec.Raw], R | None]
+_UNNAMED: ObjectKey = ("", "")
+
+
+class MalformedObjectError(Exception):
+    """An object that cannot be followed. Unless `keep_last_good`, what it said before goes too."""
+
+    def __init__(self, message: str, *, keep_last_good: bool = True) -> None:
+        super().__init__(message)
+        self.keep_last_good = keep_last_good
+
+
+# What a decoder may come upon in an object that nobody has checked.
+_MALFORMED = (
+    MalformedObjectError,
+    msgspec.MsgspecError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+)
+
+
+class Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    """What tells objects and their states apart; "" where the server did not say."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+    @property
+    def key(self) -> ObjectKey:
+        """Namespace ("" without one) and name."""
+        return self.namespace, self.name
+
+
+class _Headed(msgspec.Struct, frozen=True):
+    metadata: Metadata
+
+
+_HEAD = msgspec.json.Decoder(_Headed)
+
+
+def metadata_of(raw: msgspec.Raw) -> Metadata | None:
+    """The metadata of an object; None when it has none that can be read."""
+    try:
+        return _HEAD.decode(raw).metadata
+    except msgspec.MsgspecError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Held(Generic[R]):
+    """An object: which one it is, and its record, None when it has none to show."""
+
+    uid: str
+    record: R | None
+
+
+class ObjectMap(Generic[R]):
+    """Owns the records by namespace and name, and what is wrong with objects that have none.
+
+    `decode` makes a record of an object. It gives None for one that is not to be seen, and raises
+    `MalformedObjectError` (or a decoding error of msgspec, which means the same) for one that is
+    wrong: then the record of the same object, by uid, stays unless the error says otherwise.
+    """
+
+    def __init__(self, decode: Decode[R], label: str) -> None:
+        self._decode = decode
+        self._label = label
+        self._held: dict[ObjectKey, _Held[R]] = {}
+        self._malformed: dict[ObjectKey, str] = {}
+        self._view: Mapping[ObjectKey, R] | None = MappingProxyType({})
+
+    @property
+    def view(self) -> Mapping[ObjectKey, R]:
+        """All records now, in the order in which they were first seen; it never changes, and it is
+        the same object until a record does.
+        """
+        if self._view is None:
+            records = {key: one.record for key, one in self._held.items() if one.record is not None}
+            self._view = MappingProxyType(records)
+        return self._view
+
+    @property
+    def malformed(self) -> Mapping[ObjectKey, str]:
+        """What is wrong with objects that cannot be followed."""
+        return MappingProxyType(self._malformed)
+
+    def put(self, metadata: Metadata, raw: msgspec.Raw) -> bool:
+        """An object was added or changed; whether the view did."""
+        key = metadata.key
+        before = self._held.get(key)
+        held = self._held[key] = self._read(metadata, raw)
+        same = before is not None and before.uid == held.uid and before.record == held.record
+        return self._changed(not same and (held.record is not None or _shown(before)))
+
+    def remove(self, metadata: Metadata) -> bool:
+        """An object is gone, or was selected once; whether the view changed.
+
+        Of an object that has been replaced by another of its name nothing is left to remove.
+        """
+        before = self._held.get(metadata.key)
+        if before is None or (metadata.uid and before.uid != metadata.uid):
+            return False
+        del self._held[metadata.key]
+        self._malformed.pop(metadata.key, None)
+        return self._changed(_shown(before))
+
+    def clear(self) -> bool:
+        """There are no such objects; whether the view changed."""
+        return self._settle({})
+
+    def draft(self) -> Draft[R]:
+        """The beginning of what a list says; nothing changes until it is `settle`d."""
+        return Draft(self)
+
+    def settle(self, draft: Draft[R]) -> bool:
+        """Be what the list said; whether the view changed. Records keep their order."""
+        old = {key: draft.held[key] for key in self._held if key in draft.held}
+        return self._settle(old | draft.held)
+
+    def unreadable(self, why: str) -> None:
+        """Something came of which it cannot be told what object it is."""
+        self._report(_UNNAMED, why)
+
+    def _settle(self, held: dict[ObjectKey, _Held[R]]) -> bool:
+        before = self.view
+        uids = {key: one.uid for key, one in self._held.items()}
+        self._held = held
+        for key in [key for key in self._malformed if key not in held]:
+            del self._malformed[key]
+        self._view = None
+        same = before == self.view and all(uids[key] == held[key].uid for key in before)
+        return not same
+
+    def _changed(self, changed: bool) -> bool:
+        if changed:
+            self._view = None
+        return changed
+
+    def _read(self, metadata: Metadata, raw: msgspec.Raw) -> _Held[R]:
+        key, before = metadata.key, self._held.get(metadata.key)
+        try:
+            record = self._decode(raw)
+        except _MALFORMED as error:
+            self._report(key, str(error) or type(error).__name__)
+            keep = not isinstance(error, MalformedObjectError) or error.keep_last_good
+            same = before is not None and before.uid == metadata.uid
+            return _Held(metadata.uid, before.record if before and same and keep else None)
+        self._malformed.pop(key, None)
+        return _Held(metadata.uid, record)
+
+    def _report(self, key: ObjectKey, why: str) -> None:
+        """Once for each thing that is wrong, however often it is said."""
+        if self._malformed.get(key) != why:
+            self._malformed[key] = why
+            name = "/".join(part for part in key if part) or "an object without a name"
+            logger.warning("%s %s is not followed: %s", self._label, name, why)
+
+
+class Draft(Generic[R]):
+    """A list that is being read, an object at a time."""
+
+    def __init__(self, objects: ObjectMap[R]) -> None:
+        self.held: dict[ObjectKey, _Held[R]] = {}
+        self._objects = objects
+
+    def add(self, raw: msgspec.Raw) -> None:
+        """One object of the list."""
+        metadata = metadata_of(raw)
+        if metadata is None or not metadata.name:
+            self._objects.unreadable("it has no name")
+        else:
+            self.held[metadata.key] = self._objects._read(metadata, raw)
+
+
+def _shown(held: _Held[R] | None) -> bool:
+    return held is not None and held.record is not None

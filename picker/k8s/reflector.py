@@ -1,0 +1,309 @@
+"""Keeps a map of small records equal to what an API server has of one selection of objects.
+
+Theory of operation: list, then watch from the list's version; a watch that ends is opened again
+from the last version that was heard, so nothing is lost and nothing comes twice. When that version
+is too old (410), when nothing was heard for long, or every ten minutes (a version from the future,
+as after a restored backup, is answered with silence), all is listed again and compared. What fails
+is tried again ever less often; a watch that lasted is what makes attempts quick again, so that a
+server that accepts and drops at once is not flooded. The view is never emptied by a failure.
+
+Listeners are told once for all that a batch of events changed: everything that the stream has is
+applied first, and between two calls lie a few milliseconds at least.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Final, Generic, TypeAlias, TypeVar
+
+from picker.k8s.api import (
+    ApiError,
+    KubernetesApi,
+    Resource,
+    Selection,
+    SilentError,
+    UnreachableError,
+    WatchEvent,
+)
+from picker.k8s.backoff import Backoff
+from picker.k8s.contact import FORBIDDEN, NOT_FOUND, Contact
+from picker.k8s.object_map import Decode, ObjectKey, ObjectMap, metadata_of
+from picker.k8s_series import KubernetesSeries
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+Listener: TypeAlias = Callable[[Mapping[ObjectKey, R]], None]
+_GONE: Final = 410
+_SLICE: Final = 64  # objects of a list that are decoded before others get their turn
+
+
+@dataclass(frozen=True, slots=True)
+class Subject(Generic[R]):
+    """What to follow, and what to keep of each object (see `ObjectMap` for `decode`).
+
+    The bytes that `decode` gets are those of a whole reply: a record must not hold on to them.
+    """
+
+    resource: Resource
+    selection: Selection
+    decode: Decode[R]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often, in seconds.
+
+    `gather`: at least so long between two calls of listeners. `relist`: about so often everything
+    is listed again. `trust`: for so long a version can be resumed after a failure, then a list is
+    cheaper than doubt. `steady`: a watch that lasted so long was a good one. `refused`: the wait
+    after 403 and 404, which somebody has to mend first. `absent`: a kind that is not known for so
+    long has no objects.
+    """
+
+    gather_seconds: float = 0.005
+    relist_seconds: float = 600.0
+    trust_seconds: float = 30.0
+    steady_seconds: float = 5.0
+    refused_seconds: float = 15.0
+    absent_seconds: float = 60.0
+
+
+class Reflector(Generic[R]):
+    """Follows one subject as long as `run` does; the sole owner of its records.
+
+    `clock` is monotonic, in seconds, and runs as the event loop's does.
+    """
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        subject: Subject[R],
+        *,
+        rng: Random,
+        clock: Callable[[], float],
+        series: KubernetesSeries | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        self._api = api
+        self._subject = subject
+        self._rng = rng
+        self._clock = clock
+        self._pace = pace or Pace()
+        resource, namespace = subject.resource.qualified, subject.selection.namespace
+        self._series = (KubernetesSeries([]) if series is None else series).of(resource, namespace)
+        self._objects: ObjectMap[R] = ObjectMap(subject.decode, resource)
+        self._contact = Contact(subject.resource, subject.selection)
+        self._backoff = Backoff(rng)
+        self._listeners: list[Listener[R]] = []
+        self._version: str | None = None
+        self._relist_at = 0.0
+        self._absent_since: float | None = None
+        self._synced = False
+        self._told_at: float | None = None
+        self._telling: asyncio.TimerHandle | None = None
+
+    @property
+    def view(self) -> Mapping[ObjectKey, R]:
+        """The records by namespace and name, as last known. It never changes; another one does."""
+        return self._objects.view
+
+    @property
+    def malformed(self) -> Mapping[ObjectKey, str]:
+        """Objects that are not followed, and why."""
+        return self._objects.malformed
+
+    @property
+    def synced(self) -> bool:
+        """Whether the server has said at least once what there is; also that it knows no such kind,
+        and so has no such objects.
+        """
+        return self._synced
+
+    @property
+    def installed(self) -> bool:
+        """False when the server said last that it does not know the kind."""
+        return self._absent_since is None
+
+    def problem(self) -> str | None:
+        """Why the view may be old, in a sentence for people; None: it is current."""
+        return self._contact.problem(self._clock())
+
+    def subscribe(self, listener: Listener[R]) -> None:
+        """Call `listener` with the view whenever it changed, and once when it is first known, from
+        the event loop; it must be quick.
+        """
+        self._listeners.append(listener)
+
+    def unsubscribe(self, listener: Listener[R]) -> None:
+        """Do not call `listener` any more."""
+        self._listeners.remove(listener)
+
+    async def run(self) -> None:
+        """Follow until cancelled. Fails for nothing that a server or an object does."""
+        selection = self._subject.selection
+        selector = selection.label_selector or selection.field_selector
+        with self._series.age_shown(selector, lambda: self._contact.silent_seconds(self._clock())):
+            try:
+                while True:
+                    wait = await self._round()
+                    await asyncio.sleep(wait)
+            finally:
+                if self._telling is not None:
+                    self._telling.cancel()
+                    self._telling = None
+
+    async def _round(self) -> float:
+        """One list, if it is due, and one watch; how long to wait then."""
+        listing = self._version is None or self._clock() >= self._relist_at
+        try:
+            if listing:
+                await self._list()
+                listing = False
+            lasted = await self._watch()
+        except (ApiError, UnreachableError) as error:
+            return self._failed(error, listing=listing)
+        if lasted >= self._pace.steady_seconds:
+            return 0.0
+        return self._backoff.next_seconds()
+
+    async def _list(self) -> None:
+        self._series.lists.inc()
+        listing = await self._api.list(self._subject.resource, self._subject.selection)
+        draft = self._objects.draft()
+        for index, raw in enumerate(listing.items, 1):
+            draft.add(raw)
+            if index % _SLICE == 0:
+                await asyncio.sleep(0)
+        changed = self._objects.settle(draft)
+        self._version = listing.resource_version or None
+        self._relist_at = self._clock() + self._pace.relist_seconds * self._rng.uniform(0.9, 1.1)
+        self._absent_since = None
+        self._answered()
+        if changed or not self._synced:
+            self._synced = True
+            self._tell_soon()
+
+    async def _watch(self) -> float:
+        """One watch to its end; how many seconds it lasted."""
+        self._series.watches.inc()
+        resource, selection = self._subject.resource, self._subject.selection
+        began = self._clock()
+        try:
+            async with self._api.watch(resource, selection, self._version or "") as events:
+                self._answered()
+                async for event in events:
+                    self._apply(event)
+                    if self._clock() >= self._relist_at:
+                        break
+            self._contact.heard(self._clock())
+        finally:
+            lasted = self._clock() - began
+            if lasted >= self._pace.steady_seconds:
+                self._backoff.reset()
+        return lasted
+
+    def _apply(self, event: WatchEvent) -> None:
+        self._series.count(event.kind)
+        metadata = metadata_of(event.object)
+        if metadata is None or not metadata.resource_version:
+            self._objects.unreadable(f"{event.kind} without metadata or resourceVersion")
+            return
+        version = metadata.resource_version
+        if event.kind == "BOOKMARK":
+            self._check_onward(version)
+            changed = False
+        elif not metadata.name:
+            self._objects.unreadable(f"{event.kind} of an object without a name")
+            changed = False
+        elif event.kind == "DELETED":
+            changed = self._objects.remove(metadata)
+        else:
+            changed = self._objects.put(metadata, event.object)
+        self._version = version
+        self._contact.heard(self._clock())
+        if changed:
+            self._tell_soon()
+
+    def _check_onward(self, version: str) -> None:
+        """A bookmark before what is known means that the server was put back to a backup."""
+        known = self._version or ""
+        if known.isdigit() and version.isdigit() and int(version) < int(known):
+            raise ApiError(_GONE, "Expired", f"resource versions went back to {version}")
+
+    def _answered(self) -> None:
+        if self._contact.problem(self._clock()) is not None:
+            self._contact.answered(self._clock())
+            if self._contact.problem(self._clock()) is None:
+                logger.info("%s are followed again", self._subject.resource.qualified)
+        else:
+            self._contact.answered(self._clock())
+
+    def _failed(self, error: ApiError | UnreachableError, *, listing: bool) -> float:
+        """Note why a round ended; how long to wait."""
+        now = self._clock()
+        first = self._contact.problem(now) is None
+        too_old = isinstance(error, ApiError) and error.status == _GONE
+        if listing and self._version is not None:
+            self._relist_at = now + self._pace.relist_seconds * self._rng.uniform(0.1, 0.2)
+        elif not self._may_resume(error, now):
+            self._version = None
+        self._series.count_error(_reason(error))
+        if too_old:
+            return self._backoff.next_seconds()
+        self._contact.failed(now, error)
+        if first:
+            logger.warning("%s", self._contact.problem(now))
+        if not isinstance(error, ApiError):
+            return self._backoff.next_seconds()
+        if error.status == NOT_FOUND:
+            self._absent(now)
+        refused = error.status in (FORBIDDEN, NOT_FOUND)
+        at_least = self._pace.refused_seconds if refused else 0.0
+        return self._backoff.next_seconds(error.retry_after_seconds, at_least)
+
+    def _may_resume(self, error: ApiError | UnreachableError, now: float) -> bool:
+        """Whether the version that is known is worth another watch."""
+        silent = self._contact.silent_seconds(now)
+        if silent is None or silent > self._pace.trust_seconds or isinstance(error, SilentError):
+            return False
+        return isinstance(error, UnreachableError) or error.status in (401, 403, 429, 500, 503)
+
+    def _absent(self, now: float) -> None:
+        """The kind is not known: no objects, at once if there were none, else when it stays so."""
+        if self._absent_since is None:
+            self._absent_since = now
+        emptied = not self._synced
+        if now - self._absent_since >= self._pace.absent_seconds:
+            emptied = self._objects.clear() or emptied
+        if emptied:
+            self._synced = True
+            self._tell_soon()
+
+    def _tell_soon(self) -> None:
+        """Once everything that the stream has is applied, and not too soon after the last time."""
+        if self._telling is not None:
+            return
+        wait = 0.0
+        if self._told_at is not None:
+            wait = max(0.0, self._told_at + self._pace.gather_seconds - self._clock())
+        self._telling = asyncio.get_running_loop().call_later(wait, self._tell)
+
+    def _tell(self) -> None:
+        self._telling = None
+        self._told_at = self._clock()
+        self._series.changes.inc()
+        view = self._objects.view
+        for listener in tuple(self._listeners):
+            listener(view)
+
+
+def _reason(error: ApiError | UnreachableError) -> str:
+    """A word for a label, from a small set."""
+    if isinstance(error, ApiError):
+        return str(error.status)
+    return "silent" if isinstance(error, SilentError) else "unreachable"
