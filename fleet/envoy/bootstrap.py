@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import yaml
 from envoy.config.bootstrap.v3 import bootstrap_pb2
+from envoy.config.cluster.v3 import cluster_pb2
 from envoy.config.overload.v3 import overload_pb2
 from envoy.extensions.resource_monitors.downstream_connections.v3 import downstream_connections_pb2
 from envoy.extensions.resource_monitors.fixed_heap.v3 import fixed_heap_pb2
@@ -19,9 +20,10 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from fleet.envoy.clusters import POOL, assignment, picker_cluster, pool_cluster
+from fleet.envoy.discovery import discovery_cluster
 from fleet.envoy.listener import listener
 from fleet.envoy.proto import address, packed, seconds
-from fleet.envoy.settings import BootstrapConfig, Limits, SocketAddress
+from fleet.envoy.settings import BootstrapConfig, Limits, Mechanism, SocketAddress
 
 _HEAP = "envoy.resource_monitors.fixed_heap"
 _CONNECTIONS = "envoy.resource_monitors.global_downstream_max_connections"
@@ -34,10 +36,17 @@ def build(config: BootstrapConfig) -> bootstrap_pb2.Bootstrap:
         admin=bootstrap_pb2.Admin(address=address(config.admin)),
         static_resources=bootstrap_pb2.Bootstrap.StaticResources(
             listeners=[listener(config)],
-            clusters=[pool_cluster(config), picker_cluster(config)],
+            clusters=_clusters(config),
         ),
         overload_manager=_overload(config.limits),
     )
+
+
+def _clusters(config: BootstrapConfig) -> list[cluster_pb2.Cluster]:
+    clusters = [pool_cluster(config), picker_cluster(config)]
+    if config.discovery is not None and config.mechanism is Mechanism.OVERRIDE_HOST:
+        clusters.append(discovery_cluster(config.discovery))
+    return clusters
 
 
 def _overload(limits: Limits) -> overload_pb2.OverloadManager:

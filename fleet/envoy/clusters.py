@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from envoy.config.cluster.v3 import circuit_breaker_pb2, cluster_pb2, outlier_detection_pb2
-from envoy.config.core.v3 import config_source_pb2, health_check_pb2, protocol_pb2
+from envoy.config.core.v3 import health_check_pb2, protocol_pb2
 from envoy.config.endpoint.v3 import endpoint_components_pb2, endpoint_pb2
 from envoy.extensions.load_balancing_policies.least_request.v3 import least_request_pb2
 from envoy.extensions.load_balancing_policies.override_host.v3 import override_host_pb2
@@ -13,6 +13,7 @@ from envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2
 from envoy.type.metadata.v3 import metadata_pb2
 from envoy.type.v3 import percent_pb2
 
+from fleet.envoy.discovery import ask_the_picker, follow_a_file
 from fleet.envoy.proto import address, boolean, extension, packed, seconds, uint32
 from fleet.envoy.settings import (
     DESTINATION_KEY,
@@ -92,14 +93,13 @@ def _go_where_the_header_says(cluster: cluster_pb2.Cluster) -> None:
 
 
 def _go_where_the_metadata_says(cluster: cluster_pb2.Cluster, config: BootstrapConfig) -> None:
-    if config.endpoints_file is None:
+    if config.discovery is not None:
+        ask_the_picker(cluster, config.discovery)
+    elif config.endpoints_file is None:
         cluster.type = cluster_pb2.Cluster.STATIC
         cluster.load_assignment.CopyFrom(assignment(POOL, config.endpoints))
     else:
-        cluster.type = cluster_pb2.Cluster.EDS
-        source = config_source_pb2.PathConfigSource(path=config.endpoints_file)
-        cluster.eds_cluster_config.eds_config.path_config_source.CopyFrom(source)
-        cluster.eds_cluster_config.eds_config.resource_api_version = config_source_pb2.V3
+        follow_a_file(cluster, config.endpoints_file)
     cluster.common_lb_config.CopyFrom(_believe_health_at_once())
     cluster.load_balancing_policy.policies.add().typed_extension_config.CopyFrom(
         extension("envoy.load_balancing_policies.override_host", _override_host())

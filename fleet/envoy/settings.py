@@ -73,13 +73,26 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class EndpointDiscovery:
+    """Where a picker tells of its endpoints (`--xds-port`), and what it calls its pool there.
+
+    `is_delta` chooses the incremental variant of the protocol.
+    """
+
+    picker: SocketAddress
+    pool_name: str = "default"
+    is_delta: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class BootstrapConfig:
     """Everything a generated bootstrap depends on.
 
     `endpoints` are the pool's workers. `endpoints_file`, when set, names a file holding an EDS
     `DiscoveryResponse` (see `bootstrap.endpoints_document`) which Envoy re-reads when it is
-    replaced by a rename; `endpoints` is then ignored. Neither matters to `ORIGINAL_DST`, which
-    goes wherever the picker says. `picker_health` is where the picker answers gRPC health checks;
+    replaced by a rename; `endpoints` is then ignored. With `discovery` Envoy asks a picker for the
+    endpoints, and both are ignored. Nothing of this matters to `ORIGINAL_DST`, which goes wherever
+    the picker says. `picker_health` is where the picker answers gRPC health checks;
     None: at the address of the picker itself. `trust_control_headers` lets clients set objective,
     fairness and latency-target headers; headers that choose an endpoint are always stripped.
     `buffer_request_body` gives the picker each body in one message and keeps it in Envoy until the
@@ -95,6 +108,7 @@ class BootstrapConfig:
     picker: SocketAddress
     endpoints: tuple[SocketAddress, ...] = ()
     endpoints_file: str | None = None
+    discovery: EndpointDiscovery | None = None
     mechanism: Mechanism = Mechanism.OVERRIDE_HOST
     picker_health: SocketAddress | None = None
     failure_mode_allow: bool = True

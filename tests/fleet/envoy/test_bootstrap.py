@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from fleet.envoy.__main__ import examples, main
 from fleet.envoy.binary import find_envoy, validate
 from fleet.envoy.bootstrap import build, endpoints_document, to_json, to_yaml
-from fleet.envoy.settings import BootstrapConfig, Limits, Mechanism, PipeAddress, SocketAddress
+from fleet.envoy.settings import (
+    BootstrapConfig,
+    EndpointDiscovery,
+    Limits,
+    Mechanism,
+    PipeAddress,
+    SocketAddress,
+)
 from fleet.errors import FleetError
 
 COMMITTED = Path(__file__).parents[3] / "deploy" / "envoy"
@@ -59,6 +66,8 @@ def test_the_script_writes_into_the_folder_it_is_given(tmp_path: Path) -> None:
         {"admin": PipeAddress("/tmp/admin.sock"), "access_log_path": "/dev/null"},
         {"endpoints": (SocketAddress("::1", 1), SocketAddress("10.0.0.1", 65535))},
         {"limits": Limits(request_buffer_bytes=64 << 20, max_heap_bytes=1 << 34)},
+        {"discovery": EndpointDiscovery(LOCAL)},
+        {"discovery": EndpointDiscovery(LOCAL, "llama", is_delta=True)},
     ],
     ids=lambda changes: "+".join(changes) or "default",
 )
@@ -151,3 +160,29 @@ def test_an_endpoints_file_holds_the_pool() -> None:
     (member,) = resource["endpoints"][0]["lb_endpoints"]
     socket = member["endpoint"]["address"]["socket_address"]
     assert socket == {"address": "10.0.0.1", "port_value": 8000}
+
+
+def test_endpoints_come_from_the_picker_where_it_tells_of_them() -> None:
+    """The pool has none of its own, asks for them by the pool's name, and what leaves it is
+    forgotten at once, healthy or not.
+    """
+    asking = EndpointDiscovery(SocketAddress("127.0.0.1", 9004), "llama")
+    static = (SocketAddress("10.0.0.1", 8000),)
+    document = json.loads(to_json(build(config(endpoints=static, discovery=asking))))
+    pool, _, xds = document["static_resources"]["clusters"]
+    assert (pool["type"], pool["ignore_health_on_host_removal"]) == ("EDS", True)
+    assert "load_assignment" not in pool
+    assert pool["eds_cluster_config"]["service_name"] == "llama"
+    source = pool["eds_cluster_config"]["eds_config"]["api_config_source"]
+    assert source["api_type"] == "GRPC"
+    assert source["grpc_services"][0]["envoy_grpc"]["cluster_name"] == xds["name"] == "xds"
+    (member,) = xds["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    assert member["endpoint"]["address"]["socket_address"]["port_value"] == 9004
+
+
+def test_original_dst_needs_nobody_to_tell_of_endpoints() -> None:
+    """It goes where the picker says; there is no cluster to ask."""
+    asking = EndpointDiscovery(LOCAL)
+    changes = {"mechanism": Mechanism.ORIGINAL_DST, "discovery": asking}
+    document = json.loads(to_json(build(config(**changes))))
+    assert [one["name"] for one in document["static_resources"]["clusters"]] == ["pool", "picker"]
