@@ -1,0 +1,185 @@
+{{- define "pointsman.name" -}}
+{{- default .Release.Name .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "pointsman.picker" -}}{{ include "pointsman.name" . }}-picker{{- end -}}
+{{- define "pointsman.worker" -}}{{ include "pointsman.name" . }}-worker{{- end -}}
+
+{{- define "pointsman.pool" -}}
+{{- default (include "pointsman.name" .) .Values.pool.name -}}
+{{- end -}}
+
+{{/* How series call the pool: selected Pods are known by the name of the picker's Deployment. */}}
+{{- define "pointsman.poolInSeries" -}}
+{{- if eq .Values.mode "standalone" }}{{ include "pointsman.picker" . }}{{ else }}{{ include "pointsman.pool" . }}{{ end -}}
+{{- end -}}
+
+{{/* Labels of every object; of: what the object is named by. */}}
+{{- define "pointsman.labels" -}}
+app.kubernetes.io/name: {{ .of }}
+{{- with .component }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+app.kubernetes.io/part-of: pointsman
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- end -}}
+
+{{- define "pointsman.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "pointsman.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{- define "pointsman.pullSecrets" -}}
+{{- with .Values.images.pullSecrets }}
+imagePullSecrets:
+{{- range . }}
+- name: {{ . }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Probes by HTTP; ready: the path that says so; start: seconds between and number of tries at the start. */}}
+{{- define "pointsman.httpProbes" -}}
+startupProbe:
+  httpGet: {path: {{ .alive }}, port: {{ .port }}}
+  periodSeconds: {{ .startPeriod | default 1 }}
+  timeoutSeconds: 2
+  failureThreshold: {{ .startTries | default 60 }}
+livenessProbe:
+  httpGet: {path: {{ .alive }}, port: {{ .port }}}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: {{ .deadTries | default 3 }}
+readinessProbe:
+  httpGet: {path: {{ .ready }}, port: {{ .port }}}
+  periodSeconds: 2
+  timeoutSeconds: 2
+  failureThreshold: 2
+{{- end -}}
+
+{{- define "pointsman.tcpProbes" -}}
+startupProbe:
+  tcpSocket: {port: http}
+  periodSeconds: 1
+  timeoutSeconds: 2
+  failureThreshold: 60
+livenessProbe:
+  tcpSocket: {port: http}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 3
+readinessProbe:
+  tcpSocket: {port: http}
+  periodSeconds: 2
+  timeoutSeconds: 2
+  failureThreshold: 2
+{{- end -}}
+
+{{- define "pointsman.grpcProbes" -}}
+startupProbe:
+  grpc: {port: 9003, service: liveness}
+  periodSeconds: 1
+  timeoutSeconds: 2
+  failureThreshold: 60
+livenessProbe:
+  grpc: {port: 9003, service: liveness}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 3
+readinessProbe:
+  grpc: {port: 9003, service: readiness}
+  periodSeconds: 2
+  timeoutSeconds: 2
+  failureThreshold: 2
+{{- end -}}
+
+{{/* The picker's container, which is a sidecar of Envoy's in mode standalone. */}}
+{{- define "pointsman.pickerContainer" -}}
+{{- $standalone := eq .Values.mode "standalone" -}}
+- name: picker
+  image: {{ .Values.images.picker.repository }}:{{ .Values.images.picker.tag }}
+  {{- if $standalone }}
+  restartPolicy: Always
+  {{- end }}
+  args:
+  {{- if $standalone }}
+  - --endpoint-selector={{ .Values.standalone.endpointSelector | default (printf "app.kubernetes.io/name=%s" (include "pointsman.worker" .)) }}
+  - --endpoint-target-ports={{ join "," .Values.standalone.targetPorts }}
+  - --bind-address=127.0.0.1
+  - --xds-port=9004
+  - --xds-cluster-name=default
+  {{- else }}
+  - --pool-name={{ include "pointsman.pool" . }}
+  {{- end }}
+  - --pool-namespace=$(NAMESPACE)
+  - --config-file=/config/picker.yaml
+  - --metrics-bind-address=0.0.0.0
+  - --enable-grpc-stream-metrics
+  - --drain-timeout=115s
+  - --zap-encoder=json
+  {{- if eq .Values.picker.highAvailability "leader-election" }}
+  - --ha-enable-leader-election
+  {{- end }}
+  {{- range .Values.picker.extraArgs }}
+  - {{ . | quote }}
+  {{- end }}
+  env:
+  - name: NAMESPACE
+    valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+  - name: POD_NAME
+    valueFrom: {fieldRef: {fieldPath: metadata.name}}
+  - name: POD_IP
+    valueFrom: {fieldRef: {fieldPath: status.podIP}}
+  {{- with .Values.picker.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  ports:
+  {{- if not $standalone }}
+  - {name: grpc, containerPort: 9002}
+  - {name: grpc-health, containerPort: 9003}
+  {{- end }}
+  - {name: metrics, containerPort: 9090}
+  {{- if $standalone }}
+  {{- include "pointsman.httpProbes" (dict "alive" "/healthz" "ready" "/readyz" "port" "metrics") | nindent 2 }}
+  {{- else }}
+  {{- include "pointsman.grpcProbes" . | nindent 2 }}
+  lifecycle:
+    preStop: {sleep: {seconds: 10}}
+  {{- end }}
+  resources:
+    {{- toYaml .Values.picker.resources | nindent 4 }}
+  securityContext:
+    {{- include "pointsman.containerSecurity" . | nindent 4 }}
+  volumeMounts:
+  - {name: config, mountPath: /config, readOnly: true}
+  - {name: tmp, mountPath: /tmp}
+{{- end -}}
+
+{{- define "pointsman.addonLabels" -}}
+app.kubernetes.io/name: {{ .of }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- end -}}
+
+{{- define "pointsman.dnsEgress" -}}
+- to:
+  - namespaceSelector:
+      matchLabels: {kubernetes.io/metadata.name: kube-system}
+    podSelector:
+      matchLabels: {k8s-app: kube-dns}
+  ports:
+  - {protocol: UDP, port: 53}
+  - {protocol: TCP, port: 53}
+{{- end -}}
