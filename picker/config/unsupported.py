@@ -28,8 +28,7 @@ GATES: Mapping[str, tuple[bool, bool | None]] = MappingProxyType(
 )
 _FLAGS = {
     KUBERNETES: """
-        --ha-enable-leader-election --pool-group --pool-namespace --endpoint-selector
-        --endpoint-target-ports --metrics-endpoint-auth
+        --ha-enable-leader-election --metrics-endpoint-auth
     """,
 }
 # Flag of the reference picker → what it waits for.
@@ -53,12 +52,11 @@ def check_supported(config: EndpointPickerConfig, findings: Findings) -> None:
     if layer is None:
         return
     if layer.peer_discovery is not None:
-        findings.warn(("dataLayer", "peerDiscovery"), "has no effect")
+        text = "has no effect: replicas are found by --peers and --peer-service"
+        findings.warn(("dataLayer", "peerDiscovery"), text)
     if layer.cross_replica_syncer_plugin_ref is not None:
-        text = reason("a synchronisation of replicas")
+        text = "leave it out: with --peers or --peer-service replicas tell each other all they know"
         findings.error(("dataLayer", "crossReplicaSyncerPluginRef"), text)
-    if layer.cross_replica_sync_interval is not None:
-        findings.warn(("dataLayer", "crossReplicaSyncInterval"), "has no effect")
 
 
 def gate_settings(config: EndpointPickerConfig) -> Mapping[str, bool]:

@@ -130,6 +130,8 @@ class Datastore:
         updated: list[Endpoint] = []
         for key, candidate in list(self._candidates.items()):
             endpoint = wanted.get(key)
+            if endpoint is candidate.endpoint:
+                continue
             if endpoint is None or not endpoint.is_same_server(candidate.endpoint):
                 removed.append(self._candidates.pop(key).endpoint)
                 self._process_starts.pop(key, None)
@@ -148,6 +150,11 @@ class Datastore:
             for listener in tuple(self._listeners):
                 listener(changes)
         return changes
+
+    def forget_pool(self) -> None:
+        """There is no pool any more: no endpoints, and discovery has said nothing of others."""
+        self.set_endpoints(())
+        self._synced = False
 
     def mirror(
         self, candidates: Iterable[Candidate], renewed: Iterable[str] = ()

@@ -70,6 +70,10 @@ class FileDiscovery:
             self._content = content
             self._apply(self._parse(content))
 
+    def problem(self) -> str | None:
+        """Why the file could not be read lately; None: it could."""
+        return self._complaint or None
+
     async def run(self) -> None:
         """Follow the file until cancelled."""
         folder, name = self._path.parent.absolute(), self._path.name

@@ -46,9 +46,9 @@ class PoolReference(Part, frozen=True, kw_only=True):
     kind: KindName = POOL_KIND
     name: ReferentName
 
-    def names(self, pool: str) -> bool:
-        """Whether it is the InferencePool called `pool`."""
-        return (self.group, self.kind, self.name) == (POOL_GROUP, POOL_KIND, pool)
+    def names(self, pool: str, group: str = POOL_GROUP) -> bool:
+        """Whether it is the InferencePool called `pool` of `group`."""
+        return (self.group, self.kind, self.name) == (group, POOL_KIND, pool)
 
 
 class ObjectiveStatus(Part, frozen=True, kw_only=True):

@@ -18,7 +18,13 @@ from picker.errors import ConfigError
 from picker.extproc.options import UNIX_SCHEME, Transport
 from picker.running.explain_flags import add_explain_flags, explain_flags_of
 from picker.running.health_flags import add_health_flags
+from picker.running.kubernetes_flags import (
+    DEFAULT_POOL_NAME,
+    add_kubernetes_flags,
+    kubernetes_flags_of,
+)
 from picker.running.options import LogFlags, MetricsTls, Options, TlsFlags
+from picker.running.peer_flags import add_peer_flags, peer_flags_of
 from picker.running.record_flags import add_record_flags, record_flags_of
 from picker.running.xds_flags import add_xds_flags, xds_flags_of
 
@@ -57,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_explain_flags(parser.add_argument_group("explanations"))
     add_record_flags(parser.add_argument_group("recording"))
     add_xds_flags(parser.add_argument_group("endpoint discovery"))
+    add_peer_flags(parser.add_argument_group("replicas"))
     _add_logging(parser.add_argument_group("logging and tracing"))
     _add_refused(parser.add_argument_group("refused"))
     return parser
@@ -64,6 +71,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def options_of(arguments: argparse.Namespace) -> Options:
     """What the parsed flags ask for. Raises `ConfigError` for flags that contradict each other."""
+    kubernetes = kubernetes_flags_of(arguments)
+    named = arguments.pool_name or DEFAULT_POOL_NAME
     return Options(
         config_file=arguments.config_file,
         config_text=arguments.config_text,
@@ -71,7 +80,8 @@ def options_of(arguments: argparse.Namespace) -> Options:
         allow_experimental_plugins=arguments.allow_experimental_plugins,
         strict_data_scope=arguments.strict_data_scope,
         endpoints_file=arguments.endpoints_file,
-        pool_name=arguments.pool_name,
+        pool_name=named if kubernetes is None else kubernetes.pool_name,
+        kubernetes=kubernetes,
         bind_address=arguments.bind_address,
         grpc_port=arguments.grpc_port,
         grpc_health_port=arguments.grpc_health_port,
@@ -95,6 +105,8 @@ def options_of(arguments: argparse.Namespace) -> Options:
         explain=explain_flags_of(arguments),
         record=record_flags_of(arguments),
         xds=xds_flags_of(arguments),
+        peers=peer_flags_of(arguments),
+        hash_seed_file=arguments.hash_seed_file,
         logs=_logs_of(arguments),
     )
 
@@ -204,8 +216,7 @@ def _add_pool(arguments: argparse._ArgumentGroup) -> None:
     group = _Group(arguments)
     text = "endpoints, objectives and rewrites in YAML; changes apply at once"
     group.flag("--endpoints-file", _path, "FILE", text, None)
-    text = "name of the pool, in metric labels and as objectives name it"
-    group.flag("--pool-name", str, "NAME", text, _DEFAULTS.pool_name)
+    add_kubernetes_flags(arguments)
     text = "how often endpoints are scraped while requests come; at least 50ms"
     group.flag("--refresh-metrics-interval", duration_seconds, "DURATION", text, "50ms")
     text = "how long failing scrapes may leave old metrics in use"
@@ -284,10 +295,7 @@ def _add_logging(arguments: argparse._ArgumentGroup) -> None:
 def _add_refused(arguments: argparse._ArgumentGroup) -> None:
     group = _Group(arguments)
     for name, feature in FLAGS.items():
-        defaults = (
-            ("false", "inference.networking.k8s.io") if name == "--pool-group" else ("false",)
-        )
-        group.refused(name, reason(feature), defaults)
+        group.refused(name, reason(feature))
     for name in _ENGINE_METRICS:
         why = "is gone: use engineConfigs in the parameters of a core-metrics-extractor"
         group.refused(name, why, harmless=())

@@ -8,6 +8,8 @@ from pathlib import Path
 from picker.extproc.server import DEFAULT_MAX_MESSAGE_BYTES, ServerOptions, Transport
 from picker.running.explain_flags import NO_WISHES, ExplainFlags
 from picker.running.health_flags import DEFAULT_FAILURES
+from picker.running.kubernetes_flags import DEFAULT_POOL_NAME, KubernetesFlags
+from picker.running.peer_flags import PeerFlags
 from picker.running.record_flags import RecordFlags
 from picker.running.xds_flags import XdsFlags
 
@@ -56,7 +58,8 @@ class Options:
     allow_experimental_plugins: bool = False
     strict_data_scope: bool = False
     endpoints_file: Path | None = None
-    pool_name: str = "default"
+    pool_name: str = DEFAULT_POOL_NAME
+    kubernetes: KubernetesFlags | None = None
     bind_address: str = "0.0.0.0"
     grpc_port: int = 9002
     grpc_health_port: int = 9003
@@ -80,17 +83,20 @@ class Options:
     explain: ExplainFlags = NO_WISHES
     record: RecordFlags | None = None
     xds: XdsFlags | None = None
+    peers: PeerFlags | None = None
+    hash_seed_file: Path | None = None
     logs: LogFlags = LogFlags()
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a started picker listens; `grpc` 0 is a unix socket, `xds` None nowhere."""
+    """Where a started picker listens; `grpc` 0 is a unix socket, `xds` and `peers` None nowhere."""
 
     grpc: int
     health: int
     metrics: int
     xds: int | None = None
+    peers: int | None = None
 
 
 __all__ = ["LogFlags", "MetricsTls", "Options", "Ports", "TlsFlags"]

@@ -17,6 +17,7 @@ from picker.datalayer.activity import Activity, WatchedSnapshots
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.discovery import FileDiscovery
 from picker.datalayer.inflight import InflightLoad
+from picker.datalayer.pool_source import PoolSource
 from picker.datalayer.reading import Patience
 from picker.datalayer.request_rules import RequestRules
 from picker.datalayer.scrape import MIN_TICK_SECONDS, Scraper, ScrapeSettings, polled
@@ -25,6 +26,7 @@ from picker.errors import ConfigError
 from picker.framework.interfaces import EndpointObserver
 from picker.metrics import PickerMetrics
 from picker.plugins.discoveries.file_discovery import FileDiscoverySettings
+from picker.running.kubernetes_side import KubernetesSource
 from picker.running.options import Options
 
 
@@ -47,9 +49,7 @@ class PoolSide:
         self.datastore, self.rules = Datastore(), RequestRules()
         self.use(assembly)
         self.activity = Activity(inflight)
-        path, self._follows_file, allow_names = _endpoints_file(options, assembly)
-        read = partial(pool_contents, pool=options.pool_name, allow_names=allow_names)
-        self._discovery = FileDiscovery(path, self.datastore, self.rules, metrics, read)
+        self._source, self._follows_source = self._source_of(options, assembly, metrics)
         self._scraper = Scraper(
             self.datastore,
             polled(assembly.data_layer.bindings),
@@ -74,18 +74,40 @@ class PoolSide:
 
     def load(self) -> None:
         """Find out for the first time which endpoints exist. Raises `ConfigError`."""
-        self._discovery.load()
+        self._source.load()
+
+    def problem(self) -> str | None:
+        """Why what is known of the pool may be old, in a sentence for people; None: it is not."""
+        return self._source.problem()
 
     def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Keep up with the pool until these are cancelled."""
         tasks = [group.create_task(self._scraper.run(), name="scraper")]
-        if self._follows_file:
-            tasks.append(group.create_task(self._discovery.run(), name="discovery"))
+        if self._follows_source:
+            tasks.append(group.create_task(self._source.run(), name="discovery"))
         return tasks
 
+    def _source_of(
+        self, options: Options, assembly: Assembly, metrics: PickerMetrics
+    ) -> tuple[PoolSource, bool]:
+        """Where the pool comes from, and whether its changes are followed."""
+        found = _endpoints_file(options, assembly)
+        if found is not None:
+            path, is_followed, allow_names = found
+            read = partial(pool_contents, pool=options.pool_name, allow_names=allow_names)
+            return FileDiscovery(path, self.datastore, self.rules, metrics, read), is_followed
+        if options.kubernetes is not None:
+            return KubernetesSource(options.kubernetes, self.datastore, self.rules, metrics), True
+        raise ConfigError(
+            "no endpoints: give --endpoints-file FILE, or --pool-name NAME to follow an "
+            "InferencePool, or --endpoint-selector SELECTOR to follow Pods without one"
+        )
 
-def _endpoints_file(options: Options, assembly: Assembly) -> tuple[Path, bool, bool]:
-    """The endpoints file, whether its changes are followed, and whether addresses may be names."""
+
+def _endpoints_file(options: Options, assembly: Assembly) -> tuple[Path, bool, bool] | None:
+    """The endpoints file, whether its changes are followed, and whether addresses may be names;
+    None: there is none.
+    """
     path = options.endpoints_file
     configured = assembly.data_layer.discovery
     if path is not None and configured is not None:
@@ -95,9 +117,13 @@ def _endpoints_file(options: Options, assembly: Assembly) -> tuple[Path, bool, b
     if path is not None:
         return path, True, False
     if configured is not None and isinstance(configured.plugin, FileDiscoverySettings):
+        if options.kubernetes is not None and options.kubernetes.endpoint_selector:
+            raise ConfigError(
+                "endpoints come from --endpoint-selector or from dataLayer.discovery, not both"
+            )
         settings = configured.plugin
         return Path(settings.path), settings.watch_file, settings.allows_names
-    raise ConfigError("no endpoints: give --endpoints-file FILE")
+    return None
 
 
 def _settings(options: Options) -> ScrapeSettings:

@@ -118,10 +118,6 @@ def test_flags_that_would_have_no_effect_are_refused(argv: list[str]) -> None:
     ("argv", "reason"),
     [
         (["--ha-enable-leader-election"], "Kubernetes"),
-        (["--endpoint-selector", "app=x"], "Kubernetes"),
-        (["--endpoint-target-ports", "8000"], "Kubernetes"),
-        (["--pool-namespace", "x"], "Kubernetes"),
-        (["--pool-group", "x.io"], "Kubernetes"),
         (["--metrics-endpoint-auth"], "Kubernetes"),
         (["--total-queued-requests-metric", "x"], "engineConfigs"),
         (["--total-running-requests-metric", "x"], "engineConfigs"),

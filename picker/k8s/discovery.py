@@ -1,0 +1,249 @@
+"""Endpoints, objectives and rewrites from a Kubernetes cluster.
+
+Theory of operation. One reflector follows the pool, one the Pods that it selects, one each the
+objectives and the rewrites. All that they learn goes to `PoolReconciler`; one task applies it, so
+that a burst of changes costs little more than one, and so that what is due later is done without
+anybody's saying so. While the API server is away nothing changes: the picker serves from what it
+knew last, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final, TypeAlias, TypeVar
+
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.request_rules import Objective, RequestRules
+from picker.datalayer.rewrites import RewriteRule
+from picker.k8s.api import LEGACY_POOLS, PODS, POOLS, KubernetesApi, Resource, Selection
+from picker.k8s.groups import OBJECTIVE_KIND, REWRITE_KIND
+from picker.k8s.kind_follower import KindFollower
+from picker.k8s.object_map import Decode, ObjectKey
+from picker.k8s.object_reader import ObjectReader, PoolName
+from picker.k8s.objects.values import Pool
+from picker.k8s.pods import PodRecord
+from picker.k8s.pool_view import PoolShape
+from picker.k8s.reconcile import PoolReconciler, WatchedPods
+from picker.k8s.reflector import Pace, Reflector, Subject
+from picker.k8s.selectors import LabelSelector
+from picker.metrics import PickerMetrics
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+GATHER_SECONDS: Final = 0.02  # so long at least between two changes of endpoints
+MAX_SHARE: Final = 0.1  # of the loop's time that applying changes may take
+_PACE: Final = Pace(gather_seconds=GATHER_SECONDS)
+
+Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[KubernetesApi]]
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedPods:
+    """Pods to follow without any InferencePool."""
+
+    selector: LabelSelector
+    ports: tuple[int, ...]
+
+    @property
+    def watched(self) -> WatchedPods:
+        """As the reconciler wants it."""
+        return WatchedPods(self.selector.text, PoolShape(self.selector.selects, self.ports))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to follow: the InferencePool `pool`, or with `pods` these, known by that name."""
+
+    pool: PoolName
+    pods: SelectedPods | None = None
+
+
+@dataclass(slots=True)
+class _PodWatch:
+    """The Pods of one selector; `news` is what was heard of them and not yet applied."""
+
+    reflector: Reflector[PodRecord]
+    task: asyncio.Task[None]
+    news: Mapping[ObjectKey, PodRecord] | None = None
+
+
+class KubernetesDiscovery:
+    """A `PoolSource` that is a cluster. `connect` opens the way to its API server."""
+
+    def __init__(
+        self,
+        target: Target,
+        connect: Connect,
+        datastore: Datastore,
+        rules: RequestRules,
+        metrics: PickerMetrics,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` is monotonic, in seconds, and runs as the event loop's does."""
+        self._target, self._connect, self._clock = target, connect, clock
+        self._series, self._rng = metrics.kubernetes, Random()
+        self._reader = ObjectReader(target.pool, metrics.discovery_errors_total)
+        self._reconciler = PoolReconciler(target.pool, datastore, rules)
+        self._changed = asyncio.Event()
+        self._pool: Reflector[Pool] | None = None
+        self._pods: dict[str, _PodWatch] = {}
+        self._policies: list[KindFollower[Any]] = []
+
+    def load(self) -> None:
+        """Nothing is known before `run` has asked."""
+
+    def problem(self) -> str | None:
+        """Why what is known may be old, or that an object is not followed."""
+        return next(self._problems(), None)
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        async with self._connect() as api, asyncio.TaskGroup() as group:
+            selected = self._target.pods
+            if selected is None:
+                self._follow_pool(api, group)
+            else:
+                self._reconciler.use_pool(selected.watched, self._clock())
+                self._reconciler.use_objectives(())
+                self._reconciler.use_rewrites(())
+            await self._apply_changes(api, group)
+
+    # What is followed
+
+    def _follow_pool(self, api: KubernetesApi, group: asyncio.TaskGroup) -> None:
+        pool = self._target.pool
+        resource = LEGACY_POOLS if pool.group == LEGACY_POOLS.group else POOLS
+        selection = Selection(pool.namespace, field_selector=f"metadata.name={pool.name}")
+        reflector = Reflector(
+            api,
+            Subject(resource, selection, self._reader.read_pool),
+            rng=self._rng,
+            clock=self._clock,
+            series=self._series,
+        )
+        reflector.subscribe(self._pool_changed)
+        self._pool = reflector
+        group.create_task(reflector.run(), name="reflector pool")
+        objectives = KindFollower(
+            OBJECTIVE_KIND,
+            lambda resource: self._policy_reflector(api, resource, self._reader.read_objective),
+            self._objectives_changed,
+        )
+        rewrites = KindFollower(
+            REWRITE_KIND,
+            lambda resource: self._policy_reflector(api, resource, self._reader.read_rewrite),
+            self._rewrites_changed,
+        )
+        self._policies = [objectives, rewrites]
+        group.create_task(objectives.run(api), name="objectives")
+        group.create_task(rewrites.run(api), name="rewrites")
+
+    def _policy_reflector(
+        self, api: KubernetesApi, resource: Resource, decode: Decode[R]
+    ) -> Reflector[R]:
+        selection = Selection(self._target.pool.namespace)
+        return Reflector(
+            api,
+            Subject(resource, selection, decode),
+            rng=self._rng,
+            clock=self._clock,
+            series=self._series,
+            pace=_PACE,
+        )
+
+    def _watch_wanted_pods(self, api: KubernetesApi, group: asyncio.TaskGroup) -> None:
+        """Watch what the reconciler wants, and nothing else."""
+        wanted = self._reconciler.selectors
+        for selector in [one for one in self._pods if one not in wanted]:
+            self._pods.pop(selector).task.cancel()
+        for selector in wanted:
+            if selector not in self._pods:
+                self._pods[selector] = self._pod_watch(api, group, selector)
+
+    def _pod_watch(self, api: KubernetesApi, group: asyncio.TaskGroup, selector: str) -> _PodWatch:
+        selection = Selection(self._target.pool.namespace, label_selector=selector)
+        reflector = Reflector(
+            api,
+            Subject(PODS, selection, self._reader.read_pod),
+            rng=self._rng,
+            clock=self._clock,
+            series=self._series,
+            pace=_PACE,
+        )
+        task = group.create_task(reflector.run(), name=f"reflector pods {selector}")
+        watch = _PodWatch(reflector, task)
+
+        def take(view: Mapping[ObjectKey, PodRecord]) -> None:
+            watch.news = view
+            self._changed.set()
+
+        reflector.subscribe(take)
+        return watch
+
+    # What was heard
+
+    def _pool_changed(self, view: Mapping[ObjectKey, Pool]) -> None:
+        pool = next(iter(view.values()), None)
+        wanted = None
+        if pool is not None:
+            shape = PoolShape(pool.spec.selects, pool.spec.target_ports)
+            wanted = WatchedPods(pool.spec.label_selector, shape)
+        elif self._pool is not None and not self._pool.malformed:
+            log.warning("there is no %s", self._called)
+        self._reconciler.use_pool(wanted, self._clock())
+        self._changed.set()
+
+    def _objectives_changed(self, objectives: Iterable[Objective]) -> None:
+        self._reconciler.use_objectives(objectives)
+        self._changed.set()
+
+    def _rewrites_changed(self, rewrites: Iterable[tuple[RewriteRule, ...]]) -> None:
+        self._reconciler.use_rewrites(rule for rules in rewrites for rule in rules)
+        self._changed.set()
+
+    async def _apply_changes(self, api: KubernetesApi, group: asyncio.TaskGroup) -> None:
+        """Apply what was heard, and what is due, until cancelled."""
+        while True:
+            self._changed.clear()
+            began = self._clock()
+            for selector, watch in self._pods.items():
+                if watch.news is not None:
+                    self._reconciler.use_pods(selector, watch.news.values(), began)
+                    watch.news = None
+            due = self._reconciler.apply(began)
+            self._watch_wanted_pods(api, group)
+            spent = self._clock() - began
+            await asyncio.sleep(max(GATHER_SECONDS, spent / MAX_SHARE))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if due is None else due - self._clock()):
+                    await self._changed.wait()
+
+    # What is wrong
+
+    def _problems(self) -> Iterator[str]:
+        pool = self._pool
+        followed: list[Reflector[Any] | KindFollower[Any]] = [] if pool is None else [pool]
+        followed += [watch.reflector for watch in self._pods.values()]
+        for one in (*followed, *self._policies):
+            problem = one.problem()
+            if problem is not None:
+                yield problem
+        if pool is None:
+            return
+        for why in pool.malformed.values():
+            yield f"{self._called} is not followed: {why}"
+        if pool.synced and pool.installed and not pool.view and not pool.malformed:
+            yield f"there is no {self._called}"
+
+    @property
+    def _called(self) -> str:
+        pool = self._target.pool
+        return f"InferencePool {pool} of {pool.group}"

@@ -1,0 +1,259 @@
+"""A Pod as JSON → what the picker needs to know of it.
+
+An API server hands out some 12 kB for a Pod, thousands of times a second in a large pool that is
+rolled out. So only the fields needed are decoded, straight from the bytes, into one small record;
+two states of a Pod that make no difference here are equal records.
+
+What a kubelet was recorded to write (`tests/data/kubernetes`): at its deletion a Pod is ready and
+running for as long as its preStop hook takes; one that has ended keeps its IP; a container that was
+killed for memory is started again under the same IP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from ipaddress import ip_address
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from picker.datalayer.object_parts import DEFAULT_NAMESPACE, MAX_PORT
+
+ACTIVE_PORTS: Final = "llm-d.ai/active-ports"
+LEGACY_ACTIVE_PORTS: Final = "inference.networking.k8s.io/active-ports"
+
+
+class PodError(ValueError):
+    """The JSON is no Pod that an API server would hand out; says why."""
+
+
+class Phase(Enum):
+    """Where in its life a Pod is; UNKNOWN is everything that is none of the others."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRun:
+    """A container and which run of it this is: `run` differs after a restart.
+
+    `ports` are those that it declares; it need not declare any on which it listens. One that
+    `has_stopped` waits to be started again, or is not.
+    """
+
+    name: str
+    ports: frozenset[int]
+    run: str
+    has_stopped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PodRecord:
+    """What of a Pod decides whether and how it serves.
+
+    `address` is its first IP, None while it has none. `active_ports` are the target ports to which
+    it restricts itself, None: it does not. `containers` are without init containers, in the order
+    of the specification. `created` is in RFC 3339, so that later ones sort later.
+    """
+
+    name: str
+    namespace: str
+    uid: str
+    created: str
+    phase: Phase
+    address: str | None
+    is_ready: bool
+    is_deleting: bool
+    node: str
+    node_address: str | None
+    is_on_host_network: bool
+    labels: Mapping[str, str]
+    active_ports: frozenset[int] | None
+    containers: tuple[ContainerRun, ...]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name, which another Pod may take over."""
+        return self.namespace, self.name
+
+    def serving_containers(self, port: int) -> tuple[ContainerRun, ...]:
+        """The containers that may serve at `port`: those that declare it, or all where none
+        does.
+        """
+        declaring = tuple(one for one in self.containers if port in one.ports)
+        return declaring or self.containers
+
+    def incarnation(self, port: int) -> str:
+        """Another one when what serves at `port` has forgotten everything: it is another Pod, or
+        a container was restarted.
+        """
+        runs = (f"{one.name}={one.run}" for one in self.serving_containers(port))
+        return " ".join((self.uid, *runs))
+
+    def could_serve(self) -> bool:
+        """Whether it lacks nothing for serving, but perhaps readiness."""
+        is_running = self.phase is Phase.RUNNING and self.address is not None
+        return is_running and not self.is_deleting
+
+
+class _Part(msgspec.Struct, frozen=True, rename="camel", gc=False):
+    """A part of a Pod; what else stands in it is skipped."""
+
+
+class _Metadata(_Part, frozen=True, rename="camel"):
+    name: str
+    uid: str
+    namespace: str = DEFAULT_NAMESPACE
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _Port(_Part, frozen=True, rename="camel"):
+    container_port: int
+
+
+class _Container(_Part, frozen=True, rename="camel"):
+    name: str
+    ports: tuple[_Port, ...] | None = None
+
+
+class _Spec(_Part, frozen=True, rename="camel"):
+    containers: tuple[_Container, ...] | None = None
+    node_name: str | None = None
+    host_network: bool | None = None
+
+
+class _Running(_Part, frozen=True, rename="camel"):
+    started_at: str | None = None
+
+
+class _Stopped(_Part, frozen=True, rename="camel"):
+    reason: str | None = None
+
+
+class _State(_Part, frozen=True, rename="camel"):
+    running: _Running | None = None
+    waiting: _Stopped | None = None
+    terminated: _Stopped | None = None
+
+
+class _ContainerStatus(_Part, frozen=True, rename="camel"):
+    name: str
+    restart_count: int = 0
+    container_id: str | None = msgspec.field(name="containerID", default=None)
+    state: _State | None = None
+
+
+class _Ip(_Part, frozen=True, rename="camel"):
+    ip: str | None = None
+
+
+class _Condition(_Part, frozen=True, rename="camel"):
+    type: str
+    status: str
+
+
+class _Status(_Part, frozen=True, rename="camel"):
+    phase: str | None = None
+    pod_ip: str | None = msgspec.field(name="podIP", default=None)
+    pod_ips: tuple[_Ip, ...] | None = msgspec.field(name="podIPs", default=None)
+    host_ip: str | None = msgspec.field(name="hostIP", default=None)
+    conditions: tuple[_Condition, ...] | None = None
+    container_statuses: tuple[_ContainerStatus, ...] | None = None
+
+
+class _Pod(_Part, frozen=True, rename="camel"):
+    metadata: _Metadata
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+_DECODER: Final = msgspec.json.Decoder(_Pod)
+_NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
+_NO_STATE: Final = _State()
+_NO_STATUS: Final = _ContainerStatus(name="")
+
+
+def read_pod(document: msgspec.Raw | bytes) -> PodRecord:
+    """A Pod. Raises `PodError`."""
+    try:
+        pod = _DECODER.decode(document)
+    except msgspec.MsgspecError as error:
+        raise PodError(str(error)) from error
+    metadata, spec, status = pod.metadata, pod.spec, pod.status
+    if not metadata.name or not metadata.uid:
+        raise PodError("it has no name or no uid")
+    return PodRecord(
+        name=metadata.name,
+        namespace=metadata.namespace,
+        uid=metadata.uid,
+        created=metadata.creation_timestamp or "",
+        phase=_phase(status.phase),
+        address=_address(status),
+        is_ready=_is_ready(status),
+        is_deleting=metadata.deletion_timestamp is not None,
+        node=spec.node_name or "",
+        node_address=status.host_ip or None,
+        is_on_host_network=bool(spec.host_network),
+        labels=MappingProxyType(metadata.labels) if metadata.labels else _NO_LABELS,
+        active_ports=_active_ports(metadata.annotations),
+        containers=_containers(spec, status),
+    )
+
+
+def _phase(text: str | None) -> Phase:
+    return next((phase for phase in Phase if phase.value == text), Phase.UNKNOWN)
+
+
+def _address(status: _Status) -> str | None:
+    text = status.pod_ip or next((one.ip for one in status.pod_ips or () if one.ip), None)
+    if text is None:
+        return None
+    try:
+        return str(ip_address(text))
+    except ValueError as error:
+        raise PodError(f"its IP {text[:60]!r} is none") from error
+
+
+def _is_ready(status: _Status) -> bool:
+    return any(one.type == "Ready" and one.status == "True" for one in status.conditions or ())
+
+
+def _active_ports(annotations: dict[str, str] | None) -> frozenset[int] | None:
+    """What is no port in the list is left out; nothing may be left then."""
+    if not annotations:
+        return None
+    text = annotations.get(ACTIVE_PORTS, annotations.get(LEGACY_ACTIVE_PORTS))
+    if text is None:
+        return None
+    words = (word.strip() for word in text.split(","))
+    numbers = (int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 6)
+    return frozenset(number for number in numbers if 1 <= number <= MAX_PORT)
+
+
+def _containers(spec: _Spec, status: _Status) -> tuple[ContainerRun, ...]:
+    """Those of the specification; a container has no status while its Pod is being started."""
+    statuses = {one.name: one for one in status.container_statuses or ()}
+    return tuple(
+        _container(one, statuses.get(one.name, _NO_STATUS)) for one in spec.containers or ()
+    )
+
+
+def _container(given: _Container, status: _ContainerStatus) -> ContainerRun:
+    state = status.state or _NO_STATE
+    begun = status.container_id or ("" if state.running is None else state.running.started_at) or ""
+    return ContainerRun(
+        name=given.name,
+        ports=frozenset(port.container_port for port in given.ports or ()),
+        run=f"{status.restart_count}/{begun}",
+        has_stopped=state.waiting is not None or state.terminated is not None,
+    )

@@ -1,0 +1,173 @@
+"""What a cluster says of a pool → endpoints and rules.
+
+Theory of operation. `PoolReconciler` is told what is known of each kind of objects, and does no
+I/O; `apply` makes the datastore and the rules what follows from all that was told, and says when it
+wants to be called though nothing is told. Between two calls any number of changes cost one.
+
+The pool says which Pods are to be watched (`selectors`). When it asks for others, those of
+before stay the endpoints until the new ones are known. A pool that is gone takes all with it:
+endpoints and rules. Nothing is shown before everything is known once, so that no request goes by
+half of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from picker.datalayer.datastore import Datastore, EndpointChanges
+from picker.datalayer.request_rules import NO_RULES, Objective, RequestRules, RuleSet
+from picker.datalayer.rewrites import RewriteRule
+from picker.k8s.object_reader import PoolName
+from picker.k8s.pods import PodRecord
+from picker.k8s.pool_view import PoolShape, PoolView
+from picker.types import Endpoint
+
+log = logging.getLogger(__name__)
+
+RULES_PATIENCE_SECONDS: Final = 5.0  # for objectives and rewrites, once the Pods are known
+LOG_SECONDS: Final = 1.0  # between two lines about endpoints, however often they change
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedPods:
+    """Which Pods to watch, as an API server is asked, and what to make of them."""
+
+    selector: str
+    shape: PoolShape
+
+
+class PoolReconciler:
+    """Owns what is known of a pool's objects; all methods are synchronous.
+
+    `now` is on one monotonic clock, in seconds.
+    """
+
+    def __init__(self, pool: PoolName, datastore: Datastore, rules: RequestRules) -> None:
+        self._pool, self._datastore, self._rules = pool, datastore, rules
+        self._view: PoolView | None = None
+        self._selector: str | None = None
+        self._wanted: WatchedPods | None = None
+        self._is_gone = False
+        self._objectives: tuple[Objective, ...] | None = None
+        self._rewrites: tuple[RewriteRule, ...] | None = None
+        self._shown: tuple[Endpoint, ...] | None = None
+        self._patient_until: float | None = None
+        self._telling = _EndpointLog(str(pool))
+
+    @property
+    def selectors(self) -> frozenset[str]:
+        """By which Pods are to be watched: those in use, and those to be used once they are known;
+        none while there is no pool.
+        """
+        wanted = () if self._wanted is None else (self._wanted.selector,)
+        used = () if self._selector is None else (self._selector,)
+        return frozenset((*wanted, *used))
+
+    def use_pool(self, wanted: WatchedPods | None, now: float) -> None:
+        """The pool is there, or has changed; None: there is none."""
+        self._is_gone = wanted is None
+        self._wanted = wanted
+        if wanted is None:
+            self._view = self._selector = None
+        elif self._view is not None and self._selector == wanted.selector:
+            self._view.use(wanted.shape, now)
+
+    def use_pods(self, selector: str, records: Iterable[PodRecord], now: float) -> None:
+        """These are all Pods that a selector takes; ignored when they are not wanted any more."""
+        wanted = self._wanted
+        if selector == self._selector and self._view is not None:
+            self._view.replace(records, now)
+        elif wanted is not None and selector == wanted.selector:
+            if self._view is None:
+                self._view = PoolView(wanted.shape)
+            self._view.use(wanted.shape, now)
+            self._view.replace(records, now)
+            self._selector = selector
+
+    def use_objectives(self, objectives: Iterable[Objective]) -> None:
+        """These are all objectives of the pool."""
+        self._objectives = tuple(sorted(objectives, key=lambda one: one.name))
+
+    def use_rewrites(self, rewrites: Iterable[RewriteRule]) -> None:
+        """These are all rules of the pool's rewrites."""
+        self._rewrites = tuple(sorted(rewrites, key=lambda one: (one.name, one.position)))
+
+    def apply(self, now: float) -> float | None:
+        """Make it so; when to be called again (None: when something changes)."""
+        if self._is_gone:
+            self._clear()
+            return None
+        if self._view is None:
+            return None
+        if self._objectives is None or self._rewrites is None:
+            waits_until = self._wait_for_rules(now)
+            if waits_until is not None:
+                return waits_until
+        view = self._view.look(now)
+        rules = RuleSet(self._objectives or (), self._rewrites or ())
+        if self._rules.use(rules):
+            text = "%s: %d objectives, %d rules of rewrites"
+            log.info(text, self._pool, len(rules.objectives), len(rules.rewrites))
+        if self._shown is None or self._shown != view.endpoints:  # mostly the very same objects
+            self._shown = view.endpoints
+            self._telling.note(self._datastore.set_endpoints(view.endpoints), len(view.endpoints))
+        dues = [one for one in (view.next_due, self._telling.tell(now)) if one is not None]
+        return min(dues, default=None)
+
+    def _wait_for_rules(self, now: float) -> float | None:
+        """Until when requests have to wait for objectives and rewrites; None: no longer."""
+        if self._patient_until is None:
+            self._patient_until = now + RULES_PATIENCE_SECONDS
+        if now < self._patient_until:
+            return self._patient_until
+        if self._shown is None:
+            missing = [
+                name
+                for name, known in (("objectives", self._objectives), ("rewrites", self._rewrites))
+                if known is None
+            ]
+            log.warning("%s: goes on without %s for now", self._pool, " and ".join(missing))
+        return None
+
+    def _clear(self) -> None:
+        """There is no pool, so nothing can be said of it."""
+        self._rules.use(NO_RULES)
+        if self._datastore.synced:
+            self._datastore.forget_pool()
+        if self._shown is not None:
+            log.warning("%s: the pool is gone, and its endpoints and rules with it", self._pool)
+            self._shown = None
+
+
+class _EndpointLog:
+    """Owns what has happened to endpoints since it was last told."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._total, self._added, self._removed = 0, 0, 0
+        self._is_first, self._is_due = True, False
+        self._told_at = float("-inf")
+
+    def note(self, changes: EndpointChanges, total: int) -> None:
+        """Endpoints were set."""
+        self._total = total
+        self._added += len(changes.added)
+        self._removed += len(changes.removed)
+        self._is_due = self._is_first or bool(self._added or self._removed)
+
+    def tell(self, now: float) -> float | None:
+        """Log it, if it is time; when it will be."""
+        if not self._is_due:
+            return None
+        due = self._told_at + LOG_SECONDS
+        if now < due:
+            return due
+        text = "%s: %d endpoints (%d added, %d removed)"
+        log.info(text, self._name, self._total, self._added, self._removed)
+        self._added = self._removed = 0
+        self._is_first = self._is_due = False
+        self._told_at = now
+        return None
