@@ -13,7 +13,7 @@ from pathlib import Path
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
-ROOTS = ("picker", "worker", "fleet", "scripts", "tests", "benchmarks")
+ROOTS = ("picker", "worker", "fleet", "conformance", "scripts", "tests", "benchmarks")
 KERNELS = ("worker/ops/",)
 FORBIDDEN_STEMS = {"utils", "util", "helpers", "helper", "common", "manager", "handler", "misc"}
 

@@ -1,0 +1,59 @@
+"""Who has served in the end, as the proxy tells the picker on the response."""
+
+from __future__ import annotations
+
+from conformance.case import Case, Provision, case, expect
+from conformance.epp.cases.sources import EPP_ROLE, SERVED
+from conformance.epp.scene import BODILESS, Scene
+from conformance.wire.messages import SERVED_TOLD, Request, Response
+
+_NEEDS = Provision.SERVED
+
+
+async def _told(scene: Scene, request: Request, response: Response) -> list[str]:
+    _, answer = await scene.converse(request, response)
+    return answer.headers.get(SERVED_TOLD, [])
+
+
+@case("served-taken", SERVED)
+async def taken(scene: Scene) -> None:
+    """The served endpoint's metadata on the response MUST be taken: of the endpoint picked, of one
+    further down the list after a retry, of one that the picker does not know, and none at all.
+    """
+    for served in (*scene.pool.endpoints, "127.0.0.99:9", None):
+        for request in (Request(), BODILESS):
+            _, answer = await scene.converse(request, Response(served=served))
+            wanted = ["response_headers", "response_body"]
+            expect(answer.kinds == wanted, f"served by {served}: {answer.kinds}")
+
+
+@case("served-told", EPP_ROLE, _NEEDS)
+async def told(scene: Scene) -> None:
+    """A picker under test MUST set x-conformance-test-served-endpoint to what the metadata says,
+    which need not be what it has picked.
+    """
+    for served in scene.pool.endpoints:
+        found = await _told(scene, Request(), Response(served=served))
+        expect(found == [served], f"served by {served}, told {found}")
+
+
+@case("served-told-without-body", EPP_ROLE, _NEEDS)
+async def told_without_body(scene: Scene) -> None:
+    """The same MUST hold for requests without a body."""
+    served = scene.pool.endpoints[0]
+    found = await _told(scene, BODILESS, Response(served=served))
+    expect(found == [served], f"served by {served}, told {found}")
+
+
+@case("served-missing", EPP_ROLE, _NEEDS)
+async def missing(scene: Scene) -> None:
+    """Where the proxy does not say who has served, the header MUST begin with `fail:`, and so fail
+    whoever looks for an endpoint in it.
+    """
+    nothing, other = Response(), Response(metadata={"envoy.lb": {"other": "value"}})
+    for response in (nothing, other):
+        found = await _told(scene, Request(), response)
+        expect(len(found) == 1 and found[0].startswith("fail:"), f"told {found}")
+
+
+CASES: tuple[Case[Scene], ...] = (taken, told, told_without_body, missing)
