@@ -30,6 +30,7 @@ from picker.running.config_status import ConfigStatus, problem_of
 from picker.running.draining import until_quiet
 from picker.running.listeners import Listeners, StartError
 from picker.running.options import Options, Ports
+from picker.running.peer_side import PeerSide
 from picker.running.pool_side import PoolSide
 from picker.running.recording_side import RecordingSide
 from picker.running.request_side import (
@@ -96,6 +97,7 @@ class Picker:
         )
         self._config.subscribe(self._pool.use)
         self._config.subscribe(self._requests.use)
+        self._peers = PeerSide(options, self._config, datastore, self._inflight, self._metrics)
 
     def is_ready(self) -> bool:
         """Whether new requests should come here: endpoints are known and no drain has begun."""
@@ -119,6 +121,7 @@ class Picker:
             await self._requests.open(stack)
             ports = await self._listeners.open(stack)
             ports = replace(ports, xds=await self._xds.open(stack))
+            ports = replace(ports, peers=await self._peers.open(stack))
             async with asyncio.TaskGroup() as group:
                 tasks = self._start(group)
                 gc.collect()
@@ -135,6 +138,7 @@ class Picker:
         """Begin everything that goes on beside the requests until the end."""
         tasks = [*self._pool.start(group), *self._requests.start(group)]
         tasks += [*self._recording.start(group), *self._xds.start(group)]
+        tasks += self._peers.start(group)
         tasks.append(group.create_task(self._admin.watch(), name="history"))
         if self._watch is not None:
             tasks.append(group.create_task(self._watch.run(), name="configuration"))
@@ -146,10 +150,10 @@ class Picker:
     async def _drain(self) -> None:
         """Say "not serving", but serve on until proxies have stopped sending or time is up."""
         self._draining = True
-        under_way, waiting = self._inflight.total, self._requests.waiting
+        under_way, waiting = self._inflight.own_total, self._requests.waiting
         log.info("draining: %d requests under way, %d waiting", under_way, waiting)
         grace = await until_quiet(
-            lambda: self._inflight.total + self._requests.waiting,
+            lambda: self._inflight.own_total + self._requests.waiting,
             lambda: self._requests.decisions,
             self._hurried,
             self._options.drain_timeout_seconds,

@@ -45,6 +45,7 @@ from picker.health_series import HealthSeries
 from picker.k8s_series import KubernetesSeries
 from picker.kv_series import KvSeries
 from picker.label_caps import BoundedLabels, RequestLabels
+from picker.peer_series import PeerSeries
 from picker.plugin_series import PluginSeries
 from picker.recording_series import RecordingSeries
 from picker.series import AnySeries, Twin, metrics_of, text_of
@@ -117,6 +118,7 @@ class PickerMetrics(Declarations):
         self.kv = KvSeries(declared)
         self.recording = RecordingSeries(declared)
         self.flow = FlowSeries(declared)
+        self.peers = PeerSeries(declared)
         self.kubernetes = KubernetesSeries(declared)
         self.xds = XdsSeries(declared)
         self.registry.register(_Declared(self._series))

@@ -10,11 +10,14 @@ from picker.config.instances import Instance, PluginInstances
 from picker.config.schema import DataSource as SourceSpec
 from picker.config.schema import EndpointPickerConfig
 from picker.config.source import Path
+from picker.config.units import duration_seconds
 from picker.datalayer.sources import DataSource, EndpointExtractor, Extractor, SourceBinding
+from picker.errors import ConfigError
 from picker.plugins.discoveries.file_discovery import FileDiscoverySettings
 
 DEFAULT_SOURCE = "metrics-data-source"
 DEFAULT_EXTRACTOR = "core-metrics-extractor"
+REPLICA_INTERVALS = (0.01, 2.0)  # seconds; a replica counts as gone after six in silence
 # What reads the load of endpoints, which the default extractor finds out.
 READS_LOAD = frozenset(
     {
@@ -42,12 +45,14 @@ class BoundSource:
 class DataLayerPlan:
     """What a picker is to ask endpoints for. `discovery` is None when the configuration names none.
 
-    It is fixed when the picker starts.
+    All of it is fixed when the picker starts, but for `replica_interval_seconds` between two
+    messages to other replicas (None: the configuration does not say).
     """
 
     sources: tuple[BoundSource, ...] = ()
     bindings: tuple[SourceBinding, ...] = ()
     discovery: Instance | None = None
+    replica_interval_seconds: float | None = None
 
     def differences(self, other: DataLayerPlan) -> list[str]:
         """The parts of `dataLayer` that are not written as in `other`."""
@@ -73,7 +78,8 @@ def plan_data_layer(
         if discovery is not None and not isinstance(discovery.plugin, FileDiscoverySettings):
             findings.error(path, f"'{discovery.name}' is not a file-discovery")
             discovery = None
-    return DataLayerPlan(tuple(sources), tuple(bindings), discovery)
+    interval = _replica_interval(config, findings)
+    return DataLayerPlan(tuple(sources), tuple(bindings), discovery, interval)
 
 
 def check_load_is_known(plan: DataLayerPlan, plugins: PluginInstances, findings: Findings) -> None:
@@ -85,6 +91,23 @@ def check_load_is_known(plan: DataLayerPlan, plugins: PluginInstances, findings:
         if instance.type_name in READS_LOAD and instance.path:
             text = f"'{instance.name}' needs the load of endpoints, which a {DEFAULT_EXTRACTOR}"
             findings.error(instance.path, f"{text} would find out; none is part of a source")
+
+
+def _replica_interval(config: EndpointPickerConfig, findings: Findings) -> float | None:
+    written = config.data_layer and config.data_layer.cross_replica_sync_interval
+    if not written:
+        return None
+    path: Path = ("dataLayer", "crossReplicaSyncInterval")
+    try:
+        seconds = duration_seconds(written)
+    except ConfigError as error:
+        findings.error(path, str(error))
+        return None
+    low, high = REPLICA_INTERVALS
+    if not low <= seconds <= high:
+        findings.error(path, f"'{written}' is not within {low:g}s and {high:g}s")
+        return None
+    return seconds
 
 
 def _sources(

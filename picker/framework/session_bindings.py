@@ -4,6 +4,10 @@ Times are those of requests, on their monotonic clock. Requests may be decided i
 they came in, so the newest time seen counts as now. An entry older than the time to live is never
 answered with; it is dropped by the next sweep, and a sweep happens at most every sweep interval.
 Beyond `MAX_BINDINGS` sessions the one that was used longest ago is dropped.
+
+Replicas tell each other what they bind. Two may bind one session to two endpoints before they have
+heard of each other; so that all end with the same one, a binding counts how often its session has
+moved: the higher count is right, and of two equal ones that of the endpoint whose key is less.
 """
 
 from __future__ import annotations
@@ -11,16 +15,21 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 MAX_BINDINGS = 100_000
 MAX_SESSION_ID = 128
+# A session was sent to an endpoint, the so-manieth that it has: (session, endpoint key, moves).
+TellBinding: TypeAlias = Callable[[str, str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Binding:
     endpoint: str
     used_at_seconds: float
+    moves: int
 
 
 class SessionBindings:
@@ -35,6 +44,7 @@ class SessionBindings:
         self._now_seconds = -math.inf
         self._swept_seconds = -math.inf
         self._bindings: OrderedDict[str, _Binding] = OrderedDict()  # the least recently used first
+        self._tell: TellBinding | None = None
 
     def __len__(self) -> int:
         return len(self._bindings)
@@ -51,7 +61,34 @@ class SessionBindings:
         """The session was sent there now; replaces what it was bound to."""
         self._pass_time(now_seconds)
         key = _bounded(session)
-        self._bindings[key] = _Binding(endpoint, self._now_seconds)
+        before = self._bindings.get(key)
+        moves = 1
+        if before is not None:
+            moves = before.moves + (before.endpoint != endpoint)
+        self._keep(key, _Binding(endpoint, self._now_seconds, moves))
+        if self._tell is not None:
+            self._tell(key, endpoint, moves)
+
+    def tell(self, tell: TellBinding | None) -> None:
+        """Call `tell` with every session that is bound here from now on."""
+        self._tell = tell
+
+    def bound_elsewhere(
+        self, session: str, endpoint: str, moves: int, age_seconds: float, now_seconds: float
+    ) -> None:
+        """Another replica has sent the session there, `age_seconds` ago."""
+        self._pass_time(now_seconds)
+        if age_seconds > self._ttl_seconds:
+            return
+        key = _bounded(session)
+        before = self._bindings.get(key)
+        told = _Binding(endpoint, self._now_seconds, moves)
+        if before is not None and (before.moves, told.endpoint) > (moves, before.endpoint):
+            told = _Binding(before.endpoint, self._now_seconds, before.moves)
+        self._keep(key, told)
+
+    def _keep(self, key: str, binding: _Binding) -> None:
+        self._bindings[key] = binding
         self._bindings.move_to_end(key)
         if len(self._bindings) > self._max_bindings:
             self._bindings.popitem(last=False)

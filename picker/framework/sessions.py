@@ -71,6 +71,11 @@ class SessionAffinity(Protocol):
         """The findings it reads."""
         ...
 
+    @property
+    def bindings(self) -> SessionBindings | None:
+        """What it remembers; None: it needs no memory."""
+        ...
+
     def choose(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Candidate | None:
@@ -102,6 +107,7 @@ class EncodedEndpoints:
     """The strategy `encoded_endpoint_header`. Stateless."""
 
     consumes: tuple[DataKey[Any], ...] = ()
+    bindings: SessionBindings | None = None
 
     def __init__(self, parameters: EncodedEndpointHeaderConfig, profile: str) -> None:
         """Raises `ValueError` without the name of a header."""

@@ -39,6 +39,7 @@ from picker.running.in_use import BuildContext, ConfigInUse, pipeline_of
 from picker.running.json_client import JsonClient
 from picker.running.kv_listening import KvListening
 from picker.running.options import Options
+from picker.running.peer_flags import configured_hash_seed
 from picker.running.recording_side import RecordingSide
 
 FLUSH_SECONDS = 2.0  # for plugins to hand over what they have gathered, at the end
@@ -197,11 +198,12 @@ def config_in_use(
     options: Options, loaded: LoadedConfig, outside: Outside, metrics: PickerMetrics
 ) -> ConfigInUse:
     """The objects that `loaded` asks for. Raises `ConfigError`."""
+    seed = configured_hash_seed(options.hash_seed_file)
     building = BuildOptions(
         services=Services(
             http=outside.http,
             environment=MappingProxyType(dict(os.environ)),
-            hash_seed=secrets.randbits(64),
+            hash_seed=secrets.randbits(64) if seed is None else seed,
             clock=LoopClock(),
         ),
         allow_experimental=options.allow_experimental_plugins,

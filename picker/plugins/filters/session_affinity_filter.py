@@ -16,6 +16,7 @@ from typing import Any
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.interfaces import Flight
 from picker.framework.registry import PluginType, Stability
+from picker.framework.session_bindings import SessionBindings
 from picker.framework.sessions import SessionAffinityParameters, session_affinity
 from picker.types import Candidate, InferenceRequest, ResponseHead, SchedulingResult
 
@@ -42,6 +43,11 @@ class SessionAffinityFilter:
         """The session's endpoint alone, or all."""
         chosen = self._affinity.choose(request, candidates, attributes)
         return candidates if chosen is None else (chosen,)
+
+    @property
+    def session_bindings(self) -> SessionBindings | None:
+        """The sessions that are remembered, with the strategy that remembers any."""
+        return self._affinity.bindings
 
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes

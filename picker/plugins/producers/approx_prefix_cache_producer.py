@@ -16,6 +16,9 @@ A match is contiguous from the first block; with several prompts the matches of 
 added (a request may bring a hundred thousand of one token each). Models,
 adapters and salts share nothing: the model that the endpoint is asked for and the request's cache
 salt are part of every hash. So is a seed, a random one for each process unless `hashSeed` is given.
+
+Replicas of the picker tell each other what they sent where, and agree on a seed for that
+(`picker.framework.replicas`).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import msgspec
 
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.registry import Parameters, PluginType
+from picker.framework.replicas import TellPlacement
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.block_hash import BlockHashes, block_hashes, root_hash
 from picker.prefix.index import PrefixIndex
@@ -54,10 +58,11 @@ class ApproxPrefixCacheParameters(Parameters, frozen=True):
 
 
 class _Hashed(msgspec.Struct, frozen=True):
-    """The block hashes of one request, from `produce` to `pre_request`."""
+    """The block hashes of one request, from `produce` to `pre_request`, and their seed."""
 
     prompts: tuple[BlockHashes, ...]
     block_size_tokens: int
+    seed: int
 
 
 class ApproxPrefixCacheProducer:
@@ -78,6 +83,7 @@ class ApproxPrefixCacheProducer:
         self._max_reported_capacity = max_reported_capacity
         self._seed = hash_seed if parameters.hash_seed is None else parameters.hash_seed
         self._index = PrefixIndex()
+        self._tell: TellPlacement | None = None
         self._match_key = match_info_key(name)
         self._hashed_key: DataKey[_Hashed] = DataKey("BlockHashes", name)
 
@@ -109,7 +115,7 @@ class ApproxPrefixCacheProducer:
             block_hashes(prompt, root, block_size, limit, self._seed)
             for prompt in request.prompts[:MAX_PROMPTS]
         )
-        attributes.put(self._hashed_key, _Hashed(prompts, block_size))
+        attributes.put(self._hashed_key, _Hashed(prompts, block_size, self._seed))
         total = sum(map(len, prompts))
         info = PrefixCacheMatchInfo(total, block_size, self._matches(prompts))
         attributes.put(self._match_key, info)
@@ -120,7 +126,7 @@ class ApproxPrefixCacheProducer:
     ) -> None:
         """Remember the prompt for the first endpoint of the primary profile and of `prefill`."""
         hashed = attributes.get(self._hashed_key)
-        if hashed is None:
+        if hashed is None or hashed.seed != self._seed:
             return
         for name in dict.fromkeys((result.primary_profile, PREFILL_PROFILE)):
             profile = result.profiles.get(name)
@@ -130,10 +136,32 @@ class ApproxPrefixCacheProducer:
             capacity = self._capacity(candidate.metrics, hashed.block_size_tokens)
             for prompt in hashed.prompts:
                 self._index.record(candidate.key, prompt, capacity)
+                if self._tell is not None:
+                    self._tell(candidate.key, prompt, capacity)
 
     def endpoint_removed(self, key: str) -> None:
         """Forget what the endpoint was sent."""
         self._index.remove(key)
+
+    @property
+    def hash_seed(self) -> int:
+        """The seed of the hashes now."""
+        return self._seed
+
+    def use_hash_seed(self, seed: int) -> None:
+        """Hash by `seed` and forget everything, unless the parameters name a seed."""
+        if self._parameters.hash_seed is None and seed != self._seed:
+            self._seed = seed
+            self._index = PrefixIndex()
+
+    def tell_placements(self, tell: TellPlacement | None) -> None:
+        """Call `tell` with every prompt that is remembered."""
+        self._tell = tell
+
+    def placed_elsewhere(self, key: str, hashes: BlockHashes, capacity: int) -> None:
+        """Remember a prompt that another replica has sent there."""
+        bound = max(self._max_reported_capacity, self._parameters.lru_capacity_per_server)
+        self._index.record(key, hashes, min(capacity, bound))
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` when the index contradicts itself."""

@@ -21,7 +21,8 @@ back once, in whatever order the hooks are called. A request that vanishes witho
 everything back as soon as nobody refers to it. When an endpoint leaves or restarts, its account is
 closed: what comes back later goes to the closed account and changes nothing.
 
-`syncCrossReplicaState` is accepted and has no effect while there is nothing to synchronise with.
+With `syncCrossReplicaState` replicas of the picker tell each other what they have under way, and
+the load is that of all of them (`picker.framework.replicas`).
 """
 
 from __future__ import annotations
@@ -82,13 +83,26 @@ class _Account:
 
 
 class Ledger:
-    """Sole owner of the accounts. `loads` has no entry for an endpoint with nothing under way."""
+    """Sole owner of the accounts. `own_loads` has no entry for an endpoint with nothing under way.
+
+    `loads` are those of all replicas together.
+    """
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
         self._loads: dict[str, EndpointLoad] = {}
+        self._elsewhere: Mapping[str, EndpointLoad] = {}
+        self._sums: dict[str, EndpointLoad] = {}
         self._abandoned: list[_Part] = []
-        self.loads: Mapping[str, EndpointLoad] = MappingProxyType(self._loads)
+        self.own_loads: Mapping[str, EndpointLoad] = MappingProxyType(self._loads)
+        self.loads: Mapping[str, EndpointLoad] = MappingProxyType(self._sums)
+
+    def set_elsewhere(self, loads: Mapping[str, EndpointLoad]) -> None:
+        """What other replicas have under way now."""
+        keys = self._elsewhere.keys() | loads.keys()
+        self._elsewhere = dict(loads)
+        for key in keys:
+            self._sum(key)
 
     def take(self, key: str, tokens: int, owner: tuple[str, int] = _NOBODY) -> _Part:
         """One more request with `tokens` at endpoint `key`, of the `owner`'s fairness id and
@@ -128,6 +142,7 @@ class Ledger:
         """Endpoint `key` is gone; whatever is still given back to it changes nothing."""
         self._accounts.pop(key, None)
         self._loads.pop(key, None)
+        self._sum(key)
 
     def abandon(self, parts: Iterable[_Part]) -> None:
         """Give `parts` back at the next `sweep`. Safe to call at any moment."""
@@ -154,6 +169,9 @@ class Ledger:
         for key, load in self._loads.items():
             if load.requests < 0 or load.tokens < 0 or load == EndpointLoad():
                 raise AssertionError(f"{key} has {load}")
+        keys = self._loads.keys() | self._elsewhere.keys()
+        if self._sums != {key: self._whole(key) for key in keys}:
+            raise AssertionError(f"{self._sums} is not the sum of what is here and elsewhere")
 
     def _add(self, account: _Account, requests: int, tokens: int) -> None:
         if not requests and not tokens:
@@ -164,8 +182,22 @@ class Ledger:
             return
         if account.requests or account.tokens:
             self._loads[account.key] = EndpointLoad(account.requests, account.tokens)
+            self._sum(account.key)
         else:
             self.close(account.key)
+
+    def _whole(self, key: str) -> EndpointLoad:
+        own, others = self._loads.get(key, _NOTHING), self._elsewhere.get(key, _NOTHING)
+        return EndpointLoad(own.requests + others.requests, own.tokens + others.tokens)
+
+    def _sum(self, key: str) -> None:
+        own, others = self._loads.get(key), self._elsewhere.get(key)
+        if own is not None and others is not None:
+            self._sums[key] = self._whole(key)
+        elif own is not None or others is not None:
+            self._sums[key] = own or others or _NOTHING
+        else:
+            self._sums.pop(key, None)
 
 
 class _Part:
@@ -227,9 +259,20 @@ class InflightLoadProducer:
 
     @property
     def loads(self) -> Mapping[str, EndpointLoad]:
-        """A live view of what is under way."""
+        """A live view of what is under way, in all replicas together."""
         self._ledger.sweep()
         return self._ledger.loads
+
+    @property
+    def own_loads(self) -> Mapping[str, EndpointLoad] | None:
+        """A live view of what is under way in this one, where replicas are to know."""
+        self._ledger.sweep()
+        return self._ledger.own_loads if self._parameters.sync_cross_replica_state else None
+
+    def set_loads_elsewhere(self, loads: Mapping[str, EndpointLoad]) -> None:
+        """What other replicas have under way; a part of `loads` from now on."""
+        if self._parameters.sync_cross_replica_state:
+            self._ledger.set_elsewhere(loads)
 
     def flow_loads(self) -> Mapping[Flow, EndpointLoad]:
         """Who has what under way."""

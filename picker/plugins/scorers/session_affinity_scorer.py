@@ -15,6 +15,7 @@ from typing import Any
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.interfaces import Flight
 from picker.framework.registry import PluginType, Stability
+from picker.framework.session_bindings import SessionBindings
 from picker.framework.sessions import SessionAffinityParameters, session_affinity
 from picker.types import Candidate, InferenceRequest, ResponseHead, SchedulingResult
 
@@ -37,6 +38,11 @@ class SessionAffinityScorer:
         """One score per candidate; see the module's formula."""
         chosen = self._affinity.choose(request, candidates, attributes)
         return [float(candidate is chosen) for candidate in candidates]
+
+    @property
+    def session_bindings(self) -> SessionBindings | None:
+        """The sessions that are remembered, with the strategy that remembers any."""
+        return self._affinity.bindings
 
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes

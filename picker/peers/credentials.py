@@ -1,0 +1,62 @@
+"""mTLS between replicas: both sides show a certificate of one CA, out of one folder.
+
+The folder has the files that a Secret of cert-manager has: `tls.crt`, `tls.key`, `ca.crt`. They are
+read again for every connection, so a certificate that is renewed there is used without a restart.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+
+from picker.errors import ConfigError
+
+CERTIFICATE_FILE, KEY_FILE, CA_FILE = "tls.crt", "tls.key", "ca.crt"
+_PEM = b"-----BEGIN "
+
+
+class PeerCredentials:
+    """Reads the folder. Owns what was read last, for when it cannot be read."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises `ConfigError` when a file is missing or is no PEM."""
+        self._folder = folder
+        self._last = self._read()
+
+    def of_server(self) -> grpc.ServerCredentials:
+        """Credentials of a port that only replicas may call."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(), self._configuration, require_client_authentication=True
+        )
+
+    def of_client(self) -> grpc.ChannelCredentials:
+        """Credentials of a new connection to a replica."""
+        certificate, key, authority = self._current()
+        return grpc.ssl_channel_credentials(authority, key, certificate)
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        certificate, key, authority = self._current()
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+
+    def _current(self) -> tuple[bytes, bytes, bytes]:
+        try:
+            self._last = self._read()
+        except ConfigError:
+            return self._last  # it is being replaced
+        return self._last
+
+    def _read(self) -> tuple[bytes, bytes, bytes]:
+        return (self._pem(CERTIFICATE_FILE), self._pem(KEY_FILE), self._pem(CA_FILE))
+
+    def _pem(self, name: str) -> bytes:
+        path = self._folder / name
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(
+                f"--peer-cert-path: cannot read {path}: {error.strerror or error}"
+            ) from error
+        if _PEM not in content:
+            raise ConfigError(f"--peer-cert-path: {path} is no PEM")
+        return content

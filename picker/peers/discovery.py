@@ -1,0 +1,108 @@
+"""Which addresses replicas may have: names and addresses that are resolved again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from picker.errors import ConfigError
+from picker.peers.client import PeerAddress
+
+log = logging.getLogger(__name__)
+
+RESOLVE_SECONDS = 5.0
+MAX_PEERS = 64
+# The IP addresses of a host. Raises `OSError`.
+Resolve = Callable[[str], Awaitable[Sequence[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerName:
+    """A host, which may stand for several replicas, and their port."""
+
+    host: str
+    port: int
+
+
+def peer_name(text: str, default_port: int | None = None) -> PeerName:
+    """`host:port` or, with a default port, `host`; IPv6 in brackets. Raises `ConfigError`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, ""
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigError(f"'{text}': write IPv6 addresses in brackets")
+    number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else default_port
+    if (
+        not host
+        or number is None
+        or not 0 < number < 65536
+        or (colon and port == "" and text[-1] == ":")
+    ):
+        raise ConfigError(f"'{text}' is no peer; write HOST:PORT")
+    return PeerName(host, number)
+
+
+async def resolve(host: str) -> Sequence[str]:
+    """The addresses of `host` by the system's resolver. Raises `OSError`."""
+    try:
+        return [str(ip_address(host))]
+    except ValueError:
+        pass
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return sorted({str(info[4][0]) for info in found})
+
+
+class NamedPeers:
+    """Resolves names regularly. Owns what each name stood for last, for when it cannot be asked.
+
+    A name that is resolved to nothing has no replicas; one that cannot be resolved keeps those that
+    it had.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[PeerName],
+        found: Callable[[Sequence[PeerAddress]], None],
+        server_name: str = "",
+        resolving: Resolve = resolve,
+    ) -> None:
+        """`found` is told of all addresses whenever they may have changed. Certificates have to be
+        of `server_name`, "": of the name.
+        """
+        self._names, self._found = tuple(names), found
+        self._server_name, self._resolve = server_name, resolving
+        self._known: dict[PeerName, Sequence[str]] = {}
+        self._complaints: set[str] = set()
+
+    async def run(self) -> None:
+        """Resolve until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(RESOLVE_SECONDS)
+
+    async def look(self) -> None:
+        """Resolve once."""
+        for name in self._names:
+            try:
+                self._known[name] = await self._resolve(name.host)
+                self._complaints.discard(name.host)
+            except OSError as error:
+                self._complain(name.host, error)
+        addresses: dict[str, PeerAddress] = {}
+        for name, hosts in self._known.items():
+            for host in hosts:
+                target = f"[{host}]:{name.port}" if ":" in host else f"{host}:{name.port}"
+                addresses.setdefault(target, PeerAddress(target, self._server_name or name.host))
+        self._found(list(addresses.values())[:MAX_PEERS])
+
+    def _complain(self, host: str, error: OSError) -> None:
+        if host not in self._complaints:
+            self._complaints.add(host)
+            log.warning("peers: '%s' cannot be resolved: %s", host, error)

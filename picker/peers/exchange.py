@@ -1,0 +1,178 @@
+"""One replica's side of the exchange, without sockets and clocks: bytes in, bytes out.
+
+`server` and `client` carry the bytes. Nothing here waits, and all of it may be lost on the way.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import dataclass, field
+
+from picker.errors import PickerError
+from picker.peers.inbox import Inbox, InboxLimits
+from picker.peers.knowledge import Knowledge, Learned
+from picker.peers.messages import ID_BYTES, VERSION, Heard, Hello, Seed, Told
+from picker.peers.outbox import Cursor, Outbox, OutboxLimits
+from picker.peers.seeds import SeedAgreement
+from picker.peers.wire import (
+    PeerMessageError,
+    decoded_heard,
+    decoded_told,
+    encoded_heard,
+    encoded_told,
+)
+
+log = logging.getLogger(__name__)
+
+
+class PeerRefusedError(PickerError):
+    """A replica that cannot be spoken with: of another version, or of another pool."""
+
+
+class OneselfError(PickerError):
+    """The replica at the other end is this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeSettings:
+    """Of which pool this is a replica. With `hash_seed` its hashes go by a seed that was
+    configured, and is neither told nor changed.
+    """
+
+    pool: str
+    hash_seed: int
+    is_seed_configured: bool = False
+    outbox: OutboxLimits = field(default_factory=OutboxLimits)
+    inbox: InboxLimits = field(default_factory=InboxLimits)
+
+
+class Exchange:
+    """Owns what is told to peers and what was heard of them. Times are monotonic seconds."""
+
+    def __init__(
+        self,
+        settings: ExchangeSettings,
+        knowledge: Knowledge,
+        now_seconds: float,
+        unix_seconds: float,
+        replica_id: bytes | None = None,
+    ) -> None:
+        """`replica_id` is 16 random bytes of this life of this replica (None: they are drawn)."""
+        self.replica_id = replica_id or secrets.token_bytes(ID_BYTES)
+        self.learned = Learned()
+        self._pool = settings.pool
+        self._knowledge = knowledge
+        self._seeds = SeedAgreement(
+            settings.hash_seed,
+            self.replica_id,
+            now_seconds,
+            unix_seconds,
+            is_configured=settings.is_seed_configured,
+        )
+        self.outbox = Outbox(knowledge.identify, settings.outbox)
+        self.inbox = Inbox(settings.inbox)
+        self._strangers: set[int] = set()  # fingerprints of seeds that were complained of
+        knowledge.connect(self.outbox)
+        knowledge.use_hash_seed(settings.hash_seed)
+
+    @property
+    def hash_seed(self) -> int:
+        """The seed that is gone by now."""
+        return self._seeds.value
+
+    def use(self, plugins: dict[str, object]) -> None:
+        """Go on with the plugins of another configuration, by name."""
+        self._knowledge.use(plugins)
+        self._knowledge.use_hash_seed(self._seeds.value)
+
+    def tick(self, now_seconds: float) -> None:
+        """Make what was gathered ready to be told, and drop what silent peers had said. To be
+        called every few milliseconds.
+        """
+        knowledge = self._knowledge
+        self.outbox.flush(knowledge.fingerprints(), knowledge.loads(), now_seconds)
+        if self.inbox.expire(now_seconds):
+            knowledge.set_loads_elsewhere(self.inbox.loads())
+
+    # As the one that calls
+
+    def hello(self, now_seconds: float) -> bytes:
+        """How a call begins."""
+        seed = self._seeds.offer(now_seconds)
+        return encoded_told(Told(hello=Hello(self.replica_id, self._pool, seed)))
+
+    def welcomed(self, data: bytes, now_seconds: float) -> tuple[bytes, Cursor]:
+        """The answer has come: who it is, and what to tell.
+
+        Raises `PeerMessageError`, or `OneselfError`.
+        """
+        heard = decoded_heard(data)
+        if heard.replica_id == self.replica_id:
+            raise OneselfError("this replica has called itself")
+        self._hear_seed(heard.seed, now_seconds)
+        return heard.replica_id, self.outbox.open(heard.last_sequence)
+
+    def next(self, cursor: Cursor, now_seconds: float) -> bytes | None:
+        """The next message to the peer of `cursor`; None: there is nothing to tell now."""
+        return cursor.next(self._seeds.offer(now_seconds), now_seconds)
+
+    def goodbye(self) -> bytes:
+        """The last message of all: nothing is under way here any more."""
+        return encoded_told(Told(goodbye=True))
+
+    # As the one that is called
+
+    def greeted(self, data: bytes, now_seconds: float) -> tuple[bytes, bytes]:
+        """A call has begun: who it is (perhaps this replica itself), and the answer.
+
+        Raises `PeerMessageError` or `PeerRefusedError`, with words for the caller.
+        """
+        hello = decoded_told(data).hello
+        if hello is None:
+            raise PeerMessageError("a call begins with a hello")
+        if hello.version != VERSION:
+            text = f"version {hello.version} of the exchange is spoken there, {VERSION} here"
+            raise PeerRefusedError(text)
+        if hello.pool != self._pool:
+            raise PeerRefusedError(f"this is a replica of the pool {self._pool!r}")
+        last = 0
+        if hello.replica_id != self.replica_id:
+            self._hear_seed(hello.seed, now_seconds)
+            last = self.inbox.greet(hello.replica_id, now_seconds)
+        seed = self._seeds.offer(now_seconds)
+        return hello.replica_id, encoded_heard(Heard(self.replica_id, last, seed))
+
+    def hear(self, peer: bytes, data: bytes, now_seconds: float) -> Learned:
+        """A peer tells something. Raises `PeerMessageError`, and then nothing of it counts."""
+        told = decoded_told(data)
+        learned = Learned()
+        if told.goodbye:
+            if self.inbox.say_goodbye(peer):
+                self._knowledge.set_loads_elsewhere(self.inbox.loads())
+            return learned
+        if told.seed is not None:
+            self._hear_seed(told.seed, now_seconds)
+        batch = told.batch
+        if batch is not None and self.inbox.take_batch(peer, batch.sequence, now_seconds):
+            learned = self._knowledge.learn(batch, told.age_seconds, now_seconds)
+            self.learned.add(learned)
+        if told.loads is not None and self.inbox.take_loads(peer, told.loads, now_seconds):
+            self._knowledge.set_loads_elsewhere(self.inbox.loads())
+        return learned
+
+    def _hear_seed(self, seed: Seed, now_seconds: float) -> None:
+        if self._seeds.hear(seed, now_seconds):
+            log.info("prompts are hashed by a peer's seed from now on")
+            self._knowledge.use_hash_seed(self._seeds.value)
+            self.outbox.reseeded()
+        elif not self._seeds.matches(seed) and seed.value is None:
+            self._complain(seed)
+
+    def _complain(self, seed: Seed) -> None:
+        if seed.fingerprint not in self._strangers and len(self._strangers) < 100:
+            self._strangers.add(seed.fingerprint)
+            log.warning(
+                "a peer hashes prompts by another seed; what it tells of them is of no use here: "
+                "give all replicas the same --hash-seed-file"
+            )

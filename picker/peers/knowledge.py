@@ -1,0 +1,160 @@
+"""The plugins of this replica that learn from decisions, and how they hear of those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.inflight import InflightLoad
+from picker.framework.findings import EndpointLoad
+from picker.framework.replicas import SharesLoads, SharesPlacements, SharesSessions
+from picker.framework.session_bindings import SessionBindings
+from picker.peers.messages import PICKER, Batch, EndpointName, LoadKey
+from picker.peers.outbox import Outbox
+from picker.peers.seeds import fingerprint
+
+_NOTHING: Mapping[str, EndpointLoad] = {}
+
+
+@dataclass(slots=True)
+class Learned:
+    """How many entries of batches were taken in, and why the others were not."""
+
+    placements: int = 0
+    bindings: int = 0
+    other_seed: int = 0
+    other_endpoint: int = 0  # not in this replica's pool, or another server there
+    other_plugin: int = 0  # not in this replica's configuration
+
+    def add(self, other: Learned) -> None:
+        """Count another batch's."""
+        self.placements += other.placements
+        self.bindings += other.bindings
+        self.other_seed += other.other_seed
+        self.other_endpoint += other.other_endpoint
+        self.other_plugin += other.other_plugin
+
+
+class Knowledge:
+    """Connects the plugins of the configuration in use with an outbox.
+
+    Owns which these are. In-flight counts are the director's, of `inflight`, and those of plugins.
+    """
+
+    def __init__(self, datastore: Datastore, inflight: InflightLoad) -> None:
+        self._datastore, self._inflight = datastore, inflight
+        self._outbox: Outbox | None = None
+        self._placements: dict[str, SharesPlacements] = {}
+        self._sessions: dict[str, SessionBindings] = {}
+        self._loads: dict[str, SharesLoads] = {}
+        self._elsewhere: Mapping[str, Mapping[str, EndpointLoad]] = {}
+        self._fingerprints: dict[int, int] = {}  # by seed
+
+    def connect(self, outbox: Outbox) -> None:
+        """Tell `outbox` what is learned here, from now on."""
+        self._outbox = outbox
+        self._tell()
+
+    def use(self, plugins: Mapping[str, object]) -> None:
+        """Go on with the plugins, by name, of another configuration."""
+        for placing in self._placements.values():
+            placing.tell_placements(None)
+        for binding in self._sessions.values():
+            binding.tell(None)
+        for loading in self._loads.values():
+            loading.set_loads_elsewhere(_NOTHING)
+        self._placements, self._sessions, self._loads = {}, {}, {}
+        for name, plugin in plugins.items():
+            if isinstance(plugin, SharesPlacements):
+                self._placements[name] = plugin
+            if isinstance(plugin, SharesLoads):
+                self._loads[name] = plugin
+            if isinstance(plugin, SharesSessions) and plugin.session_bindings is not None:
+                self._sessions[name] = plugin.session_bindings
+        self._tell()
+        self.set_loads_elsewhere(self._elsewhere)
+
+    def use_hash_seed(self, seed: int) -> None:
+        """Have all hash by this one."""
+        for plugin in self._placements.values():
+            plugin.use_hash_seed(seed)
+
+    def fingerprints(self) -> Mapping[str, int]:
+        """Those of the plugins' seeds, by name."""
+        found = {}
+        for name, plugin in self._placements.items():
+            seed = plugin.hash_seed
+            if seed not in self._fingerprints:
+                self._fingerprints[seed] = fingerprint(seed)
+            found[name] = self._fingerprints[seed]
+        return found
+
+    def loads(self) -> dict[LoadKey, EndpointLoad]:
+        """What is under way here."""
+        counts = self._inflight.own_counts.items()
+        loads: dict[LoadKey, EndpointLoad] = {
+            (PICKER, key): EndpointLoad(count) for key, count in counts
+        }
+        for name, plugin in self._loads.items():
+            for key, load in (plugin.own_loads or _NOTHING).items():
+                loads[name, key] = load
+        return loads
+
+    def set_loads_elsewhere(self, loads: Mapping[str, Mapping[str, EndpointLoad]]) -> None:
+        """What all peers have under way now, by plugin and endpoint."""
+        self._elsewhere = loads
+        counts = loads.get(PICKER, _NOTHING)
+        self._inflight.set_others({key: load.requests for key, load in counts.items()})
+        for name, plugin in self._loads.items():
+            plugin.set_loads_elsewhere(loads.get(name, _NOTHING))
+
+    def identify(self, key: str) -> EndpointName | None:
+        """Which server an endpoint of the pool is now."""
+        known = self._datastore.get(key)
+        if known is None:
+            return None
+        endpoint = known.endpoint
+        return EndpointName(key, endpoint.host_port, endpoint.incarnation)
+
+    def learn(self, batch: Batch, age_seconds: float, now_seconds: float) -> Learned:
+        """Take in what a peer has learned `age_seconds` ago."""
+        learned, own = Learned(), self.fingerprints()
+        there: dict[EndpointName, bool] = {}
+        for one in batch.placements:
+            plugin = self._placements.get(one.plugin)
+            if plugin is None:
+                learned.other_plugin += 1
+            elif batch.fingerprints.get(one.plugin) != own[one.plugin]:
+                learned.other_seed += 1
+            elif not self._is_there(one.endpoint, there) or not one.capacity:
+                learned.other_endpoint += 1
+            else:
+                plugin.placed_elsewhere(one.endpoint.key, one.hashes, one.capacity)
+                learned.placements += 1
+        for bound in batch.bindings:
+            bindings = self._sessions.get(bound.plugin)
+            if bindings is None:
+                learned.other_plugin += 1
+            elif not self._is_there(bound.endpoint, there):
+                learned.other_endpoint += 1
+            else:
+                key = bound.endpoint.key
+                bindings.bound_elsewhere(bound.session, key, bound.moves, age_seconds, now_seconds)
+                learned.bindings += 1
+        return learned
+
+    def _is_there(self, name: EndpointName, known: dict[EndpointName, bool]) -> bool:
+        if name not in known:
+            known[name] = self.identify(name.key) == name
+        return known[name]
+
+    def _tell(self) -> None:
+        outbox = self._outbox
+        if outbox is None:
+            return
+        for name, placing in self._placements.items():
+            placing.tell_placements(partial(outbox.placed, name))
+        for name, binding in self._sessions.items():
+            binding.tell(partial(outbox.bound, name))

@@ -1,0 +1,272 @@
+"""What this replica has to tell its peers: in batches, bounded, and the same bytes for all.
+
+Theory of operation. What plugins learn is gathered, and every few milliseconds it becomes batches
+in a log: numbered, encoded once, and at most so many bytes, of which the oldest go first. A peer is
+a cursor in the log. One that is slow loses the beginning of what it has not read, and nobody else
+notices; one that comes back says what it heard last and goes on from there; one that is new is told
+the whole log, and so begins with what was learned lately. Nothing waits for anybody.
+
+Loads are absolute numbers and not part of the log: a cursor remembers which version of them it has
+told, and tells what changed since, at most once for each batch of the log; and all of them at the
+beginning and then every few seconds, which repairs whatever was lost and says that one is alive.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from picker.framework.findings import EndpointLoad
+from picker.peers.messages import (
+    Batch,
+    Binding,
+    EndpointName,
+    LoadKey,
+    LoadReport,
+    Loads,
+    Placement,
+    Seed,
+    Told,
+)
+from picker.peers.wire import encoded_batch, encoded_told
+from picker.prefix.block_hash import BlockHashes
+
+_ENTRY_BYTES = 64  # of an entry, beside its hashes or its session, about
+_NOTHING = EndpointLoad()
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxLimits:
+    """`log_bytes` bounds what is kept for peers, `pending_bytes` what is gathered between two
+    flushes, `batch_bytes` one message. Loads are told as a whole every `resend_seconds`.
+    """
+
+    log_bytes: int = 8 * 2**20
+    pending_bytes: int = 2 * 2**20
+    batch_bytes: int = 32 * 2**10
+    resend_seconds: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Logged:
+    """A batch in the log."""
+
+    sequence: int
+    encoded: bytes
+    made_at_seconds: float
+
+
+_Entry = tuple[str, str, BlockHashes | str, int]  # plugin, endpoint, hashes or session, number
+
+
+class LoadBoard:
+    """What this replica has under way. Owns the versions in which it changed."""
+
+    _KEPT_VERSIONS = 1000  # for which it is remembered that something ended
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._loads: dict[LoadKey, EndpointLoad] = {}
+        self._changed: dict[LoadKey, int] = {}  # the ended ones as well, for a while
+        self._oldest = 0  # changes since this version are known
+
+    def update(self, loads: Loads) -> None:
+        """This is under way now; nothing else is."""
+        before = self._loads
+        self._loads = {key: load for key, load in loads.items() if load != _NOTHING}
+        changed = [
+            key
+            for key in before.keys() | self._loads.keys()
+            if before.get(key) != self._loads.get(key)
+        ]
+        if not changed:
+            return
+        self.version += 1
+        for key in changed:
+            self._changed[key] = self.version
+        if self.version - self._oldest >= 2 * self._KEPT_VERSIONS:
+            self._oldest = self.version - self._KEPT_VERSIONS
+            self._changed = {
+                key: version for key, version in self._changed.items() if version > self._oldest
+            }
+
+    def whole(self) -> LoadReport:
+        """All of it."""
+        return LoadReport(self.version, True, dict(self._loads))
+
+    def since(self, version: int) -> LoadReport | None:
+        """What has changed since `version`; None: nothing."""
+        if version == self.version:
+            return None
+        if version < self._oldest:
+            return self.whole()
+        changed = {
+            key: self._loads.get(key, _NOTHING) for key, at in self._changed.items() if at > version
+        }
+        return LoadReport(self.version, False, changed)
+
+
+class Outbox:
+    """Owns what is gathered, the log, and the loads as they were last looked at.
+
+    `identify` says of an endpoint's key which server it is now (None: it is gone).
+    """
+
+    def __init__(
+        self,
+        identify: Callable[[str], EndpointName | None],
+        limits: OutboxLimits | None = None,
+    ) -> None:
+        self.limits = limits or OutboxLimits()
+        self.board = LoadBoard()
+        self.seed_changes = 0
+        self.dropped = 0  # entries that were gathered and never became part of the log
+        self._identify = identify
+        self._pending: deque[_Entry] = deque()
+        self._pending_bytes = 0
+        self._log: deque[_Logged] = deque()
+        self._log_bytes = 0
+        self._sequence = 0
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of the log."""
+        return self._log_bytes
+
+    @property
+    def pending_bytes(self) -> int:
+        """About the bytes of what waits for the next flush."""
+        return self._pending_bytes
+
+    @property
+    def sequence(self) -> int:
+        """The number of the last batch."""
+        return self._sequence
+
+    def placed(self, plugin: str, endpoint: str, hashes: BlockHashes, capacity: int) -> None:
+        """A plugin learned that a prompt was sent there."""
+        self._gather((plugin, endpoint, hashes, capacity))
+
+    def bound(self, plugin: str, session: str, endpoint: str, moves: int) -> None:
+        """A plugin bound a session."""
+        self._gather((plugin, endpoint, session, moves))
+
+    def flush(self, fingerprints: Mapping[str, int], loads: Loads, now_seconds: float) -> None:
+        """Make batches of what was gathered. `fingerprints` are those of the plugins' seeds."""
+        self.board.update(loads)
+        pending, self._pending, self._pending_bytes = self._pending, deque(), 0
+        while pending:
+            size = 0
+            entries: list[_Entry] = []
+            while pending and (not entries or size + _size(pending[0]) <= self.limits.batch_bytes):
+                entries.append(pending.popleft())
+                size += _size(entries[-1])
+            self._append(entries, fingerprints, now_seconds)
+
+    def reseeded(self) -> None:
+        """Another seed is in use: what was hashed by the one before says nothing to anybody."""
+        self.seed_changes += 1
+        self._log.clear()
+        self._pending.clear()
+        self._log_bytes = self._pending_bytes = 0
+
+    def open(self, last_sequence: int) -> Cursor:
+        """A place in the log behind batch `last_sequence`, for a peer that has heard it."""
+        return Cursor(self, min(last_sequence, self._sequence))
+
+    def after(self, sequence: int) -> _Logged | None:
+        """The first batch behind `sequence` that is still there."""
+        if sequence >= self._sequence or not self._log:
+            return None
+        return self._log[max(0, sequence + 1 - self._log[0].sequence)]
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` when a bound is broken or the log has gaps."""
+        if sum(len(one.encoded) for one in self._log) != self._log_bytes:
+            raise AssertionError("the log is miscounted")
+        if self._log_bytes > self.limits.log_bytes or (
+            self._pending_bytes > self.limits.pending_bytes
+        ):
+            raise AssertionError("the outbox is too large")
+        numbers = [one.sequence for one in self._log]
+        if numbers != list(range(self._sequence - len(numbers) + 1, self._sequence + 1)):
+            raise AssertionError(f"the log has gaps: {numbers}")
+
+    def _gather(self, entry: _Entry) -> None:
+        size = _size(entry)
+        self._pending.append(entry)
+        self._pending_bytes += size
+        while self._pending_bytes > self.limits.pending_bytes:
+            self._pending_bytes -= _size(self._pending.popleft())
+            self.dropped += 1
+
+    def _append(
+        self, entries: Iterable[_Entry], fingerprints: Mapping[str, int], now_seconds: float
+    ) -> None:
+        placements: list[Placement] = []
+        bindings: list[Binding] = []
+        for plugin, key, what, number in entries:
+            endpoint = self._identify(key)
+            if endpoint is None:
+                continue
+            if isinstance(what, str):
+                bindings.append(Binding(plugin, endpoint, what, number))
+            else:
+                placements.append(Placement(plugin, endpoint, number, what))
+        if not placements and not bindings:
+            return
+        self._sequence += 1
+        batch = Batch(self._sequence, tuple(placements), tuple(bindings), fingerprints)
+        encoded = encoded_batch(batch)
+        self._log.append(_Logged(self._sequence, encoded, now_seconds))
+        self._log_bytes += len(encoded)
+        while self._log_bytes > self.limits.log_bytes:
+            self._log_bytes -= len(self._log.popleft().encoded)
+
+
+class Cursor:
+    """What one peer is told next. Owns the place in the log and what was said of loads."""
+
+    def __init__(self, outbox: Outbox, sequence: int) -> None:
+        self.skipped = 0  # batches that were gone before this peer had read them
+        self.batches = 0  # that were taken
+        self._outbox = outbox
+        self._sequence = sequence
+        self._loads: int | None = None
+        self._told_at_seconds = 0.0
+        self._seed_changes = outbox.seed_changes
+
+    def next(self, seed: Seed, now_seconds: float) -> bytes | None:
+        """The next message; None: there is nothing to tell now."""
+        logged = self._outbox.after(self._sequence)
+        loads = self._report(now_seconds)
+        changed = self._seed_changes != self._outbox.seed_changes
+        if logged is None and loads is None and not changed:
+            return None
+        self._seed_changes = self._outbox.seed_changes
+        told_seed = seed if changed else None
+        if logged is None:
+            return encoded_told(Told(loads=loads, seed=told_seed))
+        # A new peer has read nothing, and what was gone before it came is not its loss.
+        if self._sequence:
+            self.skipped += logged.sequence - self._sequence - 1
+        self._sequence = logged.sequence
+        self.batches += 1
+        age = max(0.0, now_seconds - logged.made_at_seconds)
+        return logged.encoded + encoded_told(Told(loads=loads, seed=told_seed, age_seconds=age))
+
+    def _report(self, now_seconds: float) -> LoadReport | None:
+        board, resend = self._outbox.board, self._outbox.limits.resend_seconds
+        if self._loads is None or now_seconds - self._told_at_seconds >= resend:
+            self._told_at_seconds = now_seconds
+            self._loads = board.version
+            return board.whole()
+        report = board.since(self._loads)
+        self._loads = board.version
+        return report
+
+
+def _size(entry: _Entry) -> int:
+    what = entry[2]
+    return _ENTRY_BYTES + (len(what) if isinstance(what, str) else what.nbytes)

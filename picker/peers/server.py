@@ -1,0 +1,138 @@
+"""The port on which replicas tell this one what they do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from picker.peer_series import PeerSeries
+from picker.peers.credentials import PeerCredentials
+from picker.peers.exchange import Exchange, PeerRefusedError
+from picker.peers.wire import MAX_MESSAGE_BYTES, TELL_METHOD, PeerMessageError
+
+log = logging.getLogger(__name__)
+
+HELLO_SECONDS = 5.0  # for a caller to say who it is
+SILENCE_SECONDS = 30.0  # after which a call is ended: nobody lives there any more
+MAX_CALLS = 256
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", 4),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPort:
+    """Where to listen, as `host:port` (port 0: a free one). Without credentials anybody who
+    reaches it is believed.
+    """
+
+    address: str
+    credentials: PeerCredentials | None = None
+
+
+class PeerServer:
+    """Owns the port and the calls on it."""
+
+    def __init__(self, exchange: Exchange, series: PeerSeries, clock: Callable[[], float]) -> None:
+        self._exchange, self._series, self._clock = exchange, series, clock
+        self._server: grpc.aio.Server | None = None
+        self._callers: dict[bytes, int] = {}  # calls by who makes them
+        self._calls = 0
+
+    async def start(self, port: PeerPort) -> int:
+        """Listen; the port. Raises `OSError` when it cannot be had."""
+        server = grpc.aio.server(options=_OPTIONS)
+        server.add_generic_rpc_handlers((_OneMethod(self._serve),))
+        try:
+            if port.credentials is None:
+                number = int(server.add_insecure_port(port.address))
+            else:
+                number = int(server.add_secure_port(port.address, port.credentials.of_server()))
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {port.address}: {error}") from error
+        await server.start()
+        self._server = server
+        return number
+
+    async def stop(self) -> None:
+        """End all calls."""
+        if self._server is not None:
+            await self._server.stop(0)
+
+    async def _serve(self, _: object, context: grpc.aio.ServicerContext) -> None:
+        if self._calls >= MAX_CALLS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
+        self._calls += 1
+        try:
+            await self._listen(context)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "nothing was said")
+        except PeerRefusedError as error:
+            self._refuse(context, error)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except PeerMessageError as error:
+            self._refuse(context, error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            self._calls -= 1
+
+    async def _listen(self, context: grpc.aio.ServicerContext) -> None:
+        first = await _read(context, HELLO_SECONDS)
+        if first is None:
+            return
+        peer, answer = self._exchange.greeted(first, self._clock())
+        await context.write(answer)
+        if peer == self._exchange.replica_id:
+            return
+        self._callers[peer] = self._callers.get(peer, 0) + 1
+        self._series.heard.set(len(self._callers))
+        log.info("peer %s tells what it does (%s)", peer.hex()[:8], context.peer())
+        try:
+            while (message := await _read(context, SILENCE_SECONDS)) is not None:
+                self._count(message)
+                self._exchange.hear(peer, message, self._clock())
+        finally:
+            self._callers[peer] -= 1
+            if not self._callers[peer]:
+                del self._callers[peer]
+            self._series.heard.set(len(self._callers))
+            log.info("peer %s does not tell any more", peer.hex()[:8])
+
+    def _count(self, message: bytes) -> None:
+        self._series.messages_total.labels("received").inc()
+        self._series.bytes_total.labels("received").inc(len(message))
+
+    def _refuse(self, context: grpc.aio.ServicerContext, error: Exception) -> None:
+        self._series.messages_refused_total.inc()
+        log.warning("%s was refused: %s", context.peer(), error)
+
+
+class _OneMethod(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Finds the only method; every other one is UNIMPLEMENTED."""
+
+    def __init__(self, serve: Any) -> None:
+        self._method = grpc.stream_stream_rpc_method_handler(serve)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """The method, None for another name."""
+        return self._method if handler_call_details.method == TELL_METHOD else None
+
+
+async def _read(context: grpc.aio.ServicerContext, seconds: float) -> bytes | None:
+    """The next message; None: the caller has ended. Raises `TimeoutError`."""
+    async with asyncio.timeout(seconds):
+        try:
+            message = await context.read()
+        except grpc.aio.BaseError:
+            return None
+    return None if message is grpc.aio.EOF else bytes(message)

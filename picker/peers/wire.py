@@ -1,0 +1,209 @@
+"""Values ↔ the bytes of proto/pointsman/replica/v1. What others send is checked here.
+
+A batch is encoded once for all peers: bytes of messages that are put together mean the messages put
+together, so a batch's bytes are followed by those of what belongs to one peer alone.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+
+from picker.errors import PickerError
+from picker.framework.findings import EndpointLoad
+from picker.peers.generated import replica_pb2 as pb
+from picker.peers.messages import (
+    ID_BYTES,
+    PICKER,
+    Batch,
+    Binding,
+    EndpointName,
+    Heard,
+    Hello,
+    LoadKey,
+    LoadReport,
+    Placement,
+    Seed,
+    Told,
+)
+from picker.prefix.block_hash import BlockHashes
+
+TELL_METHOD = "/pointsman.replica.v1.ReplicaExchange/Tell"
+MAX_MESSAGE_BYTES = 4 * 2**20
+MAX_NAME = 1024  # characters of whatever has a name
+MAX_LOADS = 65_536  # of one message
+MAX_COUNT = 2**40  # requests or tokens under way at one endpoint, by one replica
+_HASH_BYTES = 8
+_HASHES = np.dtype("<u8")
+M = TypeVar("M", bound=Message)
+
+
+class PeerMessageError(PickerError):
+    """A peer sent what cannot be understood."""
+
+
+def encoded_batch(batch: Batch) -> bytes:
+    """A message of a batch alone."""
+    message = pb.Told()
+    body = message.batch
+    body.sequence = batch.sequence
+    endpoints: dict[EndpointName, int] = {}
+    plugins: dict[str, int] = {}
+    for one in batch.placements:
+        body.placements.add(
+            plugin=plugins.setdefault(one.plugin, len(plugins)),
+            endpoint=endpoints.setdefault(one.endpoint, len(endpoints)),
+            capacity=one.capacity,
+            hashes=one.hashes.astype(_HASHES, copy=False).tobytes(),
+        )
+    for bound in batch.bindings:
+        body.bindings.add(
+            plugin=plugins.setdefault(bound.plugin, len(plugins)),
+            endpoint=endpoints.setdefault(bound.endpoint, len(endpoints)),
+            session=_text(bound.session),
+            moves=bound.moves,
+        )
+    for name in endpoints:
+        body.endpoints.add(key=name.key, host_port=name.host_port, incarnation=name.incarnation)
+    for plugin in plugins:
+        body.plugins.add(name=plugin, seed_fingerprint=batch.fingerprints.get(plugin, 0))
+    return message.SerializeToString()
+
+
+def encoded_told(told: Told) -> bytes:
+    """A message of all parts but the batch, to be sent alone or behind an encoded batch."""
+    message = pb.Told(age_milliseconds=int(told.age_seconds * 1000), goodbye=told.goodbye)
+    if told.hello is not None:
+        hello = told.hello
+        message.hello.version = hello.version
+        message.hello.replica_id = hello.replica_id
+        message.hello.pool = hello.pool
+        message.hello.seed.CopyFrom(_seed_message(hello.seed))
+    if told.seed is not None:
+        message.seed.CopyFrom(_seed_message(told.seed))
+    if told.loads is not None:
+        message.loads.version = told.loads.version
+        message.loads.is_whole = told.loads.is_whole
+        for (plugin, endpoint), load in told.loads.loads.items():
+            message.loads.loads.add(
+                plugin=plugin, endpoint=endpoint, requests=load.requests, tokens=load.tokens
+            )
+    return message.SerializeToString()
+
+
+def decoded_told(data: bytes) -> Told:
+    """What `data` says. Raises `PeerMessageError`."""
+    message = _parsed(pb.Told(), data)
+    return Told(
+        _hello(message.hello) if message.HasField("hello") else None,
+        _batch(message.batch) if message.HasField("batch") else None,
+        _loads(message.loads) if message.HasField("loads") else None,
+        _seed(message.seed) if message.HasField("seed") else None,
+        message.age_milliseconds / 1000,
+        message.goodbye,
+    )
+
+
+def encoded_heard(heard: Heard) -> bytes:
+    """The answer to a `Hello`."""
+    message = pb.Heard(replica_id=heard.replica_id, last_sequence=heard.last_sequence)
+    message.seed.CopyFrom(_seed_message(heard.seed))
+    return message.SerializeToString()
+
+
+def decoded_heard(data: bytes) -> Heard:
+    """What `data` says. Raises `PeerMessageError`."""
+    message = _parsed(pb.Heard(), data)
+    return Heard(_id(message.replica_id), message.last_sequence, _seed(message.seed))
+
+
+def _parsed(message: M, data: bytes) -> M:
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise PeerMessageError(f"no message of a replica: {error}") from error
+    return message
+
+
+def _hello(message: pb.Hello) -> Hello:
+    return Hello(_id(message.replica_id), message.pool, _seed(message.seed), message.version)
+
+
+def _id(value: bytes) -> bytes:
+    if len(value) != ID_BYTES:
+        raise PeerMessageError(f"a replica's id has {ID_BYTES} bytes, not {len(value)}")
+    return value
+
+
+def _seed_message(seed: Seed) -> pb.Seed:
+    return pb.Seed(
+        fingerprint=seed.fingerprint,
+        value=seed.value,
+        is_settled=seed.is_settled,
+        chosen_at_milliseconds=seed.chosen_at_milliseconds,
+        chosen_by=seed.chosen_by,
+    )
+
+
+def _seed(message: pb.Seed) -> Seed:
+    return Seed(
+        message.fingerprint,
+        message.value if message.HasField("value") else None,
+        message.is_settled,
+        message.chosen_at_milliseconds,
+        message.chosen_by[:ID_BYTES],
+    )
+
+
+def _batch(message: pb.Batch) -> Batch:
+    endpoints = [
+        EndpointName(_name(one.key), _name(one.host_port), _name(one.incarnation))
+        for one in message.endpoints
+    ]
+    plugins = [_name(one.name) for one in message.plugins]
+    try:
+        placements = tuple(
+            Placement(
+                plugins[one.plugin], endpoints[one.endpoint], one.capacity, _hashes(one.hashes)
+            )
+            for one in message.placements
+        )
+        bindings = tuple(
+            Binding(plugins[one.plugin], endpoints[one.endpoint], _name(one.session), one.moves)
+            for one in message.bindings
+        )
+    except IndexError:
+        raise PeerMessageError("a batch refers to what it does not name") from None
+    fingerprints = {one.name: one.seed_fingerprint for one in message.plugins}
+    return Batch(message.sequence, placements, bindings, fingerprints)
+
+
+def _hashes(data: bytes) -> BlockHashes:
+    if len(data) % _HASH_BYTES:
+        raise PeerMessageError(f"{len(data)} bytes are no hashes")
+    return np.frombuffer(data, _HASHES)
+
+
+def _loads(message: pb.Loads) -> LoadReport:
+    if len(message.loads) > MAX_LOADS:
+        raise PeerMessageError(f"{len(message.loads)} loads in one message")
+    loads: dict[LoadKey, EndpointLoad] = {}
+    for one in message.loads:
+        if max(one.requests, one.tokens) > MAX_COUNT:
+            raise PeerMessageError(f"nobody has {max(one.requests, one.tokens)} under way")
+        key = (_name(one.plugin) if one.plugin else PICKER, _name(one.endpoint))
+        loads[key] = EndpointLoad(one.requests, one.tokens)
+    return LoadReport(message.version, message.is_whole, loads)
+
+
+def _name(text: str) -> str:
+    if len(text) > MAX_NAME:
+        raise PeerMessageError(f"a name of {len(text)} characters")
+    return text
+
+
+def _text(text: str) -> str:
+    """What UTF-8 can carry: clients may send half a character, and it stays the same half."""
+    return text.encode(errors="backslashreplace").decode()

@@ -1,0 +1,78 @@
+"""What a picker does to share its knowledge with other replicas, if it was asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+
+from picker.config.build import Assembly
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.inflight import InflightLoad
+from picker.metrics import PickerMetrics
+from picker.peers.credentials import PeerCredentials
+from picker.peers.discovery import NamedPeers
+from picker.peers.exchange import Exchange, ExchangeSettings
+from picker.peers.knowledge import Knowledge
+from picker.peers.mesh import Mesh
+from picker.peers.server import PeerPort, PeerServer
+from picker.running.in_use import ConfigInUse
+from picker.running.listeners import bound
+from picker.running.options import Options
+
+INTERVAL_SECONDS = 0.05  # between two messages to a peer, at least
+
+
+class PeerSide:
+    """Owns the exchange with other replicas, its port and connections; without peers nothing."""
+
+    def __init__(
+        self,
+        options: Options,
+        config: ConfigInUse,
+        datastore: Datastore,
+        inflight: InflightLoad,
+        metrics: PickerMetrics,
+    ) -> None:
+        """Opens nothing. Raises `ConfigError` for certificates that cannot be read."""
+        self._exchange: Exchange | None = None
+        flags = options.peers
+        if flags is None:
+            return
+        credentials = None if flags.cert_path is None else PeerCredentials(flags.cert_path)
+        is_configured = options.hash_seed_file is not None
+        settings = ExchangeSettings(options.pool_name, config.hash_seed, is_configured)
+        knowledge, clock = Knowledge(datastore, inflight), time.monotonic
+        self._exchange = Exchange(settings, knowledge, clock(), time.time())
+        self._mesh = Mesh(self._exchange, metrics.peers, clock, credentials)
+        self._discovery = NamedPeers(flags.names, self._mesh.follow, flags.server_name)
+        host = f"[{flags.bind_address}]" if ":" in flags.bind_address else flags.bind_address
+        self._port = PeerPort(f"{host}:{flags.port}", credentials)
+        self._server = PeerServer(self._exchange, metrics.peers, clock)
+        self.use(config.assembly)
+        config.subscribe(self.use)
+
+    def use(self, assembly: Assembly) -> None:
+        """Go on with the plugins of another configuration."""
+        if self._exchange is None:
+            return
+        self._exchange.use({name: one.plugin for name, one in assembly.instances.items()})
+        interval = assembly.data_layer.replica_interval_seconds
+        self._mesh.interval_seconds = INTERVAL_SECONDS if interval is None else interval
+
+    async def open(self, stack: AsyncExitStack) -> int | None:
+        """Listen until `stack` is closed; the port, None without peers. Raises `StartError`."""
+        if self._exchange is None:
+            return None
+        stack.push_async_callback(self._server.stop)
+        return await bound(self._server.start(self._port), "--peer-port", self._port.address)
+
+    def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """Share until these are cancelled."""
+        if self._exchange is None:
+            return []
+        return [
+            group.create_task(self._mesh.tick(), name="peer rounds"),
+            group.create_task(self._discovery.run(), name="peer discovery"),
+            group.create_task(self._mesh.run(), name="peers"),
+        ]
