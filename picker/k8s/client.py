@@ -1,8 +1,8 @@
 """Asks an API server over HTTP: `KubernetesApi` with aiohttp, objects as the bytes that came.
 
 A path may keep sockets open and forward nothing, which no keepalive of TCP can tell. So every watch
-asks the server to end it after `WATCH_SECONDS` at most, and one on which nothing came for
-`SILENT_SECONDS` is dead: a live server would have ended it before (docs/decisions/0028).
+asks the server to end it soon (`Limits.watch_seconds`), and one on which nothing came for
+`silent_seconds` is dead: a live server would have ended it before (docs/decisions/0028).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from random import Random
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
@@ -38,14 +39,9 @@ from picker.k8s.replies import (
     read_bounded,
 )
 
-WATCH_SECONDS: Final = (18, 24)
-SILENT_SECONDS: Final = 28.0
-CONNECT_SECONDS: Final = 5.0
-REQUEST_SECONDS: Final = 15.0
-LIST_SECONDS: Final = 30.0
-PAGE_OBJECTS: Final = 500
 _LIST_ATTEMPTS: Final = 3
-_EXPIRED: Final = (410,)
+_MOST_PAGES: Final = 2000
+_EXPIRED: Final = 410
 _UNAUTHORIZED: Final = 401
 _OK: Final = range(200, 300)
 _JSON: Final = "application/json"
@@ -54,12 +50,31 @@ _AGENT: Final = "pointsman-picker"
 _AddressInfo: TypeAlias = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long things may last, in seconds, and how many objects a page of a list has.
+
+    Watches are ended by the server after a time between the two `watch` ones; one on which nothing
+    came for `silent`, which is longer, is dead. `list` is for each page.
+    """
+
+    watch_seconds: tuple[int, int] = (18, 24)
+    silent_seconds: float = 28.0
+    connect_seconds: float = 5.0
+    request_seconds: float = 15.0
+    list_seconds: float = 30.0
+    page_objects: int = 500
+
+
 class KubernetesClient:
     """A real API server; used as a context manager, which owns the connections."""
 
-    def __init__(self, credentials: Credentials, *, rng: Random) -> None:
+    def __init__(
+        self, credentials: Credentials, *, rng: Random, limits: Limits | None = None
+    ) -> None:
         self._credentials = credentials
         self._rng = rng
+        self._limits = limits or Limits()
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -81,25 +96,26 @@ class KubernetesClient:
 
     async def list(self, resource: Resource, selection: Selection) -> Listing:
         """All objects now, read in pages; begun anew when the server forgets the list meanwhile."""
-        for attempt in range(1, _LIST_ATTEMPTS + 1):
+        for _ in range(_LIST_ATTEMPTS - 1):
             try:
                 return await self._pages(resource, selection)
             except ApiError as error:
-                if error.status not in _EXPIRED or attempt == _LIST_ATTEMPTS:
+                if error.status != _EXPIRED:
                     raise
-        raise AssertionError("unreachable")
+        return await self._pages(resource, selection)
 
     async def _pages(self, resource: Resource, selection: Selection) -> Listing:
         items: list[msgspec.Raw] = []
-        query = {"limit": str(PAGE_OBJECTS), **_selectors(selection)}
+        query = {"limit": str(self._limits.page_objects), **_selectors(selection)}
         path = resource.path(selection.namespace)
-        while True:
-            body = await self._ask("GET", path, query=query, seconds=LIST_SECONDS)
+        for _ in range(_MOST_PAGES):
+            body = await self._ask("GET", path, query=query, seconds=self._limits.list_seconds)
             page = decode_listing(body)
             items.extend(page.objects)
             if not page.metadata.continue_:
                 return Listing(items, page.metadata.resource_version)
             query["continue"] = page.metadata.continue_
+        raise UnreachableError(f"a list that does not end after {_MOST_PAGES} pages")
 
     @asynccontextmanager
     async def watch(
@@ -109,11 +125,11 @@ class KubernetesClient:
         query = {
             "watch": "1",
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(self._rng.randint(*WATCH_SECONDS)),
+            "timeoutSeconds": str(self._rng.randint(*self._limits.watch_seconds)),
             "resourceVersion": resource_version,
             **_selectors(selection),
         }
-        timeout = _timeout(sock_read=SILENT_SECONDS)
+        timeout = self._timeout(sock_read=self._limits.silent_seconds)
         path = resource.path(selection.namespace)
         response = await self._open("GET", path, query=query, timeout=timeout)
         try:
@@ -162,10 +178,10 @@ class KubernetesClient:
         document: dict[str, Any] | None = None,
         *,
         query: Mapping[str, str] | None = None,
-        seconds: float = REQUEST_SECONDS,
+        seconds: float | None = None,
     ) -> bytes:
         """One request; the body of its good answer."""
-        timeout = _timeout(total=seconds)
+        timeout = self._timeout(total=seconds or self._limits.request_seconds)
         body = None if document is None else msgspec.json.encode(document)
         response = await self._open(method, path, body, query=query, timeout=timeout)
         with _translated():
@@ -223,14 +239,17 @@ class KubernetesClient:
                 allow_redirects=False,
             )
 
+    def _timeout(
+        self, total: float | None = None, sock_read: float | None = None
+    ) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(
+            total=total, sock_connect=self._limits.connect_seconds, sock_read=sock_read
+        )
+
 
 def _selectors(selection: Selection) -> dict[str, str]:
     given = {"labelSelector": selection.label_selector, "fieldSelector": selection.field_selector}
     return {name: text for name, text in given.items() if text}
-
-
-def _timeout(total: float | None = None, sock_read: float | None = None) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=total, sock_connect=CONNECT_SECONDS, sock_read=sock_read)
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[WatchEvent, None]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from picker.k8s.api import ApiError, Resource, Selection, SilentError, UnreachableError
 
+UNAUTHORIZED = 401
 FORBIDDEN = 403
 NOT_FOUND = 404
 
@@ -25,22 +26,28 @@ class Contact:
         self._failing_since: float | None = None
         self._error: ApiError | UnreachableError | None = None
 
-    def heard(self, now: float) -> None:
-        """An event, a bookmark, or a watch that came to its proper end."""
+    def heard(self, now: float) -> bool:
+        """An event, a bookmark, or a watch that came to its proper end. Whether that is news."""
         self._heard_at = now
+        if self._error is None:
+            return False
         self._error = self._failing_since = None
+        return True
 
-    def answered(self, now: float) -> None:
-        """A list, or a watch that opens: proof too, but not after silence."""
-        if not isinstance(self._error, SilentError):
-            self.heard(now)
+    def answered(self, now: float) -> bool:
+        """A list, or a watch that opens: proof too, but not after silence. Whether it is news."""
+        return not isinstance(self._error, SilentError) and self.heard(now)
 
-    def failed(self, now: float, error: ApiError | UnreachableError) -> None:
-        """A request or a watch came to this."""
+    def failed(self, now: float, error: ApiError | UnreachableError) -> bool:
+        """A request or a watch came to this. Whether it is news: well before, or another trouble
+        than before.
+        """
+        before = self._error
         if self._failing_since is None:
             self._failing_since = now
-        if not isinstance(self._error, SilentError) or not isinstance(error, UnreachableError):
+        if not isinstance(before, SilentError) or isinstance(error, ApiError):
             self._error = error
+        return before is None or _trouble(before) != _trouble(error)
 
     def silent_seconds(self, now: float) -> float | None:
         """Since something was last heard; None when nothing ever was."""
@@ -64,9 +71,16 @@ class Contact:
                 f"{self._resource.plural} (API group {group}) in namespace "
                 f"{self._selection.namespace!r} to the picker's service account: {error.message}"
             )
+        if error.status == UNAUTHORIZED:
+            return f"the API server does not know who asks; renew the credentials: {error.message}"
         if error.status == NOT_FOUND:
             return (
                 f"the API server knows no {self._resource.plural} of "
                 f"{self._resource.api_version}; install its CustomResourceDefinition (see crds/)"
             )
         return f"the API server refuses: {error}"
+
+
+def _trouble(error: ApiError | UnreachableError) -> int:
+    """What makes two failures the same one to people."""
+    return error.status if isinstance(error, ApiError) else 0

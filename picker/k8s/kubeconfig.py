@@ -43,14 +43,14 @@ class KubeconfigFiles:
 
     def load(self, *, anew: bool) -> Access:
         """See `AccessSource`. Plugins run again only when what they gave is about to expire."""
-        context = self._context()
-        if anew or self._configuration is None or context.plugin is None:
-            self._configuration = self._read(context)
         with _explained(self._told_by):
+            context = self._context()
+            if anew or self._configuration is None or context.plugin is None:
+                self._configuration = self._read(context)
             self._configuration.get_api_key_with_prefix(_TOKEN)  # refreshes it when it expires
             access = _access(self._configuration, context.namespace, self._contexts)
-        if context.plugin is not None and access.authorization is None:
-            self._check_plugin(context)
+            if context.plugin is not None and access.authorization is None:
+                self._check_plugin(context)
         return self._kept(access)
 
     def _kept(self, access: Access) -> Access:
@@ -61,13 +61,12 @@ class KubeconfigFiles:
     def _read(self, context: _Context) -> Any:
         package = _package()
         configuration = package.client.Configuration()
-        with _explained(self._told_by):
-            package.config.load_kube_config(
-                config_file=os.pathsep.join(map(str, self._paths)),
-                context=context.name,
-                client_configuration=configuration,
-                persist_config=False,
-            )
+        package.config.load_kube_config(
+            config_file=os.pathsep.join(map(str, self._paths)),
+            context=context.name,
+            client_configuration=configuration,
+            persist_config=False,
+        )
         return configuration
 
     def _check_plugin(self, context: _Context) -> None:
@@ -210,18 +209,12 @@ def _package() -> Any:
 
 @contextmanager
 def _explained(told_by: str) -> Iterator[None]:
-    """The package's errors, of all the kinds that it raises for broken files, as one."""
-    package = _package()
-    broken = (
-        package.config.ConfigException,
-        yaml.YAMLError,
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    )
+    """What the package, its plugins and the libraries of token issuers raise, as one error: they
+    have no common root, and a broken file is an `AttributeError` as well as anything else.
+    """
     try:
         yield
-    except broken as error:
+    except ConfigError:
+        raise
+    except Exception as error:
         raise ConfigError(f"{told_by}: not usable: {str(error) or repr(error)}") from error

@@ -152,6 +152,8 @@ class ObjectMap(Generic[R]):
             del self._malformed[key]
         self._view = None
         same = before == self.view and all(uids[key] == held[key].uid for key in before)
+        if same:
+            self._view = before
         return not same
 
     def _changed(self, changed: bool) -> bool:

@@ -30,7 +30,7 @@ from picker.k8s.api import (
     WatchEvent,
 )
 from picker.k8s.backoff import Backoff
-from picker.k8s.contact import FORBIDDEN, NOT_FOUND, Contact
+from picker.k8s.contact import NOT_FOUND, Contact
 from picker.k8s.object_map import Decode, ObjectKey, ObjectMap, metadata_of
 from picker.k8s_series import KubernetesSeries
 
@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 Listener: TypeAlias = Callable[[Mapping[ObjectKey, R]], None]
 _GONE: Final = 410
+_TO_BE_MENDED: Final = frozenset({400, 403, 404, 405, 406, 422})
+_CHANGES: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})
 _SLICE: Final = 64  # objects of a list that are decoded before others get their turn
 
 
@@ -61,8 +63,8 @@ class Pace:
     `gather`: at least so long between two calls of listeners. `relist`: about so often everything
     is listed again. `trust`: for so long a version can be resumed after a failure, then a list is
     cheaper than doubt. `steady`: a watch that lasted so long was a good one. `refused`: the wait
-    after 403 and 404, which somebody has to mend first. `absent`: a kind that is not known for so
-    long has no objects.
+    after 403, 404 and the like, which somebody has to mend first. `absent`: a kind that is not
+    known for so long has no objects.
     """
 
     gather_seconds: float = 0.005
@@ -183,7 +185,7 @@ class Reflector(Generic[R]):
         self._version = listing.resource_version or None
         self._relist_at = self._clock() + self._pace.relist_seconds * self._rng.uniform(0.9, 1.1)
         self._absent_since = None
-        self._answered()
+        self._note(well_again=self._contact.answered(self._clock()))
         if changed or not self._synced:
             self._synced = True
             self._tell_soon()
@@ -195,12 +197,12 @@ class Reflector(Generic[R]):
         began = self._clock()
         try:
             async with self._api.watch(resource, selection, self._version or "") as events:
-                self._answered()
+                self._note(well_again=self._contact.answered(self._clock()))
                 async for event in events:
                     self._apply(event)
                     if self._clock() >= self._relist_at:
                         break
-            self._contact.heard(self._clock())
+            self._note(well_again=self._contact.heard(self._clock()))
         finally:
             lasted = self._clock() - began
             if lasted >= self._pace.steady_seconds:
@@ -214,20 +216,23 @@ class Reflector(Generic[R]):
             self._objects.unreadable(f"{event.kind} without metadata or resourceVersion")
             return
         version = metadata.resource_version
+        changed = False
         if event.kind == "BOOKMARK":
             self._check_onward(version)
-            changed = False
-        elif not metadata.name:
-            self._objects.unreadable(f"{event.kind} of an object without a name")
-            changed = False
+        elif not metadata.name or event.kind not in _CHANGES:
+            self._objects.unreadable(f"{event.kind} of {metadata.name or 'an object without name'}")
         elif event.kind == "DELETED":
             changed = self._objects.remove(metadata)
         else:
             changed = self._objects.put(metadata, event.object)
         self._version = version
-        self._contact.heard(self._clock())
+        self._note(well_again=self._contact.heard(self._clock()))
         if changed:
             self._tell_soon()
+
+    def _note(self, *, well_again: bool) -> None:
+        if well_again:
+            logger.info("%s can be followed again", self._subject.resource.qualified)
 
     def _check_onward(self, version: str) -> None:
         """A bookmark before what is known means that the server was put back to a backup."""
@@ -235,18 +240,9 @@ class Reflector(Generic[R]):
         if known.isdigit() and version.isdigit() and int(version) < int(known):
             raise ApiError(_GONE, "Expired", f"resource versions went back to {version}")
 
-    def _answered(self) -> None:
-        if self._contact.problem(self._clock()) is not None:
-            self._contact.answered(self._clock())
-            if self._contact.problem(self._clock()) is None:
-                logger.info("%s are followed again", self._subject.resource.qualified)
-        else:
-            self._contact.answered(self._clock())
-
     def _failed(self, error: ApiError | UnreachableError, *, listing: bool) -> float:
         """Note why a round ended; how long to wait."""
         now = self._clock()
-        first = self._contact.problem(now) is None
         too_old = isinstance(error, ApiError) and error.status == _GONE
         if listing and self._version is not None:
             self._relist_at = now + self._pace.relist_seconds * self._rng.uniform(0.1, 0.2)
@@ -255,14 +251,13 @@ class Reflector(Generic[R]):
         self._series.count_error(_reason(error))
         if too_old:
             return self._backoff.next_seconds()
-        self._contact.failed(now, error)
-        if first:
+        if self._contact.failed(now, error):
             logger.warning("%s", self._contact.problem(now))
         if not isinstance(error, ApiError):
             return self._backoff.next_seconds()
         if error.status == NOT_FOUND:
             self._absent(now)
-        refused = error.status in (FORBIDDEN, NOT_FOUND)
+        refused = error.status in _TO_BE_MENDED
         at_least = self._pace.refused_seconds if refused else 0.0
         return self._backoff.next_seconds(error.retry_after_seconds, at_least)
 

@@ -1,0 +1,198 @@
+"""Records of objects: which object they are of, what is wrong with some, when a view changes."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.k8s.object_map import MalformedObjectError, Metadata, ObjectMap, metadata_of
+
+
+def raw(name: str, value: Any = 1, uid: str = "u", namespace: str = "default") -> msgspec.Raw:
+    """An object with a value."""
+    metadata = {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": "5"}
+    return msgspec.Raw(msgspec.json.encode({"metadata": metadata, "value": value}))
+
+
+def decode(given_raw: msgspec.Raw) -> int | None:
+    """The value; negative ones are not to be seen, and 13 is malformed beyond its last good one."""
+    value = msgspec.json.decode(given_raw)["value"]
+    if value == 13:
+        raise MalformedObjectError("unlucky", keep_last_good=False)
+    if not isinstance(value, int):
+        raise MalformedObjectError(f"no number: {value}")
+    return value if value >= 0 else None
+
+
+def put(objects: ObjectMap[int], name: str, value: Any = 1, uid: str = "u") -> bool:
+    """An event that adds or changes."""
+    given_raw = raw(name, value, uid)
+    metadata = metadata_of(given_raw)
+    assert metadata is not None
+    return objects.put(metadata, given_raw)
+
+
+def settle(objects: ObjectMap[int], *given_raws: msgspec.Raw) -> bool:
+    """A list."""
+    draft = objects.draft()
+    for one in given_raws:
+        draft.add(one)
+    return objects.settle(draft)
+
+
+@pytest.fixture
+def objects() -> ObjectMap[int]:
+    """An empty map."""
+    return ObjectMap(decode, "things")
+
+
+def shown(objects: ObjectMap[int]) -> dict[str, int]:
+    """The view by name."""
+    return {name: value for (_, name), value in objects.view.items()}
+
+
+def test_a_view_never_changes(objects: ObjectMap[int]) -> None:
+    """The one handed out before a change is the one before, and cannot be written to."""
+    put(objects, "a", 1)
+    before = objects.view
+    assert put(objects, "a", 2)
+    assert before == {("default", "a"): 1}
+    assert objects.view == {("default", "a"): 2}
+    with pytest.raises(TypeError):
+        before[("default", "b")] = 3  # type: ignore[index]
+
+
+def test_the_same_record_is_no_change(objects: ObjectMap[int]) -> None:
+    """The view stays the same object, also after a list that says nothing new."""
+    put(objects, "a", 1)
+    before = objects.view
+    assert not put(objects, "a", 1)
+    assert not settle(objects, raw("a", 1))
+    assert objects.view is before
+
+
+def test_another_object_of_the_name_is_a_change(objects: ObjectMap[int]) -> None:
+    """Even where its record is equal, by event and by list."""
+    put(objects, "a", 1, uid="u1")
+    assert put(objects, "a", 1, uid="u2")
+    assert settle(objects, raw("a", 1, uid="u3"))
+
+
+def test_the_end_of_an_older_object_takes_nothing_away(objects: ObjectMap[int]) -> None:
+    """A DELETED that comes after its name was taken by another."""
+    put(objects, "a", 1, uid="new")
+    assert not objects.remove(Metadata("a", "default", "old", "9"))
+    assert shown(objects) == {"a": 1}
+    assert objects.remove(Metadata("a", "default", "new", "9"))
+    assert not objects.remove(Metadata("a", "default", "new", "9"))
+
+
+def test_a_list_is_all_there_is(objects: ObjectMap[int]) -> None:
+    """What it does not name is gone; what was known keeps its place before what is new."""
+    for name in "cab":
+        put(objects, name)
+    assert settle(objects, raw("b"), raw("d"), raw("c"))
+    assert [name for _, name in objects.view] == ["c", "b", "d"]
+
+
+def test_a_record_that_is_none_is_not_shown_but_known(objects: ObjectMap[int]) -> None:
+    """Going out of sight and coming back are changes; staying out of sight is none."""
+    assert not put(objects, "a", -1)
+    assert not put(objects, "a", -2)
+    assert put(objects, "a", 1)
+    assert put(objects, "a", -1)
+    assert shown(objects) == {}
+
+
+def test_a_malformed_object_keeps_its_last_good_record(objects: ObjectMap[int]) -> None:
+    """By event and by list, as long as it is the same object; and what is wrong is told."""
+    put(objects, "a", 1)
+    assert not put(objects, "a", "x")
+    assert not settle(objects, raw("a", "x"))
+    assert shown(objects) == {"a": 1}
+    assert objects.malformed == {("default", "a"): "no number: x"}
+    assert put(objects, "a", "x", uid="other")
+    assert shown(objects) == {}
+
+
+def test_a_malformed_object_may_lose_its_last_good_record(objects: ObjectMap[int]) -> None:
+    """Where the decoder says so."""
+    put(objects, "a", 1)
+    assert put(objects, "a", 13)
+    assert shown(objects) == {}
+    assert put(objects, "a", 2)
+    assert objects.malformed == {}
+
+
+def test_what_is_wrong_is_said_once(
+    objects: ObjectMap[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often the object comes; again when something else is wrong, or after it was well."""
+    with caplog.at_level(logging.WARNING):
+        for value in ("x", "x", "y", 1, "y"):
+            put(objects, "a", value)
+    assert [one.args[1:] for one in caplog.records if isinstance(one.args, tuple)] == [
+        ("default/a", "no number: x"),
+        ("default/a", "no number: y"),
+        ("default/a", "no number: y"),
+    ]
+
+
+@pytest.mark.parametrize("error", [KeyError("spec"), TypeError("x"), msgspec.DecodeError("y")])
+def test_a_decoder_that_fails_is_a_malformed_object(error: Exception) -> None:
+    """And nothing more: the object is told by name."""
+
+    def failing(_: msgspec.Raw) -> int | None:
+        raise error
+
+    objects: ObjectMap[int] = ObjectMap(failing, "things")
+    assert not put(objects, "a")
+    assert list(objects.malformed) == [("default", "a")]
+    objects.remove(Metadata("a", "default", "u", "9"))
+    assert objects.malformed == {}
+
+
+@pytest.mark.parametrize("text", [b"{}", b"[]", b"null", b'{"metadata":3}', b'{"metadata":{}}'])
+def test_what_has_no_name_in_a_list_is_left_out(objects: ObjectMap[int], text: bytes) -> None:
+    """The others are taken."""
+    assert settle(objects, msgspec.Raw(text), raw("a"))
+    assert shown(objects) == {"a": 1}
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "put", "remove", "list"]),
+        st.sampled_from("abc"),
+        st.integers(-1, 3),
+        st.sampled_from(["u", "v"]),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(EVENTS)
+def test_it_is_what_a_plain_dictionary_would_be(events: list[tuple[str, str, int, str]]) -> None:
+    """And it says that the view changed exactly when an object of it or its record did."""
+    objects: ObjectMap[int] = ObjectMap(decode, "things")
+    model: dict[str, tuple[str, int]] = {}
+    for how, name, value, uid in events:
+        before = {key: one for key, one in model.items() if one[1] >= 0}
+        if how == "put":
+            changed = put(objects, name, value, uid)
+            model[name] = (uid, value)
+        elif how == "remove":
+            changed = objects.remove(Metadata(name, "default", uid, "9"))
+            if name in model and model[name][0] == uid:
+                del model[name]
+        else:
+            changed = settle(objects, raw(name, value, uid))
+            model = {name: (uid, value)}
+        after = {key: one for key, one in model.items() if one[1] >= 0}
+        assert shown(objects) == {key: value for key, (_, value) in after.items()}
+        assert changed is (before != after)

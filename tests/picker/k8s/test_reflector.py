@@ -1,0 +1,214 @@
+"""Following objects in virtual time: what changes is seen, once, at once, and cheaply."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from reflector_scene import following
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_it_lists_and_follows() -> None:
+    """What was there, what comes, changes and goes."""
+    async with following("a", "b") as scene:
+        assert scene.reflector.synced
+        assert scene.shown == {"a": "1", "b": "1"}
+        scene.write("c")
+        scene.write("a", "2")
+        scene.erase("b")
+        await asyncio.sleep(0.1)
+        assert scene.shown == {"a": "2", "c": "1"}
+        assert scene.told[-1] is scene.reflector.view
+        assert scene.reflector.problem() is None
+
+
+async def test_an_empty_list_is_told_too() -> None:
+    """Listeners learn once that there is nothing; before that nothing is known."""
+    async with following(first_seconds=0) as scene:
+        assert not scene.reflector.synced
+        await asyncio.sleep(1)
+        assert scene.reflector.synced
+        assert scene.told == [{}]
+
+
+async def test_many_events_at_once_are_one_change() -> None:
+    """And the view that is told has all of them."""
+    async with following() as scene:
+        scene.told.clear()
+        for number in range(500):
+            scene.write(f"n{number}")
+        await asyncio.sleep(0.1)
+        assert [len(view) for view in scene.told] == [500]
+
+
+async def test_a_stream_of_events_is_told_a_few_milliseconds_apart() -> None:
+    """A thousand events in a second make at most a call every five milliseconds, and the last one
+    is not left out.
+    """
+    async with following("a") as scene:
+        scene.told.clear()
+        for number in range(1000):
+            scene.write("a", str(number))
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.1)
+        assert scene.told[-1] == {("default", "a"): "999"}
+        assert 50 < len(scene.told) <= 210
+        assert scene.counted("events_total", "MODIFIED") == 1000
+        assert scene.counted("changes_total") == len(scene.told) + 1
+
+
+async def test_a_single_event_is_told_at_once() -> None:
+    """There is no wait for others that may come."""
+    async with following("a") as scene:
+        scene.write("a", "2")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        scene.pulse.clear()
+        await scene.pulse.wait()
+        assert loop.time() == began
+
+
+async def test_a_change_of_what_is_not_kept_is_not_told() -> None:
+    """An object's other fields may change as often as they like."""
+    async with following("a") as scene:
+        scene.told.clear()
+        changed = dict(scene.server.read("configmaps", "a"))
+        for number in range(10):
+            scene.server.write({**changed, "immutable": bool(number % 2)})
+        await asyncio.sleep(1)
+        assert scene.counted("events_total", "MODIFIED") == 10
+        assert scene.told == []
+
+
+async def test_an_object_that_leaves_the_selector_is_gone() -> None:
+    """And is there again when it comes back."""
+    async with following("a") as scene:
+        scene.write("a", app="y")
+        await scene.equal()
+        assert scene.shown == {}
+        scene.write("a", "3", app="x")
+        await scene.equal()
+        assert scene.shown == {"a": "3"}
+
+
+async def test_the_end_of_an_older_object_is_not_that_of_its_successor() -> None:
+    """A DELETED with another uid."""
+    async with following("a") as scene:
+        old = dict(scene.server.read("configmaps", "a"))
+        ghost = {**old, "metadata": {**old["metadata"], "uid": "older"}}
+        scene.server.watches.inject_object("DELETED", ghost)
+        await asyncio.sleep(1)
+        assert scene.shown == {"a": "1"}
+        scene.erase("a")
+        scene.write("a", "2")
+        await scene.equal()
+
+
+async def test_a_listener_is_not_called_after_it_unsubscribed() -> None:
+    """Others still are."""
+    async with following("a") as scene:
+        scene.reflector.unsubscribe(scene.seen)
+        before = len(scene.told)
+        scene.write("b")
+        await scene.equal()
+        assert len(scene.told) == before
+
+
+async def test_a_quiet_selection_costs_three_requests_a_minute() -> None:
+    """Watches of 18 to 24 seconds, one after the other, and a list about every ten minutes."""
+    async with following("a") as scene:
+        await asyncio.sleep(3600)
+        assert 3600 / 24 <= scene.asked("watch") <= 3600 / 18 + 8
+        assert 5 <= scene.asked("list") <= 8
+        assert scene.reflector.problem() is None
+        assert scene.counted("silent_seconds", "app=x") <= 25
+        assert scene.counted("watches_total") == scene.asked("watch")
+        assert scene.counted("lists_total") == scene.asked("list")
+
+
+async def test_no_event_is_lost_or_doubled_between_two_watches() -> None:
+    """Writes go on at every moment of many watches' ends."""
+    async with following() as scene:
+        for number in range(2000):
+            scene.write(f"n{number % 50}", str(number))
+            await asyncio.sleep(0.1)
+        await scene.equal()
+        assert scene.asked("watch") > 8
+        events = [scene.counted("events_total", kind) for kind in ("ADDED", "MODIFIED")]
+        assert events == [50, 1950]
+
+
+async def test_a_malformed_object_keeps_its_last_good_state() -> None:
+    """The others go on, and it is said what is wrong and of what."""
+    async with following("a", "b") as scene:
+        scene.write("a", 17)
+        scene.write("b", "2")
+        await asyncio.sleep(1)
+        assert scene.shown == {"a": "1", "b": "2"}
+        assert "Expected `str`" in scene.reflector.malformed[("default", "a")]
+        scene.write("a", "3")
+        await scene.equal()
+        assert scene.reflector.malformed == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"type":"ADDED","object":{}}\n',
+        b'{"type":"MODIFIED","object":{"metadata":null}}\n',
+        b'{"type":"DELETED","object":[1,2]}\n',
+        b'{"type":"BOOKMARK","object":{"metadata":{}}}\n',
+        b'{"type":"ADDED","object":{"metadata":{"resourceVersion":"2000"}}}\n',
+        b'{"type":"RENAMED","object":{"metadata":{"name":"a","resourceVersion":"2000"}}}\n',
+        b"\n\n",
+    ],
+)
+async def test_an_event_that_makes_no_sense_does_no_harm(line: bytes) -> None:
+    """It changes nothing, and the same watch goes on."""
+    async with following("a") as scene:
+        scene.server.watches.inject([line])
+        await asyncio.sleep(1)
+        assert scene.shown == {"a": "1"}
+        assert scene.asked("watch") == 1
+        scene.write("a", "2")
+        await scene.equal()
+
+
+@pytest.mark.parametrize(
+    "line", [b"garbage\n", b'{"type":"ADD', b'{"type":3,"object":{}}\n', b"\xff\n"]
+)
+async def test_a_line_that_is_none_breaks_only_the_watch(line: bytes) -> None:
+    """Another is opened, from the same version, and nothing is lost."""
+    async with following("a") as scene:
+        scene.server.watches.inject([line])
+        scene.write("b")
+        await scene.equal(seconds=2)
+        assert scene.asked("list") == 1
+
+
+async def test_a_server_that_only_talks_garbage_is_asked_ever_less() -> None:
+    """Lists still keep the view right; there is no flood."""
+    async with following("a") as scene:
+        before = scene.asked()
+        for second in range(300):
+            scene.server.watches.inject([b"garbage\n"])
+            if second % 50 == 0:
+                scene.write("a", str(second))
+            await asyncio.sleep(1)
+        assert scene.asked() - before < 150
+        await scene.equal(seconds=40)
+        assert scene.reflector.problem() is not None
+
+
+async def test_an_outage_is_said_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
+    """Not at every attempt."""
+    with caplog.at_level(logging.INFO, logger="picker.k8s.reflector"):
+        async with following("a") as scene:
+            scene.api.go_away()
+            await asyncio.sleep(60)
+            scene.api.come_back()
+            await asyncio.sleep(10)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]

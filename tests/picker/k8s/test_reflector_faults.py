@@ -1,0 +1,358 @@
+"""Following objects while the API server fails, in virtual time: right again soon, no floods."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+from kube_api import statuses
+from kube_api.access import Rule
+from kube_api.faults import Fault
+from kube_api.resources import Resource
+from reflector_scene import Scene, following
+
+pytestmark = pytest.mark.looptime
+
+SELECTED_RULE = Rule(("",), ("configmaps",), ("list", "watch"), namespace="default")
+
+
+async def test_a_version_that_is_too_old_is_listed_again() -> None:
+    """What changed meanwhile is seen: what is gone, what is new, what is other."""
+    async with following("a", "b") as scene:
+        scene.server.watches.expire("configmaps")
+        scene.write("a", "2")
+        scene.erase("b")
+        scene.write("c")
+        await scene.equal()
+        assert scene.asked("list") == 2
+        assert scene.reflector.problem() is None
+        assert scene.counted("errors_total", "410") == 1
+
+
+async def test_a_window_that_is_always_too_short_is_no_flood() -> None:
+    """Every watch is refused with 410: lists come ever less often, and keep the view right."""
+    async with following("a") as scene:
+        scene.server.faults.answer(statuses.expired(1, 2), "watch")
+        scene.server.watches.end()
+        for number in range(60):
+            scene.write("a", str(number))
+            await asyncio.sleep(1)
+        assert scene.asked("list") <= 25
+        await scene.equal(seconds=6)
+
+
+async def test_a_server_gone_for_ten_minutes_leaves_the_view_as_it_is() -> None:
+    """It is said all the time, at most 24 requests are made in a minute, and seconds after it is
+    back, restarted, the view is what the server has.
+    """
+    async with following("a", "b") as scene:
+        scene.api.go_away()
+        await asyncio.sleep(1)
+        before = scene.asked()
+        for _ in range(600):
+            await asyncio.sleep(1)
+            assert scene.shown == {"a": "1", "b": "1"}
+            assert "connection refused" in (scene.reflector.problem() or "")
+        assert scene.asked() - before <= 240
+        assert scene.counted("silent_seconds", "app=x") >= 600
+        scene.write("c")
+        scene.erase("a")
+        scene.api.come_back(forget_changes=True)
+        assert await scene.equal(seconds=6) <= 6
+        assert scene.reflector.problem() is None
+
+
+async def test_a_short_outage_needs_no_list() -> None:
+    """What was missed comes with the next watch."""
+    async with following("a") as scene:
+        scene.api.go_away()
+        scene.write("a", "2")
+        await asyncio.sleep(5)
+        scene.api.come_back()
+        await scene.equal(seconds=6)
+        assert scene.asked("list") == 1
+
+
+async def test_a_silent_path_is_noticed_within_half_a_minute() -> None:
+    """Sockets stay open and nothing comes. The view is then kept right by lists, it is said as long
+    as watches are silent, and a watch that speaks ends it.
+    """
+    async with following("a") as scene:
+        scene.server.watches.silence()
+        scene.write("a", "2")
+        noticed = await scene.until(lambda: scene.reflector.problem() is not None, seconds=30)
+        assert noticed <= 30
+        assert scene.counted("errors_total", "silent") == 1
+        await scene.equal(seconds=2)
+        for second in range(120):
+            scene.write("a", str(second))
+            await asyncio.sleep(1)
+            assert scene.reflector.problem() is not None
+        assert scene.asked() <= 16
+        await scene.equal(seconds=30)
+        scene.server.watches.speak()
+        await scene.until(lambda: scene.reflector.problem() is None, seconds=30)
+
+
+async def test_a_server_that_does_not_answer_at_all_is_noticed_too() -> None:
+    """Watches open, and lists, hang."""
+    async with following("a") as scene:
+        scene.server.faults.add(Fault(hangs=True))
+        scene.server.watches.end(abruptly=True)
+        await scene.until(lambda: scene.reflector.problem() is not None, seconds=30)
+        before = scene.asked()
+        await asyncio.sleep(600)
+        assert scene.asked() - before <= 24
+        scene.server.faults.lift()
+        scene.write("a", "2")
+        await scene.equal(seconds=6)
+
+
+async def test_a_server_that_asks_for_patience_gets_it() -> None:
+    """429 with Retry-After, also within a watch: nothing is asked before."""
+    async with following("a") as scene:
+        scene.server.faults.answer(statuses.too_many_requests("busy", 20), "watch", "list")
+        scene.server.watches.fail(statuses.too_many_requests("busy", 20))
+        await asyncio.sleep(1)
+        before = scene.asked()
+        await asyncio.sleep(18)
+        assert scene.asked() == before
+        await asyncio.sleep(102)
+        assert scene.asked() - before <= 6
+        assert "busy" in (scene.reflector.problem() or "")
+        scene.server.faults.lift()
+        scene.write("a", "2")
+        await scene.equal(seconds=26)
+
+
+async def test_errors_of_the_server_pass() -> None:
+    """500 on everything, then none."""
+    async with following("a") as scene:
+        scene.server.faults.answer(statuses.internal())
+        scene.server.watches.end(abruptly=True)
+        await asyncio.sleep(120)
+        assert scene.asked() <= 50
+        assert scene.counted("errors_total", "500") >= 20
+        scene.write("a", "2")
+        scene.server.faults.lift()
+        await scene.equal(seconds=6)
+
+
+async def test_a_start_while_the_server_starts_is_not_refused() -> None:
+    """429 `storage is (re)initializing` comes first, then the list."""
+    async with following("a", first_seconds=0) as scene:
+        scene.server.faults.answer(statuses.initializing(), times=3)
+        await scene.until(lambda: scene.reflector.synced, seconds=6)
+        assert scene.shown == {"a": "1"}
+
+
+async def test_watches_that_end_at_once_are_no_flood() -> None:
+    """A server, or what is before it, that accepts and closes: every change is still seen soon."""
+    async with following("a") as scene:
+        before = scene.asked()
+        for number in range(1200):
+            scene.server.watches.end(abruptly=bool(number % 2))
+            if number % 100 == 0:
+                scene.write("a", str(number))
+            await asyncio.sleep(0.05)
+        assert scene.asked() - before <= 30
+        await scene.equal(seconds=6)
+
+
+async def test_lost_rights_are_said_with_what_to_grant() -> None:
+    """Within the length of a watch, for an open one goes on. The view stays, requests are few, and
+    granting them again is enough.
+    """
+    async with following("a", token="secret", first_seconds=0) as scene:
+        scene.server.access.grant("secret", "picker", [SELECTED_RULE])
+        await scene.until(lambda: scene.reflector.synced, seconds=20)
+        await asyncio.sleep(5)
+        scene.server.access.grant("secret", "picker", [])
+        await scene.until(lambda: scene.reflector.problem() is not None, seconds=30)
+        problem = scene.reflector.problem() or ""
+        assert "grant the verbs list and watch on configmaps" in problem
+        assert "namespace 'default'" in problem
+        before = scene.asked()
+        await asyncio.sleep(600)
+        assert scene.asked() - before <= 55
+        assert scene.shown == {"a": "1"}
+        scene.write("a", "2")
+        scene.server.access.grant("secret", "picker", [SELECTED_RULE])
+        await scene.equal(seconds=20)
+        assert scene.reflector.problem() is None
+
+
+def _missing(scene: Scene) -> list[Resource]:
+    return scene.server.catalogue.remove("configmaps")
+
+
+async def test_a_kind_that_is_not_installed_has_no_objects() -> None:
+    """That is an answer, said with what to install; it is asked for now and then."""
+    async with following(first_seconds=0) as scene:
+        (resource,) = _missing(scene)
+        await asyncio.sleep(1)
+        assert scene.reflector.synced
+        assert not scene.reflector.installed
+        assert scene.told == [{}]
+        assert "install its CustomResourceDefinition" in (scene.reflector.problem() or "")
+        before = scene.asked()
+        await asyncio.sleep(600)
+        assert scene.asked() - before <= 55
+        scene.server.catalogue.serve(resource)
+        scene.write("a")
+        await scene.equal(seconds=16)
+        assert scene.reflector.installed
+        assert scene.reflector.problem() is None
+
+
+async def test_a_kind_that_is_gone_takes_its_objects_with_it_after_a_minute() -> None:
+    """Not at once: a server that starts may not know all of its kinds yet."""
+    async with following("a") as scene:
+        (resource,) = _missing(scene)
+        scene.server.watches.end()
+        await asyncio.sleep(40)
+        assert scene.shown == {"a": "1"}
+        assert not scene.reflector.installed
+        await scene.until(lambda: scene.shown == {}, seconds=60)
+        scene.server.catalogue.serve(resource)
+        await scene.equal(seconds=16)
+        assert scene.shown == {"a": "1"}
+
+
+async def test_a_version_of_the_future_is_noticed_by_the_list_that_is_due() -> None:
+    """A restored backup: watches are silent about it, so all is listed about every ten minutes."""
+    async with following("a") as scene:
+        for number in range(100):
+            scene.write("a", str(number))
+        await scene.equal()
+        scene.server.store.rewind(1001)
+        scene.server.watches.end()
+        scene.write("a", "after")
+        await asyncio.sleep(60)
+        assert scene.shown == {"a": "99"}
+        await scene.equal(seconds=660)
+
+
+async def test_a_version_of_the_future_after_an_outage_is_noticed_at_once() -> None:
+    """As backups are restored while the server is away."""
+    async with following("a") as scene:
+        for number in range(100):
+            scene.write("a", str(number))
+        await scene.equal()
+        scene.api.go_away()
+        scene.server.store.rewind(1001)
+        scene.write("a", "after")
+        await asyncio.sleep(60)
+        scene.api.come_back()
+        await scene.equal(seconds=6)
+
+
+async def test_a_bookmark_that_goes_back_is_a_backup_too() -> None:
+    """All is listed again."""
+    async with following("a") as scene:
+        body = {"kind": "ConfigMap", "metadata": {"resourceVersion": "7"}}
+        scene.server.watches.inject_object("BOOKMARK", body)
+        await asyncio.sleep(1)
+        assert scene.asked("list") == 2
+
+
+async def test_a_bookmark_is_where_the_next_watch_begins() -> None:
+    """Others' changes have moved the window on; nothing has to be listed again."""
+    async with following("a", window=5) as scene:
+        for number in range(20):
+            scene.write("other", str(number), app="y")
+        version = str(scene.server.store.version)
+        scene.server.watches.inject_object("BOOKMARK", {"metadata": {"resourceVersion": version}})
+        await asyncio.sleep(60)
+        assert scene.asked("list") == 1
+        scene.write("a", "2")
+        await scene.equal()
+
+
+async def test_a_list_that_fails_when_it_is_due_does_not_stop_the_watch() -> None:
+    """It is tried again after a minute or two; changes are seen meanwhile."""
+    async with following("a") as scene:
+        scene.server.faults.answer(statuses.internal(), "list")
+        await asyncio.sleep(1500)
+        scene.write("a", "2")
+        await scene.equal(seconds=3)
+        assert scene.asked("list") <= 20
+
+
+async def _written(scene: Scene, rng: Random) -> None:
+    name = f"n{rng.randrange(12)}"
+    stored = scene.server.store.all(_configs(scene))
+    if rng.random() < 0.3 and any(one.obj["metadata"]["name"] == name for one in stored):
+        scene.erase(name)
+    else:
+        scene.write(name, str(rng.random()), app=rng.choice("xxxy"))
+
+
+async def _ended(scene: Scene, rng: Random) -> None:
+    scene.server.watches.end(abruptly=rng.random() < 0.5)
+
+
+async def _expired(scene: Scene, _: Random) -> None:
+    scene.server.watches.expire("configmaps")
+
+
+async def _forgotten(scene: Scene, _: Random) -> None:
+    scene.server.store.compact()
+
+
+async def _gone(scene: Scene, rng: Random) -> None:
+    scene.api.go_away()
+    await asyncio.sleep(rng.choice([0.5, 8, 90]))
+    scene.api.come_back(forget_changes=rng.random() < 0.5)
+
+
+async def _refused(scene: Scene, rng: Random) -> None:
+    errors = [statuses.internal(), statuses.initializing(), statuses.expired(1, 2)]
+    scene.server.faults.answer(rng.choice(errors), times=rng.randrange(1, 4))
+
+
+async def _garbled(scene: Scene, rng: Random) -> None:
+    lines = [b"garbage\n", b'{"type":"A', b'{"type":"X"}\n', b'{"type":"ADDED","object":{}}\n']
+    scene.server.watches.inject([rng.choice(lines)])
+
+
+async def _silenced(scene: Scene, rng: Random) -> None:
+    scene.server.watches.silence()
+    await asyncio.sleep(rng.choice([1, 40]))
+    scene.server.watches.speak()
+
+
+async def _late(scene: Scene, rng: Random) -> None:
+    scene.server.faults.delay(rng.choice([0.5, 5]))
+    await asyncio.sleep(rng.choice([1, 20]))
+    scene.server.faults.lift()
+
+
+_FAULTS = (_ended, _expired, _forgotten, _gone, _refused, _garbled, _silenced, _late)
+
+
+def _configs(scene: Scene) -> Resource:
+    return scene.server.resource("configmaps")
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_whatever_happens_the_view_ends_up_right(seed: int) -> None:
+    """After a walk of writes and faults the view equals the server's within half a minute of quiet,
+    listeners were told of it, and there was never a flood.
+    """
+    rng = Random(seed)
+    loop = asyncio.get_running_loop()
+    async with following("n1", "n2", window=20, seed=seed) as scene:
+        began = loop.time()
+        for _ in range(80):
+            await (_written if rng.random() < 0.5 else rng.choice(_FAULTS))(scene, rng)
+            await asyncio.sleep(rng.choice([0, 0, 0.001, 0.1, 3]))
+        scene.server.faults.lift()
+        await scene.equal(seconds=35)
+        minutes = (loop.time() - began) / 60
+        assert scene.asked() <= 30 + 45 * minutes
+        await asyncio.sleep(1)
+        assert scene.told[-1] is scene.reflector.view
+        await scene.until(lambda: scene.reflector.problem() is None, seconds=60)
+        scene.server.store.check_integrity()
