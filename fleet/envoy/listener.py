@@ -31,8 +31,9 @@ _ProcessingMode = processing_mode_pb2.ProcessingMode
 _ACCESS_LOG_LINE = (
     "%START_TIME% %REQ(:METHOD)% %REQ(:PATH)% %RESPONSE_CODE% %RESPONSE_FLAGS% "
     "%RESPONSE_CODE_DETAILS% %UPSTREAM_HOST% attempts=%UPSTREAM_REQUEST_ATTEMPT_COUNT% "
-    "%DURATION%ms %REQ(X-REQUEST-ID)%\n"
+    "%DURATION%ms %REQ(X-REQUEST-ID)%"
 )
+_ENDPOINT_NAME = " endpoint=%UPSTREAM_METADATA(pointsman:name)%"  # as the picker has told it
 
 
 def listener(config: BootstrapConfig) -> listener_pb2.Listener:
@@ -92,7 +93,8 @@ def _connection_manager(config: BootstrapConfig) -> http_connection_manager_pb2.
         http_filters=[_ext_proc(config), _router()],
     )
     if config.access_log_path is not None:
-        manager.access_log.append(_access_log(config.access_log_path))
+        named = "" if config.discovery is None else _ENDPOINT_NAME
+        manager.access_log.append(_access_log(config.access_log_path, _ACCESS_LOG_LINE + named))
     return manager
 
 
@@ -208,9 +210,9 @@ def _router() -> http_connection_manager_pb2.Any:
     )
 
 
-def _access_log(path: str) -> accesslog_pb2.AccessLog:
+def _access_log(path: str, text: str) -> accesslog_pb2.AccessLog:
     line = substitution_format_string_pb2.SubstitutionFormatString(
-        text_format_source={"inline_string": _ACCESS_LOG_LINE}
+        text_format_source={"inline_string": f"{text}\n"}
     )
     return accesslog_pb2.AccessLog(
         name="envoy.access_loggers.file",
