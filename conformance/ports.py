@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import secrets
 import socket
 from collections.abc import Sequence
+
+# Below those that systems give to outgoing connections, which could take a port before its user.
+_LOWEST, _HIGHEST = 15_000, 30_000
 
 
 def free_ports(count: int, addresses: Sequence[str] = ("127.0.0.1",)) -> list[int]:
@@ -17,15 +22,14 @@ def free_ports(count: int, addresses: Sequence[str] = ("127.0.0.1",)) -> list[in
 
 
 def _free_at(addresses: Sequence[str]) -> int | None:
-    port = 0
+    port = secrets.randbelow(_HIGHEST - _LOWEST) + _LOWEST
     for address in addresses:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((address, port))
-            except OSError:
-                if port == 0:
-                    raise
-                return None
-            port = probe.getsockname()[1]
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    return None
+                raise
     return port

@@ -118,6 +118,8 @@ class Scene:
         await self.picker.start()
 
         async def routes() -> bool:
+            if not self.picker.is_running:
+                raise Violation("the picker has ended by itself")
             try:
                 if (await self.ask(BODILESS)).endpoints:
                     return True

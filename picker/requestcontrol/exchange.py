@@ -26,12 +26,7 @@ from picker.requestcontrol.headers import MODEL_REWRITE, OBJECTIVE, REQUEST_ID, 
 from picker.requestcontrol.observer import Decision, Outcome
 from picker.requestcontrol.parked import Arrival, arrived, parked
 from picker.requestcontrol.parsing import request_path
-from picker.requestcontrol.pipeline import (
-    EndpointVisit,
-    RequestPipeline,
-    Surroundings,
-    Ticket,
-)
+from picker.requestcontrol.pipeline import EndpointVisit, RequestPipeline, Surroundings, Ticket
 from picker.requestcontrol.plugin_log import PluginLog
 from picker.requestcontrol.preparing import endpoint_scores, outgoing_body, tell_hooks
 from picker.requestcontrol.producing import produce
@@ -220,14 +215,15 @@ class Exchange:
 
     def _decide_without_body(self, raw: RawRequest, begun: float) -> RouteDecision:
         """Nothing is known about such a request (a model list, say): any endpoint will do."""
-        around = self._around
-        candidates = around.health.usable(self._candidates(raw), around.clock())
+        around, bare = self._around, self._pipeline.bare
+        allowed = bare.narrowed(raw.headers, self._candidates(raw))
+        candidates = around.health.usable(allowed, around.clock())
         if not candidates:
             raise no_endpoints()
         endpoint = self._rng.choice(candidates).endpoint
         self._hold(endpoint, is_bare=True)
-        headers = tuple(self._own_headers(raw).items())
-        decision = RouteDecision(endpoint.host_port, headers)
+        own, tap = tuple(self._own_headers(raw).items()), bare.tap(self._log)
+        decision = RouteDecision(endpoint.host_port, own, response=tap)
         self._observe(decision, begun, candidates)
         return decision
 

@@ -27,6 +27,7 @@ from picker.framework.interfaces import (
     Screener,
 )
 from picker.framework.tracing import NoTracer, Tracer
+from picker.requestcontrol.bare_requests import NOTHING_SAID, BareRequests
 from picker.requestcontrol.candidates import LoadedCandidates
 from picker.requestcontrol.observer import NoObserver, RequestObserver
 from picker.requestcontrol.parsing import ParserTable
@@ -200,7 +201,8 @@ class RequestPipeline:
 
     Everything runs in the order given. A producer that has `look_up` is awaited, with its timeout.
     With a `gate` requests wait there for their turn; without one those of negative priority are
-    shed while `saturation` says that the pool is full.
+    shed while `saturation` says that the pool is full. To requests
+    without a body nothing applies but `bare`.
     """
 
     parsers: ParserTable
@@ -215,6 +217,7 @@ class RequestPipeline:
     response_heads: tuple[ResponseHeadHook, ...] = ()
     response_progress: tuple[ResponseProgressHook, ...] = ()
     request_ends: tuple[RequestEndHook, ...] = ()
+    bare: BareRequests = NOTHING_SAID
     asks_others: bool = field(init=False)  # whether a decision may have to wait for a producer
 
     def __post_init__(self) -> None:

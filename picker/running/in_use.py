@@ -13,6 +13,7 @@ from picker.config.load import LoadedConfig
 from picker.config.wrapping import expose_sizes
 from picker.framework.registry import Registry
 from picker.metrics import PickerMetrics
+from picker.requestcontrol.bare_requests import BareFilter, BareRequests, BareResponseHook
 from picker.requestcontrol.director import RequestPipeline
 from picker.requestcontrol.parsing import ParserTable
 from picker.requestcontrol.pipeline import FlowGate
@@ -103,4 +104,15 @@ def pipeline_of(assembly: Assembly, gate: FlowGate | None = None) -> RequestPipe
         response_heads=assembly.response_heads,
         response_progress=assembly.response_progress,
         request_ends=assembly.request_ends,
+        bare=_bare_requests(assembly),
+    )
+
+
+def _bare_requests(assembly: Assembly) -> BareRequests:
+    filters = dict.fromkeys(part.instance.name for plan in assembly.plans for part in plan.filters)
+    narrowing = (assembly.instances[name].plugin for name in filters)
+    plugins = (one.plugin for one in assembly.instances.values())
+    return BareRequests(
+        tuple(one for one in narrowing if isinstance(one, BareFilter)),
+        tuple(one for one in plugins if isinstance(one, BareResponseHook)),
     )

@@ -6,6 +6,8 @@ An entry with a port is one endpoint; without one it is every endpoint of that a
 candidates' order. IPv6 addresses may stand in brackets, and have to before a port. An endpoint is
 kept once, however often it is listed; an entry that is no address, or nobody's, keeps nothing.
 
+Requests without a body are filtered, too (the reference sends those anywhere).
+
 Without the header all are kept: the conformance suite expects that any endpoint may serve then (the
 reference keeps none, and so refuses). A header that is present but blank keeps none. The reference
 takes ports of one address for one endpoint; here they are told apart, as the suite's data-parallel
@@ -14,7 +16,7 @@ pools need.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from random import Random
 
@@ -37,7 +39,13 @@ class HeaderBasedTestingFilter:
         rng: Random,
     ) -> Sequence[Candidate]:
         """The listed candidates in the list's order, all without a list."""
-        listed = request.headers.get(HEADER)
+        return self.narrow(request.headers, candidates)
+
+    def narrow(
+        self, headers: Mapping[str, str], candidates: Sequence[Candidate]
+    ) -> Sequence[Candidate]:
+        """The same for a request of which no more than the headers is known."""
+        listed = headers.get(HEADER)
         if listed is None:
             return candidates
         # Addresses are read once: how long the list is, is the client's choice.

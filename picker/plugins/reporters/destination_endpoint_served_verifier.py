@@ -21,6 +21,11 @@ class DestinationEndpointServedVerifier:
 
     def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str] | None:
         """Who has served, or why that is not known."""
+        del flight
+        return self.bare_response_head(head)
+
+    def bare_response_head(self, head: ResponseHead) -> Mapping[str, str]:
+        """The same on the response to a request of which nothing else is known."""
         if head.served_by:
             return {HEADER: head.served_by}
         missing = "destination endpoint served" if head.has_destination_metadata else "envoy lb"

@@ -1,0 +1,85 @@
+"""Requests without a body: the few plugins that have anything to say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from picker.requestcontrol.bare_requests import BareRequests
+from picker.types import Candidate, FinishCause, RawRequest, ResponseHead
+
+HEADERS = {":path": "/v1/models", "wanted": "pod-2"}
+
+
+class ByHeader:
+    """Keeps the endpoint that a header names."""
+
+    def narrow(
+        self, headers: Mapping[str, str], candidates: Sequence[Candidate]
+    ) -> Sequence[Candidate]:
+        """Those of that name."""
+        return [one for one in candidates if one.endpoint.name == headers.get("wanted")]
+
+
+class Tells:
+    """Sets a header to the status of the response."""
+
+    def bare_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
+        """The header."""
+        return {"told": str(head.status)}
+
+
+class Silent:
+    """Has nothing to set."""
+
+    def bare_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
+        """No header."""
+        return None
+
+
+class Broken:
+    """Raises."""
+
+    def bare_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
+        """Raise."""
+        raise ValueError("odd")
+
+
+async def test_filters_that_need_no_body_are_asked(house: Any) -> None:
+    """Every one of many requests goes to the endpoint that its header names."""
+    house.use(bare=BareRequests(filters=(ByHeader(),)))
+    routed = [await house.route(RawRequest(HEADERS, None)) for _ in range(20)]
+    keys = {c.endpoint.host_port for c in house.pool.candidates if c.endpoint.name == "pod-2"}
+    assert {decision.destination for _, decision in routed} == keys
+    for exchange, _ in routed:
+        exchange.finish(FinishCause.COMPLETED)
+
+
+async def test_what_a_filter_leaves_nobody_of_is_refused(house: Any) -> None:
+    """With 503, and nothing is held."""
+    house.use(bare=BareRequests(filters=(ByHeader(),)))
+    assert (await house.refusal(RawRequest({":path": "/v1/models"}, None))).status == 503
+
+
+async def test_filters_stay_within_the_subset(house: Any) -> None:
+    """An endpoint that the header names and the proxy does not is not picked."""
+    house.use(bare=BareRequests(filters=(ByHeader(),)))
+    raw = RawRequest(HEADERS, None, subset_hint=("10.0.0.1:8000",))
+    assert (await house.refusal(raw)).status == 503
+
+
+async def test_hooks_set_headers_on_the_response(house: Any) -> None:
+    """A hook that raises is passed over, and the body passes as it is."""
+    house.use(bare=BareRequests(heads=(Broken(), Silent(), Tells())))
+    exchange, decision = await house.route(RawRequest(HEADERS, None))
+    assert decision.response.head(ResponseHead(200)) == (("told", "200"),)
+    assert decision.response.body(b"piece", True) == (b"piece", {})
+    assert decision.response.end() == b""
+    exchange.finish(FinishCause.COMPLETED)
+
+
+async def test_nobody_watches_the_response_unless_somebody_wants_to(house: Any) -> None:
+    """Then the stream need not hand it over."""
+    exchange, decision = await house.route(RawRequest(HEADERS, None))
+    assert decision.response is None
+    exchange.finish(FinishCause.COMPLETED)
