@@ -132,6 +132,10 @@ readinessProbe:
   {{- if eq .Values.picker.highAvailability "leader-election" }}
   - --ha-enable-leader-election
   {{- end }}
+  {{- if eq .Values.picker.highAvailability "active-active" }}
+  - --peer-service={{ include "pointsman.picker" . }}-peers:9005
+  - {{ empty .Values.picker.peerCertificateSecret | ternary "--peer-insecure" "--peer-cert-path=/peers" }}
+  {{- end }}
   {{- range .Values.picker.extraArgs }}
   - {{ . | quote }}
   {{- end }}
@@ -151,6 +155,9 @@ readinessProbe:
   - {name: grpc-health, containerPort: 9003}
   {{- end }}
   - {name: metrics, containerPort: 9090}
+  {{- if eq .Values.picker.highAvailability "active-active" }}
+  - {name: peers, containerPort: 9005}
+  {{- end }}
   {{- if $standalone }}
   {{- include "pointsman.httpProbes" (dict "alive" "/healthz" "ready" "/readyz" "port" "metrics") | nindent 2 }}
   {{- else }}
@@ -165,6 +172,9 @@ readinessProbe:
   volumeMounts:
   - {name: config, mountPath: /config, readOnly: true}
   - {name: tmp, mountPath: /tmp}
+  {{- if and (eq .Values.picker.highAvailability "active-active") .Values.picker.peerCertificateSecret }}
+  - {name: peers, mountPath: /peers, readOnly: true}
+  {{- end }}
 {{- end -}}
 
 {{- define "pointsman.addonLabels" -}}

@@ -1,0 +1,27 @@
+"""What tests of deploy/ share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kube_tools import NoTool, tool
+
+
+def _found(name: str) -> Path:
+    try:
+        return tool(name)
+    except NoTool as why:
+        pytest.skip(f"needs {name}: {why}")
+
+
+@pytest.fixture(scope="session")
+def kubectl() -> Path:
+    """The program; tests that ask for it are skipped where it is not to be had."""
+    return _found("kubectl")
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    """The program; tests that ask for it are skipped where it is not to be had."""
+    return _found("helm")

@@ -1,0 +1,96 @@
+"""Everything under deploy/k8s renders, and into objects that an API server takes."""
+
+from __future__ import annotations
+
+import kubernetes_validate
+import pytest
+import yaml
+from crd_rules import CrdRules
+from manifests import BUILDS, DEPLOY, NAMESPACE, ROOT, kustomized, name_of, of_kind
+from scripts import gen_deploy
+
+from picker.k8s.objects.reading import read_policy, read_pool
+
+pytestmark = pytest.mark.usefixtures("kubectl")
+KUBERNETES = "1.36"
+OURS = {
+    (
+        "inference.networking.k8s.io/v1",
+        "InferencePool",
+    ): "inference.networking.k8s.io_inferencepools",
+    ("llm-d.ai/v1alpha2", "InferenceObjective"): "llm-d.ai_inferenceobjectives",
+}
+FOREIGN = (
+    "gateway.networking.k8s.io/",
+    "monitoring.coreos.com/",
+    "keda.sh/",
+    "networking.istio.io/",
+    "cert-manager.io/",
+)
+CLUSTER_WIDE = {
+    "CustomResourceDefinition",
+    "Namespace",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+}
+DOCUMENTS = [path for path in sorted(DEPLOY.rglob("*.yaml")) if "templates" not in path.parts]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(DEPLOY)))
+def test_every_document_is_yaml(path) -> None:
+    """Files that no overlay names are read, too."""
+    assert [one for one in yaml.safe_load_all(path.read_text()) if one]
+
+
+@pytest.mark.parametrize("folder", BUILDS)
+def test_every_object_is_there_once_and_in_its_namespace(folder: str) -> None:
+    """Two of one name would overwrite each other."""
+    objects = kustomized(folder)
+    names = [name_of(one) for one in objects]
+    assert names
+    assert len(set(names)) == len(names)
+    for one in objects:
+        expected = None if one["kind"] in CLUSTER_WIDE else NAMESPACE
+        assert one["metadata"].get("namespace") == expected, name_of(one)
+
+
+@pytest.mark.parametrize("folder", BUILDS)
+def test_objects_have_no_field_that_their_schema_lacks(folder: str) -> None:
+    """Kubernetes' own kinds by its OpenAPI, ours by their definitions."""
+    checked = 0
+    for one in kustomized(folder):
+        ours = OURS.get((one["apiVersion"], one["kind"]))
+        if ours is not None:
+            rules = CrdRules.load(ROOT / "crds" / f"{ours}.yaml")
+            assert not rules.prune(one)
+            assert not rules.errors(one)
+        elif not one["apiVersion"].startswith(FOREIGN):
+            kubernetes_validate.validate(one, KUBERNETES, strict=True)
+        else:
+            continue
+        checked += 1
+    assert checked or "monitoring" in folder or "keda" in folder or "istio" in folder
+
+
+def test_a_field_that_does_not_exist_is_found() -> None:
+    """The check above can fail."""
+    service = of_kind(kustomized("deploy/k8s/base"), "Service")[0]
+    broken = {**service, "spec": {**service["spec"], "appProtocol": "http2"}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, KUBERNETES, strict=True)
+
+
+def test_the_picker_reads_its_pool_and_objectives() -> None:
+    """They are followed, without a finding."""
+    objects = kustomized("deploy/k8s/overlays/gateway")
+    pools = [read_pool(one) for one in of_kind(objects, "InferencePool")]
+    objectives = [read_policy(one) for one in of_kind(objects, "InferenceObjective")]
+    assert len(pools) == len(objectives) == 1
+    for reading in (*pools, *objectives):
+        assert not reading.findings
+        assert reading.value is not None
+
+
+def test_files_that_are_written_are_up_to_date() -> None:
+    """scripts/gen_deploy.py would change nothing."""
+    assert gen_deploy.different() == []

@@ -1,0 +1,58 @@
+"""shellcheck has nothing to say about any script of the repository."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SHEBANG = re.compile(rb"#!.*\b(?:ba|da)?sh\b")
+
+
+def scripts() -> list[Path]:
+    """Every file that git knows, or would know, and that is for a shell."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = []
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        if path.is_file() and (path.suffix == ".sh" or _is_for_a_shell(path)):
+            found.append(path)
+    return found
+
+
+def _is_for_a_shell(path: Path) -> bool:
+    with path.open("rb") as file:
+        return SHEBANG.match(file.readline(80)) is not None
+
+
+def _checked(*paths: Path) -> subprocess.CompletedProcess[str]:
+    command = [
+        str(Path(sys.executable).with_name("shellcheck")),
+        "--external-sources",
+        *map(str, paths),
+    ]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_scripts_have_no_fault() -> None:
+    """Those that other rooms have, too."""
+    found = scripts()
+    assert {"run", "drain.sh", "gen-crds"} <= {path.name for path in found}
+    done = _checked(*found)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_fault_is_found(tmp_path: Path) -> None:
+    """The check above can fail."""
+    script = tmp_path / "bad.sh"
+    script.write_text("#!/bin/sh\nrm -rf $1/*\n")
+    assert _checked(script).returncode != 0
+
+
+if not (ROOT / ".git").exists():
+    pytest.skip("needs the repository's list of files", allow_module_level=True)

@@ -1,0 +1,190 @@
+"""Objects of one rendering fit together, and programs take what they are given."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+import worker.flags
+from deploy_wiring import loose_ends
+from kube_api.resources import Object
+from manifests import (
+    BUILDS,
+    containers,
+    kustomized,
+    of_kind,
+    pod_of,
+    workloads,
+)
+
+import picker.__main__
+from picker.config.build import build
+from picker.config.catalog import builtin_plugins
+from picker.config.load import load_config
+from picker.config.unsupported import FLAGS
+from picker.extproc.health import LIVENESS, READINESS
+from picker.metrics import PickerMetrics
+from picker.running.flags import options_of
+from worker.api.routes import PROBE_ROUTES
+
+pytestmark = pytest.mark.usefixtures("kubectl")
+WHOLE = [folder for folder in BUILDS if "overlays" in folder or folder.endswith("base")]
+WITH_WORKERS = ["deploy/k8s/overlays/gateway", "deploy/k8s/overlays/gpu-workers"]
+ENVIRONMENT = {
+    "NAMESPACE": "pointsman",
+    "POD_NAME": "pointsman-picker-abc-xyz",
+    "POD_IP": "10.0.0.1",
+}
+
+
+@pytest.mark.parametrize("folder", WHOLE)
+def test_nothing_leads_nowhere(folder: str) -> None:
+    """Selectors take Pods, Services have ports behind them, what is named is there."""
+    assert loose_ends(kustomized(folder)) == []
+
+
+@pytest.mark.parametrize(
+    "addon", [folder for folder in BUILDS if "addons" in folder], ids=lambda f: f.split("/")[-1]
+)
+def test_additions_are_about_what_is_there(addon: str) -> None:
+    """An addition to a pool with its workers names only what they have."""
+    objects = [one for folder in (*WITH_WORKERS, addon) for one in kustomized(folder)]
+    assert loose_ends(objects) == []
+
+
+def _given(folder: str, name: str) -> list[Object]:
+    found = [c for w in workloads(kustomized(folder)) for c in containers(pod_of(w))]
+    return [one for one in found if one["name"] == name]
+
+
+def _arguments(container: Object) -> list[str]:
+    """As the kubelet gives them: with `$(NAME)` of its environment. Flags that wait for a feature
+    are left out.
+    """
+    names = {entry["name"] for entry in container.get("env", ())}
+
+    def value(found: re.Match[str]) -> str:
+        assert found[1] in names, f"{found[1]} is not in the environment"
+        return ENVIRONMENT[found[1]]
+
+    words = [word for word in container["args"] if word.split("=")[0] not in FLAGS]
+    return [re.sub(r"\$\(([A-Z_]+)\)", value, word) for word in words]
+
+
+PICKERS = [folder for folder in WHOLE if not folder.endswith("workers")]
+
+
+@pytest.mark.parametrize("folder", PICKERS)
+def test_the_picker_takes_its_flags(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No flag is unknown, and none contradicts another."""
+    [container] = _given(folder, "picker")
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    options = options_of(picker.__main__.build_parser().parse_args(_arguments(container)))
+    assert options.metrics_bind_address == "0.0.0.0"
+    assert str(options.config_file) == "/config/picker.yaml"
+
+
+@pytest.mark.parametrize("folder", [folder for folder in WHOLE if folder.endswith("workers")])
+def test_workers_take_their_flags(folder: str) -> None:
+    """No flag is unknown; the port is the one that is declared."""
+    [container] = _given(folder, "worker")
+    taken = worker.flags.build_parser().parse_args(_arguments(container))
+    assert [taken.port] == [port["containerPort"] for port in container["ports"]]
+    assert taken.host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("folder", PICKERS)
+def test_the_picker_loads_its_configuration(folder: str) -> None:
+    """It builds without a warning."""
+    maps = of_kind(kustomized(folder), "ConfigMap")
+    [text] = [one["data"]["picker.yaml"] for one in maps if "picker.yaml" in one["data"]]
+    loaded = load_config(text.encode(), "picker.yaml")
+    assert not build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0).warnings
+
+
+@pytest.mark.parametrize("folder", PICKERS)
+def test_probes_ask_for_what_the_picker_serves(folder: str) -> None:
+    """By gRPC for services that its health knows, by HTTP for its routes."""
+    [container] = _given(folder, "picker")
+    alive, ready = container["livenessProbe"], container["readinessProbe"]
+    if "grpc" in alive:
+        assert alive["grpc"]["service"] == LIVENESS
+        assert ready["grpc"]["service"] in READINESS
+    else:
+        assert (alive["httpGet"]["path"], ready["httpGet"]["path"]) == ("/healthz", "/readyz")
+
+
+@pytest.mark.parametrize("folder", [folder for folder in WHOLE if folder.endswith("workers")])
+def test_probes_ask_for_what_workers_serve(folder: str) -> None:
+    """Their routes are those of the table."""
+    [container] = _given(folder, "worker")
+    served = {route.path for route in PROBE_ROUTES if route.method == "GET"}
+    probes = ("startupProbe", "livenessProbe", "readinessProbe")
+    asked = [container[probe]["httpGet"]["path"] for probe in probes]
+    assert asked == ["/health", "/health", "/health/ready"]
+    assert set(asked) <= served
+
+
+def test_envoy_goes_before_its_picker() -> None:
+    """The picker is a sidecar: it starts before Envoy and ends after it."""
+    [workload] = workloads(kustomized("deploy/k8s/overlays/standalone"))
+    pod = pod_of(workload)
+    assert [(c["name"], c["restartPolicy"]) for c in pod["initContainers"]] == [
+        ("picker", "Always")
+    ]
+    assert [c["name"] for c in pod["containers"]] == ["envoy"]
+
+
+def _walk(objects: list[Object], kind: str, *path: str | int) -> Iterator[tuple[Object, str | int]]:
+    for one in of_kind(objects, kind):
+        place = one
+        for step in path[:-1]:
+            place = place[step]
+        yield place, path[-1]
+
+
+def _set(value: object, kind: str, *path: str | int) -> Callable[[list[Object]], None]:
+    def change(objects: list[Object]) -> None:
+        for place, last in _walk(objects, kind, *path):
+            place[last] = value
+
+    return change
+
+
+_POD = ("spec", "template", "spec")
+BROKEN = {
+    "service of other Pods": _set({"app": "x"}, "Service", "spec", "selector"),
+    "service of another port": _set("web", "Service", "spec", "ports", 0, "targetPort"),
+    "deployment of other Pods": _set({"app": "x"}, "Deployment", "spec", "selector", "matchLabels"),
+    "budget of other Pods": _set(
+        {"app": "x"}, "PodDisruptionBudget", "spec", "selector", "matchLabels"
+    ),
+    "account that is missing": _set("other", "Deployment", *_POD, "serviceAccountName"),
+    "account of elsewhere": _set("other", "RoleBinding", "subjects", 0, "namespace"),
+    "role that is missing": _set("other", "RoleBinding", "roleRef", "name"),
+    "map that is missing": _set("other", "Deployment", *_POD, "volumes", 0, "configMap", "name"),
+    "volume nobody mounts": _set([], "Deployment", *_POD, "containers", 0, "volumeMounts"),
+    "little grace": _set(60, "Deployment", *_POD, "terminationGracePeriodSeconds"),
+    "probe of another port": _set(
+        1, "Deployment", *_POD, "containers", 0, "livenessProbe", "grpc", "port"
+    ),
+    "pool without its picker": _set("other", "InferencePool", "spec", "endpointPickerRef", "name"),
+    "picker at another port": _set(
+        1, "InferencePool", "spec", "endpointPickerRef", "port", "number"
+    ),
+    "route to another pool": _set(
+        "other", "HTTPRoute", "spec", "rules", 0, "backendRefs", 0, "name"
+    ),
+    "objective of another pool": _set("other", "InferenceObjective", "spec", "poolRef", "name"),
+}
+
+
+@pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN.keys())
+def test_each_loose_end_is_found(change: Callable[[list[Object]], None]) -> None:
+    """A rendering with one thing changed is found out."""
+    objects = copy.deepcopy(kustomized("deploy/k8s/overlays/gateway"))
+    change(objects)
+    assert loose_ends(objects)
