@@ -40,7 +40,6 @@ from picker.k8s.replies import (
 )
 
 _LIST_ATTEMPTS: Final = 3
-_MOST_PAGES: Final = 2000
 _EXPIRED: Final = 410
 _UNAUTHORIZED: Final = 401
 _OK: Final = range(200, 300)
@@ -52,7 +51,7 @@ _AddressInfo: TypeAlias = tuple[int | socket.AddressFamily, int | socket.SocketK
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long things may last, in seconds, and how many objects a page of a list has.
+    """How long things may last, in seconds, and how long lists may be.
 
     Watches are ended by the server after a time between the two `watch` ones; one on which nothing
     came for `silent`, which is longer, is dead. `list` is for each page.
@@ -64,6 +63,7 @@ class Limits:
     request_seconds: float = 15.0
     list_seconds: float = 30.0
     page_objects: int = 500
+    most_pages: int = 2000
 
 
 class KubernetesClient:
@@ -108,14 +108,14 @@ class KubernetesClient:
         items: list[msgspec.Raw] = []
         query = {"limit": str(self._limits.page_objects), **_selectors(selection)}
         path = resource.path(selection.namespace)
-        for _ in range(_MOST_PAGES):
+        for _ in range(self._limits.most_pages):
             body = await self._ask("GET", path, query=query, seconds=self._limits.list_seconds)
             page = decode_listing(body)
             items.extend(page.objects)
             if not page.metadata.continue_:
                 return Listing(items, page.metadata.resource_version)
             query["continue"] = page.metadata.continue_
-        raise UnreachableError(f"a list that does not end after {_MOST_PAGES} pages")
+        raise UnreachableError(f"a list that does not end after {self._limits.most_pages} pages")
 
     @asynccontextmanager
     async def watch(

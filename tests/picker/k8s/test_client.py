@@ -1,0 +1,382 @@
+"""The client over real sockets: pages, watches, refusals, and every way that a wire can fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from kube_api import statuses
+from kube_api.access import Rule
+from kube_api.faults import Fault
+from kube_api.kubelet import pod
+from kube_api.server import KubeApi, running_kube_api
+from kube_api.target import Target
+from reflector_scene import CONFIGS, SELECTION, config, decode
+from wired_client import answering, client_of
+
+from picker.k8s.api import (
+    LEASES,
+    PODS,
+    POOLS,
+    ApiError,
+    Resource,
+    Selection,
+    SilentError,
+    UnreachableError,
+)
+from picker.k8s.client import KubernetesClient, Limits
+from picker.k8s.reflector import Reflector, Subject
+from picker.k8s.tls import Access
+
+POOL_CRD = Path(__file__).parents[3] / "crds"
+ALL = Selection("default")
+QUICK = Limits(silent_seconds=0.2, connect_seconds=2, request_seconds=0.2, list_seconds=0.3)
+PATIENCE_SECONDS = 20
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+@pytest_asyncio.fixture
+async def api() -> AsyncIterator[KubeApi]:
+    """The fake server."""
+    async with asyncio.timeout(PATIENCE_SECONDS), running_kube_api() as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def client(api: KubeApi) -> AsyncIterator[KubernetesClient]:
+    """A client of it."""
+    async with client_of(Access(api.url)) as opened:
+        yield opened
+
+
+class OfLaterPages(Fault):
+    """Befalls only requests that go on with a list."""
+
+    def concerns(self, target: Target) -> bool:
+        """Whether it does, see `Fault`."""
+        return "continue" in target.query and super().concerns(target)
+
+
+def named(raws: Any) -> list[str]:
+    """The names of objects."""
+    return [msgspec.json.decode(raw)["metadata"]["name"] for raw in raws]
+
+
+async def test_a_long_list_is_read_in_pages(api: KubeApi, client: KubernetesClient) -> None:
+    """All objects, in order, with the version of the first page."""
+    for number in range(1201):
+        api.write(config(f"n{number:04}"))
+    version = str(api.store.version)
+    listing = await client.list(CONFIGS, ALL)
+    assert named(listing.items) == [f"n{number:04}" for number in range(1201)]
+    assert listing.resource_version == version
+    assert [one.query["limit"] for one in api.asked] == ["500"] * 3
+
+
+async def test_a_list_that_is_forgotten_half_way_begins_anew(api: KubeApi) -> None:
+    """410 for a page: the next attempt has all objects, once."""
+    for number in range(5):
+        api.write(config(f"n{number}"))
+    async with client_of(Access(api.url), limits=Limits(page_objects=2)) as client:
+        api.faults.add(OfLaterPages(("list",), times=1, error=statuses.expired_continue()))
+        listing = await client.list(CONFIGS, ALL)
+        assert named(listing.items) == [f"n{number}" for number in range(5)]
+        pages = ["later" if "continue" in one.query else "first" for one in api.asked]
+        assert pages == ["first", "later", "first", "later", "later"]
+
+
+async def test_a_list_that_is_always_forgotten_is_given_up(api: KubeApi) -> None:
+    """After three attempts, with what the server said."""
+    api.faults.answer(statuses.expired_continue(), "list")
+    async with client_of(Access(api.url)) as client:
+        with pytest.raises(ApiError, match="410"):
+            await client.list(CONFIGS, ALL)
+    assert len(api.asked) == 3
+
+
+async def test_selectors_reach_the_server(api: KubeApi, client: KubernetesClient) -> None:
+    """Of labels and of fields, in lists and watches."""
+    api.write(config("a"))
+    api.write(config("b", app="y"))
+    assert named((await client.list(CONFIGS, SELECTION)).items) == ["a"]
+    by_name = Selection("default", field_selector="metadata.name=b")
+    assert named((await client.list(CONFIGS, by_name)).items) == ["b"]
+    async with client.watch(CONFIGS, by_name, str(api.store.version)) as events:
+        api.write(config("a", "2"))
+        api.write(config("b", "2", app="y"))
+        event = await anext(events)
+        assert named([event.object]) == ["b"]
+    query = api.asked[-1].query
+    assert query["allowWatchBookmarks"] == "true"
+    assert 18 <= int(query["timeoutSeconds"]) <= 24
+
+
+async def test_objects_of_three_megabytes_come_whole(
+    api: KubeApi, client: KubernetesClient
+) -> None:
+    """In a list and in a watch, among small ones."""
+    large = config("large", "x" * 3 * 2**20)
+    api.write(large)
+    (raw,) = (await client.list(CONFIGS, ALL)).items
+    assert len(decode(raw) or "") == 3 * 2**20
+    async with client.watch(CONFIGS, ALL, "1000") as events:
+        api.write(config("small"))
+        found = [await anext(events), await anext(events)]
+    assert [len(decode(one.object) or "") for one in found] == [3 * 2**20, 1]
+
+
+async def test_a_watch_ends_when_the_server_ends_it(api: KubeApi, client: KubernetesClient) -> None:
+    """Without an error, and the connection serves the next request."""
+    async with client.watch(CONFIGS, ALL, str(api.store.version)) as events:
+        api.watches.end()
+        assert [event async for event in events] == []
+    assert await client.has(PODS)
+
+
+async def test_an_error_in_a_watch_is_raised(api: KubeApi, client: KubernetesClient) -> None:
+    """410 with its reason."""
+    async with client.watch(CONFIGS, ALL, str(api.store.version)) as events:
+        api.watches.expire()
+        with pytest.raises(ApiError) as raised:
+            await anext(events)
+    assert (raised.value.status, raised.value.reason) == (410, "Expired")
+
+
+async def test_a_watch_that_is_cut_off_is_unreachable(
+    api: KubeApi, client: KubernetesClient
+) -> None:
+    """In the middle of its answer; what came before was given."""
+    async with client.watch(CONFIGS, ALL, str(api.store.version)) as events:
+        api.write(config("a"))
+        assert named([(await anext(events)).object]) == ["a"]
+        api.watches.end(abruptly=True)
+        with pytest.raises(UnreachableError):
+            await anext(events)
+
+
+async def test_leaving_a_watch_closes_its_connection(
+    api: KubeApi, client: KubernetesClient
+) -> None:
+    """At once, not when the server ends it."""
+    async with client.watch(CONFIGS, ALL, str(api.store.version)) as events:
+        api.write(config("a"))
+        await anext(events)
+    await api.watches.wait_for(0)
+
+
+async def test_a_silent_watch_is_given_up(api: KubeApi) -> None:
+    """The socket is open, and nothing comes for longer than a live watch is silent."""
+    async with (
+        client_of(Access(api.url), limits=QUICK) as client,
+        client.watch(CONFIGS, ALL, str(api.store.version)) as events,
+    ):
+        api.watches.silence()
+        with pytest.raises(SilentError):
+            await anext(events)
+
+
+async def test_a_request_that_is_not_answered_is_given_up(api: KubeApi) -> None:
+    """Lists, reads and watches alike."""
+    api.faults.add(Fault(hangs=True))
+    async with client_of(Access(api.url), limits=QUICK) as client:
+        with pytest.raises(UnreachableError):
+            await client.list(CONFIGS, ALL)
+        with pytest.raises(UnreachableError):
+            await client.get(PODS, "default", "a")
+        with pytest.raises(UnreachableError):
+            async with client.watch(CONFIGS, ALL, "1"):
+                pytest.fail("the watch is not open")
+    api.faults.lift()
+
+
+async def test_a_server_that_is_gone_is_unreachable(api: KubeApi, client: KubernetesClient) -> None:
+    """Refused and reset connections; and it is found again."""
+    assert await client.has(PODS)
+    await api.go_away()
+    for _ in range(2):
+        with pytest.raises(UnreachableError, match=r"127\.0\.0\.1"):
+            await client.list(CONFIGS, ALL)
+    await api.come_back()
+    assert await client.has(PODS)
+    api.faults.add(Fault(drops=True))
+    with pytest.raises(UnreachableError):
+        await client.list(CONFIGS, ALL)
+
+
+async def test_a_name_that_does_not_exist_is_unreachable() -> None:
+    """As is an address that is none."""
+    for url in ("http://no-such-host.invalid:1", "http://127.0.0.1:99999", "http://"):
+        async with client_of(Access(url), limits=QUICK) as client:
+            with pytest.raises(UnreachableError):
+                await client.list(CONFIGS, ALL)
+
+
+async def test_how_long_to_wait_is_told(api: KubeApi, client: KubernetesClient) -> None:
+    """Of a 429."""
+    api.faults.answer(statuses.too_many_requests("storage is (re)initializing", 3), "list")
+    with pytest.raises(ApiError, match="initializing") as raised:
+        await client.list(CONFIGS, ALL)
+    assert (raised.value.status, raised.value.retry_after_seconds) == (429, 3)
+
+
+async def test_a_kind_that_is_not_served_is_a_404_in_text(
+    api: KubeApi, client: KubernetesClient
+) -> None:
+    """And discovery says so, before and after it is installed."""
+    with pytest.raises(ApiError, match="page not found") as raised:
+        await client.list(POOLS, ALL)
+    assert raised.value.status == 404
+    assert not await client.has(POOLS)
+    api.install(*POOL_CRD.glob("inference.networking.k8s.io_*.yaml"))
+    assert await client.has(POOLS)
+    assert not await client.has(Resource(POOLS.group, POOLS.version, "others"))
+    assert (await client.list(POOLS, ALL)).items == []
+
+
+async def test_objects_are_written_and_read(api: KubeApi, client: KubernetesClient) -> None:
+    """A create, a read, a replace, and the refusals of each."""
+    lease: dict[str, Any] = {
+        "apiVersion": LEASES.api_version,
+        "kind": "Lease",
+        "metadata": {"name": "leader"},
+        "spec": {"holderIdentity": "a", "leaseDurationSeconds": 15},
+    }
+    made = await client.create(LEASES, "default", lease)
+    assert made == await client.get(LEASES, "default", "leader")
+    with pytest.raises(ApiError) as taken:
+        await client.create(LEASES, "default", lease)
+    assert (taken.value.status, taken.value.reason) == (409, "AlreadyExists")
+    made["spec"]["holderIdentity"] = "b"
+    stored = await client.replace(LEASES, "default", "leader", made)
+    assert stored["spec"]["holderIdentity"] == "b"
+    with pytest.raises(ApiError) as stale:
+        await client.replace(LEASES, "default", "leader", made)
+    assert (stale.value.status, stale.value.reason) == (409, "Conflict")
+    with pytest.raises(ApiError) as missing:
+        await client.get(LEASES, "default", "other")
+    assert missing.value.reason == "NotFound"
+    with pytest.raises(ApiError):
+        await client.post("/apis/authentication.k8s.io/v1/tokenreviews", {})
+
+
+async def test_a_token_that_is_not_taken_is_renewed_once(api: KubeApi) -> None:
+    """The request goes on with the new one; with none, the refusal is told."""
+    api.access.grant("new", "picker", [Rule(("",), ("configmaps",), ("list",))])
+    old, new = Access(api.url, "Bearer old"), Access(api.url, "Bearer new")
+    async with client_of(old, new) as client:
+        assert (await client.list(CONFIGS, ALL)).items == []
+    async with client_of(old) as client:
+        with pytest.raises(ApiError) as raised:
+            await client.list(CONFIGS, ALL)
+    assert raised.value.status == 401
+    assert len(api.asked) == 3
+
+
+async def test_what_is_forbidden_says_what(api: KubeApi) -> None:
+    """The server's own words."""
+    api.access.grant("token", "picker", [])
+    async with client_of(Access(api.url, "Bearer token")) as client:
+        with pytest.raises(ApiError, match="cannot list resource") as raised:
+            await client.list(CONFIGS, ALL)
+    assert raised.value.status == 403
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (b"garbage\r\n\r\n",),
+        (HEAD + b"Content-Length: 6\r\n\r\n<html>",),
+        (HEAD + b"Content-Length: 100\r\n\r\n{",),
+        (HEAD + b"Content-Length: 2\r\n\r\n[]",),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",),
+        (HEAD + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",),
+        (b"",),
+    ],
+)
+async def test_bytes_that_are_no_answer_are_unreachable(pieces: tuple[bytes, ...]) -> None:
+    """For every method alike, and nothing else is raised."""
+    async with answering(*pieces) as url, client_of(Access(url), limits=QUICK) as client:
+        with pytest.raises(UnreachableError):
+            await client.list(CONFIGS, ALL)
+        with pytest.raises(UnreachableError):
+            await client.get(PODS, "default", "a")
+        with pytest.raises(UnreachableError):
+            async with client.watch(CONFIGS, ALL, "1") as events:
+                await anext(events)
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    """Credentials go to the configured server alone."""
+    head = b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
+    async with answering(head) as url, client_of(Access(url, "Bearer x")) as client:
+        with pytest.raises(ApiError) as raised:
+            await client.list(CONFIGS, ALL)
+    assert raised.value.status == 302
+
+
+async def test_half_a_line_at_the_end_of_a_watch_is_no_event() -> None:
+    """What was whole is given, then the watch is unreachable."""
+    lines = b'{"type":"ADDED","object":{"metadata":{"name":"a"}}}\n{"type":"ADD'
+    sent = HEAD + b"Content-Length: %d\r\n\r\n" % len(lines) + lines
+    async with (
+        answering(sent) as url,
+        client_of(Access(url)) as client,
+        client.watch(CONFIGS, ALL, "1") as events,
+    ):
+        assert named([(await anext(events)).object]) == ["a"]
+        with pytest.raises(UnreachableError, match="middle of a line"):
+            await anext(events)
+
+
+async def test_a_list_that_never_ends_is_given_up() -> None:
+    """A server that says the same page for ever."""
+    page = b'{"metadata":{"continue":"x"},"items":[]}'
+    sent = HEAD + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(page) + page
+    limits = Limits(most_pages=20)
+    async with answering(sent) as url, client_of(Access(url), limits=limits) as client:
+        with pytest.raises(UnreachableError, match="not end after 20 pages"):
+            await client.list(CONFIGS, ALL)
+
+
+async def test_a_client_that_is_closed_says_so(api: KubeApi) -> None:
+    """As it says everything else."""
+    async with client_of(Access(api.url)) as client:
+        pass
+    with pytest.raises(UnreachableError, match="closed"):
+        await client.list(CONFIGS, ALL)
+
+
+async def test_pods_are_followed_through_a_restart_of_the_server(
+    api: KubeApi, client: KubernetesClient
+) -> None:
+    """Over the wire: 700 Pods, a server that is killed and comes back without its changes."""
+    for number in range(700):
+        api.write(pod(f"p{number}", "10.0.0.1", {"app": "x"}))
+    views: asyncio.Queue[set[str]] = asyncio.Queue()
+    reflector = Reflector(
+        client,
+        Subject(PODS, SELECTION, lambda raw: named([raw])[0]),
+        rng=Random(1),
+        clock=asyncio.get_running_loop().time,
+    )
+    reflector.subscribe(lambda view: views.put_nowait(set(view.values())))
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(reflector.run())
+        assert len(await views.get()) == 700
+        await api.watches.wait_for(1)
+        api.erase("pods", "p0")
+        assert len(await views.get()) == 699
+        await api.go_away()
+        api.erase("pods", "p1")
+        api.write(pod("late", "10.0.0.2", {"app": "x"}))
+        await api.come_back(forget_changes=True)
+        seen = await views.get()
+        assert seen == {f"p{number}" for number in range(2, 700)} | {"late"}
+        assert reflector.problem() is None
+        running.cancel()

@@ -1,0 +1,123 @@
+"""Bytes of an API server: lines however they are cut, refusals whatever they look like."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.k8s.api import ApiError, UnreachableError
+from picker.k8s.replies import (
+    WatchLines,
+    api_error,
+    decode_event,
+    decode_listing,
+    decode_object,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.binary(max_size=20)), st.lists(st.integers(1, 30)))
+def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], sizes: list[int]) -> None:
+    """Pieces of any size give the lines that were sent, without the empty ones."""
+    wanted = [line for one in lines for line in one.split(b"\n") if line.strip()]
+    sent = b"".join(line + b"\n" for line in lines)
+    cutter, found, at = WatchLines(), [], 0
+    for size in [*sizes, len(sent)]:
+        found += list(cutter.added(sent[at : at + size]))
+        at += size
+    cutter.check_whole()
+    assert found == wanted
+
+
+def test_a_line_that_does_not_end_is_refused() -> None:
+    """Long before it fills the memory; one that is as long as allowed is not."""
+    cutter = WatchLines(most_bytes=10)
+    assert list(cutter.added(b"0123456789")) == []
+    assert list(cutter.added(b"\n")) == [b"0123456789"]
+    with pytest.raises(UnreachableError, match="more than 10 bytes"):
+        list(cutter.added(b"01234567890"))
+
+
+def test_an_end_within_a_line_is_no_end() -> None:
+    """Half a line is no event; white space is no half line."""
+    cutter = WatchLines()
+    list(cutter.added(b'{"a":1}\n \r\n'))
+    cutter.check_whole()
+    list(cutter.added(b'{"type"'))
+    with pytest.raises(UnreachableError, match="middle of a line"):
+        cutter.check_whole()
+
+
+def test_an_event_keeps_its_object_as_it_came() -> None:
+    """Bytes, whatever is in them."""
+    event = decode_event(b'{"object": {"a" :  1.50}, "type": "ADDED"}')
+    assert event.kind == "ADDED"
+    assert bytes(event.object) == b'{"a" :  1.50}'
+
+
+def test_an_error_event_is_raised_with_all_it_says() -> None:
+    """Code, reason, message and how long to wait."""
+    status = {"code": 429, "reason": "TooMany", "details": {"retryAfterSeconds": 3}}
+    line = json.dumps({"type": "ERROR", "object": status | {"message": "later"}}).encode()
+    with pytest.raises(ApiError, match="429 TooMany: later") as raised:
+        decode_event(line)
+    assert raised.value.retry_after_seconds == 3
+
+
+@pytest.mark.parametrize("line", [b"", b"x", b"[]", b'{"type":1}', b'{"type":"ADDED"}', b"\xff"])
+def test_what_is_no_event_is_no_answer(line: bytes) -> None:
+    """And it is told what came."""
+    with pytest.raises(UnreachableError, match="a line is no event"):
+        decode_event(line)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "wanted"),
+    [
+        (404, {}, b"404 page not found\n", (404, "", "404 page not found", None)),
+        (503, {"Retry-After": "7"}, b"<html>", (503, "", "<html>", 7)),
+        (503, {"Retry-After": "Wed, 21 Oct"}, b"", (503, "", "", None)),
+        (429, {"Retry-After": "1"}, b'{"details":{"retryAfterSeconds":9}}', (429, "", None, 9)),
+        (500, {}, b'{"code":"x"}', (500, "", '{"code":"x"}', None)),
+        (
+            None,
+            {},
+            b'{"code":410,"reason":"Expired","message":"old"}',
+            (410, "Expired", "old", None),
+        ),
+        (None, {}, b'"what"', (500, "", '"what"', None)),
+        (502, {}, b"\xff\x00" * 400, (502, "", None, None)),
+        (200, {}, b'{"message":null,"details":null}', (200, "", None, None)),
+    ],
+)
+def test_a_refusal_is_told_whatever_its_body_is(
+    status: int | None, headers: dict[str, str], body: bytes, wanted: tuple[Any, ...]
+) -> None:
+    """A Status, a text, garbage, nothing."""
+    error = api_error(status, headers, body)
+    told = (error.status, error.reason, error.message, error.retry_after_seconds)
+    assert [two for one, two in zip(told, wanted, strict=True) if two is not None] == [
+        one for one, two in zip(told, wanted, strict=True) if two is not None
+    ]
+    assert len(error.message) <= 200
+
+
+def test_a_page_tells_its_objects_and_how_it_goes_on() -> None:
+    """A server may say null for no items."""
+    page = decode_listing(b'{"metadata":{"continue":"x","resourceVersion":"5"},"items":[{"a":1}]}')
+    assert (page.metadata.continue_, page.metadata.resource_version) == ("x", "5")
+    assert [bytes(one) for one in page.objects] == [b'{"a":1}']
+    assert decode_listing(b'{"metadata":{},"items":null}').objects == []
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"items":[]}', b'{"metadata":{"items"'])
+def test_what_is_no_list_is_no_answer(body: bytes) -> None:
+    """A login page, say, with status 200."""
+    with pytest.raises(UnreachableError, match="no list"):
+        decode_listing(body)
+    with pytest.raises(UnreachableError, match="no object"):
+        decode_object(b"[1]")
