@@ -32,7 +32,7 @@ class PeerSeries(Declarations):
             ("result",),
         )
         self.batches_missed_total = self._own_counter(
-            "peer_batches_missed_total", "Batches of replicas that never came."
+            "peer_batches_missed_total", "Batches of replicas that did not come in their turn."
         )
         self.entries_dropped_total = self._own_counter(
             "peer_entries_dropped_total", "Entries that were not told: too many at once."

@@ -15,6 +15,7 @@ from picker.framework.findings import EndpointLoad
 from picker.peers.messages import LoadKey, LoadReport, Loads
 
 _NOTHING = EndpointLoad()
+_MAX_MISSING = 1024  # batches of a peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class _Peer:
 
     heard_at_seconds: float
     last_sequence: int = 0
+    missing: set[int] = field(default_factory=set)  # of the last batches, those that may yet come
     version: int = -1
     loads: dict[LoadKey, EndpointLoad] = field(default_factory=dict)
 
@@ -46,7 +48,7 @@ class Inbox:
     def __init__(self, limits: InboxLimits | None = None) -> None:
         self._limits = limits or InboxLimits()
         self._peers: dict[bytes, _Peer] = {}
-        self.missed = 0  # batches that never came
+        self.missed = 0  # batches that did not come in their turn
         self.expired = 0  # times that the loads of a silent peer were dropped
 
     @property
@@ -61,10 +63,16 @@ class Inbox:
     def take_batch(self, peer: bytes, sequence: int, now_seconds: float) -> bool:
         """A batch came; whether it is news."""
         known = self._heard(peer, now_seconds)
-        if sequence <= known.last_sequence:
-            return False
-        if known.last_sequence:
-            self.missed += sequence - known.last_sequence - 1
+        last = known.last_sequence
+        if sequence <= last:
+            is_late = sequence in known.missing
+            known.missing.discard(sequence)
+            return is_late
+        if last:  # what was told before the first that came may have been told to others only
+            self.missed += sequence - last - 1
+        known.missing.update(range(max(last + 1, sequence - _MAX_MISSING), sequence))
+        if len(known.missing) > 2 * _MAX_MISSING:
+            known.missing = {one for one in known.missing if one >= sequence - _MAX_MISSING}
         known.last_sequence = sequence
         return True
 
@@ -119,6 +127,8 @@ class Inbox:
         for known in self._peers.values():
             if len(known.loads) > self._limits.max_loads or _NOTHING in known.loads.values():
                 raise AssertionError("a peer's loads are too many, or nothing")
+            if len(known.missing) > 2 * _MAX_MISSING or known.last_sequence in known.missing:
+                raise AssertionError("too much is remembered of batches that did not come")
 
     def _heard(self, peer: bytes, now_seconds: float) -> _Peer:
         known = self._peers.get(peer)

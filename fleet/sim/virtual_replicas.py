@@ -1,0 +1,232 @@
+"""Several pickers over one pool in virtual time, all made of the production cores.
+
+Every replica has its own director, configuration and view of the pool, and tells the others what it
+does by the production exchange; only the wires are left out, which here may lose messages, be late
+or be cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from random import Random
+from typing import Self
+
+from fleet.sim.living_worker import LivingWorker, WorkerSettings
+from picker.config.build import BuildOptions, build, default_config
+from picker.config.catalog import builtin_plugins
+from picker.config.load import load_config
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.inflight import InflightLoad
+from picker.framework.services import NoHttp, Services
+from picker.metrics import PickerMetrics
+from picker.peers.exchange import Exchange, ExchangeSettings
+from picker.peers.knowledge import Knowledge
+from picker.peers.outbox import Cursor
+from picker.requestcontrol.director import Director, Surroundings
+from picker.requestcontrol.headers import REQUEST_ID
+from picker.requestcontrol.observer import NoObserver
+from picker.running.in_use import pipeline_of
+from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest, ResponseHead
+
+PORT = 8000
+_FOLLOWS_SECONDS = 1e-9
+BYTES_PER_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasSettings:
+    """`replicas` pickers over `workers`; `config` None is the built-in configuration.
+
+    With `shares` they tell each other what they do, every `interval_seconds`, over wires that take
+    `delay_seconds` and lose the share `loss` of all messages.
+    """
+
+    replicas: int = 2
+    shares: bool = True
+    workers: int = 4
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+    config: str | None = None
+    scrape_seconds: float = 0.05
+    interval_seconds: float = 0.05
+    delay_seconds: float = 0.001
+    loss: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What became of a prompt: by whom it was decided and served, and what was found cached."""
+
+    replica: int
+    endpoint: str
+    num_prompt: int
+    num_cached: int
+    arrived_seconds: float
+    ttft_seconds: float
+
+
+class VirtualReplica:
+    """One picker. Owns its view of the pool and, with `shares`, its side of the exchange."""
+
+    def __init__(self, settings: ReplicasSettings, rng: Random, now_seconds: float) -> None:
+        config = settings.config
+        loaded = default_config() if config is None else load_config(config.encode(), "simulation")
+        seed = rng.getrandbits(64)
+        options = BuildOptions(Services(NoHttp(), hash_seed=seed), allow_experimental=True)
+        self.assembly = build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options)
+        self.inflight, self.datastore = InflightLoad(), Datastore(self.assembly.observers)
+        around = Surroundings(self.datastore, self.inflight, rng, NoObserver(), _now)
+        self.director = Director(pipeline_of(self.assembly), around)
+        self.exchange: Exchange | None = None
+        self.cursors: dict[bytes, Cursor] = {}  # by the replica that is told
+        self.bytes_sent = self.messages_sent = 0
+        if settings.shares:
+            knowledge = Knowledge(self.datastore, self.inflight)
+            settings_ = ExchangeSettings("simulation", seed)
+            self.exchange = Exchange(
+                settings_, knowledge, now_seconds, now_seconds, rng.randbytes(16)
+            )
+            self.exchange.use({name: one.plugin for name, one in self.assembly.instances.items()})
+
+
+class VirtualReplicas:
+    """Owns the pickers and their workers; an asynchronous context manager in which they live."""
+
+    def __init__(self, settings: ReplicasSettings) -> None:
+        """Raises `ConfigError` for a configuration that cannot be used."""
+        self._settings = settings
+        self._rng = Random(settings.seed)
+        self._wire = Random(settings.seed + 1)
+        self.is_cut = False  # nothing passes between replicas
+        self.replicas: list[VirtualReplica] = []
+        self._workers = {
+            f"10.0.{index // 250}.{index % 250 + 1}:{PORT}": LivingWorker(settings.worker)
+            for index in range(settings.workers)
+        }
+        self._stack = AsyncExitStack()
+        self._number = 0
+
+    async def __aenter__(self) -> Self:
+        group = await self._stack.enter_async_context(asyncio.TaskGroup())
+        tasks = [group.create_task(one.run()) for one in self._workers.values()]
+        self.replicas = [self._begun() for _ in range(self._settings.replicas)]
+        tasks.append(group.create_task(self._scrapes()))
+        tasks.append(group.create_task(self._rounds()))
+        self._stack.callback(lambda: [task.cancel() for task in tasks])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def restart(self, index: int) -> None:
+        """A replica is killed and another one begins in its place, which knows nothing. What the
+        killed one had under way goes on at the workers.
+        """
+        self.replicas[index] = self._begun()
+
+    @property
+    def loads(self) -> Sequence[int]:
+        """Requests at each worker now, those that wait included."""
+        return [one.num_requests for one in self._workers.values()]
+
+    async def ask(self, replica: int, prompt: Sequence[int], num_output: int) -> Served:
+        """One request, of tokens from 0 to 9999, from its arrival to its end."""
+        picker, arrived = self.replicas[replica], _now()
+        self._number += 1
+        name = f"request-{self._number}"
+        text = "".join(f"{token:0{BYTES_PER_TOKEN}d}" for token in prompt)
+        body = json.dumps({"model": "sim", "prompt": text, "max_tokens": num_output}).encode()
+        exchange = picker.director.begin()
+        cause, status = FinishCause.CLIENT_GONE, None
+        address: str | None = None
+        cached, first = 0, None
+        try:
+            raw = RawRequest({":path": "/v1/completions", REQUEST_ID: name}, body)
+            decision = await exchange.route(raw)
+            address = decision.destination.partition(",")[0]
+            answering = self._workers[address].answer(name, list(prompt), num_output)
+            async with aclosing(answering) as told:
+                async for output in told:
+                    cached = max(cached, output.num_cached_tokens)
+                    if output.token_ids and first is None:
+                        first = _now()
+                        if decision.response is not None:
+                            decision.response.head(ResponseHead(200, {}, served_by=address))
+            cause, status = FinishCause.COMPLETED, 200
+        finally:
+            exchange.finish(cause, status, address)
+        waited = (_now() if first is None else first) - arrived
+        return Served(replica, address, len(prompt), cached, arrived, waited)
+
+    # What goes on beside the requests
+
+    def _begun(self) -> VirtualReplica:
+        replica = VirtualReplica(self._settings, self._rng, _now())
+        replica.datastore.set_endpoints(self._endpoints())
+        self._scrape(replica)
+        return replica
+
+    async def _scrapes(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.scrape_seconds)
+            for replica in self.replicas:
+                self._scrape(replica)
+
+    def _scrape(self, replica: VirtualReplica) -> None:
+        cache = self._settings.worker.cache
+        for endpoint, worker in zip(self._endpoints(), self._workers.values(), strict=True):
+            stats = worker.stats
+            metrics = EndpointMetrics(
+                waiting_requests=stats.num_waiting,
+                running_requests=stats.num_running,
+                kv_cache_usage=stats.kv_cache_usage,
+                block_size_tokens=cache.block_size,
+                num_kv_blocks=cache.num_blocks,
+                updated_at_seconds=_now(),
+                interval_seconds=self._settings.scrape_seconds,
+            )
+            replica.datastore.update_metrics(endpoint.key, metrics)
+
+    async def _rounds(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.interval_seconds)
+            for one in self.replicas:
+                if one.exchange is not None:
+                    one.exchange.tick(_now())
+            for one in self.replicas:
+                for other in self.replicas:
+                    if one is not other and not self.is_cut:
+                        self._tell(one, other)
+
+    def _tell(self, one: VirtualReplica, other: VirtualReplica) -> None:
+        """Have `one` tell `other` all that there is to tell now."""
+        if one.exchange is None or other.exchange is None:
+            return
+        there, now = other.exchange.replica_id, _now()
+        if there not in one.cursors:
+            _, answer = other.exchange.greeted(one.exchange.hello(now), now)
+            _, one.cursors[there] = one.exchange.welcomed(answer, now)
+        while (message := one.exchange.next(one.cursors[there], now)) is not None:
+            one.bytes_sent += len(message)
+            one.messages_sent += 1
+            if self._wire.random() >= self._settings.loss:
+                # One after the other, as over a connection.
+                arrives = self._settings.delay_seconds + one.messages_sent * _FOLLOWS_SECONDS
+                asyncio.get_running_loop().call_later(arrives, _hear, other, one, message)
+
+    def _endpoints(self) -> list[Endpoint]:
+        addresses = [address.rpartition(":")[0] for address in self._workers]
+        return [Endpoint(f"worker-{index + 1}", host, PORT) for index, host in enumerate(addresses)]
+
+
+def _hear(replica: VirtualReplica, peer: VirtualReplica, message: bytes) -> None:
+    if replica.exchange is not None and peer.exchange is not None:
+        replica.exchange.hear(peer.exchange.replica_id, message, _now())
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,311 @@
+"""What replicas know of each other after hearing each other, and after not hearing each other."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replica_mesh import KEYS, Node, call, node, round_of, told
+
+from picker.framework.findings import EndpointLoad
+from picker.peers.exchange import OneselfError, PeerRefusedError
+from picker.peers.inbox import InboxLimits
+from picker.peers.messages import Hello, Seed, Told
+from picker.peers.outbox import OutboxLimits
+from picker.peers.wire import PeerMessageError, encoded_told
+from picker.types import Endpoint
+
+SILENCE = InboxLimits().silence_seconds
+
+
+def two(**first: object) -> list[Node]:
+    """Two replicas that have met."""
+    rng = Random(1)
+    nodes = [node(rng, **first), node(rng)]  # type: ignore[arg-type]
+    round_of(nodes, 0.1)
+    return nodes
+
+
+def test_each_learns_what_the_other_decides() -> None:
+    """Placements, sessions and loads; and nothing is told back."""
+    one, other = two()
+    one.placements.place(KEYS[0], 1, 2, 3)
+    one.sessions.session_bindings.bind("s", KEYS[1], 5.0)
+    one.inflight.acquire(KEYS[0])
+    one.counted.ledger.take(KEYS[0], 70)
+    round_of([one, other], 1.0)
+    assert (KEYS[0], (1, 2, 3)) in other.placements.known
+    assert other.sessions.session_bindings.endpoint("s", 5.0) == KEYS[1]
+    assert other.inflight.counts == {KEYS[0]: 1}
+    assert other.counted.ledger.loads == {KEYS[0]: EndpointLoad(1, 70)}
+    assert not other.inflight.own_counts
+    assert other.exchange.outbox.sequence == 0
+
+
+def test_replicas_agree_on_one_seed_and_a_third_one_joins_them() -> None:
+    """Whoever joins follows those who are there; what they know survives that."""
+    rng = Random(2)
+    nodes = [node(rng), node(rng)]
+    round_of(nodes, 0.1)
+    nodes[0].placements.place(KEYS[0], 1)
+    for second in range(1, 30):
+        round_of(nodes, float(second))
+    agreed = nodes[0].exchange.hash_seed
+    nodes.append(node(rng, 30.0, unix=0.0))  # by a clock that is years behind
+    nodes[2].placements.place(KEYS[0], 99)
+    round_of(nodes, 30.0)
+    round_of(nodes, 30.1)
+    assert {one.exchange.hash_seed for one in nodes} == {agreed}
+    assert {one.placements.hash_seed for one in nodes} == {agreed}
+    assert all((KEYS[0], (1,)) in one.placements.known for one in nodes)
+    assert not any((KEYS[0], (99,)) in one.placements.known for one in nodes)
+
+
+def test_a_configured_seed_is_neither_told_nor_changed() -> None:
+    """Replicas that have another one say so, and learn no placements of each other."""
+    rng = Random(3)
+    secret = 0x1234_5678_9ABC_DEF0
+    one, other = node(rng, seed=secret), node(rng)
+    assert secret.to_bytes(8, "little") not in one.exchange.hello(0.0)
+    round_of([one, other], 0.1)
+    one.placements.place(KEYS[0], 1)
+    round_of([one, other], 0.2)
+    assert one.exchange.hash_seed == secret != other.exchange.hash_seed
+    assert other.placements.known == set()
+    assert other.exchange.learned.other_seed == 1
+
+
+def test_replicas_of_one_configured_seed_understand_each_other() -> None:
+    """By its fingerprint."""
+    rng = Random(4)
+    nodes = [node(rng, seed=7), node(rng, seed=7)]
+    round_of(nodes, 0.1)
+    nodes[0].placements.place(KEYS[0], 1)
+    round_of(nodes, 0.2)
+    assert (KEYS[0], (1,)) in nodes[1].placements.known
+
+
+def test_the_loads_of_a_replica_that_falls_silent_are_dropped() -> None:
+    """After a while, and what it has placed stays."""
+    one, other = two()
+    one.inflight.acquire(KEYS[0])
+    one.placements.place(KEYS[0], 1)
+    round_of([one, other], 1.0)
+    other.exchange.tick(1.0 + SILENCE)
+    assert other.inflight.requests(KEYS[0]) == 1
+    other.exchange.tick(1.1 + SILENCE)
+    assert other.inflight.requests(KEYS[0]) == 0
+    assert other.counted.ledger.loads == {}
+    assert (KEYS[0], (1,)) in other.placements.known
+    assert other.exchange.inbox.expired == 1
+
+
+def test_the_loads_of_a_replica_that_ends_in_order_are_dropped_at_once() -> None:
+    """It has said goodbye."""
+    one, other = two()
+    one.inflight.acquire(KEYS[0])
+    round_of([one, other], 1.0)
+    other.exchange.hear(one.exchange.replica_id, one.exchange.goodbye(), 1.1)
+    assert other.inflight.counts == {}
+
+
+def test_an_idle_replica_is_heard_of_all_the_same() -> None:
+    """Loads that do not change are told again and again."""
+    one, other = two()
+    one.inflight.acquire(KEYS[0])
+    for second in range(1, 40):
+        round_of([one, other], float(second))
+    assert other.inflight.requests(KEYS[0]) == 1
+
+
+def test_what_belongs_to_another_server_is_not_believed() -> None:
+    """An endpoint that is not in the pool here, or is another server here, or another plugin."""
+    one, other = two()
+    one.datastore.set_endpoints(
+        [Endpoint("a", "10.9.9.9", 80, "ns"), Endpoint("new", "10.0.0.1", 80, "ns")]
+    )
+    one.placements.place(KEYS[0], 1)
+    one.placements.place("ns/new", 2)
+    other.exchange.use({"prefix": other.placements})
+    one.sessions.session_bindings.bind("s", KEYS[0], 1.0)
+    round_of([one, other], 1.0)
+    learned = other.exchange.learned
+    assert (learned.other_endpoint, learned.other_plugin, learned.placements) == (2, 1, 0)
+    assert other.placements.known == set()
+
+
+def test_a_session_that_two_replicas_bind_at_once_ends_at_one_endpoint() -> None:
+    """In both, and the same whoever heard of it first; a later move counts."""
+    one, other = two()
+    one.sessions.session_bindings.bind("s", KEYS[1], 1.0)
+    other.sessions.session_bindings.bind("s", KEYS[0], 1.0)
+    round_of([one, other], 1.0)
+    bound = [each.sessions.session_bindings.endpoint("s", 1.0) for each in (one, other)]
+    assert bound == [KEYS[0], KEYS[0]]
+    other.sessions.session_bindings.bind("s", KEYS[2], 2.0)
+    round_of([one, other], 2.0)
+    assert one.sessions.session_bindings.endpoint("s", 2.0) == KEYS[2]
+
+
+def test_another_configuration_is_told_and_hears_from_then_on() -> None:
+    """Its plugins know what peers have under way, and hash as agreed."""
+    one, other = two()
+    one.inflight.acquire(KEYS[0])
+    round_of([one, other], 1.0)
+    before, other.placements = other.placements, type(other.placements)(seed=5)
+    other.exchange.use({"prefix": other.placements})
+    assert before.tell is None
+    assert other.placements.hash_seed == one.exchange.hash_seed
+    other.placements.place(KEYS[1], 8)
+    round_of([one, other], 1.1)
+    assert (KEYS[1], (8,)) in one.placements.known
+    assert other.inflight.requests(KEYS[0]) == 1
+
+
+def test_replicas_refuse_other_versions_and_pools_and_know_themselves() -> None:
+    """With words that say why."""
+    rng = Random(5)
+    one, stranger = node(rng), node(rng, pool="another")
+    hello = Hello(bytes(16), "pool", Seed(1), version=2)
+    with pytest.raises(PeerRefusedError, match="version 2"):
+        one.exchange.greeted(encoded_told(Told(hello=hello)), 0.0)
+    with pytest.raises(PeerRefusedError, match="pool"):
+        call(one, stranger, 0.0)
+    with pytest.raises(OneselfError):
+        call(one, one, 0.0)
+    with pytest.raises(PeerMessageError, match="hello"):
+        one.exchange.greeted(encoded_told(Told(goodbye=True)), 0.0)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.binary(max_size=200))
+def test_nothing_that_a_peer_sends_does_harm(data: bytes) -> None:
+    """It is understood or refused."""
+    one, other = two()
+    try:
+        other.exchange.hear(one.exchange.replica_id, data, 1.0)
+        other.exchange.greeted(data, 1.0)
+    except (PeerMessageError, PeerRefusedError):
+        pass
+    other.check_integrity()
+
+
+STEPS = st.sampled_from(
+    ("acquire", "release", "place", "bind", "tick", "send", "hear", "lose", "again", "call", "kill")
+)
+
+
+class Walk:
+    """Three replicas, and the messages that are on their way."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(seed)
+        self.now = 0.0
+        self.nodes = [node(self.rng) for _ in range(3)]
+        self.wires: list[tuple[bytes, int, bytes]] = []  # who, to whom, what
+        self.number = 0
+
+    def step(self, action: str) -> None:
+        """Do it, somewhere."""
+        getattr(self, action)(self.rng.choice(self.nodes))
+        for one in self.nodes:
+            one.check_integrity()
+
+    def acquire(self, one: Node) -> None:
+        one.inflight.acquire(self.rng.choice(KEYS))
+
+    def release(self, one: Node) -> None:
+        if one.inflight.own_counts:
+            one.inflight.release(self.rng.choice(sorted(one.inflight.own_counts)))
+
+    def place(self, one: Node) -> None:
+        self.number += 1
+        hashes = range(self.number, self.number + self.rng.randrange(1, 60))
+        one.placements.place(self.rng.choice(KEYS), *hashes)
+
+    def bind(self, one: Node) -> None:
+        session = f"s{self.rng.randrange(3)}"
+        one.sessions.session_bindings.bind(session, self.rng.choice(KEYS), self.now)
+
+    def tick(self, one: Node) -> None:
+        self.now += self.rng.uniform(0.0, 1.0)
+        one.exchange.tick(self.now)
+
+    def send(self, one: Node) -> None:
+        for index, other in enumerate(self.nodes):
+            if other.exchange.replica_id in one.cursors:
+                for message in told(one, other, self.now):
+                    self.wires.append((one.exchange.replica_id, index, message))
+
+    def call(self, one: Node) -> None:
+        other = self.rng.choice(self.nodes)
+        if other is not one:
+            call(one, other, self.now)
+
+    def hear(self, _: Node) -> None:
+        self._pass(keep=False)
+
+    def again(self, _: Node) -> None:
+        self._pass(keep=True)
+
+    def lose(self, _: Node) -> None:
+        if self.wires:
+            self.wires.pop(self.rng.randrange(len(self.wires)))
+
+    def kill(self, one: Node) -> None:
+        self.nodes[self.nodes.index(one)] = node(self.rng, self.now)
+
+    def _pass(self, keep: bool) -> None:
+        """Some message arrives, not the oldest one by any rule."""
+        if self.wires:
+            at = self.rng.randrange(len(self.wires))
+            who, index, message = self.wires[at] if keep else self.wires.pop(at)
+            if who != self.nodes[index].exchange.replica_id:
+                self.nodes[index].exchange.hear(who, message, self.now)
+
+    def settle(self) -> None:
+        """All is heard from now on, for as long as a silent one is believed."""
+        for _ in range(20):
+            self.now += 1.0
+            round_of(self.nodes, self.now)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.lists(STEPS, max_size=80))
+def test_loads_and_seeds_converge_whatever_was_lost(seed: int, steps: list[str]) -> None:
+    """Every replica knows what all have under way, none what a killed one had, and bounds hold."""
+    walk = Walk(seed)
+    for action in steps:
+        walk.step(action)
+    walk.settle()
+    truth: dict[str, int] = {}
+    for one in walk.nodes:
+        for key, count in one.inflight.own_counts.items():
+            truth[key] = truth.get(key, 0) + count
+    assert [dict(one.inflight.counts) for one in walk.nodes] == [truth] * 3
+    assert len({one.exchange.hash_seed for one in walk.nodes}) == 1
+    for one in walk.nodes:
+        one.check_integrity()
+
+
+def test_a_peer_that_reads_nothing_costs_no_more_than_the_log() -> None:
+    """It loses the oldest, is told how much, and nobody else loses anything."""
+    rng = Random(6)
+    limits = OutboxLimits(log_bytes=2000, pending_bytes=100_000, batch_bytes=500)
+    one, slow, fast = (node(rng, limits=limits) for _ in range(3))
+    cursor = call(one, slow, 0.0)
+    call(one, fast, 0.0)
+    told(one, slow, 0.0)
+    for number in range(100):
+        one.placements.place(KEYS[0], number)
+        one.exchange.tick(number / 100)
+        for message in told(one, fast, number / 100):
+            fast.exchange.hear(one.exchange.replica_id, message, number / 100)
+        if number == 0:
+            told(one, slow, 0.0)
+    one.check_integrity()
+    told(one, slow, 2.0)
+    assert cursor.skipped > 50
+    assert len(fast.placements.known) == 100

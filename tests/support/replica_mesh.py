@@ -1,0 +1,146 @@
+"""Replicas that tell each other things over wires that lose, reorder and repeat messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.inflight import InflightLoad
+from picker.framework.replicas import TellPlacement
+from picker.framework.session_bindings import SessionBindings
+from picker.peers.exchange import Exchange, ExchangeSettings
+from picker.peers.knowledge import Knowledge
+from picker.peers.outbox import Cursor, OutboxLimits
+from picker.plugins.producers.inflight_load_producer import Ledger
+from picker.types import Endpoint
+
+KEYS = ("ns/a", "ns/b", "ns/c")
+LIMITS = OutboxLimits(log_bytes=4096, pending_bytes=1024, batch_bytes=256)
+
+
+class RememberedPlacements:
+    """A plugin that learns where prompts were sent, and keeps all of it."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.hash_seed = seed
+        self.tell: TellPlacement | None = None
+        self.known: set[tuple[str, tuple[int, ...]]] = set()
+
+    def use_hash_seed(self, seed: int) -> None:
+        """Forget what was hashed by another one."""
+        if seed != self.hash_seed:
+            self.hash_seed = seed
+            self.known.clear()
+
+    def tell_placements(self, tell: TellPlacement | None) -> None:
+        """To be called with each."""
+        self.tell = tell
+
+    def placed_elsewhere(self, key: str, hashes: npt.NDArray[np.uint64], capacity: int) -> None:
+        """Learn it."""
+        self.known.add((key, tuple(hashes.tolist())))
+
+    def place(self, key: str, *hashes: int, capacity: int = 100) -> None:
+        """A prompt was sent there."""
+        self.known.add((key, hashes))
+        if self.tell is not None:
+            self.tell(key, np.array(hashes, np.uint64), capacity)
+
+
+class BoundSessions:
+    """A plugin that binds sessions."""
+
+    def __init__(self) -> None:
+        self.session_bindings = SessionBindings(ttl_seconds=300.0, sweep_seconds=10.0)
+
+
+class CountedLoads:
+    """A plugin that counts what is under way."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.own_loads = self.ledger.own_loads
+
+    def set_loads_elsewhere(self, loads) -> None:  # type: ignore[no-untyped-def]
+        """What the others have under way."""
+        self.ledger.set_elsewhere(loads)
+
+
+@dataclass
+class Node:
+    """One replica with plugins of each kind, and its cursor for each other one."""
+
+    datastore: Datastore
+    inflight: InflightLoad
+    placements: RememberedPlacements
+    sessions: BoundSessions
+    counted: CountedLoads
+    exchange: Exchange
+    cursors: dict[bytes, Cursor] = field(default_factory=dict)
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` when anything contradicts itself or is too large."""
+        self.exchange.outbox.check_integrity()
+        self.exchange.inbox.check_integrity()
+        self.inflight.check_integrity()
+        self.counted.ledger.check_integrity()
+        self.sessions.session_bindings.check_integrity()
+
+
+def node(
+    rng: Random,
+    now: float = 0.0,
+    *,
+    seed: int | None = None,
+    limits: OutboxLimits = LIMITS,
+    endpoints: tuple[str, ...] = KEYS,
+    pool: str = "pool",
+    unix: float | None = None,
+) -> Node:
+    """A replica that begins now; `seed` is one that was configured, `unix` its time of day."""
+    datastore, inflight = Datastore(), InflightLoad()
+    names = [key.partition("/")[2] for key in endpoints]
+    datastore.set_endpoints([Endpoint(name, f"10.0.0.{ord(name)}", 80, "ns") for name in names])
+    drawn = rng.getrandbits(64) if seed is None else seed
+    settings = ExchangeSettings(pool, drawn, seed is not None, limits)
+    placements, sessions, counted = RememberedPlacements(drawn), BoundSessions(), CountedLoads()
+    knowledge = Knowledge(datastore, inflight)
+    time_of_day = 1_000_000.0 + now if unix is None else unix
+    exchange = Exchange(settings, knowledge, now, time_of_day, rng.randbytes(16))
+    exchange.use({"prefix": placements, "session": sessions, "load": counted})
+    return Node(datastore, inflight, placements, sessions, counted, exchange)
+
+
+def call(one: Node, other: Node, now: float) -> Cursor:
+    """`one` begins to tell `other`; raises what either of them does."""
+    _, answer = other.exchange.greeted(one.exchange.hello(now), now)
+    peer, cursor = one.exchange.welcomed(answer, now)
+    one.cursors[peer] = cursor
+    return cursor
+
+
+def told(one: Node, other: Node, now: float) -> list[bytes]:
+    """All that `one` has to tell `other` now."""
+    messages = []
+    cursor = one.cursors[other.exchange.replica_id]
+    while (message := one.exchange.next(cursor, now)) is not None:
+        messages.append(message)
+    return messages
+
+
+def round_of(nodes: list[Node], now: float) -> None:
+    """Everybody tells everybody, who all hear it."""
+    for one in nodes:
+        one.exchange.tick(now)
+    for one in nodes:
+        for other in nodes:
+            if one is other:
+                continue
+            if other.exchange.replica_id not in one.cursors:
+                call(one, other, now)
+            for message in told(one, other, now):
+                other.exchange.hear(one.exchange.replica_id, message, now)
