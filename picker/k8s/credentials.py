@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from picker.errors import ConfigError
-from picker.k8s.api import UnreachableError
 from picker.k8s.kubeconfig import KubeconfigFiles, ServiceAccount
 from picker.k8s.tls import Access
 
@@ -50,8 +49,8 @@ class Credentials:
         self._source = source
         self._clock = clock
         self._access = source.load(anew=False)
-        self._read_at = self._renewed_at = clock()
-        self._renewed_once = False
+        self._read_at = clock()
+        self._renewed_at: float | None = None
         self._reading: asyncio.Future[Access] | None = None
 
     @property
@@ -60,7 +59,7 @@ class Credentials:
         return self._access.namespace
 
     async def access(self) -> Access:
-        """What to ask with now. When it cannot be read again, what was known stays in use."""
+        """What to ask with now; what was known stays in use when it cannot be read again."""
         if self._clock() - self._read_at >= REREAD_SECONDS:
             await self._read(anew=False)
         return self._access
@@ -70,29 +69,31 @@ class Credentials:
         if self._access is not refused:
             return self._access
         now = self._clock()
-        if self._renewed_once and now - self._renewed_at < RENEW_SECONDS:
-            return self._access
-        self._renewed_once, self._renewed_at = True, now
-        await self._read(anew=True)
+        due = self._renewed_at is None or now - self._renewed_at >= RENEW_SECONDS
+        if due:
+            self._renewed_at = now
+        if due or self._reading is not None:
+            await self._read(anew=True)
         return self._access
 
     async def _read(self, *, anew: bool) -> None:
-        """Ask the source, once for all who wait. Raises `UnreachableError` when it hangs."""
+        """Ask the source, once for all who wait; not for long, for a plugin may hang."""
         if self._reading is None:
             work = asyncio.to_thread(self._source.load, anew=anew)
             self._reading = asyncio.ensure_future(work)
         reading = self._reading
         await asyncio.wait({reading}, timeout=PATIENCE_SECONDS)
+        self._read_at = self._clock()
         if not reading.done():
-            raise UnreachableError("credentials could not be read again in time")
+            logger.warning("credentials are not read again in time, the old ones stay in use")
+            return
         if self._reading is not reading:
             return
         self._reading = None
-        self._read_at = self._clock()
         try:
             self._access = reading.result()
         except ConfigError as error:
-            logger.warning("credentials could not be read again, the old ones stay: %s", error)
+            logger.warning("credentials are not read again, the old ones stay in use: %s", error)
 
 
 @dataclass(frozen=True, slots=True)
