@@ -1,0 +1,266 @@
+"""Which endpoints a pool has: by the states of Pods, in time, and by what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from pod_records import LABELS, record
+
+from picker.k8s.pods import ACTIVE_PORTS
+from picker.k8s.pool_view import GATHER_SECONDS, HOLD_SECONDS, PoolShape, PoolView
+
+
+def selects(labels: Mapping[str, str]) -> bool:
+    """The Pods of the tests."""
+    return labels.get("app") == "vllm"
+
+
+class Scene:
+    """A view of a pool, and the time."""
+
+    def __init__(self, *ports: int) -> None:
+        self.now = 100.0
+        self.view = PoolView(PoolShape(selects, ports or (8000,)))
+
+    def put(self, name: str, ip: str = "", **how: Any) -> None:
+        """A Pod with an IP of its own, in a state."""
+        self.view.put(record(name, ip or f"10.0.0.{ord(name[0])}", **how), self.now)
+
+    @property
+    def names(self) -> set[str]:
+        """The endpoints now."""
+        return {endpoint.name for endpoint in self.view.look(self.now).endpoints}
+
+    @property
+    def pods(self) -> set[str]:
+        """The Pods that are endpoints now, by the first letter."""
+        return {name[0] for name in self.names}
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+def test_every_port_of_a_pod_is_an_endpoint_of_its_own() -> None:
+    """Named after the Pod and the port's place, with the Pod's labels and node."""
+    scene = Scene(8000, 8001)
+    scene.put("a", "10.0.0.1", namespace="default")
+    first, second = scene.view.look(0).endpoints
+    assert (first.key, first.host_port, first.rank_index) == (
+        "default/a-rank-0",
+        "10.0.0.1:8000",
+        0,
+    )
+    assert (second.key, second.host_port, second.rank_index) == (
+        "default/a-rank-1",
+        "10.0.0.1:8001",
+        1,
+    )
+    assert first.labels == LABELS
+    assert first.node_address == "192.168.0.1"
+
+
+def test_a_pod_may_restrict_itself_to_some_ports() -> None:
+    """Ranks keep their numbers; with none that is a target port it is no endpoint."""
+    scene = Scene(8000, 8001, 8002)
+    scene.put("a", annotations={ACTIVE_PORTS: "8002,8000,9999"})
+    assert scene.names == {"a-rank-0", "a-rank-2"}
+    scene.put("a", annotations={ACTIVE_PORTS: "none"})
+    assert scene.names == set()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"deleting": True},
+        {"phase": "Failed"},
+        {"phase": "Pending"},
+        {"labels": {"app": "other"}},
+        {"deleting": True, "ready": False},
+        {"ready": False, "containers": {"server": {"state": {"terminated": {}}}}},
+        {"ready": False, "containers": {"server": {"state": {"waiting": {}}}}},
+        {"ready": False, "containers": {"server": {"restarts": 1}}},
+        {"ready": False, "uid": "another"},
+        {"ready": False, "ip": "10.0.0.99"},
+    ],
+)
+def test_what_is_no_mere_loss_of_readiness_acts_at_once(how: dict[str, Any]) -> None:
+    """Even for the last Pod of the pool."""
+    scene = Scene()
+    scene.put("a")
+    assert scene.pods == {"a"}
+    scene.put("a", **how)
+    assert scene.pods == set()
+    assert scene.view.look(scene.now).next_due is None
+
+
+def test_a_pod_that_was_never_ready_is_not_kept() -> None:
+    """There is nothing to go back to."""
+    scene = Scene()
+    scene.put("a", ready=False)
+    assert scene.pods == set()
+
+
+def test_a_pod_alone_on_its_node_that_loses_readiness_is_out_at_once() -> None:
+    """Others serve, and nothing speaks for its node's doing."""
+    scene = Scene()
+    scene.put("a", node="n1")
+    scene.put("b", node="n2")
+    scene.put("a", node="n1", ready=False)
+    assert scene.pods == {"b"}
+
+
+def test_one_of_several_on_a_node_is_out_when_the_others_go_on() -> None:
+    """It is waited for a moment, which is when the view may change by itself."""
+    scene = Scene()
+    for name in "abc":
+        scene.put(name)
+    scene.put("a", ready=False)
+    assert scene.pods == {"a", "b", "c"}
+    assert scene.view.look(scene.now).next_due == scene.now + GATHER_SECONDS
+    scene.wait(GATHER_SECONDS)
+    assert scene.pods == {"b", "c"}
+    assert scene.view.look(scene.now).next_due is None
+
+
+def test_pods_of_a_node_that_flicker_together_stay() -> None:
+    """One after the other, as they do when a kubelet starts again, and back within half a second."""
+    scene = Scene()
+    for name in "abc":
+        scene.put(name)
+    scene.put("z", node="n2")
+    for name in "abc":
+        scene.put(name, ready=False)
+        scene.wait(0.14)
+        assert scene.pods == {"a", "b", "c", "z"}
+    for name in "bca":
+        scene.put(name)
+        scene.wait(0.1)
+        assert scene.pods == {"a", "b", "c", "z"}
+    assert scene.view.look(scene.now).next_due is None
+
+
+def test_pods_of_a_node_that_do_not_come_back_are_out_after_a_second() -> None:
+    """Each a second after it was heard of."""
+    scene = Scene()
+    for name in "ab":
+        scene.put(name)
+    scene.put("z", node="n2")
+    scene.put("a", ready=False)
+    scene.wait(0.2)
+    scene.put("b", ready=False)
+    assert scene.pods == {"a", "b", "z"}
+    scene.wait(HOLD_SECONDS - 0.2)
+    assert scene.pods == {"b", "z"}
+    scene.wait(0.2)
+    assert scene.pods == {"z"}
+
+
+def test_the_last_pods_of_a_pool_are_kept_for_a_second() -> None:
+    """A pool is not emptied by a flicker, whichever nodes its Pods are on."""
+    scene = Scene()
+    scene.put("a", node="n1")
+    scene.put("b", node="n2")
+    scene.put("a", node="n1", ready=False)
+    scene.put("b", node="n2", ready=False)
+    assert scene.pods == {"a", "b"}
+    scene.wait(HOLD_SECONDS)
+    assert scene.pods == set()
+
+
+def test_a_flickering_pod_that_is_deleted_is_out_at_once() -> None:
+    """A deletion is never waited for."""
+    scene = Scene()
+    scene.put("a")
+    scene.put("a", ready=False)
+    assert scene.pods == {"a"}
+    scene.put("a", ready=False, deleting=True)
+    assert scene.pods == set()
+
+
+def test_a_pod_that_is_out_comes_back_when_it_is_ready() -> None:
+    """And may flicker again then."""
+    scene = Scene()
+    scene.put("a")
+    scene.put("a", ready=False)
+    scene.wait(2)
+    assert scene.pods == set()
+    scene.put("a", ready=False, annotations={"x": "y"})
+    assert scene.pods == set()
+    scene.put("a")
+    scene.put("a", ready=False)
+    assert scene.pods == {"a"}
+
+
+def test_of_two_pods_with_one_ip_the_newer_has_it() -> None:
+    """Though it is not ready: requests for the older one would come to it."""
+    scene = Scene()
+    scene.put("a", "10.0.0.1", created="2026-01-01T00:00:00Z")
+    scene.put("b", "10.0.0.1", created="2026-01-01T00:00:05Z", ready=False)
+    assert scene.pods == set()
+    scene.put("b", "10.0.0.1", created="2026-01-01T00:00:05Z")
+    assert scene.pods == {"b"}
+    scene.view.remove(("default", "b"))
+    assert scene.pods == {"a"}
+
+
+def test_a_pod_that_has_ended_claims_no_ip() -> None:
+    """Its IP stays in its status, and may be another's by then."""
+    scene = Scene()
+    scene.put("a", "10.0.0.1", created="2026-01-01T00:00:09Z", phase="Failed")
+    scene.put("b", "10.0.0.1", created="2026-01-01T00:00:00Z")
+    assert scene.pods == {"b"}
+
+
+def test_on_a_hosts_network_an_ip_is_shared_and_a_port_is_not() -> None:
+    """By annotations each of two Pods may serve at its own ports of the host."""
+    scene = Scene(8000, 8001)
+    host = {"host_network": True}
+    scene.put("a", "10.0.0.1", annotations={ACTIVE_PORTS: "8000"}, **host)
+    scene.put("b", "10.0.0.1", annotations={ACTIVE_PORTS: "8001"}, **host)
+    assert scene.names == {"a-rank-0", "b-rank-1"}
+    scene.put("c", "10.0.0.1", created="2027-01-01T00:00:00Z", **host)
+    assert scene.names == {"c-rank-0", "c-rank-1"}
+
+
+def test_a_pod_of_a_deleted_ones_name_is_another_server() -> None:
+    """Same name, same IP, another uid."""
+    scene = Scene()
+    scene.put("a", uid="1")
+    (before,) = scene.view.look(scene.now).endpoints
+    scene.put("a", uid="2")
+    (after,) = scene.view.look(scene.now).endpoints
+    assert before.key == after.key
+    assert not after.is_same_server(before)
+
+
+def test_other_ports_and_labels_count_at_once_when_they_are_asked_for() -> None:
+    """Pods that are known already need not be heard of again."""
+    scene = Scene(8000)
+    scene.put("a")
+    scene.put("b", labels={"app": "other"})
+    assert scene.names == {"a-rank-0"}
+    scene.view.use(PoolShape(lambda labels: labels["app"] == "other", (8000, 9000)), scene.now)
+    assert scene.names == {"b-rank-0", "b-rank-1"}
+
+
+def test_pods_that_are_not_in_a_whole_list_are_gone() -> None:
+    """A list says all that there is."""
+    scene = Scene()
+    scene.put("a")
+    scene.put("b")
+    scene.view.replace([record("b", "10.0.0.98")], scene.now)
+    assert scene.pods == {"b"}
+
+
+def test_what_makes_no_difference_gives_the_same_endpoints() -> None:
+    """The very same objects, by which others see at once that nothing has changed."""
+    scene = Scene()
+    scene.put("a")
+    (before,) = scene.view.look(scene.now).endpoints
+    assert not scene.view.put(record("a", "10.0.0.97"), scene.now)
+    scene.put("a", created="2027-01-01T00:00:00Z")
+    (after,) = scene.view.look(scene.now).endpoints
+    assert after is before

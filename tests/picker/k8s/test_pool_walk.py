@@ -1,0 +1,208 @@
+"""A random walk of a pool's Pods in time, against what each of them says by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from pod_records import record
+
+from picker.k8s.pods import Phase, PodRecord
+from picker.k8s.pool_view import HOLD_SECONDS, PoolShape, PoolView
+
+NAMES = st.sampled_from("abcdef")
+IPS = st.sampled_from(["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", None])
+PORTS = st.sampled_from([(8000,), (8001,), (8000, 8001)])
+APPS = st.sampled_from(["x", "y"])
+
+
+@dataclass
+class Told:
+    """All that was ever said of a Pod, with the time; the last entry is how it is."""
+
+    states: list[tuple[float, PodRecord]] = field(default_factory=list)
+
+    @property
+    def last(self) -> PodRecord:
+        """How it is."""
+        return self.states[-1][1]
+
+
+class PoolWalk(RuleBasedStateMachine):
+    """Pods come, change and go; labels and ports of the pool change; time passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.born = 0
+        self.app, self.ports = "x", (8000,)
+        self.view = PoolView(self.shape())
+        self.told: dict[str, Told] = {}
+        self.how: dict[str, dict[str, Any]] = {}
+
+    def shape(self) -> PoolShape:
+        """What the pool asks for."""
+        app = self.app
+        return PoolShape(lambda labels: labels.get("app") == app, self.ports)
+
+    def tell(self, name: str, **changes: Any) -> None:
+        """A Pod is, or has become, like this."""
+        how = self.how[name] = self.how[name] | changes
+        said = record(name, **how)
+        self.view.put(said, self.now)
+        self.told[name].states.append((self.now, said))
+
+    @initialize(nodes=st.lists(st.sampled_from(["n1", "n2"]), min_size=4, max_size=4))
+    def begin(self, nodes: list[str]) -> None:
+        """Four Pods serve."""
+        for number, (name, node) in enumerate(zip("abcd", nodes, strict=True), 1):
+            self.arrive(name, f"10.0.0.{number}", node, ready=True, app="x")
+
+    @rule(name=NAMES, ip=IPS, node=st.sampled_from(["n1", "n2"]), ready=st.booleans(), app=APPS)
+    def arrive(self, name: str, ip: str | None, node: str, ready: bool, app: str) -> None:
+        """A new Pod, perhaps of the name of another that is gone by then."""
+        self.born += 1
+        self.how[name] = {"created": f"2026-01-01T00:00:00.{self.born:06}Z"}
+        self.told[name] = Told()
+        uid = f"{name}{self.born}"
+        labels = {"app": app}
+        phase = "Running" if ip else "Pending"
+        self.tell(name, ip=ip, node=node, ready=ready, uid=uid, labels=labels, phase=phase)
+
+    @rule(name=NAMES, ready=st.booleans())
+    def turn(self, name: str, ready: bool) -> None:
+        """Its readiness, and nothing else."""
+        if name in self.how:
+            self.tell(name, ready=ready)
+
+    @rule(node=st.sampled_from(["n1", "n2"]), ready=st.booleans())
+    def node_turns(self, node: str, ready: bool) -> None:
+        """That of all Pods of a node."""
+        for name, how in list(self.how.items()):
+            if how["node"] == node:
+                self.tell(name, ready=ready)
+
+    @rule(name=NAMES, ip=IPS.filter(bool))
+    def move(self, name: str, ip: str) -> None:
+        """Its IP."""
+        if name in self.how:
+            self.tell(name, ip=ip)
+
+    @rule(name=NAMES)
+    def restart(self, name: str) -> None:
+        """Its container was killed, and runs again."""
+        if name in self.how:
+            restarts = self.how[name].get("containers", {"server": {}})["server"].get("restarts", 0)
+            self.tell(name, containers={"server": {"restarts": restarts + 1}})
+
+    @rule(name=NAMES, app=APPS)
+    def relabel(self, name: str, app: str) -> None:
+        """Its labels."""
+        if name in self.how:
+            self.tell(name, labels={"app": app})
+
+    @rule(name=NAMES)
+    def delete(self, name: str) -> None:
+        """Its end begins, and it is as ready as ever."""
+        if name in self.how:
+            self.tell(name, deleting=True)
+
+    @rule(name=NAMES)
+    def end(self, name: str) -> None:
+        """It has ended, and keeps its IP."""
+        if name in self.how:
+            self.tell(name, phase="Succeeded")
+
+    @rule(name=NAMES)
+    def vanish(self, name: str) -> None:
+        """It is gone."""
+        if self.told.pop(name, None):
+            self.how.pop(name)
+            self.view.remove(("default", name))
+
+    @rule(app=APPS, ports=PORTS)
+    def reshape(self, app: str, ports: tuple[int, ...]) -> None:
+        """The pool asks for others."""
+        self.app, self.ports = app, ports
+        self.view.use(self.shape(), self.now)
+
+    @rule()
+    def list_again(self) -> None:
+        """All is listed, which is no news."""
+        before = self.view.look(self.now)
+        self.view.replace([one.last for one in self.told.values()], self.now)
+        assert self.view.look(self.now) == before
+
+    @rule(seconds=st.sampled_from([0.01, 0.1, 0.25, 0.5, 1.0, 2.0]))
+    def wait(self, seconds: float) -> None:
+        """Nothing happens before it is due."""
+        end = self.now + seconds
+        while True:
+            view = self.view.look(self.now)
+            if view.next_due is None or view.next_due > end:
+                break
+            assert view.next_due > self.now
+            between = (self.now + view.next_due) / 2
+            assert self.view.look(between).endpoints == view.endpoints
+            self.now = view.next_due
+        assert self.view.look(end).endpoints == view.endpoints
+        self.now = end
+
+    @invariant()
+    def serves_what_says_so(self) -> None:
+        """All that are ready serve, but where a newer Pod has their IP."""
+        shown = {one.name: one for one in self.view.look(self.now).endpoints}
+        for name, told in self.told.items():
+            should = self.is_eligible(told.last) and told.last.is_ready and self.owns_ip(told.last)
+            for rank, port in enumerate(self.ports):
+                endpoint = shown.pop(f"{name}-rank-{rank}", None)
+                if should:
+                    assert endpoint is not None
+                    assert endpoint.host_port == f"{told.last.address}:{port}"
+                    assert endpoint.incarnation == told.last.incarnation(port)
+                elif endpoint is not None:
+                    self.check_held(told)
+        assert shown == {}
+
+    @invariant()
+    def one_server_has_one_name(self) -> None:
+        """No two endpoints are at one address and port."""
+        places = [one.host_port for one in self.view.look(self.now).endpoints]
+        assert len(places) == len(set(places))
+
+    def is_eligible(self, said: PodRecord) -> bool:
+        """Whether a Pod of the pool lacks nothing but perhaps readiness."""
+        runs = said.phase is Phase.RUNNING and said.address is not None
+        return runs and not said.is_deleting and said.labels["app"] == self.app
+
+    def owns_ip(self, said: PodRecord) -> bool:
+        """Whether no newer Pod that has not ended has its IP."""
+        living = (one.last for one in self.told.values())
+        living = (one for one in living if one.phase is not Phase.SUCCEEDED)
+        same = [one for one in living if one.address == said.address]
+        return said.created == max(one.created for one in same)
+
+    def check_held(self, told: Told) -> None:
+        """One that is not ready was ready less than a second ago, and nothing else has changed."""
+        last = told.last
+        assert self.is_eligible(last)
+        assert self.owns_ip(last)
+        assert not last.is_ready
+        since, before = self.now, None
+        for at, said in reversed(told.states):
+            if said.is_ready:
+                before = said
+                break
+            assert self.is_eligible(said)
+            since = at
+        assert before is not None
+        assert self.now - since < HOLD_SECONDS
+        assert (before.uid, before.address) == (last.uid, last.address)
+        assert before.containers == last.containers
+
+
+PoolWalk.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+TestPoolWalk = PoolWalk.TestCase
