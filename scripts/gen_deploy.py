@@ -80,7 +80,7 @@ def wanted() -> dict[Path, str]:
 def different() -> list[Path]:
     """Files that are missing, superfluous, or not as they would be written."""
     texts = wanted()
-    present = {path for path in (CHART / "crds").glob("*.yaml")}
+    present = set((CHART / "crds").glob("*.yaml"))
     stale = {path for path, text in texts.items() if not path.exists() or path.read_text() != text}
     return sorted(stale | (present - texts.keys()))
 

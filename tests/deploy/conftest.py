@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kube_tools import NoTool, tool
+from kube_tools import MissingToolError, tool
 
 
 def _found(name: str) -> Path:
     try:
         return tool(name)
-    except NoTool as why:
+    except MissingToolError as why:
         pytest.skip(f"needs {name}: {why}")
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import cel
 import pytest
-from kube_api.resources import Object
-from manifests import kustomized, of_kind
+from manifests import Object, kustomized, of_kind
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 FOLDER = "deploy/k8s/addons/admission-policy"

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from crd_rules import CrdRules
 from manifests import BUILDS, DEPLOY, NAMESPACE, ROOT, kustomized, name_of, of_kind
-from scripts import gen_deploy
 
 from picker.k8s.objects.reading import read_policy, read_pool
+from scripts import gen_deploy
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 KUBERNETES = "1.36"

@@ -7,11 +7,10 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
-import worker.flags
 from deploy_wiring import loose_ends
-from kube_api.resources import Object
 from manifests import (
     BUILDS,
+    Object,
     containers,
     kustomized,
     of_kind,
@@ -20,6 +19,7 @@ from manifests import (
 )
 
 import picker.__main__
+import worker.flags
 from picker.config.build import build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config

@@ -135,6 +135,10 @@ def _references(objects: Sequence[Object]) -> Iterator[str]:
         for backend in (b for rule in route["spec"]["rules"] for b in rule["backendRefs"]):
             if backend["name"] not in pools:
                 yield f"{route['metadata']['name']}: there is no pool {backend['name']}"
+    yield from _aims(objects, pools)
+
+
+def _aims(objects: Sequence[Object], pools: set[str]) -> Iterator[str]:
     for objective in of_kind(objects, "InferenceObjective"):
         if objective["spec"]["poolRef"]["name"] not in pools:
             yield f"{objective['metadata']['name']}: its pool is missing"

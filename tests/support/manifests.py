@@ -28,7 +28,7 @@ BUILDS = tuple(
 def kustomized(folder: str) -> list[Object]:
     """What `kubectl kustomize FOLDER` renders; the folder is told from the repository's root.
 
-    Raises NoTool without kubectl, AssertionError for a folder that does not build.
+    Raises MissingToolError without kubectl, AssertionError for a folder that does not build.
     """
     return list(yaml.safe_load_all(_output("kubectl", "kustomize", str(ROOT / folder))))
 

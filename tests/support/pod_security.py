@@ -56,8 +56,6 @@ def _of_pod(pod: Object) -> Iterator[str]:
     for field in ("hostNetwork", "hostPID", "hostIPC"):
         if pod.get(field):
             yield f"{field}: must not be set"
-    if pod.get("hostUsers") is not None and pod["hostUsers"] is not False:
-        yield "hostUsers: only false makes a difference"
     for volume in pod.get("volumes", ()):
         kinds = set(volume) - {"name"}
         if not kinds <= ALLOWED_VOLUMES:
@@ -65,15 +63,10 @@ def _of_pod(pod: Object) -> Iterator[str]:
     for one in context.get("sysctls", ()):
         if one["name"] not in ALLOWED_SYSCTLS:
             yield f"securityContext.sysctls: {one['name']}"
-    if "windowsOptions" in context:
-        yield "securityContext.windowsOptions: of another system"
     yield from _of_user("securityContext", context)
     seccomp = context.get("seccompProfile", {}).get("type")
     if seccomp is not None and seccomp not in _SECCOMP:
         yield f"securityContext.seccompProfile: {seccomp}"
-    for key in pod.get("metadata", {}).get("annotations", {}):
-        if key.startswith("container.apparmor.security.beta.kubernetes.io/"):
-            yield f"annotations: {key}"
 
 
 def _of_user(at: str, context: Object) -> Iterator[str]:
@@ -97,14 +90,21 @@ def _of_container(container: Object, pod: Object) -> Iterator[str]:
     seccomp = context.get("seccompProfile", outer.get("seccompProfile", {})).get("type")
     if seccomp not in _SECCOMP:
         yield f"{at}.seccompProfile: must be RuntimeDefault or Localhost here or of the Pod"
-    capabilities = context.get("capabilities", {})
+    if context.get("procMount", "Default") != "Default":
+        yield f"{at}.procMount: must be Default"
+    yield from _of_user(at, context)
+    yield from _capabilities(at, context.get("capabilities", {}))
+    yield from _outside(at, container)
+
+
+def _capabilities(at: str, capabilities: Object) -> Iterator[str]:
     if "ALL" not in capabilities.get("drop", ()):
         yield f"{at}.capabilities.drop: must have ALL"
     if set(capabilities.get("add", ())) - {"NET_BIND_SERVICE"}:
         yield f"{at}.capabilities.add: only NET_BIND_SERVICE"
-    if context.get("procMount", "Default") != "Default":
-        yield f"{at}.procMount: must be Default"
-    yield from _of_user(at, context)
+
+
+def _outside(at: str, container: Object) -> Iterator[str]:
     if any(port.get("hostPort") for port in container.get("ports", ())):
         yield f"{at}.hostPort: must not be set"
     for hook in ("livenessProbe", "readinessProbe", "startupProbe"):
@@ -122,14 +122,18 @@ def _wished(pod: Object, may_ask_the_api: bool) -> Iterator[str]:
     if pod.get("terminationGracePeriodSeconds", 30) < 130:
         yield "terminationGracePeriodSeconds: at least 130"
     for one in containers(pod):
-        at = one["name"]
-        if one.get("securityContext", {}).get("readOnlyRootFilesystem") is not True:
-            yield f"{at}.readOnlyRootFilesystem: must be true"
-        limits, requests = (one.get("resources", {}).get(f, {}) for f in ("limits", "requests"))
-        if "memory" not in limits or not {"cpu", "memory"} <= requests.keys():
-            yield f"{at}.resources: memory and CPU must be asked for, memory be limited"
-        if ":" not in one["image"] or one["image"].endswith(":latest"):
-            yield f"{at}.image: must have a tag that means one version"
-        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-            if probe not in one:
-                yield f"{at}.{probe}: must be there"
+        yield from _wished_of_container(one)
+
+
+def _wished_of_container(one: Object) -> Iterator[str]:
+    at = one["name"]
+    if one.get("securityContext", {}).get("readOnlyRootFilesystem") is not True:
+        yield f"{at}.readOnlyRootFilesystem: must be true"
+    limits, requests = (one.get("resources", {}).get(f, {}) for f in ("limits", "requests"))
+    if "memory" not in limits or not {"cpu", "memory"} <= requests.keys():
+        yield f"{at}.resources: memory and CPU must be asked for, memory be limited"
+    if ":" not in one["image"] or one["image"].endswith(":latest"):
+        yield f"{at}.image: must have a tag that means one version"
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        if probe not in one:
+            yield f"{at}.{probe}: must be there"
