@@ -4,8 +4,9 @@ has changed.
 Theory of operation. As in `sotw`, `receive` takes requests and `poll` says what to send now.
 `_known` is what the client has, or was told to have: name → version, None for what does not exist.
 A difference between that and the set of the moment, within the subscription, is what is sent,
-and with it what is `_due` by the rules of the protocol though nothing differs. A client that comes
-back says which versions it has; what is still so is not told again.
+and what is `_due` by the rules of the protocol though nothing differs. What came with a response
+that was refused has not arrived; it goes with the next difference, since alone it would be refused
+again. A client that comes back says which versions it has; what is still so is not told again.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class DeltaSession:
         self._has_asked = False
         self._known: dict[str, str | None] = {}
         self._due: set[str] = set()  # to be told whatever is known
+        self._told: frozenset[str] = frozenset()  # by the last response
+        self._refused: frozenset[str] = frozenset()  # the same, if it was
 
     @property
     def names(self) -> frozenset[str]:
@@ -65,6 +68,8 @@ class DeltaSession:
         verdict = Verdict.NONE
         if self._has_asked and request.nonce:
             verdict = self._flight.land(request.nonce, request.problem)
+        if verdict is Verdict.NACK:
+            self._refused = self._told
         if not self._has_asked:
             self._has_asked = True
             self._wanted.use(request.subscribe, is_wildcard=not request.subscribe)
@@ -72,10 +77,16 @@ class DeltaSession:
         else:
             self._subscribe(request.subscribe)
         self._unsubscribe(request.unsubscribe)
-        known = {name: has for name, has in self._known.items() if self._wanted.covers(name)}
-        self._known = known
-        self._due = {name for name in self._due if self._wanted.covers(name)}
+        self._drop_what_is_not_wanted()
         return verdict
+
+    def _drop_what_is_not_wanted(self) -> None:
+        covers = self._wanted.covers
+        if not all(map(covers, self._refused)):
+            self._due |= self._refused  # what is left may be without what it was refused for
+            self._refused = frozenset()
+        self._known = {name: has for name, has in self._known.items() if covers(name)}
+        self._due = set(filter(covers, self._due))
 
     def _subscribe(self, names: tuple[str, ...]) -> None:
         """Tell of these whether or not the client knows: it may have forgotten, and need not say
@@ -94,18 +105,27 @@ class DeltaSession:
         """What to send now, if anything."""
         if current is None or not self._has_asked or self._flight.is_under_way:
             return None
-        existing, known = current.resources, self._known
-        changed = tuple(
-            one
-            for name, one in existing.items()
-            if self._wanted.covers(name) and (name in self._due or known.get(name) != one.version)
-        )
-        had = {name for name, version in known.items() if version is not None}
-        told_first = self._wanted.names - known.keys()
-        removed = tuple(sorted((had | told_first | self._due) - existing.keys()))
-        if not changed and not removed:
+        news = self._news(current)
+        if not news:
             return None
+        news |= self._refused
+        existing = current.resources
+        changed = tuple(one for name, one in existing.items() if name in news)
+        removed = tuple(sorted(news - existing.keys()))
+        self._known.update({one.name: one.version for one in changed})
+        self._known.update(dict.fromkeys(removed))
         self._due.clear()
-        known.update({one.name: one.version for one in changed})
-        known.update(dict.fromkeys(removed))
+        self._told, self._refused = frozenset(news), frozenset()
         return Response(changed, removed, self._flight.launch())
+
+    def _news(self, current: ResourceSet) -> set[str]:
+        """The names of what the client has to be told of."""
+        existing, known = current.resources, self._known
+        news = {
+            name
+            for name, one in existing.items()
+            if self._wanted.covers(name) and known.get(name) != one.version
+        }
+        had = {name for name, version in known.items() if version is not None}
+        never_told = self._wanted.names - known.keys()
+        return news | self._due | ((had | never_told) - existing.keys())

@@ -2,9 +2,9 @@
 every response holds all of that.
 
 Theory of operation. `receive` takes requests as they come, `poll` says what to send now, if there
-is anything: nothing while a response is not answered, nothing that was sent already, and nothing
-again that the client has refused. So changes that come faster than a client answers become one
-response, and `poll` may be called as often as one likes.
+is anything: nothing while a response is not answered, and nothing that was sent already, whether
+the client has taken it over or refused it. So changes that come faster than a client answers
+become one response, and `poll` may be called as often as one likes.
 
 A response of this variant cannot say that something is gone: what is absent from it stays as it
 was. A resource that has vanished is therefore told as an empty one. And a client that comes back
@@ -49,7 +49,7 @@ class SotwSession:
         self._emptied = emptied
         self._flight = Flight()
         self._wanted = Subscription()
-        self._has_asked = self._has_named = False
+        self._has_asked = self._has_named = self._was_refused = self._is_due = False
         self._sent: dict[str, str] = {}  # name → version
 
     @property
@@ -68,8 +68,12 @@ class SotwSession:
         self._has_named = self._has_named or bool(request.names)
         self._wanted.use(request.names, is_wildcard=not self._has_named)
         self._has_asked = True
+        self._was_refused = self._was_refused or verdict is Verdict.NACK
+        # What is subscribed to again later is told again.
         kept = {name: version for name, version in self._sent.items() if self._wanted.covers(name)}
-        self._sent = kept  # what is subscribed to again later is told again
+        if self._was_refused and len(kept) < len(self._sent):
+            self._is_due = True  # what is left may be without what it was refused for
+        self._sent = kept
         return verdict
 
     def poll(self, current: ResourceSet | None) -> Response | None:
@@ -81,8 +85,8 @@ class SotwSession:
             if name not in told:
                 told[name] = self._emptied(name)
         versions = {name: one.version for name, one in told.items()}
-        if versions == self._sent:
+        if not told or (versions == self._sent and not self._is_due):
             return None
-        self._sent = versions
+        self._sent, self._was_refused, self._is_due = versions, False, False
         resources = tuple(told.values())
         return Response(version_of(resources), resources, self._flight.launch())
