@@ -1,0 +1,106 @@
+"""What clients are told follows the pool."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from picker.datalayer.datastore import Datastore
+from picker.metrics import PickerMetrics
+from picker.types import Endpoint, EndpointMetrics
+from picker.xds.cache import Cache
+from picker.xds.feed import GATHER_SECONDS, EndpointFeed
+
+pytestmark = pytest.mark.looptime
+ONE, TWO = Endpoint("one", "10.0.0.1", 8000), Endpoint("two", "10.0.0.2", 8000)
+
+
+class Followed:
+    """A pool, and what is told of it."""
+
+    def __init__(self) -> None:
+        self.datastore, self.cache = Datastore(), Cache()
+        self.series = PickerMetrics().xds
+        self.feed = EndpointFeed(self.datastore, self.cache, "pool", self.series)
+
+    @property
+    def number(self) -> int | None:
+        """How many sets there have been."""
+        return None if self.cache.current is None else self.cache.current.number
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """While it follows."""
+        task = asyncio.create_task(self.feed.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_nothing_is_told_before_the_pool_is_known() -> None:
+    """A pool without endpoints is known too, and then that is told."""
+    followed = Followed()
+    async with followed.running():
+        await asyncio.sleep(60)
+        assert followed.number is None
+        followed.datastore.set_endpoints([])
+        await asyncio.sleep(0.001)
+        assert followed.number == 1
+        assert dict(followed.series.endpoints.numbers()) == {(): 0.0}
+
+
+async def test_the_first_change_is_told_at_once_and_those_that_follow_together() -> None:
+    """A thousand changes a second are twenty sets."""
+    followed = Followed()
+    followed.datastore.set_endpoints([ONE])
+    async with followed.running():
+        await asyncio.sleep(10)
+        followed.datastore.set_endpoints([ONE, TWO])
+        await asyncio.sleep(0.001)
+        assert followed.number == 2
+        for n in range(1000):
+            port = 8000 + n
+            followed.datastore.set_endpoints([ONE, Endpoint("two", "10.0.0.2", port)])
+            await asyncio.sleep(0.001)
+        assert followed.number is not None
+        assert 15 <= followed.number <= 25
+        await asyncio.sleep(GATHER_SECONDS)
+        assert dict(followed.series.version.numbers()) == {(): float(followed.number)}
+        current = followed.cache.current
+        assert current is not None
+        followed.feed.publish()
+        assert followed.cache.current is current, "the last change was told"
+
+
+async def test_what_does_not_concern_proxies_is_not_told() -> None:
+    """Neither loads nor labels make a set."""
+    followed = Followed()
+    followed.datastore.set_endpoints([ONE])
+    async with followed.running():
+        await asyncio.sleep(1)
+        followed.datastore.update_metrics(ONE.key, EndpointMetrics(waiting_requests=7))
+        labelled = Endpoint("one", "10.0.0.1", 8000, labels={"role": "decode"})
+        followed.datastore.set_endpoints([labelled])
+        await asyncio.sleep(1)
+        assert followed.number == 1
+
+
+async def test_an_endpoint_with_a_name_for_an_address_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The others are told of."""
+    followed = Followed()
+    named = Endpoint("named", "worker.example", 8000)
+    followed.datastore.set_endpoints([named, ONE])
+    async with followed.running():
+        await asyncio.sleep(1)
+        followed.datastore.set_endpoints([named, ONE, TWO])
+        await asyncio.sleep(1)
+    assert dict(followed.series.endpoints.numbers()) == {(): 2.0}
+    (line,) = [one.getMessage() for one in caplog.records]
+    assert line.startswith("a proxy cannot be told of default/named")
