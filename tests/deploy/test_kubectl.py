@@ -1,0 +1,127 @@
+"""`kubectl apply` takes every folder, against the API server of the tests.
+
+That has no OpenAPI, so kubectl cannot check fields (`--validate=false`); test_rendering does, by
+the same schemas. Objects of our own kinds are checked by the server, by their definitions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from kube_api.resources import Resource
+from kube_api.server import KubeApi, running_kube_api
+from manifests import BUILDS, ROOT, Object, kustomized, name_of
+
+KINDS = {
+    "v1": ("ServiceAccount",),
+    "apps/v1": ("Deployment",),
+    "policy/v1": ("PodDisruptionBudget",),
+    "autoscaling/v2": ("HorizontalPodAutoscaler",),
+    "rbac.authorization.k8s.io/v1": ("Role", "RoleBinding"),
+    "networking.k8s.io/v1": ("NetworkPolicy",),
+    "gateway.networking.k8s.io/v1": ("Gateway", "HTTPRoute"),
+    "monitoring.coreos.com/v1": ("ServiceMonitor", "PodMonitor", "PrometheusRule"),
+    "keda.sh/v1alpha1": ("ScaledObject",),
+    "networking.istio.io/v1": ("DestinationRule",),
+    "cert-manager.io/v1": ("Issuer", "Certificate"),
+}
+CLUSTER_WIDE = {
+    "admissionregistration.k8s.io/v1": (
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    )
+}
+
+
+def _resources() -> list[Resource]:
+    found = []
+    for namespaced, table in ((True, KINDS), (False, CLUSTER_WIDE)):
+        for api_version, kinds in table.items():
+            group, _, version = api_version.rpartition("/")
+            for kind in kinds:
+                lower = kind.lower()
+                plural = f"{lower[:-1]}ies" if lower.endswith("y") else f"{lower}s"
+                found.append(Resource(group, version, plural, kind, namespaced=namespaced))
+    return found
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[KubeApi]:
+    """A server that knows all kinds, those of other people's definitions too."""
+    definitions = sorted((ROOT / "crds").glob("*.yaml"))
+    async with running_kube_api(None, *definitions) as api:
+        for resource in _resources():
+            api.catalogue.serve(resource)
+        api.write({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "pointsman"}})
+        yield api
+
+
+class Kubectl:
+    """The program, with the way to the server."""
+
+    def __init__(self, program: Path, config: Path) -> None:
+        self._command = (str(program), f"--kubeconfig={config}", "--cache-dir", str(config.parent))
+
+    async def run(self, *words: str) -> str:
+        """What it prints. Fails the test when it fails."""
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            *words,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(60):
+            out, err = await process.communicate()
+        assert process.returncode == 0, err.decode()
+        return out.decode()
+
+
+@pytest.fixture
+def run(kubectl: Path, cluster: KubeApi, tmp_path: Path) -> Kubectl:
+    """kubectl of that server."""
+    return Kubectl(kubectl, cluster.write_kubeconfig(tmp_path / "config"))
+
+
+@pytest.mark.parametrize("folder", BUILDS)
+async def test_a_dry_run_takes_every_object(run: Kubectl, folder: str) -> None:
+    """Each kind is found, each object could be made."""
+    told = await run.run("apply", "--dry-run=client", "--validate=false", "-k", str(ROOT / folder))
+    assert told.count("(dry run)") == len(kustomized(folder))
+
+
+def _stored(cluster: KubeApi, one: Object) -> Object:
+    """An object as the server has it."""
+    kind, name = name_of(one)
+    plural = cluster.catalogue.of_kind(one["apiVersion"], kind).qualified
+    return cluster.read(plural, name, "pointsman")
+
+
+@pytest.mark.parametrize(
+    "folder", ["deploy/k8s/overlays/active-active", "deploy/k8s/overlays/standalone"]
+)
+async def test_what_is_applied_twice_is_unchanged(
+    run: Kubectl, cluster: KubeApi, folder: str
+) -> None:
+    """Defaults that the server fills in are no change; and all of it can be deleted."""
+    command = ("apply", "--validate=false", "-k", str(ROOT / folder))
+    objects = kustomized(folder)
+    assert (await run.run(*command)).count(" created") == len(objects)
+    before = [_stored(cluster, one) for one in objects]
+    # (kubectl calls a budget "configured" whatever it finds: it always sends the selector.)
+    assert (await run.run(*command)).count(" unchanged") >= len(objects) - 1
+    assert [_stored(cluster, one) for one in objects] == before
+    deleted = await run.run("delete", "--wait=false", "-k", str(ROOT / folder))
+    assert deleted.count(" deleted") == len(objects)
+
+
+async def test_a_pool_that_breaks_its_rules_is_refused(
+    run: Kubectl, cluster: KubeApi, tmp_path: Path
+) -> None:
+    """The server of the tests checks what it is given."""
+    pool = (ROOT / "deploy/k8s/overlays/gateway/inferencepool.yaml").read_text()
+    (tmp_path / "pool.yaml").write_text(pool.replace("number: 8000", "number: 80000"))
+    with pytest.raises(AssertionError, match="less than or equal to 65535"):
+        await run.run("apply", "--validate=false", "-f", str(tmp_path / "pool.yaml"))

@@ -1,0 +1,143 @@
+"""Dashboards, alerts and autoscalers ask, in queries that parse, for series that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from manifests import DEPLOY, ROOT, kustomized, of_kind
+
+WRITTEN = re.compile(r"`((?:llm_d_epp_|pointsman_|pointsman:|vllm:|http_)[a-z0-9_:]+)`")
+TABLE = re.compile(r"^\| (?P<names>[^|]+) \| (?P<type>counter|gauge|histogram|summary) \|", re.M)
+GRAFANA = {
+    "$__rate_interval": "5m",
+    "$__interval": "1m",
+    "$instance": ".*",
+    "$pool": ".*",
+    "$model": ".*",
+}
+DASHBOARDS = sorted((DEPLOY / "grafana").glob("*.json"))
+LABEL = re.compile(r"\{\{\s*(?:\$labels\.)?([a-z_]+)\s*\}\}")
+
+
+def documented() -> set[str]:
+    """Every name under which docs/metrics.md says that a sample is found."""
+    found = set()
+    for row in TABLE.finditer((ROOT / "docs" / "metrics.md").read_text()):
+        for name in WRITTEN.findall(row["names"]):
+            found.add(name)
+            if row["type"] == "histogram":
+                found |= {f"{name}_{part}" for part in ("bucket", "sum", "count")}
+    return found
+
+
+def selectors(node: Any) -> Iterator[str]:
+    """The names that a parsed query asks for."""
+    if isinstance(node, promql_parser.VectorSelector):
+        assert node.name
+        yield node.name
+    for part in ("expr", "lhs", "rhs", "vector_selector", "vs", "param"):
+        inner = getattr(node, part, None)
+        if inner is not None and not isinstance(inner, str | float | int):
+            yield from selectors(inner)
+    for inner in getattr(node, "args", None) or ():
+        yield from selectors(inner)
+
+
+def asked(query: str) -> set[str]:
+    """As `selectors`, of a query with Grafana's variables."""
+    for name, value in GRAFANA.items():
+        query = query.replace(name, value)
+    return set(selectors(promql_parser.parse(query)))
+
+
+def targets(dashboard: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every query of a dashboard with its legend."""
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", ()):
+            yield target["expr"], target["legendFormat"]
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_dashboards_ask_for_series_that_exist(path) -> None:
+    """Each query parses and names only series that docs/metrics.md has."""
+    queries = list(targets(json.loads(path.read_text())))
+    assert len(queries) > 20
+    for query, _ in queries:
+        names = asked(query)
+        assert names, query
+        assert names - documented() == set(), query
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_legends_name_labels_that_queries_keep(path) -> None:
+    """An aggregation that drops a label leaves the legend empty."""
+    for query, legend in targets(json.loads(path.read_text())):
+        for label in LABEL.findall(legend) if "(" in query else ():
+            assert re.search(rf"by \([^)]*\b{label}\b[^)]*\)", query), (query, legend)
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_panels_have_room(path) -> None:
+    """Ids are unique and no two panels overlap."""
+    panels = json.loads(path.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for at in (panel["gridPos"] for panel in panels)
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) == 23
+
+
+def test_alerts_ask_for_series_that_exist() -> None:
+    """Each parses, has a summary, and names only labels that its query keeps."""
+    groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len({rule["alert"] for rule in rules}) == len(rules) > 10
+    for rule in rules:
+        assert asked(rule["expr"]) <= documented(), rule["alert"]
+        assert rule["annotations"]["summary"]
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        if "by (" in rule["expr"]:
+            for label in LABEL.findall(str(rule["annotations"])):
+                assert re.search(rf"by \([^)]*\b{label}\b", rule["expr"]), rule["alert"]
+
+
+@pytest.mark.usefixtures("kubectl")
+def test_autoscalers_ask_for_series_that_exist() -> None:
+    """Of the pool that the manifests make."""
+    [hpa] = of_kind(kustomized("deploy/k8s/addons/autoscaling-hpa"), "HorizontalPodAutoscaler")
+    metrics = [metric["external"]["metric"] for metric in hpa["spec"]["metrics"]]
+    assert {metric["name"] for metric in metrics} <= documented()
+    [scaled] = of_kind(kustomized("deploy/k8s/addons/autoscaling-keda"), "ScaledObject")
+    queries = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
+    [pool] = of_kind(kustomized("deploy/k8s/overlays/gateway"), "InferencePool")
+    for query in queries:
+        assert asked(query)
+        assert asked(query) <= documented()
+        assert f'"{pool["metadata"]["name"]}"' in query
+    for metric in metrics:
+        assert metric["selector"]["matchLabels"] == {"name": pool["metadata"]["name"]}
+
+
+def test_a_series_that_does_not_exist_is_found() -> None:
+    """The checks above can fail, wherever in a query it stands."""
+    for query in (
+        "llm_d_epp_nothing",
+        "sum(rate(llm_d_epp_nothing[5m]))",
+        "1 - llm_d_epp_nothing",
+        "histogram_quantile(0.9, sum by (le) (rate(llm_d_epp_nothing_bucket[5m])))",
+        "topk(5, -llm_d_epp_nothing)",
+        "(llm_d_epp_request_total or llm_d_epp_nothing)",
+        "max_over_time(llm_d_epp_nothing[5m:1m])",
+    ):
+        assert asked(query) - documented()
+    assert asked("llm_d_epp_request_total") <= documented()
