@@ -126,7 +126,7 @@ def test_one_of_several_on_a_node_is_out_when_the_others_go_on() -> None:
 
 
 def test_pods_of_a_node_that_flicker_together_stay() -> None:
-    """One after the other, as they do when a kubelet starts again, and back within half a second."""
+    """One after the other, as when a kubelet starts again, and back within half a second."""
     scene = Scene()
     for name in "abc":
         scene.put(name)

@@ -1,0 +1,389 @@
+"""A pool of a cluster is followed: what changes there is so here soon, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from followed_pool import POOL, FollowedPool, following, new_server, pool_object
+from kube_api.faults import Fault
+from kube_api.statuses import ApiError
+from kubernetes_objects import CRDS
+
+from picker.k8s.discovery import SelectedPods
+from picker.k8s.selectors import parse_selector
+
+APP = {"app": "vllm"}
+MINUTE = 60.0
+
+
+async def ready(scene: FollowedPool, *names: str) -> None:
+    """A pool of these Pods."""
+    scene.write_pool(APP)
+    for number, name in enumerate(names, 1):
+        scene.kubelet.run(name, f"10.0.0.{number}", APP)
+    await scene.settled()
+    assert scene.pods == set(names)
+
+
+@pytest.mark.looptime
+async def test_nothing_is_known_before_there_is_a_pool() -> None:
+    """Pods alone are no pool, and the picker is not ready; it says what it waits for."""
+    async with following() as scene:
+        scene.kubelet.run("a", "10.0.0.1", APP)
+        await scene.settled()
+        assert not scene.datastore.synced
+        assert "there is no InferencePool default/pool" in str(scene.discovery.problem())
+        scene.write_pool(APP)
+        await scene.settled()
+        assert scene.datastore.synced
+        assert scene.names == {"a-rank-0"}
+        assert scene.discovery.problem() is None
+
+
+@pytest.mark.looptime
+async def test_a_pool_without_pods_is_known_to_have_none() -> None:
+    """That is an answer; the picker is ready."""
+    async with following() as scene:
+        await ready(scene)
+        assert scene.datastore.synced
+
+
+@pytest.mark.looptime
+async def test_pods_come_change_and_go() -> None:
+    """Other labels, another IP, a deletion while they are ready."""
+    async with following() as scene:
+        await ready(scene, "a", "b", "c", "d")
+        scene.kubelet.move("a", "10.0.0.9")
+        scene.kubelet.delete("b")
+        scene.server.erase("pods", "c")
+        other = scene.server.read("pods", "d")
+        scene.server.write({**other, "metadata": {**other["metadata"], "labels": {}}})
+        await scene.settled()
+        (one,) = scene.datastore.snapshot().candidates
+        assert one.endpoint.host_port == "10.0.0.9:8000"
+        assert scene.forgotten.keys == [f"default/{name}-rank-0" for name in "abcd"]
+
+
+@pytest.mark.looptime
+async def test_other_ports_are_other_endpoints() -> None:
+    """Pods are known by then, so it takes no new watch; what stays, stays known."""
+    async with following() as scene:
+        await ready(scene, "a")
+        watches = [one for one in scene.api.requests if one.plural == "pods"]
+        scene.write_pool(APP, 8000, 8001)
+        await scene.settled()
+        assert scene.names == {"a-rank-0", "a-rank-1"}
+        assert [one for one in scene.api.requests if one.plural == "pods"] == watches
+        assert scene.forgotten.keys == []
+
+
+@pytest.mark.looptime
+async def test_another_protocol_changes_no_endpoint() -> None:
+    """Nothing is listed, and nothing set again."""
+    async with following() as scene:
+        await ready(scene, "a")
+        version, requests = scene.datastore.snapshot().version, len(scene.api.requests)
+        scene.write_pool(APP, appProtocol="kubernetes.io/h2c")
+        await scene.settled()
+        assert scene.datastore.snapshot().version == version
+        assert len(scene.api.requests) == requests
+
+
+@pytest.mark.looptime
+async def test_other_pods_are_swapped_in_when_they_are_known() -> None:
+    """Until then those of before serve, and what happens to them counts."""
+    async with following() as scene:
+        await ready(scene, "a", "b")
+        scene.kubelet.run("x", "10.0.0.8", {"app": "other"})
+        slow = scene.server.faults.delay(5.0, "list", plural="pods")
+        scene.write_pool({"app": "other"}, 9000)
+        await asyncio.sleep(4.0)
+        assert slow.met == 1
+        assert scene.names == {"a-rank-0", "b-rank-0"}
+        scene.kubelet.delete("a")
+        await scene.settled()
+        assert scene.names == {"b-rank-0"}
+        await asyncio.sleep(1.5)
+        (one,) = scene.datastore.snapshot().candidates
+        assert one.endpoint.host_port == "10.0.0.8:9000"
+        await scene.settled()
+        assert len(scene.server.watches.of("pods")) == 1
+
+
+@pytest.mark.looptime
+async def test_a_change_of_mind_about_pods_is_followed_to_its_end() -> None:
+    """Other Pods and back, before those were known."""
+    async with following() as scene:
+        await ready(scene, "a")
+        scene.server.faults.delay(5.0, "list", plural="pods")
+        scene.write_pool({"app": "other"})
+        await scene.settled()
+        scene.write_pool(APP, 8001)
+        await asyncio.sleep(10)
+        (one,) = scene.datastore.snapshot().candidates
+        assert one.endpoint.host_port == "10.0.0.1:8001"
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"selector": {"matchLabels": {"bad key!": "x"}}, "targetPorts": [{"number": 8000}]},
+        {"selector": {"matchLabels": {}}, "targetPorts": [{"number": 8000}]},
+        {"selector": {"matchLabels": APP}, "targetPorts": []},
+        {"selector": {"matchLabels": APP}, "targetPorts": [{"number": 1}, {"number": 1}]},
+        {"selector": {"matchLabels": APP}, "targetPorts": [{"number": 0}]},
+        {"selector": {"matchLabels": APP}, "targetPorts": [{"number": n} for n in range(1, 11)]},
+        {},
+    ],
+)
+async def test_an_invalid_pool_is_reported_and_not_obeyed(
+    spec: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it said before stays, and Pods are followed by that."""
+    async with following() as scene:
+        await ready(scene, "a")
+        scene.server.write(pool_object(spec))
+        await scene.settled()
+        assert scene.names == {"a-rank-0"}
+        assert "is not followed: spec" in str(scene.discovery.problem())
+        told = [one for one in caplog.messages if "is not followed" in one]
+        assert len(told) == 1
+        assert scene.errors == 1
+        scene.kubelet.run("b", "10.0.0.2", APP)
+        await scene.settled()
+        assert scene.names == {"a-rank-0", "b-rank-0"}
+        scene.write_pool(APP, 9000)
+        await scene.settled()
+        assert {one.endpoint.port for one in scene.datastore.snapshot().candidates} == {9000}
+        assert scene.discovery.problem() is None
+
+
+@pytest.mark.looptime
+async def test_a_pool_that_was_never_valid_is_waited_for() -> None:
+    """It says why."""
+    async with following() as scene:
+        scene.server.write(pool_object({"targetPorts": []}))
+        await scene.settled()
+        assert not scene.datastore.synced
+        assert "is not followed" in str(scene.discovery.problem())
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("way", ["gone", "deleting", "invalid and deleting"])
+async def test_a_pool_that_is_gone_takes_everything_with_it(way: str) -> None:
+    """Endpoints and rules; with the pool they come back."""
+    async with following() as scene:
+        await ready(scene, "a")
+        scene.write_policy("InferenceObjective", "high", priority=3)
+        await scene.settled()
+        assert scene.priorities == {"high": 3}
+        if way == "gone":
+            scene.server.erase("inferencepools", POOL.name)
+        else:
+            found = scene.server.read("inferencepools", POOL.name)
+            metadata = {**found["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+            spec = {} if "invalid" in way else found["spec"]
+            scene.server.write({**found, "metadata": metadata, "spec": spec})
+        await scene.settled()
+        assert scene.names == set()
+        assert scene.priorities == {}
+        assert not scene.datastore.synced
+        if way != "gone":
+            scene.server.erase("inferencepools", POOL.name)
+        scene.write_pool(APP)
+        await scene.settled()
+        assert scene.names == {"a-rank-0"}
+        assert scene.priorities == {"high": 3}
+
+
+@pytest.mark.looptime
+async def test_objectives_and_rewrites_of_the_pool_count() -> None:
+    """Those that name it by name and group; the oldest rewrite first, as in a file."""
+    async with following() as scene:
+        await ready(scene, "a")
+        scene.write_policy("InferenceObjective", "mine", priority=2)
+        scene.write_policy("InferenceObjective", "others", poolRef={"name": "x"}, priority=2)
+        elsewhere = {"name": POOL.name, "group": "inference.networking.x-k8s.io"}
+        scene.write_policy("InferenceObjective", "elsewhere", poolRef=elsewhere, priority=2)
+        rules = [{"targets": [{"modelRewrite": "m"}]}]
+        scene.write_policy("InferenceModelRewrite", "r", rules=rules)
+        await scene.settled()
+        assert scene.priorities == {"mine": 2}
+        assert [one.name for one in scene.rules.current.rewrites] == ["r"]
+        scene.write_policy("InferenceObjective", "mine", priority=-1)
+        await scene.settled()
+        assert scene.priorities == {"mine": -1}
+        scene.write_policy("InferenceObjective", "mine", poolRef={"name": "x"})
+        scene.server.erase("inferencemodelrewrites", "r")
+        await scene.settled()
+        assert scene.rules.current.objectives == scene.rules.current.rewrites == ()
+
+
+@pytest.mark.looptime
+async def test_an_invalid_policy_is_not_obeyed(caplog: pytest.LogCaptureFixture) -> None:
+    """What it said before stays; one for another pool is nobody's business here."""
+    async with following() as scene:
+        await ready(scene, "a")
+        scene.write_policy("InferenceObjective", "high", priority=3)
+        scene.write_policy("InferenceObjective", "bad", poolRef={"name": "x"}, priority="much")
+        await scene.settled()
+        scene.write_policy("InferenceObjective", "high", priority="much")
+        await scene.settled()
+        assert scene.priorities == {"high": 3}
+        assert scene.errors == 1
+        assert len([one for one in caplog.messages if "is not followed" in one]) == 1
+
+
+@pytest.mark.looptime
+async def test_malformed_pods_are_told_of_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """The others count, and of one that was known what was known stays."""
+    async with following() as scene:
+        await ready(scene, "a", "b")
+        found = scene.server.read("pods", "a")
+        scene.server.write({**found, "status": {**found["status"], "podIP": "nowhere"}})
+        scene.kubelet.run("c", "neither", APP)
+        scene.kubelet.run("d", "10.0.0.4", APP)
+        await scene.settled()
+        assert scene.pods == {"a", "b", "d"}
+        assert len([one for one in caplog.messages if "is not followed" in one]) == 2
+
+
+@pytest.mark.looptime
+async def test_definitions_may_be_installed_later(caplog: pytest.LogCaptureFixture) -> None:
+    """First there is nothing but Pods; the pool comes, then objectives; requests need not wait."""
+    server = new_server(with_definitions=False)
+    pools, objectives = sorted(CRDS.glob("*pools.yaml")), sorted(CRDS.glob("*objectives.yaml"))
+    async with following(server) as scene:
+        scene.kubelet.run("a", "10.0.0.1", APP)
+        await asyncio.sleep(2)
+        assert not scene.datastore.synced
+        assert "install its CustomResourceDefinition" in str(scene.discovery.problem())
+        server.install(*pools)
+        scene.write_pool(APP)
+        await asyncio.sleep(MINUTE)
+        assert scene.pods == {"a"}
+        assert scene.discovery.problem() is None
+        server.install(*objectives)
+        scene.write_policy("InferenceObjective", "high", priority=3)
+        await asyncio.sleep(MINUTE)
+        assert scene.priorities == {"high": 3}
+        server.remove("inferenceobjectives")
+        await asyncio.sleep(MINUTE)
+        assert scene.priorities == {}
+        assert scene.pods == {"a"}
+    assert any("no inferencemodelrewrites" in one for one in caplog.messages)
+
+
+@pytest.mark.looptime
+async def test_objectives_that_are_forbidden_do_not_keep_requests_away() -> None:
+    """Requests go on without after a few seconds, and the role that is missing is named."""
+    server = new_server()
+    refused = ApiError(403, "Forbidden", "no role")
+    server.faults.answer(refused, "list", plural="inferenceobjectives")
+    async with following(server) as scene:
+        scene.write_pool(APP)
+        scene.kubelet.run("a", "10.0.0.1", APP)
+        await asyncio.sleep(2)
+        assert not scene.datastore.synced
+        await asyncio.sleep(5)
+        assert scene.pods == {"a"}
+        assert "grant the verbs list and watch" in str(scene.discovery.problem())
+
+
+@pytest.mark.looptime
+async def test_rules_are_there_before_the_first_endpoint() -> None:
+    """However long objectives take, no request is decided without them in the first seconds."""
+    server = new_server()
+    server.faults.delay(3.0, "list", plural="inferenceobjectives")
+    async with following(server) as scene:
+        scene.write_pool(APP)
+        scene.kubelet.run("a", "10.0.0.1", APP)
+        scene.write_policy("InferenceObjective", "high", priority=3)
+        await scene.until(lambda: scene.datastore.synced, 4)
+        assert scene.priorities == {"high": 3}
+
+
+@pytest.mark.looptime
+async def test_ten_minutes_without_an_api_server() -> None:
+    """The last view serves, is said to be old, and is right within seconds once it is back."""
+    async with following() as scene:
+        await ready(scene, "a", "b", "c")
+        scene.write_policy("InferenceObjective", "high", priority=3)
+        await scene.settled()
+        scene.api.go_away()
+        scene.kubelet.delete("a")
+        scene.server.erase("pods", "b")
+        scene.kubelet.run("d", "10.0.0.4", APP)
+        scene.kubelet.restart_container("c")
+        scene.kubelet.set_ready("c", True)
+        scene.write_policy("InferenceObjective", "high", priority=4)
+        requests = len(scene.api.requests)
+        for _ in range(10):
+            await asyncio.sleep(MINUTE)
+            assert scene.pods == {"a", "b", "c"}
+            assert scene.priorities == {"high": 3}
+            assert "the last known state is in use" in str(scene.discovery.problem())
+        assert len(scene.api.requests) - requests < 20 * MINUTE
+        scene.api.come_back(forget_changes=True)
+        await scene.until(lambda: scene.pods == {"c", "d"}, 10)
+        await asyncio.sleep(10)
+        assert scene.priorities == {"high": 4}
+        assert scene.discovery.problem() is None
+        assert "default/c-rank-0" in scene.forgotten.keys
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("status", [410, 429, 500, 503])
+async def test_refusals_of_the_server_pass(status: int) -> None:
+    """What has changed meanwhile is known soon after."""
+    async with following() as scene:
+        await ready(scene, "a")
+        refused = ApiError(status, "Refused", "for a while")
+        scene.server.faults.add(Fault(("list", "watch"), times=8, error=refused))
+        scene.server.watches.end(abruptly=True)
+        scene.kubelet.run("b", "10.0.0.2", APP)
+        scene.write_pool(APP, 9000)
+        await scene.until(lambda: scene.pods == {"a", "b"}, 30)
+        await asyncio.sleep(10)
+        assert {one.endpoint.port for one in scene.datastore.snapshot().candidates} == {9000}
+
+
+@pytest.mark.looptime
+async def test_pods_without_a_pool_are_followed_by_a_selector() -> None:
+    """Sets and inequality too; nothing but Pods is asked for, and there are no rules."""
+    selector = parse_selector("app in (vllm,sglang),!canary")
+    async with following(pods=SelectedPods(selector, (8000, 8001))) as scene:
+        scene.kubelet.run("a", "10.0.0.1", APP)
+        scene.kubelet.run("b", "10.0.0.2", {"app": "sglang"})
+        scene.kubelet.run("c", "10.0.0.3", APP | {"canary": "yes"})
+        await scene.settled()
+        assert scene.names == {"a-rank-0", "a-rank-1", "b-rank-0", "b-rank-1"}
+        assert {one.plural for one in scene.api.requests} == {"pods"}
+        assert scene.datastore.synced
+        assert scene.discovery.problem() is None
+
+
+@pytest.mark.looptime
+async def test_a_storm_of_changes_is_applied_in_few_steps(caplog: pytest.LogCaptureFixture) -> None:
+    """A thousand changes a second of 100 Pods: at most 50 steps a second, a line a second."""
+    caplog.set_level(logging.INFO)
+    async with following() as scene:
+        scene.write_pool(APP)
+        for number in range(100):
+            scene.kubelet.run(f"p{number}", f"10.0.1.{number}", APP, grace_seconds=600)
+        await scene.settled()
+        version, lines = scene.datastore.snapshot().version, len(caplog.messages)
+        for number in range(1000):
+            scene.kubelet.move(f"p{number % 100}", f"10.1.{number // 250}.{number % 250}")
+            await asyncio.sleep(0.001)
+        await scene.settled()
+        steps = scene.datastore.snapshot().version - version
+        assert 20 <= steps <= 60
+        assert len(caplog.messages) - lines <= 5
+        addresses = {one.endpoint.address for one in scene.datastore.snapshot().candidates}
+        stored = scene.server.store.all(scene.server.resource("pods"))
+        assert addresses == {one.obj["status"]["podIP"] for one in stored}

@@ -1,0 +1,208 @@
+"""What real kubelets were recorded to write, and the endpoints that follow from it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from followed_pool import FollowedPool, following, new_server
+from kube_api.replay import Recording, Step, replay
+from kube_api.resources import Object
+from kube_api.store import Type
+
+from picker.datalayer.datastore import EndpointChanges
+
+FOLDER = Path(__file__).parents[3] / "tests/data/kubernetes"
+APP = {"app": "vllm"}
+LATE_SECONDS = 0.1
+FLAP_SECONDS = (89, 91)  # of the recording: a kubelet comes back
+
+
+def recording(name: str) -> Recording:
+    """One of them."""
+    return Recording.load(FOLDER / f"{name}.jsonl")
+
+
+def serving(pods: Iterable[Object]) -> set[str]:
+    """The Pods that serve by what each says of itself now."""
+    names = set()
+    for pod in pods:
+        metadata, status = pod["metadata"], pod["status"]
+        ready = [one["status"] for one in status.get("conditions", ()) if one["type"] == "Ready"]
+        if metadata["labels"].get("app") != "vllm" or "deletionTimestamp" in metadata:
+            continue
+        if status["phase"] == "Running" and status.get("podIP") and ready == ["True"]:
+            names.add(metadata["name"])
+    return names
+
+
+def told_by(steps: Iterable[Step], before: Iterable[Object]) -> dict[str, Object]:
+    """The Pods as they are after all of the steps."""
+    pods = {pod["metadata"]["name"]: pod for pod in before}
+    for step in steps:
+        name = step.obj["metadata"]["name"]
+        if step.type is Type.DELETED:
+            pods.pop(name, None)
+        else:
+            pods[name] = step.obj
+    return pods
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("name", ["pod_lifecycle", "pod_faults", "deployment_rollout"])
+async def test_after_every_step_those_pods_serve_that_say_so(name: str) -> None:
+    """With time after each to be sure that nothing is held for a moment only."""
+    stream = recording(name)
+    async with following() as scene:
+        scene.write_pool(APP)
+        await scene.settled()
+        for number, _ in enumerate(replay(scene.server, stream), 1):
+            await asyncio.sleep(1.2)
+            pods = told_by(stream.steps[:number], stream.met_midway())
+            assert scene.pods == serving(pods.values()), stream.steps[number - 1].seconds
+            for one in scene.datastore.snapshot().candidates:
+                status = pods[one.endpoint.name.removesuffix("-rank-0")]["status"]
+                assert one.endpoint.host_port == f"{status['podIP']}:8000"
+
+
+async def played(scene: FollowedPool, stream: Recording) -> list[tuple[float, set[str]]]:
+    """Play a stream in its own time; every set of Pods that served, with when that began."""
+    loop = asyncio.get_running_loop()
+    began = loop.time() - stream.steps[0].seconds
+    shown: list[tuple[float, set[str]]] = [(0, scene.pods)]
+
+    def look(_: EndpointChanges) -> None:
+        if shown[-1][1] != scene.pods:
+            shown.append((loop.time() - began, scene.pods))
+
+    scene.datastore.subscribe(look)
+    rest = iter(stream.steps)
+    next(rest)
+    for _ in replay(scene.server, stream):
+        after = next(rest, None)
+        await asyncio.sleep(2 if after is None else began + after.seconds - loop.time())
+    return shown
+
+
+def check(shown: list[tuple[float, set[str]]], *expected: tuple[float, set[str]]) -> None:
+    """These sets, each from its time on or a little later."""
+    assert [pods for _, pods in shown] == [pods for _, pods in expected]
+    for (at, _), (due, _) in zip(shown[1:], expected[1:], strict=True):
+        assert due - 0.001 <= at <= due + LATE_SECONDS
+
+
+@pytest.mark.looptime
+async def test_a_pods_life_in_its_own_time() -> None:
+    """It serves from its readiness to its deletion, though it says ready for three seconds more."""
+    async with following() as scene:
+        scene.write_pool(APP)
+        await scene.settled()
+        shown = await played(scene, recording("pod_lifecycle"))
+    check(shown, (0, set()), (4.436, {"life"}), (19.387, set()))
+
+
+@pytest.mark.looptime
+async def test_a_rollout_in_its_own_time() -> None:
+    """Three Pods are replaced one by one, and at no time fewer than three serve."""
+    async with following() as scene:
+        scene.write_pool(APP)
+        await scene.settled()
+        shown = await played(scene, recording("deployment_rollout"))
+    old1, old2, old3 = (f"vllm-7bdfb47f6-{name}" for name in ("dmkcm", "jvp2g", "2gzd7"))
+    new1, new2, new3 = (f"vllm-5cd876f6cf-{name}" for name in ("8cckp", "27b4j", "r9h8b"))
+    check(
+        shown,
+        (0, set()),
+        (2.804, {old1}),
+        (2.965, {old1, old2}),
+        (3.092, {old1, old2, old3}),
+        (4.776, {old1, old2, old3, new1}),
+        (4.872, {old2, old3, new1}),
+        (6.75, {old2, old3, new1, new2}),
+        (6.831, {old3, new1, new2}),
+        (7.945, {old3, new1, new2, new3}),
+        (7.988, {new1, new2, new3}),
+    )
+
+
+@pytest.mark.looptime
+async def test_faults_in_their_own_time() -> None:
+    """A failing probe, two kills for memory under one IP, a node that is lost and comes back."""
+    async with following() as scene:
+        scene.write_pool(APP)
+        await scene.settled()
+        stream = recording("pod_faults")
+        for pod in stream.met_midway():
+            scene.server.write(pod)
+        await scene.settled()
+        shown = await played(scene, stream)
+        forgotten = [key.removeprefix("default/") for key in scene.forgotten.keys]
+    node = {f"vllm-7bdfb47f6-{name}" for name in ("4hxj8", "7c7qx", "9bthw")}
+    first, second, third = sorted(node)
+    given_up = [one for one in shown if 79 < one[0] < 90]
+    assert {at for at, _ in given_up if 80.785 <= at < 80.85} == {at for at, _ in given_up}
+    assert given_up[-1][1] == set()  # a second after its node was given up each of them is gone
+    check(
+        [one for one in shown if one not in given_up],
+        (0, node),
+        (3.151, node | {"life"}),
+        (10.409, node),  # waited for, as others on its node might have followed
+        (13.151, node | {"life"}),
+        (15.767, node),  # its deletion
+        (17.181, node | {"oom"}),
+        (20.241, node),  # its container is seen to have ended
+        (21.244, node | {"oom"}),
+        (24.301, node),
+        (90.164, {first}),
+        (90.256, {first, third}),
+        (90.352, {first, second, third}),
+    )
+    assert forgotten[:4] == ["life-rank-0", "life-rank-0", "oom-rank-0", "oom-rank-0"]
+
+
+@pytest.mark.looptime
+async def test_a_kubelet_that_comes_back_takes_no_endpoint_away() -> None:
+    """All Pods of its node are unready for up to half a second; nothing is forgotten of them."""
+    whole = recording("pod_faults")
+    steps = [one for one in whole.steps if FLAP_SECONDS[0] < one.seconds < FLAP_SECONDS[1]]
+    stream = replace(whole, steps=tuple(steps))
+    async with following() as scene:
+        scene.write_pool(APP)
+        for pod in stream.met_midway():
+            scene.server.write(pod)
+        await scene.settled()
+        shown = await played(scene, stream)
+    assert len(shown) == 1
+    assert len(shown[0][1]) == 3
+    assert scene.forgotten.keys == []
+
+
+@pytest.mark.looptime
+async def test_a_recorded_kill_for_memory_is_a_server_that_knows_nothing() -> None:
+    """Same name, same IP and port; what was known of it is forgotten, its metrics with it."""
+    whole = recording("pod_faults")
+    stream = replace(
+        whole, steps=tuple(one for one in whole.steps if one.obj["metadata"]["name"] == "oom")
+    )
+    ready = [one.seconds for one in stream.steps if is_ready(one.obj)]
+    async with following(new_server()) as scene:
+        scene.write_pool(APP)
+        await scene.settled()
+        endpoints = []
+        for step in replay(scene.server, stream):
+            await asyncio.sleep(1.2)
+            if step.seconds in ready:
+                endpoints.append(scene.datastore.snapshot().candidates[0].endpoint)
+        first, second = endpoints
+        assert (first.key, first.host_port) == (second.key, second.host_port)
+        assert not first.is_same_server(second)
+        assert scene.forgotten.keys == ["default/oom-rank-0"] * 2
+
+
+def is_ready(pod: Object) -> bool:
+    """By its condition."""
+    conditions = {one["type"]: one["status"] for one in pod["status"].get("conditions", ())}
+    return conditions.get("Ready") == "True"
