@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import ip_address
 
 from picker.types import Endpoint
@@ -13,7 +14,7 @@ ZONE_LABEL = "topology.kubernetes.io/zone"
 RACK_LABEL = "topology.kubernetes.io/rack"
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Locality:
     """Where an endpoint stands, as Envoy divides it; "" where its labels say nothing."""
 
@@ -45,7 +46,7 @@ def assignment_of(cluster: str, endpoints: Iterable[Endpoint]) -> Assignment:
     Envoy refuses a whole assignment for one address that is a name and not an IP address, so such
     an endpoint is left out. Of several endpoints at one address the first one stands for all.
     """
-    by_locality: dict[Locality, list[Endpoint]] = {}
+    by_place: dict[tuple[str, ...], list[Endpoint]] = {}
     skipped: list[str] = []
     taken: set[str] = set()
     for endpoint in sorted(endpoints, key=lambda one: one.key):
@@ -53,17 +54,17 @@ def assignment_of(cluster: str, endpoints: Iterable[Endpoint]) -> Assignment:
             skipped.append(endpoint.key)
         elif endpoint.host_port not in taken:
             taken.add(endpoint.host_port)
-            by_locality.setdefault(_locality(endpoint), []).append(endpoint)
-    localities = tuple((place, tuple(by_locality[place])) for place in sorted(by_locality))
+            by_place.setdefault(_place(endpoint), []).append(endpoint)
+    localities = tuple((Locality(*place), tuple(by_place[place])) for place in sorted(by_place))
     return Assignment(cluster, localities, tuple(skipped))
 
 
-def _locality(endpoint: Endpoint) -> Locality:
-    labels = endpoint.labels
-    names = (REGION_LABEL, ZONE_LABEL, RACK_LABEL)
-    return Locality(*(labels.get(name, "") for name in names))
+def _place(endpoint: Endpoint) -> tuple[str, ...]:
+    label = endpoint.labels.get
+    return label(REGION_LABEL, ""), label(ZONE_LABEL, ""), label(RACK_LABEL, "")
 
 
+@lru_cache(maxsize=8192)
 def _is_ip(address: str) -> bool:
     try:
         ip_address(address)

@@ -19,6 +19,7 @@ from picker.xds_series import XdsSeries
 log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.05  # between two sets: what changes faster is told of together
+MAX_SHARE = 0.05  # of the thread's time, which decisions need: a pool of thousands is told slower
 
 
 class EndpointFeed:
@@ -28,19 +29,22 @@ class EndpointFeed:
         self._datastore, self._cache = datastore, cache
         self._cluster, self._series = cluster, series
         self._changed, self._known = asyncio.Event(), asyncio.Event()
+        self._encoder = wire.AssignmentEncoder()
         self._skipped: frozenset[str] = frozenset()
         datastore.watch(self._look)
         self._look()
 
     async def run(self) -> None:
         """Follow the pool until cancelled. The first change is told of at once."""
+        clock = asyncio.get_running_loop().time
         self._datastore.subscribe(self._note)
         try:
             await self._known.wait()
             while True:
                 self._changed.clear()
+                began = clock()
                 self.publish()
-                await asyncio.sleep(GATHER_SECONDS)
+                await asyncio.sleep(max(GATHER_SECONDS, (clock() - began) / MAX_SHARE))
                 await self._changed.wait()
         finally:
             self._datastore.unsubscribe(self._note)
@@ -53,7 +57,7 @@ class EndpointFeed:
         for key in sorted(skipped - self._skipped):
             log.warning("a proxy cannot be told of %s: its address is no IP address", key)
         self._skipped = skipped
-        if self._cache.publish([wire.encoded(assignment)]):
+        if self._cache.publish([self._encoder.encode(assignment)]):
             self._series.endpoints.set(assignment.size)
             self._series.version.inc()
 

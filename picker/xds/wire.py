@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
@@ -26,6 +27,8 @@ FETCH_ENDPOINTS = f"{_EDS}/FetchEndpoints"
 STREAM_AGGREGATED = f"{_ADS}/StreamAggregatedResources"
 DELTA_AGGREGATED = f"{_ADS}/DeltaAggregatedResources"
 METADATA_NAMESPACE = "pointsman"
+
+_Group = endpoint_components_pb2.LocalityLbEndpoints
 
 Q = TypeVar("Q")
 
@@ -91,24 +94,41 @@ def delta_response(response: delta.Response) -> bytes:
     return cast("bytes", message.SerializeToString())
 
 
-def encoded(assignment: Assignment) -> Resource:
-    """The resource that tells of these endpoints; the same ones always give the same bytes."""
-    message = endpoint_pb2.ClusterLoadAssignment(
-        cluster_name=assignment.cluster,
-        endpoints=[
-            endpoint_components_pb2.LocalityLbEndpoints(
-                locality=_locality(locality),
-                lb_endpoints=[_member(endpoint) for endpoint in endpoints],
-            )
-            for locality, endpoints in assignment.localities
-        ],
-    )
-    return resource_of(assignment.cluster, message.SerializeToString(deterministic=True))
+class AssignmentEncoder:
+    """Makes resources of assignments; the same endpoints always give the same bytes.
+
+    Owns the bytes of the endpoints of the last one, since most of them are those of the next: a
+    pool of thousands that changes many times a second would cost what decisions need.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, tuple[Endpoint, bytes]] = {}
+
+    def encode(self, assignment: Assignment) -> Resource:
+        """The resource that tells of these endpoints."""
+        before, self._pieces = self._pieces, {}
+        groups = []
+        for locality, endpoints in assignment.localities:
+            group = _Group(locality=_locality(locality)).SerializeToString()
+            # The fields of a message may follow each other in pieces.
+            pieces = [self._piece(endpoint, before) for endpoint in endpoints]
+            groups.append(_Group.FromString(b"".join((group, *pieces))))
+        message = endpoint_pb2.ClusterLoadAssignment(
+            cluster_name=assignment.cluster, endpoints=groups
+        )
+        return resource_of(assignment.cluster, message.SerializeToString(deterministic=True))
+
+    def _piece(self, endpoint: Endpoint, before: Mapping[str, tuple[Endpoint, bytes]]) -> bytes:
+        known = before.get(endpoint.key)
+        if known is None or known[0] is not endpoint:
+            known = (endpoint, _Group(lb_endpoints=[_member(endpoint)]).SerializeToString())
+        self._pieces[endpoint.key] = known
+        return known[1]
 
 
 def emptied(cluster: str) -> Resource:
     """What is told of a cluster that nobody has any more: that it has no endpoints."""
-    return encoded(Assignment(cluster))
+    return AssignmentEncoder().encode(Assignment(cluster))
 
 
 def _locality(locality: Locality) -> base_pb2.Locality | None:

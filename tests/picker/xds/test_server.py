@@ -35,7 +35,7 @@ class Served:
     def tell(self, *ports: int, cluster: str = "pool") -> None:
         """Let the pool be endpoints at these ports."""
         endpoints = [Endpoint(f"e{port}", "10.0.0.1", port) for port in ports]
-        self.cache.publish([wire.encoded(assignment_of(cluster, endpoints))])
+        self.cache.publish([wire.AssignmentEncoder().encode(assignment_of(cluster, endpoints))])
 
     def call(self, path: str) -> Any:
         """A call of a method."""
