@@ -30,7 +30,10 @@ class MissingToolError(LookupError):
 
 @cache
 def tool(name: str) -> Path:
-    """The program `kubectl` or `helm`, of the version above; else what PATH has. Raises MissingToolError."""
+    """The program `kubectl` or `helm`, of the version above; else what PATH has.
+
+    Raises MissingToolError.
+    """
     chosen = os.environ.get("POINTSMAN_CACHE")
     root = Path(chosen) if chosen else Path.home() / ".cache" / "pointsman"
     folder = root / "tools" / WHEEL_SHA256[:12]

@@ -1,0 +1,88 @@
+"""What docs/deploying.md says to type is typed here, as far as that goes without a cluster."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from manifests import BUILDS, NAMESPACE, ROOT, kustomized, name_of
+
+pytestmark = pytest.mark.usefixtures("kubectl")
+PAGE = (ROOT / "docs" / "deploying.md").read_text()
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def commands(program: str) -> Iterator[list[str]]:
+    """Every command of a program, word by word; in running text, too."""
+    lines = [
+        line for kind, text in FENCE.findall(PAGE) if kind == "bash" for line in text.split("\n")
+    ]
+    lines += re.findall(rf"`({program} [^`]+)`", PAGE)
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if words[:1] == [program] and len(words) > 2:
+            yield words[1:]
+
+
+@pytest.mark.parametrize("words", commands("helm"), ids=" ".join)
+def test_helm_commands_work(helm: Path, words: list[str]) -> None:
+    """Each as it stands."""
+    done = subprocess.run([helm, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_folders_that_are_applied_render() -> None:
+    """Every `kubectl apply -k`; and objects that are asked for are in what was applied."""
+    applied, asked = [], set()
+    for words in commands("kubectl"):
+        if words[0] == "apply":
+            assert words[1] == "-k"
+            applied += kustomized(words[2])
+        else:
+            assert words[:2] == ["-n", NAMESPACE]
+            asked |= {word for word in words[3:] if "pointsman" in word}
+    assert len(applied) > 20
+    names = {f"{kind.lower()}/{name}" for kind, name in map(name_of, applied)}
+    assert {word if "/" in word else f"gateway/{word}" for word in asked} <= names
+    assert asked
+
+
+@pytest.mark.parametrize("words", commands("docker"), ids=lambda words: words[2])
+def test_dockerfiles_are_there(words: list[str]) -> None:
+    """Each is built from the root."""
+    assert words[:2] == ["build", "-f"]
+    assert (ROOT / words[2]).is_file()
+    assert words[-1] == "."
+
+
+def test_the_example_of_an_overlay_builds(kubectl: Path, tmp_path: Path) -> None:
+    """In a folder beside `deploy`, where its paths lead."""
+    [text] = [text for kind, text in FENCE.findall(PAGE) if kind == "yml"]
+    shutil.copytree(ROOT / "deploy" / "k8s", tmp_path / "deploy" / "k8s")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "kustomization.yaml").write_text(text)
+    done = subprocess.run(
+        [kubectl, "kustomize", tmp_path / "mine"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    objects = list(yaml.safe_load_all(done.stdout))
+    images = re.findall(r"image: (\S+)", done.stdout)
+    assert images
+    assert all(image.startswith("registry.example/") for image in images)
+    [gateway] = [one for one in objects if one["kind"] == "Gateway"]
+    assert gateway["spec"]["gatewayClassName"] == "kgateway"
+
+
+def test_every_folder_is_told_of() -> None:
+    """Overlays and additions that exist are in the table, and no others."""
+    for group in ("overlays", "addons"):
+        [row] = [line for line in PAGE.splitlines() if f"| `deploy/k8s/{group}/` |" in line]
+        told = set(re.findall(r"`([a-z-]+)`", row.split("|")[2]))
+        there = {folder.split("/")[-1] for folder in BUILDS if f"/{group}/" in folder}
+        assert told == there
