@@ -16,7 +16,7 @@ from fleet.errors import FleetError
 if TYPE_CHECKING:
     from fleet.models import Progress
 
-_PASSED_ON = ("worker", "picker", "train-draft", "config", "replay")
+_PASSED_ON = ("worker", "picker", "train-draft", "config", "replay", "restart")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,6 +44,7 @@ def _pass_on(command: str) -> Callable[[list[str]], int]:
         "train-draft": _train_draft,
         "config": _config,
         "replay": _replay,
+        "restart": _restart,
     }[command]
 
 
@@ -56,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_up(commands.add_parser("up", help="run Envoy, a picker and workers on this machine"))
+    commands.add_parser("restart", help="restart parts of a running fleet, at no request's cost")
     _add_chat(commands.add_parser("chat", help="talk to a fleet in the terminal"))
     commands.add_parser("worker", help="serve one model (see `pointsman worker --help`)")
     commands.add_parser("picker", help="pick endpoints for Envoy (see `pointsman picker --help`)")
@@ -107,6 +109,8 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     )
     text = "let --config name plugins whose parameters may still change"
     parser.add_argument("--allow-experimental-plugins", action="store_true", help=text)
+    text = "tell clients the request's id and the worker that was picked, in response headers"
+    parser.add_argument("--decision-header", action="store_true", help=text)
     text = "processes of the picker that serve; more than 1 is for several threads of Envoy"
     parser.add_argument("--picker-processes", type=int, default=1, metavar="N", help=text)
     text = "write down every decision of the picker, for `pointsman replay`"
@@ -178,6 +182,7 @@ def _up(arguments: argparse.Namespace) -> int:
         buffer_request_body=arguments.request_body == "buffered",
         trust_control_headers=trust,
         allow_experimental_plugins=arguments.allow_experimental_plugins,
+        decision_header=arguments.decision_header,
         picker_processes=arguments.picker_processes,
         record=arguments.record,
         worker_args=tuple(shlex.split(arguments.worker_args)),
@@ -261,6 +266,14 @@ def _replay(argv: list[str]) -> int:
     from fleet.replay import replay_command
 
     return replay_command(argv, Console(), lambda line: print(line, file=sys.stderr))
+
+
+def _restart(argv: list[str]) -> int:
+    from os import environ
+
+    from fleet.restart_command import restart_command
+
+    return restart_command(argv, environ, lambda line: print(line, flush=True))
 
 
 def _train_draft(argv: list[str]) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +14,10 @@ from fleet.envoy.settings import BootstrapConfig, Mechanism, PipeAddress, Socket
 from fleet.process import Program
 
 _LOOPBACK = "127.0.0.1"
-PORTS_BESIDE_WORKERS = 3  # picker: ext_proc, health, HTTP
+PORTS_OF_A_PICKER = 3  # ext_proc, health, HTTP
+# An old Envoy is ended by us when its time is over; by its successor only should we have vanished.
+_PARENT_OVERTIME_SECONDS = 60
+_ENVOYS_AT_ONCE = 3  # that Envoy gives addresses to
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,7 @@ class Options:
     picker's configuration file, `record` where its decisions are written down. `objectives` are
     YAML documents, see `objectives.read_objectives`. `worker_args` are added to every worker's
     command line. `buffer_request_body` and `trust_control_headers` are those of `BootstrapConfig`,
-    `allow_experimental_plugins` is the picker's flag.
+    `allow_experimental_plugins` and `decision_header` are the picker's flags.
     """
 
     workers: int = 2
@@ -38,6 +43,7 @@ class Options:
     buffer_request_body: bool = True
     trust_control_headers: bool = False
     allow_experimental_plugins: bool = False
+    decision_header: bool = False
     picker_processes: int = 1
     record: Path | None = None
     worker_args: tuple[str, ...] = ()
@@ -49,71 +55,224 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where this machine lets the fleet live: a private folder, free ports, cores, the proxy."""
+    """Where this machine lets the fleet live: a private folder, free ports, cores, the proxy.
+
+    `hot_restart_id` is a number by which one Envoy of this fleet finds the next, of at most 27
+    bits; None where the machine has no shared memory for that.
+    """
 
     folder: Path
     picker_ports: tuple[int, int, int]  # ext_proc, health, HTTP
     worker_ports: tuple[int, ...]
     cores: int
     envoy: Path
+    hot_restart_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """One worker and where it answers."""
+
+    program: Program
+    address: SocketAddress
+
+
+@dataclass(frozen=True, slots=True)
+class PickerPlan:
+    """One picker and where it answers; `record` is the file it writes decisions to, if any."""
+
+    program: Program
+    ext_proc: SocketAddress
+    health: SocketAddress
+    http: SocketAddress
+    record: Path | None
+
+    @property
+    def ports(self) -> tuple[int, int, int]:
+        """As in `Site`."""
+        return self.ext_proc.port, self.health.port, self.http.port
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoyPlan:
+    """One Envoy, `again` what takes its place after a crash, and its bootstrap.
+
+    `number` counts the Envoys of a fleet from 1, `epoch` those that took over from one another.
+    """
+
+    program: Program
+    again: Program
+    admin: PipeAddress
+    bootstrap: BootstrapConfig
+    bootstrap_path: Path
+    number: int
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The programs of a fleet, the files they read (by path), and where they answer."""
+    """The programs of a fleet, the files they read (by path), and where they answer.
 
-    workers: tuple[Program, ...]
-    worker_addresses: tuple[SocketAddress, ...]
-    picker: Program
-    picker_http: SocketAddress
-    envoy: Program
-    ingress: SocketAddress
-    admin: PipeAddress
-    bootstrap: BootstrapConfig
-    bootstrap_path: Path
-    endpoints_path: Path
-    endpoints: str
+    `model` None: the simulator runs without one.
+    """
 
+    options: Options
+    site: Site
+    model: Path | None
 
-def plan(options: Options, site: Site, model: Path | None) -> Plan:
-    """Lay a fleet out. `model` None: the simulator runs without one."""
-    ext_proc, health, http = site.picker_ports
-    addresses = tuple(SocketAddress(_LOOPBACK, port) for port in site.worker_ports)
-    admin = PipeAddress(str(site.folder / "envoy.sock"))
-    bootstrap_path = site.folder / "envoy.yaml"
-    endpoints_path = site.folder / "endpoints.yaml"
-    ingress = SocketAddress(options.host, options.port)
-    return Plan(
-        workers=tuple(
-            _worker(options, site, model, index) for index in range(len(site.worker_ports))
-        ),
-        worker_addresses=addresses,
-        picker=_picker(options, site, endpoints_path),
-        picker_http=SocketAddress(_LOOPBACK, http),
-        envoy=_envoy(options, site, bootstrap_path),
-        ingress=ingress,
-        admin=admin,
-        bootstrap=BootstrapConfig(
-            listen=ingress,
+    @property
+    def workers(self) -> tuple[WorkerPlan, ...]:
+        """Those to begin with."""
+        return tuple(self.worker(index, port) for index, port in enumerate(self.site.worker_ports))
+
+    @property
+    def ingress(self) -> SocketAddress:
+        """Where clients come in."""
+        return SocketAddress(self.options.host, self.options.port)
+
+    @property
+    def endpoints_path(self) -> Path:
+        """What the picker follows: see `endpoints_yaml`."""
+        return self.site.folder / "endpoints.yaml"
+
+    @property
+    def pool_path(self) -> Path:
+        """What Envoy follows: the workers it may send requests to."""
+        return self.site.folder / "pool.json"
+
+    @property
+    def pickers_path(self) -> Path:
+        """What Envoy follows: the pickers it may ask."""
+        return self.site.folder / "pickers.json"
+
+    @property
+    def control_path(self) -> Path:
+        """The socket at which the fleet takes orders."""
+        return self.site.folder / "control.sock"
+
+    @property
+    def hot_restart_memory(self) -> Path | None:
+        """The shared memory of the fleet's Envoys, which none of them removes."""
+        number = self.site.hot_restart_id
+        return None if number is None else Path(f"/dev/shm/envoy_shared_memory_{10 * number}")
+
+    def hot_restart_socket(self, epoch: int) -> Path | None:
+        """Where the Envoy of that epoch listens to the one after it."""
+        if self.site.hot_restart_id is None:
+            return None
+        number = 10 * self.site.hot_restart_id + epoch % _ENVOYS_AT_ONCE
+        return Path(f"{self._hot_restart_path}_parent_{number}")
+
+    @property
+    def _hot_restart_path(self) -> Path:
+        return self.site.folder / "hot"
+
+    def worker(self, index: int, port: int) -> WorkerPlan:
+        """The worker of that index, counted from 0, on `port`."""
+        options, site = self.options, self.site
+        threads = max(1, site.cores // max(1, options.workers))
+        argv = [*_python("worker"), "--engine", options.engine]
+        argv += ["--host", _LOOPBACK, "--port", str(port)]
+        argv += ["--shutdown-timeout", f"{options.drain_seconds:g}"]
+        if self.model is not None:
+            argv += ["--model", str(self.model)]
+        if options.dtype is not None:
+            argv += ["--dtype", options.dtype]
+        # In our folder, so that what a killed worker could not remove goes with it.
+        environment = {"TMPDIR": str(site.folder)}
+        if options.engine == "torch":
+            argv += ["--num-threads", str(threads)]
+            environment["OMP_NUM_THREADS"] = str(threads)
+        name = worker_name(index)
+        log = site.folder / f"{name}.log"
+        program = Program(name, (*argv, *options.worker_args), log, environment)
+        return WorkerPlan(program, SocketAddress(_LOOPBACK, port))
+
+    def picker(
+        self, ports: tuple[int, int, int] | None = None, record: Path | None = None
+    ) -> PickerPlan:
+        """A picker on `ports` that records into `record`; None: as the first one."""
+        options, site = self.options, self.site
+        ports = site.picker_ports if ports is None else ports
+        record = options.record if record is None else record
+        ext_proc, health, http = ports
+        argv = [*_python("picker"), "--endpoints-file", str(self.endpoints_path)]
+        argv += ["--bind-address", _LOOPBACK, "--grpc-port", str(ext_proc)]
+        argv += ["--grpc-health-port", str(health), "--metrics-port", str(http)]
+        argv += ["--drain-timeout", f"{options.drain_seconds:g}s"]
+        if options.picker_processes != 1:
+            argv += ["--processes", str(options.picker_processes)]
+        if record is not None:
+            argv += ["--record", str(record)]
+        if options.config is not None:
+            argv += ["--config-file", str(options.config)]
+        if options.allow_experimental_plugins:
+            argv.append("--allow-experimental-plugins")
+        if options.decision_header:
+            argv.append("--decision-header")
+        program = Program("picker", tuple(argv), site.folder / "picker.log")
+        at = [SocketAddress(_LOOPBACK, port) for port in ports]
+        return PickerPlan(program, at[0], at[1], at[2], record)
+
+    def envoy(self, number: int = 1, epoch: int = 0) -> EnvoyPlan:
+        """The Envoy of that number, which takes over from the one before it if `epoch` is not 0."""
+        options, folder = self.options, self.site.folder
+        suffix = "" if number == 1 else f"-{number}"
+        path = folder / f"envoy{suffix}.yaml"
+        admin = PipeAddress(str(folder / f"envoy{suffix}.sock"))
+        first = self.picker()
+        return EnvoyPlan(
+            program=self._envoy_program(path, epoch),
+            again=self._envoy_program(path, 0),  # a crash leaves nobody to take over from
             admin=admin,
-            picker=SocketAddress(_LOOPBACK, ext_proc),
-            picker_health=SocketAddress(_LOOPBACK, health),
-            endpoints=addresses,
-            mechanism=options.routing,
-            buffer_request_body=options.buffer_request_body,
-            trust_control_headers=options.trust_control_headers,
-        ),
-        bootstrap_path=bootstrap_path,
-        endpoints_path=endpoints_path,
-        endpoints=endpoints_yaml(addresses, options.objectives),
-    )
+            bootstrap=BootstrapConfig(
+                listen=self.ingress,
+                admin=admin,
+                picker=first.ext_proc,
+                picker_health=first.health,
+                pickers_file=str(self.pickers_path),
+                endpoints=tuple(worker.address for worker in self.workers),
+                endpoints_file=str(self.pool_path),
+                mechanism=options.routing,
+                buffer_request_body=options.buffer_request_body,
+                trust_control_headers=options.trust_control_headers,
+            ),
+            bootstrap_path=path,
+            number=number,
+            epoch=epoch,
+        )
+
+    def _envoy_program(self, bootstrap_path: Path, epoch: int) -> Program:
+        options, site = self.options, self.site
+        argv = [str(site.envoy), "-c", str(bootstrap_path)]
+        argv += ["--concurrency", str(options.envoy_concurrency), "--log-level", "warn"]
+        argv += self._hot_restart(epoch)
+        return Program("envoy", tuple(argv), site.folder / "envoy.log")
+
+    def _hot_restart(self, epoch: int) -> list[str]:
+        """Flags by which an Envoy takes over the port from the one before it."""
+        number, drain = self.site.hot_restart_id, max(1, math.ceil(self.options.drain_seconds))
+        if number is None:
+            return ["--disable-hot-restart"]
+        return [
+            *("--base-id", str(number), "--restart-epoch", str(epoch)),
+            # In our folder and for us alone; by default any user of the machine could connect.
+            *("--socket-path", str(self._hot_restart_path), "--socket-mode", "600"),
+            # Every connection is told to go with its next answer, not one after the other.
+            *("--drain-time-s", str(drain), "--drain-strategy", "immediate"),
+            *("--parent-shutdown-time-s", str(drain + _PARENT_OVERTIME_SECONDS)),
+            # Whoever asks an old Envoy that has died for its statistics hangs for good (measured).
+            "--skip-hot-restart-parent-stats",
+            # Should the old one die meanwhile there is nothing to take over.
+            *(["--skip-hot-restart-on-no-parent"] if epoch else []),
+        ]
 
 
-def endpoints_yaml(addresses: tuple[SocketAddress, ...], objectives: str = "") -> str:
-    """The file the picker learns its pool from, and what requests stand for."""
+def endpoints_yaml(addresses: Mapping[str, SocketAddress], objectives: str = "") -> str:
+    """The file the picker learns its pool from, by name, and what requests stand for."""
     entries = [
-        {"name": worker_name(index), "address": address.host, "port": str(address.port)}
-        for index, address in enumerate(addresses)
+        {"name": name, "address": address.host, "port": str(address.port)}
+        for name, address in addresses.items()
     ]
     listed = yaml.safe_dump({"endpoints": entries}, sort_keys=False)
     return f"{listed}---\n{objectives}" if objectives else listed
@@ -127,47 +286,3 @@ def worker_name(index: int) -> str:
 def _python(module: str) -> tuple[str, ...]:
     # -P: a folder named like one of our packages, where the user happens to be, is not ours.
     return (sys.executable, "-P", "-m", module)
-
-
-def _worker(options: Options, site: Site, model: Path | None, index: int) -> Program:
-    threads = max(1, site.cores // max(1, options.workers))
-    argv = [*_python("worker"), "--engine", options.engine]
-    argv += ["--host", _LOOPBACK, "--port", str(site.worker_ports[index])]
-    argv += ["--shutdown-timeout", f"{options.drain_seconds:g}"]
-    if model is not None:
-        argv += ["--model", str(model)]
-    if options.dtype is not None:
-        argv += ["--dtype", options.dtype]
-    # In our folder, so that what a killed worker could not remove goes with it.
-    environment = {"TMPDIR": str(site.folder)}
-    if options.engine == "torch":
-        argv += ["--num-threads", str(threads)]
-        environment["OMP_NUM_THREADS"] = str(threads)
-    name = worker_name(index)
-    log = site.folder / f"{name}.log"
-    return Program(name, (*argv, *options.worker_args), log, environment)
-
-
-def _picker(options: Options, site: Site, endpoints_path: Path) -> Program:
-    ext_proc, health, http = (str(port) for port in site.picker_ports)
-    argv = [*_python("picker"), "--endpoints-file", str(endpoints_path)]
-    argv += ["--bind-address", _LOOPBACK, "--grpc-port", ext_proc]
-    argv += ["--grpc-health-port", health, "--metrics-port", http]
-    argv += ["--drain-timeout", f"{options.drain_seconds:g}s"]
-    if options.picker_processes != 1:
-        argv += ["--processes", str(options.picker_processes)]
-    if options.record is not None:
-        argv += ["--record", str(options.record)]
-    if options.config is not None:
-        argv += ["--config-file", str(options.config)]
-    if options.allow_experimental_plugins:
-        argv.append("--allow-experimental-plugins")
-    return Program("picker", tuple(argv), site.folder / "picker.log")
-
-
-def _envoy(options: Options, site: Site, bootstrap_path: Path) -> Program:
-    argv = [str(site.envoy), "-c", str(bootstrap_path)]
-    # Without hot restart two fleets on one machine share nothing.
-    argv += ["--disable-hot-restart", "--concurrency", str(options.envoy_concurrency)]
-    argv += ["--log-level", "warn"]
-    return Program("envoy", tuple(argv), site.folder / "envoy.log")

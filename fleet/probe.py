@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import h11
 
 from fleet.envoy.settings import Address, SocketAddress
 
-_POLL_SECONDS = 0.05
+POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,22 @@ async def until(
     address: Address, path: str, accept: Callable[[Reply], bool] = lambda reply: reply.status == 200
 ) -> Reply:
     """Ask again and again until an answer is acceptable; the caller limits the time."""
+    last: list[Reply] = []
+
+    async def is_accepted() -> bool:
+        last[:] = [await request(address, path)]
+        return accept(last[0])
+
+    await until_true(is_accepted)
+    return last[0]
+
+
+async def until_true(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Ask again and again until `condition` holds; `NoReplyError` counts as no. The caller limits
+    the time.
+    """
     while True:
-        try:
-            reply = await request(address, path)
-            if accept(reply):
-                return reply
-        except NoReplyError:
-            pass
-        await asyncio.sleep(_POLL_SECONDS)
+        with contextlib.suppress(NoReplyError):
+            if await condition():
+                return
+        await asyncio.sleep(POLL_SECONDS)

@@ -65,6 +65,10 @@ class Reaper:
         """Take the promise back: the group is gone."""
         self._write(f"-{group}\n")
 
+    def remove(self, path: Path) -> None:
+        """Promise that the file `path` will not survive us."""
+        self._write(f"/{path}\n")
+
     def close(self) -> None:
         """Let it end whatever was not released, and wait for that."""
         if self._process.stdin is not None:
@@ -83,7 +87,8 @@ class Child:
     """Owns one running program and its restarts.
 
     `is_ready` returns once the program serves. `run` returns after `stop`; it raises `FleetError`
-    when the program ends before it was ready for the first time.
+    when the program ends before it was ready for the first time. `again` is what to run after a
+    death, where that is not the same program.
     """
 
     def __init__(
@@ -92,14 +97,22 @@ class Child:
         guard: Reaper,
         is_ready: Callable[[], Awaitable[object]],
         say: Callable[[str], None],
+        again: Program | None = None,
     ) -> None:
         self.program = program
-        self.ready = asyncio.Event()
+        self.ready = asyncio.Event()  # it was ready once
+        self.serving = asyncio.Event()  # the process that runs now is ready
+        self.settled = asyncio.Event()  # it was ready once, or never will be
         self.deaths = 0
+        self.failure: FleetError | None = None  # why it never was ready
+        self.has_ended = False  # and will not start again
+        self._again = program if again is None else again
         self._guard = guard
         self._is_ready = is_ready
         self._say = say
         self._stopping = asyncio.Event()
+        self._no_pause = asyncio.Event()
+        self._renewing = False
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -109,28 +122,46 @@ class Child:
 
     async def run(self) -> None:
         """Start, and start again after every death, until `stop`."""
-        backoff = Backoff()
+        backoff, asked_for = Backoff(), False
         loop = asyncio.get_running_loop()
-        while not self._stopping.is_set():
-            started = loop.time()
-            status = await self._live()
-            if self._stopping.is_set():
-                return
-            ended = describe_exit(status)
-            if not self.ready.is_set():
-                raise FleetError(f"{self.program.name} {ended} while starting{self.last_words()}")
-            self.deaths += 1
-            pause = backoff.delay_seconds
-            self._say(
-                f"{self.program.name} {ended}; starting it again in {pause:g} s "
-                f"(log: {self.program.log_path})"
-            )
-            backoff = backoff.after(loop.time() - started)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause)
+        try:
+            while not self._stopping.is_set():
+                self._no_pause.clear()
+                started = loop.time()
+                status = await self._live(asked_for)
+                if self._stopping.is_set():
+                    return
+                asked_for, self._renewing = self._renewing, False
+                if asked_for:
+                    continue
+                await self._died(status, backoff.delay_seconds)
+                backoff = backoff.after(loop.time() - started)
+        finally:
+            self.has_ended = True
+            self.settled.set()
 
-    async def _live(self) -> int:
-        """One life of the program; returns its exit status."""
+    async def _died(self, status: int, pause: float) -> None:
+        """Tell of it, and wait until it is time to start again; raises `FleetError` instead when
+        it never was ready.
+        """
+        ended = describe_exit(status)
+        if not self.ready.is_set():
+            text = f"{self.program.name} {ended} while starting{self.last_words()}"
+            self.failure = FleetError(text)
+            raise self.failure
+        self.deaths += 1
+        self.program = self._again
+        self._say(
+            f"{self.program.name} {ended}; starting it again in {pause:g} s "
+            f"(log: {self.program.log_path})"
+        )
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._no_pause.wait(), pause)
+
+    async def _live(self, asked_for: bool) -> int:
+        """One life of the program, which needs no telling where it was asked for; returns its exit
+        status.
+        """
         with self.program.log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *self.program.argv,
@@ -143,39 +174,73 @@ class Child:
         self._process = process
         self._guard.adopt(process.pid)
         try:
+            if self._stopping.is_set():  # who told us so found no process to end
+                return 0
             async with asyncio.TaskGroup() as group:
-                watch = group.create_task(self._watch(), name=f"{self.program.name}-ready")
+                watch = group.create_task(self._watch(asked_for), name=f"{self.program.name}-ready")
                 status = await process.wait()
                 watch.cancel()
         finally:
             # Also when we are cancelled: what it started itself goes with it.
             reaper.signal_group(process.pid, signal.SIGKILL)
+            self.serving.clear()
             self._process = None
             self._guard.release(process.pid)
         return status
 
-    async def _watch(self) -> None:
+    async def _watch(self, asked_for: bool) -> None:
         await self._is_ready()
-        if self.ready.is_set():
+        if self.ready.is_set() and not asked_for:
             self._say(f"{self.program.name} is back")
         self.ready.set()
+        self.serving.set()
+        self.settled.set()
 
-    async def stop(self, grace_seconds: float) -> None:
-        """Ask it to go; after `grace_seconds` it is killed. `run` returns then."""
+    def retire(self) -> None:
+        """Let its end, whenever it comes, be the end: it is not started again."""
         self._stopping.set()
+        self._no_pause.set()
+
+    async def stop(self, patience_seconds: float, grace_seconds: float = 0.0) -> None:
+        """Ask it to go; `run` returns then.
+
+        After `patience_seconds` it is asked to hurry, after `grace_seconds` more it is killed.
+        """
+        self.retire()
+        await self._end(patience_seconds, grace_seconds)
+
+    async def renew(self, patience_seconds: float, grace_seconds: float = 0.0) -> None:
+        """End its process as `stop` does, and start the next one at once; returns before that is
+        `serving`.
+        """
+        self._no_pause.set()
+        if self._process is not None:
+            self._renewing = True
+            await self._end(patience_seconds, grace_seconds)
+        self.serving.clear()
+
+    async def _end(self, patience_seconds: float, grace_seconds: float) -> None:
         process = self._process
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), grace_seconds)
-        except TimeoutError:
-            self.kill()
+        # Two signals, because one that is sent again before it was looked at counts once.
+        for number, seconds in (
+            (signal.SIGTERM, patience_seconds),
+            (signal.SIGINT, grace_seconds),
+        ):
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+            if not seconds:
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), seconds)
+                return
+        reaper.signal_group(process.pid, signal.SIGKILL)
+        await process.wait()
 
     def kill(self) -> None:
         """End it and everything it started, now."""
-        self._stopping.set()
+        self.retire()
         if self._process is not None:
             reaper.signal_group(self._process.pid, signal.SIGKILL)
 

@@ -1,9 +1,9 @@
 """The last one out: ends a fleet's processes when the process that started them is gone.
 
 Run as a script with nothing but the standard library, so that it is small and up in no time. It
-reads lines `+GROUP` and `-GROUP` from its standard input, which only the fleet holds open. At the
-end of input, however that came about, every process group still on the list is terminated, and
-killed if it does not go.
+reads lines `+GROUP`, `-GROUP` and `/FILE` from its standard input, which only the fleet holds open.
+At the end of input, however that came about, every process group still on the list is terminated,
+and killed if it does not go; then the files are removed.
 """
 
 from __future__ import annotations
@@ -27,23 +27,27 @@ def signal_group(group: int, number: int) -> bool:
     return True
 
 
-def read_groups() -> set[int]:
-    """Follow standard input to its end; the groups that are still alive by its account."""
+def read_input() -> tuple[set[int], list[str]]:
+    """Follow standard input to its end; by its account, the groups that are still alive and the
+    files that are left.
+    """
     groups: set[int] = set()
+    files: list[str] = []
     for line in sys.stdin:
-        group = int(line[1:])
-        if line.startswith("+"):
-            groups.add(group)
+        if line.startswith("/"):
+            files.append(line[1:-1])
+        elif line.startswith("+"):
+            groups.add(int(line[1:]))
         else:
-            groups.discard(group)
-    return groups
+            groups.discard(int(line[1:]))
+    return groups, files
 
 
 def main() -> int:
     """Wait for the end of input, then leave nothing behind."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    groups = read_groups()
+    groups, files = read_input()
     alive = {group for group in groups if signal_group(group, signal.SIGTERM)}
     deadline = time.monotonic() + GRACE_SECONDS
     while alive and time.monotonic() < deadline:
@@ -51,6 +55,9 @@ def main() -> int:
         alive = {group for group in alive if signal_group(group, 0)}
     for group in alive:
         signal_group(group, signal.SIGKILL)
+    for name in files:
+        if os.path.exists(name):
+            os.unlink(name)
     return 0
 
 

@@ -1,21 +1,32 @@
-"""Which picker a command is about: of the fleet that runs on this machine, unless one is named.
+"""Which fleet a command is about: the one that runs on this machine, unless one is named.
 
 `pointsman up` takes free ports, so while it runs it keeps a small file that says where its picker
-answers, with a lock on it: a file that nobody holds a lock on is of a fleet that is gone, however
-it ended.
+answers and where it takes orders, with a lock on it: a file that nobody holds a lock on is of a
+fleet that is gone, however it ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
+
+import msgspec
 
 DEFAULT_PICKER = "http://127.0.0.1:9090"
 _PATTERN = "fleet-*.json"
+
+
+class RunningFleet(msgspec.Struct, frozen=True):
+    """What the file says. `port` is Envoy's, `control` the socket for orders (see `control`)."""
+
+    pid: int
+    picker: str
+    port: int | None = None
+    control: str | None = None
 
 
 def picker_url(named: str | None, environment: Mapping[str, str]) -> str:
@@ -27,52 +38,74 @@ def picker_url(named: str | None, environment: Mapping[str, str]) -> str:
     if named:
         url = named if "://" in named else f"http://{named}"
         return url.rstrip("/")
-    running = running_pickers(environment)
-    return running[0] if running else DEFAULT_PICKER
+    running = running_fleets(environment)
+    return running[0].picker if running else DEFAULT_PICKER
 
 
 def which_of_several(named: str | None, environment: Mapping[str, str]) -> str | None:
     """A line that says which picker is meant, where more than one runs here and none was named."""
-    running = [] if named else running_pickers(environment)
+    running = [] if named else [fleet.picker for fleet in running_fleets(environment)]
     if len(running) < 2:
         return None
     others = ", ".join(running[1:])
     return f"{len(running)} fleets run here; this is of {running[0]} (--picker names {others})"
 
 
-def running_pickers(environment: Mapping[str, str]) -> list[str]:
-    """Of all fleets that run here, the last one started first."""
-    found: list[tuple[float, str]] = []
+def running_fleets(environment: Mapping[str, str]) -> list[RunningFleet]:
+    """All that run here, the last one started first."""
+    found: list[tuple[int, RunningFleet]] = []
     for path in _folder(environment).glob(_PATTERN):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            with path.open(encoding="utf-8") as file:
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            with path.open("rb") as file:
                 if _is_held(file.fileno()):
-                    found.append((path.stat().st_mtime, str(json.load(file)["picker"])))
+                    fleet = msgspec.json.decode(file.read(), type=RunningFleet)
+                    found.append((path.stat().st_mtime_ns, fleet))
                     continue
             path.unlink()
-    return [url for _, url in sorted(found, reverse=True)]
+    return [fleet for _, fleet in sorted(found, key=lambda one: one[0], reverse=True)]
 
 
-@contextlib.contextmanager
-def shown_as_running(url: str, environment: Mapping[str, str]) -> Iterator[None]:
-    """Meanwhile `picker_url` finds the picker at `url`.
+class Shown:
+    """Owns the file of one fleet. A context manager that keeps it for as long as the fleet runs.
 
     A folder that cannot be written only costs the convenience: then commands need `--picker`.
     """
-    with contextlib.ExitStack() as stack:
+
+    def __init__(self, fleet: RunningFleet, environment: Mapping[str, str]) -> None:
+        self._fleet = fleet
+        self._path = _folder(environment) / f"fleet-{os.getpid()}.json"
+        # All that ever were: whoever has one open still finds it locked, and does not remove it.
+        self._files: list[IO[bytes]] = []
+
+    def __enter__(self) -> Shown:
+        self._write()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._files:
+            self._path.unlink(missing_ok=True)
+        for file in self._files:
+            file.close()
+
+    def move_picker(self, url: str) -> None:
+        """From now on the picker answers at `url`; which fleet was started last stays as it was."""
+        self._fleet = msgspec.structs.replace(self._fleet, picker=url)
+        if self._files:
+            self._write()
+
+    def _write(self) -> None:
+        """Replace the file by one that is locked, under a name nobody looks at until it is."""
         with contextlib.suppress(OSError):
-            folder = _folder(environment)
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path = folder / f"fleet-{os.getpid()}.json"
-            # Under a name that nobody looks at until it is locked.
-            unfinished = path.with_suffix(".new")
-            file = stack.enter_context(unfinished.open("w", encoding="utf-8"))
-            stack.callback(path.unlink, missing_ok=True)
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            unfinished = self._path.with_suffix(".new")
+            file = unfinished.open("wb")
+            self._files.append(file)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            json.dump({"pid": os.getpid(), "picker": url}, file)
+            file.write(msgspec.json.encode(self._fleet))
             file.flush()
-            unfinished.rename(path)
-        yield
+            begun = os.fstat(self._files[0].fileno()).st_mtime_ns
+            os.utime(unfinished, ns=(begun, begun))
+            unfinished.rename(self._path)
 
 
 def _folder(environment: Mapping[str, str]) -> Path:

@@ -1,8 +1,9 @@
 """`pointsman up`: Envoy, a picker and workers on this machine, until Ctrl-C.
 
-Order of life: look for what could be in the way, start everything at once, wait until each part
-answers and a request gets through Envoy, supervise, drain, stop: Envoy first, then the picker and
-the workers. No process outlives this one, however it ends (see `reaper`).
+Order of life: look for what could be in the way, start everything at once but Envoy, which waits
+for the picker, wait until each part answers and a request gets through Envoy, supervise and take
+orders (see `control`), drain, stop. Envoy goes last, so that whoever is still there when the drain
+is over gets an answer. No process outlives this one, however it ends (see `reaper`).
 """
 
 from __future__ import annotations
@@ -13,27 +14,35 @@ import dataclasses
 import ipaddress
 import json
 import os
+import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fleet import models, probe
+from fleet.control import Control, Order
 from fleet.draft_model import with_found_draft_model
+from fleet.envoy import admin
 from fleet.envoy.binary import envoy_version, find_envoy, require_supported
-from fleet.envoy.bootstrap import build, to_yaml
-from fleet.envoy.settings import Address, Mechanism, SocketAddress
+from fleet.envoy.clusters import PICKER, POOL
+from fleet.envoy.settings import Mechanism, SocketAddress
 from fleet.errors import FleetError
-from fleet.plan import PORTS_BESIDE_WORKERS, Options, Plan, Site, plan
+from fleet.members import Members, Say, write_bootstrap
+from fleet.plan import PORTS_OF_A_PICKER, Options, PickerPlan, Plan, Site
 from fleet.ports import free_ports, require_free
-from fleet.process import Child, Program, Reaper
-from fleet.running_picker import shown_as_running
+from fleet.process import Child, Reaper
+from fleet.rolling.restart import RollingRestart
+from fleet.rolling.scene import Scene
+from fleet.rotation import Rotation
+from fleet.running_picker import RunningFleet, Shown
 
-Say = Callable[[str], None]
 _FREE_BYTES_NEEDED = 50_000_000  # logs
 _STOP_SECONDS = 5.0
+_SHARED_MEMORY = Path("/dev/shm")
+_HOT_RESTART_BITS = 27  # ten times as much has to fit 31 bits
 
 
 def up(options: Options, say: Say, progress: models.Progress | None = None) -> int:
@@ -53,10 +62,12 @@ def up(options: Options, say: Say, progress: models.Progress | None = None) -> i
         )
         options = dataclasses.replace(options, worker_args=tuple(found))
     with _folder(say) as folder:
-        layout = plan(options, _site(options, folder), model)
+        layout = Plan(options, _site(options, folder), model)
+        url, control = _url(layout.picker().http), str(layout.control_path)
+        fleet = RunningFleet(os.getpid(), url, options.port, control)
         try:
-            with shown_as_running(f"http://{_host(layout.picker_http)}", os.environ):
-                asyncio.run(_Fleet(layout, options, say).run())
+            with Shown(fleet, os.environ) as shown:
+                asyncio.run(_Fleet(layout, say, shown).run())
         except BaseExceptionGroup as group:
             raise _first_reason(group) from group
     return 0
@@ -95,13 +106,15 @@ def _folder(say: Say) -> Iterator[Path]:
 
 
 def _site(options: Options, folder: Path) -> Site:
-    ports = free_ports("127.0.0.1", PORTS_BESIDE_WORKERS + options.workers, options.port + 1)
+    ports = free_ports("127.0.0.1", PORTS_OF_A_PICKER + options.workers, options.port + 1)
+    has_memory = os.access(_SHARED_MEMORY, os.W_OK)
     return Site(
         folder=folder,
         picker_ports=(ports[0], ports[1], ports[2]),
-        worker_ports=tuple(ports[PORTS_BESIDE_WORKERS:]),
+        worker_ports=tuple(ports[PORTS_OF_A_PICKER:]),
         cores=len(os.sched_getaffinity(0)),
         envoy=find_envoy(),
+        hot_restart_id=secrets.randbits(_HOT_RESTART_BITS) if has_memory else None,
     )
 
 
@@ -115,45 +128,39 @@ def _first_reason(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 class _Fleet:
-    """Owns the child processes of one fleet."""
+    """One fleet from its start to its end."""
 
-    def __init__(self, layout: Plan, options: Options, say: Say) -> None:
+    def __init__(self, layout: Plan, say: Say, shown: Shown) -> None:
         self._plan = layout
-        self._options = options
+        self._options = layout.options
         self._say = say
+        self._shown = shown
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
         self._guard = Reaper()
-        self._workers = [
-            self._child(program, address, "/health")
-            for program, address in zip(layout.workers, layout.worker_addresses, strict=True)
-        ]
-        self._picker = self._child(layout.picker, layout.picker_http, "/readyz")
-        self._envoy = self._child(layout.envoy, layout.admin, "/ready")
-
-    def _child(self, program: Program, address: Address, path: str) -> Child:
-        return Child(program, self._guard, lambda: probe.until(address, path), self._say)
-
-    @property
-    def _children(self) -> list[Child]:
-        return [*self._workers, self._picker, self._envoy]
+        self._members = Members(layout, self._guard, say)
+        self._rotation = Rotation(layout)
 
     async def run(self) -> None:
         """From nothing to nothing."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._signalled)
-        self._plan.endpoints_path.write_text(self._plan.endpoints, encoding="utf-8")
+        workers = self._members.workers
+        self._rotation.endpoints({one.plan.program.name: one.plan.address for one in workers})
+        if self._plan.hot_restart_memory is not None:
+            self._guard.remove(self._plan.hot_restart_memory)
         try:
             async with asyncio.TaskGroup() as group:
-                for child in (*self._workers, self._picker):
+                for child in (*(one.child for one in workers), self._members.picker.child):
                     group.create_task(child.run(), name=child.program.name)
                 await asyncio.sleep(0)  # the slowest are on their way before anything else is done
-                document = to_yaml(build(self._plan.bootstrap))
-                self._plan.bootstrap_path.write_text(document, encoding="utf-8")
-                group.create_task(self._envoy.run(), name="envoy")
+                self._rotation.pool(one.plan.address for one in workers)
+                self._rotation.pickers([self._members.picker.plan])
+                write_bootstrap(self._members.envoy.plan)
+                group.create_task(self._run_envoy(), name="envoy")
                 group.create_task(self._check_envoy(), name="envoy-version")
                 await self._start()
-                await self._stop.wait()
+                await self._serve(group)
                 await self._end()
         finally:
             self._guard.close()
@@ -161,13 +168,18 @@ class _Fleet:
     def _signalled(self) -> None:
         if self._stop.is_set():
             self._hurry.set()
-            for child in self._children:
-                child.kill()
+            self._members.kill()
         self._stop.set()
 
+    async def _run_envoy(self) -> None:
+        """Its port opens once a picker answers: before that requests would pass it by."""
+        picker = self._members.picker.child
+        await picker.settled.wait()
+        if picker.ready.is_set() and not self._stop.is_set():
+            await self._members.envoy.child.run()
+
     async def _check_envoy(self) -> None:
-        binary = Path(self._plan.envoy.argv[0])
-        require_supported(await asyncio.to_thread(envoy_version, binary))
+        require_supported(await asyncio.to_thread(envoy_version, self._plan.site.envoy))
 
     async def _start(self) -> None:
         """Wait for every part, and say so; returns early when told to stop."""
@@ -184,17 +196,17 @@ class _Fleet:
             async with asyncio.timeout(limit):
                 await self._wait_for_all()
         except TimeoutError as error:
-            late = [child for child in self._children if not child.ready.is_set()]
+            late = [child for child in self._members.children if not child.ready.is_set()]
             names = ", ".join(child.program.name for child in late) or "the way through Envoy"
-            words = late[0].last_words() if late else self._envoy.last_words()
+            words = (late[0] if late else self._members.envoy.child).last_words()
             raise FleetError(f"{names} not ready after {limit:g} s{words}") from error
 
     async def _wait_for_all(self) -> None:
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        shown = f"http://{_host(self._plan.ingress)}"
-        picker, http = self._plan.bootstrap.picker, self._plan.picker_http
-        ports = ", ".join(str(address.port) for address in self._plan.worker_addresses)
+        members, shown = self._members, _url(self._plan.ingress)
+        picker = members.picker.plan
+        ports = ", ".join(str(one.plan.address.port) for one in members.workers)
 
         async def phase(line: str, *children: Child) -> None:
             for child in children:
@@ -202,10 +214,11 @@ class _Fleet:
             self._say(f"  {line:<52} {loop.time() - begun:5.1f} s")
 
         async with asyncio.TaskGroup() as group:
-            group.create_task(phase(f"envoy    {shown}", self._envoy))
-            place = f"picker   127.0.0.1:{picker.port}, metrics {http.port}"
-            group.create_task(phase(place, self._picker))
-            group.create_task(phase(f"workers  127.0.0.1:{ports}", *self._workers))
+            group.create_task(phase(f"envoy    {shown}", members.envoy.child))
+            place = f"picker   127.0.0.1:{picker.ext_proc.port}, metrics {picker.http.port}"
+            group.create_task(phase(place, members.picker.child))
+            all_workers = [one.child for one in members.workers]
+            group.create_task(phase(f"workers  127.0.0.1:{ports}", *all_workers))
         await self._until_envoy_sees_all()
         reply = await probe.until(self._plan.ingress, "/v1/models")
         model = str(json.loads(reply.body)["data"][0]["id"])
@@ -215,35 +228,83 @@ class _Fleet:
 
     async def _until_envoy_sees_all(self) -> None:
         """Health checks have to pass before requests are picked, and spread over all workers."""
-        wanted = {"cluster.picker.membership_healthy": 1}
+        wanted = {PICKER: 1}
         if self._options.routing is Mechanism.OVERRIDE_HOST:
-            wanted["cluster.pool.membership_healthy"] = len(self._workers)
-        path = r"/stats?format=json&filter=membership_healthy$"
-        await probe.until(
-            self._plan.admin, path, lambda reply: wanted.items() <= _stats(reply).items()
-        )
+            wanted[POOL] = len(self._members.workers)
+
+        async def sees_all() -> bool:
+            for cluster, count in wanted.items():
+                found = await admin.hosts(self._members.envoy.plan.admin, cluster)
+                if sum(host.is_healthy for host in found.values()) != count:
+                    return False
+            return True
+
+        await probe.until_true(sees_all)
+
+    async def _serve(self, group: asyncio.TaskGroup) -> None:
+        """Take orders until told to stop; a restart under way ends then, wherever it is."""
+        scene = Scene(self._plan, self._members, self._rotation, group, self._picker_moved)
+        restart = RollingRestart(scene)
+
+        async def obey(order: Order, say: Say) -> None:
+            def say_here_too(line: str) -> None:
+                self._say(line)
+                say(line)
+
+            try:
+                await restart.obey(order, say_here_too)
+            except FleetError as error:
+                self._say(f"not restarted: {error}")
+                raise
+
+        control = Control(str(self._plan.control_path), obey)
+        taking_orders = group.create_task(control.run(), name="control")
+        await self._stop.wait()
+        taking_orders.cancel()
+        await asyncio.wait([taking_orders])
+
+    def _picker_moved(self, picker: PickerPlan) -> None:
+        self._shown.move_picker(_url(picker.http))
 
     async def _end(self) -> None:
-        """Drain Envoy, then stop everything."""
+        """Let requests end, then have those who still wait or stream told, then stop everything."""
         self._say("stopping (Ctrl-C again to stop at once) …")
-        if self._envoy.ready.is_set():
+        members, has_envoy = self._members, self._members.envoy.child.ready.is_set()
+        if has_envoy:
             await _unless(self._hurry, self._drain())
-        await self._envoy.stop(_STOP_SECONDS)
-        async with asyncio.TaskGroup() as group:
-            for child in (self._picker, *self._workers):
-                group.create_task(child.stop(_STOP_SECONDS), name=f"stop-{child.program.name}")
+        inner = (members.picker.child, *(one.child for one in members.workers))
+        # Asked twice, the picker refuses who waits, and workers end their answers with an error.
+        await _stop_all(inner)
+        if has_envoy:
+            await _unless(self._hurry, self._until_idle(_STOP_SECONDS))
+        await _stop_all(members.children)
 
     async def _drain(self) -> None:
         """Take no new connection, and wait (not for ever) until the last request is answered."""
-        active = "http.ingress.downstream_rq_active"
-        page = f"/stats?format=json&filter=^{active}$"
-        with contextlib.suppress(TimeoutError, probe.NoReplyError):
-            async with asyncio.timeout(self._options.drain_seconds):
-                await probe.request(self._plan.admin, "/healthcheck/fail", "POST")
-                await probe.request(self._plan.admin, "/drain_listeners", "POST")
-                await probe.until(
-                    self._plan.admin, page, lambda reply: _stats(reply).get(active) == 0
-                )
+        with contextlib.suppress(probe.NoReplyError):
+            await admin.drain(self._members.envoy.plan.admin)
+            await self._until_idle(self._options.drain_seconds)
+
+    async def _until_idle(self, limit_seconds: float) -> None:
+        """Wait until Envoy has no request, or is gone, or time is up."""
+
+        async def is_idle() -> bool:
+            try:
+                found = await admin.stats(self._members.envoy.plan.admin, [admin.ACTIVE])
+            except probe.NoReplyError:
+                return True
+            return not found.get(admin.ACTIVE)
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_seconds):
+                await probe.until_true(is_idle)
+
+
+async def _stop_all(children: Iterable[Child]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for child in children:
+            name = f"stop-{child.program.name}"
+            group.create_task(child.stop(0.0, _STOP_SECONDS), name=name)
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
@@ -256,20 +317,9 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> None
         waiting.cancel()
 
 
-def _stats(reply: probe.Reply) -> dict[str, int]:
-    """Name → value of an Envoy statistics page."""
-    if reply.status != 200:
-        return {}
-    entries = json.loads(reply.body)["stats"]
-    return {entry["name"]: entry["value"] for entry in entries if "value" in entry}
-
-
-def _host(address: SocketAddress) -> str:
-    return (
-        f"[{address.host}]:{address.port}"
-        if ":" in address.host
-        else (f"{address.host}:{address.port}")
-    )
+def _url(address: SocketAddress) -> str:
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"http://{host}:{address.port}"
 
 
 def _invitation(url: str, model: str) -> str:

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
 from fleet import probe
 from fleet.envoy.settings import Address, SocketAddress
 
-# Requests that went on without the picker's answer, or responses without its look at them.
+# Requests that went on without the picker's answer, and responses without its look at them.
 WITHOUT_PICKER = "http.ingress.ext_proc.failure_mode_allowed"
 ACTIVE = "http.ingress.downstream_rq_active"
 COMPLETED = "http.ingress.downstream_rq_completed"
 FAILED = "http.ingress.downstream_rq_5xx"
-# Connections, idle ones included, that the Envoy before this one still has.
-OF_PREDECESSOR = "server.parent_connections"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
     """An endpoint as Envoy sees it; `active` requests are under way there."""
 
-    healthy: bool
+    is_healthy: bool
     active: int
 
 
 class _Stat(msgspec.Struct, frozen=True):
     name: str = ""
-    value: int = 0
+    value: int | str = 0  # of a cluster's endpoint: a text
 
 
 class _Stats(msgspec.Struct, frozen=True):
@@ -44,21 +45,61 @@ class _Address(msgspec.Struct, frozen=True):
     socket_address: _Socket
 
 
-class _HostStatus(msgspec.Struct, frozen=True):
+class _Host(msgspec.Struct, frozen=True):
     address: _Address
+    health_status: Mapping[str, object]
     stats: tuple[_Stat, ...] = ()
-    health_status: dict[str, object] = {}
 
 
-class _ClusterStatus(msgspec.Struct, frozen=True):
+class _Cluster(msgspec.Struct, frozen=True):
     name: str
-    host_statuses: tuple[_HostStatus, ...] = ()
+    host_statuses: tuple[_Host, ...] = ()
 
 
 class _Clusters(msgspec.Struct, frozen=True):
-    cluster_statuses: tuple[_ClusterStatus, ...]
+    cluster_statuses: tuple[_Cluster, ...] = ()
 
 
-class _HostStat(msgspec.Struct, frozen=True):
-    name: str = ""
-    value: str = "0"
+async def stats(admin: Address, names: Iterable[str]) -> dict[str, int]:
+    """Counters and gauges by name; those it does not know are left out. Raises `NoReplyError`."""
+    page = f"/stats?format=json&filter=^({'|'.join(names)})$"
+    found = _decoded(await probe.request(admin, page), _Stats)
+    return {one.name: int(one.value) for one in found.stats if one.name}
+
+
+async def hosts(admin: Address, cluster: str) -> dict[SocketAddress, Host]:
+    """The endpoints of a cluster. Raises `NoReplyError`."""
+    found = _decoded(await probe.request(admin, "/clusters?format=json"), _Clusters)
+    return {
+        SocketAddress(
+            host.address.socket_address.address, host.address.socket_address.port_value
+        ): _seen(host)
+        for one in found.cluster_statuses
+        if one.name == cluster
+        for host in one.host_statuses
+    }
+
+
+def _seen(host: _Host) -> Host:
+    # Whatever ails an endpoint is a field of its own, beside the health that discovery states.
+    ailments = {name for name, value in host.health_status.items() if value is True}
+    active = next((int(one.value) for one in host.stats if one.name == "rq_active"), 0)
+    return Host(not ailments, active)
+
+
+async def drain(admin: Address) -> None:
+    """Have it take no new connection, and end those it has with their next answer.
+
+    Raises `NoReplyError`.
+    """
+    await probe.request(admin, "/healthcheck/fail", "POST")
+    await probe.request(admin, "/drain_listeners", "POST")
+
+
+def _decoded(reply: probe.Reply, kind: type[T]) -> T:
+    if reply.status != 200:
+        raise probe.NoReplyError(f"status {reply.status}")
+    try:
+        return msgspec.json.decode(reply.body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise probe.NoReplyError(str(error)) from error

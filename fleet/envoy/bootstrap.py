@@ -19,7 +19,7 @@ from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from fleet.envoy.clusters import POOL, assignment, picker_cluster, pool_cluster
+from fleet.envoy.clusters import PICKER, POOL, assignment, picker_cluster, pool_cluster
 from fleet.envoy.discovery import discovery_cluster
 from fleet.envoy.listener import listener
 from fleet.envoy.proto import address, packed, seconds
@@ -97,5 +97,15 @@ def endpoints_document(endpoints: Sequence[SocketAddress]) -> str:
     """What `BootstrapConfig.endpoints_file` holds. Replace the file by a rename, which is what
     Envoy watches for; a write in place goes unseen.
     """
-    response = discovery_pb2.DiscoveryResponse(resources=[packed(assignment(POOL, endpoints))])
-    return to_json(response)
+    return _discovered(assignment(POOL, endpoints))
+
+
+def pickers_document(pickers: Sequence[tuple[SocketAddress, SocketAddress]]) -> str:
+    """What `BootstrapConfig.pickers_file` holds: of each picker, its address and where it answers
+    health checks. As with `endpoints_document`, only a rename is seen.
+    """
+    return _discovered(assignment(PICKER, [one for one, _ in pickers], [two for _, two in pickers]))
+
+
+def _discovered(found: Message) -> str:
+    return to_json(discovery_pb2.DiscoveryResponse(resources=[packed(found)]))

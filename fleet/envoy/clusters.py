@@ -35,21 +35,23 @@ _UPSTREAM_IDLE_SECONDS = 4.0
 
 
 def assignment(
-    cluster: str, endpoints: Sequence[SocketAddress], health: SocketAddress | None = None
+    cluster: str,
+    endpoints: Sequence[SocketAddress],
+    health: Sequence[SocketAddress | None] | None = None,
 ) -> endpoint_pb2.ClusterLoadAssignment:
-    """The endpoints of `cluster` in one locality; `health` is where to ask for their health when
-    that is another port.
+    """The endpoints of `cluster` in one locality; `health` is where to ask for the health of each
+    when that is another port.
     """
     members = [
         endpoint_components_pb2.LbEndpoint(
             endpoint=endpoint_components_pb2.Endpoint(
                 address=address(endpoint),
                 health_check_config=None
-                if health is None
-                else endpoint_components_pb2.Endpoint.HealthCheckConfig(address=address(health)),
+                if asked is None
+                else endpoint_components_pb2.Endpoint.HealthCheckConfig(address=address(asked)),
             )
         )
-        for endpoint in endpoints
+        for endpoint, asked in zip(endpoints, health or [None] * len(endpoints), strict=True)
     ]
     locality = endpoint_components_pb2.LocalityLbEndpoints(lb_endpoints=members)
     return endpoint_pb2.ClusterLoadAssignment(cluster_name=cluster, endpoints=[locality])
@@ -153,11 +155,9 @@ def picker_cluster(config: BootstrapConfig) -> cluster_pb2.Cluster:
     whose body is already on its way to a dead picker cannot be saved, the next one can.
     """
     http2 = protocol_pb2.Http2ProtocolOptions(max_concurrent_streams=uint32(2**20))
-    return cluster_pb2.Cluster(
+    cluster = cluster_pb2.Cluster(
         name=PICKER,
-        type=cluster_pb2.Cluster.STATIC,
         connect_timeout=seconds(0.25),
-        load_assignment=assignment(PICKER, [config.picker], config.picker_health),
         circuit_breakers=_circuit_breakers(config.limits),
         common_lb_config=_believe_health_at_once(),
         typed_extension_protocol_options={
@@ -193,6 +193,13 @@ def picker_cluster(config: BootstrapConfig) -> cluster_pb2.Cluster:
             successful_active_health_check_uneject_host=boolean(True),
         ),
     )
+    if config.pickers_file is None:
+        cluster.type = cluster_pb2.Cluster.STATIC
+        found = assignment(PICKER, [config.picker], [config.picker_health])
+        cluster.load_assignment.CopyFrom(found)
+    else:
+        follow_a_file(cluster, config.pickers_file)
+    return cluster
 
 
 def _believe_health_at_once() -> cluster_pb2.Cluster.CommonLbConfig:

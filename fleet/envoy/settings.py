@@ -92,9 +92,11 @@ class BootstrapConfig:
     `DiscoveryResponse` (see `bootstrap.endpoints_document`) which Envoy re-reads when it is
     replaced by a rename; `endpoints` is then ignored. With `discovery` Envoy asks a picker for the
     endpoints, and both are ignored. Nothing of this matters to `ORIGINAL_DST`, which goes wherever
-    the picker says. `picker_health` is where the picker answers gRPC health checks;
-    None: at the address of the picker itself. `trust_control_headers` lets clients set objective,
-    fairness and latency-target headers; headers that choose an endpoint are always stripped.
+    the picker says. `pickers_file`, when set, names such a file for the picker (see
+    `bootstrap.pickers_document`); `picker` and `picker_health` are then ignored. `picker_health` is
+    where the picker answers gRPC health checks; None: at the address of the picker itself.
+    `trust_control_headers` lets clients set objective, fairness and latency-target headers; headers
+    that choose an endpoint are always stripped.
     `buffer_request_body` gives the picker each body in one message and keeps it in Envoy until the
     answer (up to `Limits.request_buffer_bytes`; more is a 413). Then the loss of a picker fails no
     request and cuts no stream, which full-duplex streaming cannot promise; the picker has to
@@ -111,6 +113,7 @@ class BootstrapConfig:
     discovery: EndpointDiscovery | None = None
     mechanism: Mechanism = Mechanism.OVERRIDE_HOST
     picker_health: SocketAddress | None = None
+    pickers_file: str | None = None
     failure_mode_allow: bool = True
     buffer_request_body: bool = False
     stream_response_body: bool = False

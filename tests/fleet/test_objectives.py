@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from fleet.cli import main
+from fleet.envoy.settings import SocketAddress
 from fleet.errors import FleetError
 from fleet.objectives import POOL_NAME, read_objectives
-from fleet.plan import Options, Site, plan
+from fleet.plan import endpoints_yaml
 from picker.config.pool_file import read_pool_file
 from picker.datalayer.request_rules import Objective
 from picker.running.options import Options as PickerOptions
@@ -27,9 +28,9 @@ def test_objectives_stand_behind_the_endpoints(tmp_path: Path) -> None:
     path, said = tmp_path / "o.yaml", list[str]()
     for text in (OBJECTIVE, f"\ufeff---\n{OBJECTIVE}---\n", OBJECTIVE.rstrip()):
         path.write_text(text)
-        options = Options(objectives=read_objectives(path, said.append, clients_may_name=True))
-        site = Site(Path("/run/x"), (1, 2, 3), (11, 12), cores=5, envoy=Path("/bin/envoy"))
-        read = read_pool_file(plan(options, site, None).endpoints.encode(), "f", POOL_NAME)
+        objectives = read_objectives(path, said.append, clients_may_name=True)
+        workers = {f"worker-{n}": SocketAddress("127.0.0.1", 10 + n) for n in (1, 2)}
+        read = read_pool_file(endpoints_yaml(workers, objectives).encode(), "f", POOL_NAME)
         assert read.findings == ()
         assert [one.name for one in read.contents.endpoints] == ["worker-1", "worker-2"]
         assert read.contents.rules.objectives == (Objective("chat", 10),)

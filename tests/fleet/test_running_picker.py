@@ -9,9 +9,10 @@ import pytest
 
 from fleet.running_picker import (
     DEFAULT_PICKER,
+    RunningFleet,
+    Shown,
     picker_url,
-    running_pickers,
-    shown_as_running,
+    running_fleets,
     which_of_several,
 )
 
@@ -22,6 +23,11 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {"XDG_RUNTIME_DIR": str(tmp_path)}
 
 
+def shown(url: str, environment: dict[str, str]) -> Shown:
+    """A fleet of this process."""
+    return Shown(RunningFleet(os.getpid(), url), environment)
+
+
 def test_without_a_fleet_it_is_the_default(environment: dict[str, str]) -> None:
     """That of `pointsman picker`."""
     assert picker_url(None, environment) == DEFAULT_PICKER
@@ -29,7 +35,7 @@ def test_without_a_fleet_it_is_the_default(environment: dict[str, str]) -> None:
 
 def test_a_running_fleet_is_found_and_forgotten_with_its_end(environment: dict[str, str]) -> None:
     """Nothing is left behind."""
-    with shown_as_running("http://127.0.0.1:8083", environment):
+    with shown("http://127.0.0.1:8083", environment):
         assert picker_url(None, environment) == "http://127.0.0.1:8083"
     assert picker_url(None, environment) == DEFAULT_PICKER
     assert list(Path(environment["XDG_RUNTIME_DIR"]).glob("pointsman/*")) == []
@@ -37,7 +43,7 @@ def test_a_running_fleet_is_found_and_forgotten_with_its_end(environment: dict[s
 
 def test_what_is_named_wins(environment: dict[str, str]) -> None:
     """Also without its scheme."""
-    with shown_as_running("http://127.0.0.1:8083", environment):
+    with shown("http://127.0.0.1:8083", environment):
         assert picker_url("http://pod:9090/", environment) == "http://pod:9090"
         assert picker_url("pod:9090", environment) == "http://pod:9090"
 
@@ -48,20 +54,21 @@ def test_a_fleet_that_was_killed_is_not_found(environment: dict[str, str]) -> No
     folder.mkdir()
     left = folder / "fleet-1.json"
     left.write_text('{"pid": 1, "picker": "http://127.0.0.1:1"}')
-    assert running_pickers(environment) == []
+    assert running_fleets(environment) == []
     assert not left.exists()
 
 
 def test_of_two_fleets_the_later_one_is_meant(environment: dict[str, str]) -> None:
     """By the time of their files."""
     folder = Path(environment["XDG_RUNTIME_DIR"]) / "pointsman"
-    with shown_as_running("http://127.0.0.1:2", environment):
+    with shown("http://127.0.0.1:2", environment):
         mine = next(folder.iterdir())
         other = mine.with_name("fleet-0.json")
         mine.rename(other)
         os.utime(other, (1, 1))
-        with shown_as_running("http://127.0.0.1:3", environment):
-            assert running_pickers(environment) == ["http://127.0.0.1:3", "http://127.0.0.1:2"]
+        with shown("http://127.0.0.1:3", environment):
+            found = [fleet.picker for fleet in running_fleets(environment)]
+            assert found == ["http://127.0.0.1:3", "http://127.0.0.1:2"]
             note = which_of_several(None, environment)
             assert note is not None
             assert "2 fleets run here; this is of http://127.0.0.1:3" in note
@@ -74,5 +81,18 @@ def test_a_folder_that_cannot_be_made_does_no_harm(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     environment = {"XDG_RUNTIME_DIR": str(blocked)}
-    with shown_as_running("http://127.0.0.1:8083", environment):
+    with shown("http://127.0.0.1:8083", environment):
         assert picker_url(None, environment) == DEFAULT_PICKER
+
+
+def test_a_picker_that_moved_is_found_where_it_is(environment: dict[str, str]) -> None:
+    """At once, the rest as before, and a fleet that was started later still comes first."""
+    folder = Path(environment["XDG_RUNTIME_DIR"]) / "pointsman"
+    fleet = RunningFleet(os.getpid(), "http://127.0.0.1:2", 8080, "/run/control")
+    with Shown(fleet, environment) as mine:
+        begun = next(folder.iterdir()).stat().st_mtime_ns
+        mine.move_picker("http://127.0.0.1:4")
+        (found,) = running_fleets(environment)
+        assert found == RunningFleet(os.getpid(), "http://127.0.0.1:4", 8080, "/run/control")
+        assert next(folder.iterdir()).stat().st_mtime_ns == begun
+    assert list(folder.iterdir()) == []

@@ -1,0 +1,132 @@
+"""The processes that make up a fleet at the moment, and those that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fleet import probe
+from fleet.envoy.bootstrap import build, to_yaml
+from fleet.errors import FleetError
+from fleet.plan import EnvoyPlan, PickerPlan, Plan, WorkerPlan
+from fleet.process import Child, Reaper
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker and its process."""
+
+    plan: WorkerPlan
+    child: Child
+
+
+@dataclass(frozen=True, slots=True)
+class Picker:
+    """A picker and its process."""
+
+    plan: PickerPlan
+    child: Child
+
+
+@dataclass(frozen=True, slots=True)
+class Envoy:
+    """An Envoy and its process."""
+
+    plan: EnvoyPlan
+    child: Child
+
+    @property
+    def epoch(self) -> int:
+        """How many Envoys have handed over to one another before this process."""
+        return 0 if self.child.deaths else self.plan.epoch
+
+
+class Members:
+    """Sole owner of which processes are the fleet: its workers, its picker, its Envoy.
+
+    Whoever replaces one sets it here. Every process that was ever made is kept track of until it
+    has ended, so that `stop` and `kill` reach all of them.
+    """
+
+    def __init__(self, layout: Plan, guard: Reaper, say: Say) -> None:
+        self._guard, self._say = guard, say
+        self._made: list[Child] = []
+        self.workers = [self.new_worker(one) for one in layout.workers]
+        self.picker = self.new_picker(layout.picker())
+        self.envoy = self.new_envoy(layout.envoy())
+
+    @property
+    def children(self) -> list[Child]:
+        """All that may run."""
+        self._made = [child for child in self._made if not child.has_ended]
+        return list(self._made)
+
+    def new_worker(self, plan: WorkerPlan) -> Worker:
+        """One that is not started yet."""
+        child = Child(
+            plan.program, self._guard, lambda: probe.until(plan.address, "/health"), self._say
+        )
+        return Worker(plan, self._made_of(child))
+
+    def new_picker(self, plan: PickerPlan) -> Picker:
+        """One that is not started yet."""
+        child = Child(
+            plan.program, self._guard, lambda: probe.until(plan.http, "/readyz"), self._say
+        )
+        return Picker(plan, self._made_of(child))
+
+    def new_envoy(self, plan: EnvoyPlan) -> Envoy:
+        """One that is not started yet; its bootstrap is `write_bootstrap`'s."""
+        child = Child(
+            plan.program,
+            self._guard,
+            lambda: probe.until(plan.admin, "/ready"),
+            self._say,
+            plan.again,
+        )
+        return Envoy(plan, self._made_of(child))
+
+    def _made_of(self, child: Child) -> Child:
+        self._made.append(child)
+        return child
+
+    def kill(self) -> None:
+        """End all, now."""
+        for child in self.children:
+            child.kill()
+
+
+def write_bootstrap(plan: EnvoyPlan) -> None:
+    """Before that Envoy is started."""
+    plan.bootstrap_path.write_text(to_yaml(build(plan.bootstrap)), encoding="utf-8")
+
+
+async def arrive(child: Child, group: asyncio.TaskGroup, limit_seconds: float) -> None:
+    """Start `child` in `group`, and return once it is ready.
+
+    Raises `FleetError` when that takes too long, or it ends before; nothing of it is left then.
+    """
+    name = child.program.name
+    running = group.create_task(_contained(child), name=name)
+    try:
+        async with asyncio.timeout(limit_seconds):
+            await child.settled.wait()
+    except TimeoutError as error:
+        text = f"{name} not ready after {limit_seconds:g} s{child.last_words()}"
+        raise FleetError(text) from error
+    finally:
+        if not child.ready.is_set():
+            child.kill()
+            await asyncio.wait([running])
+    if not child.ready.is_set():
+        raise child.failure or FleetError(f"{name} was stopped")
+
+
+async def _contained(child: Child) -> None:
+    """What goes wrong before it was ready is told by `arrive`, and ends nobody else."""
+    with contextlib.suppress(FleetError):
+        await child.run()
