@@ -18,6 +18,7 @@ from picker.peers.wire import MAX_MESSAGE_BYTES, TELL_METHOD, PeerMessageError
 log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 5.0  # for a caller to say who it is
+READY_SECONDS, READY_LOOK_SECONDS = 4.0, 0.05  # less than a caller waits for an answer
 SILENCE_SECONDS = 30.0  # after which a call is ended: nobody lives there any more
 MAX_CALLS = 256
 _OPTIONS = [
@@ -43,7 +44,15 @@ class PeerPort:
 class PeerServer:
     """Owns the port and the calls on it."""
 
-    def __init__(self, exchange: Exchange, series: PeerSeries, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        series: PeerSeries,
+        clock: Callable[[], float],
+        is_ready: Callable[[], bool],
+    ) -> None:
+        """Callers wait for `is_ready`: what is told of endpoints that are not known is lost."""
+        self._is_ready = is_ready
         self._exchange, self._series, self._clock = exchange, series, clock
         self._server: grpc.aio.Server | None = None
         self._callers: dict[bytes, int] = {}  # calls by who makes them
@@ -76,7 +85,7 @@ class PeerServer:
         try:
             await self._listen(context)
         except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "nothing was said")
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "not in time")
         except PeerRefusedError as error:
             self._refuse(context, error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -90,6 +99,9 @@ class PeerServer:
         first = await _read(context, HELLO_SECONDS)
         if first is None:
             return
+        async with asyncio.timeout(READY_SECONDS):
+            while not self._is_ready():
+                await asyncio.sleep(READY_LOOK_SECONDS)
         peer, answer = self._exchange.greeted(first, self._clock())
         await context.write(answer)
         if peer == self._exchange.replica_id:

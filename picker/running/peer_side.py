@@ -48,7 +48,7 @@ class PeerSide:
         self._discovery = NamedPeers(flags.names, self._mesh.follow, flags.server_name)
         host = f"[{flags.bind_address}]" if ":" in flags.bind_address else flags.bind_address
         self._port = PeerPort(f"{host}:{flags.port}", credentials)
-        self._server = PeerServer(self._exchange, metrics.peers, clock)
+        self._server = PeerServer(self._exchange, metrics.peers, clock, lambda: datastore.synced)
         self.use(config.assembly)
         config.subscribe(self.use)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from metrics_pages import Pod, serving
-from whole_picker import WholePicker, until, whole_picker
+from whole_picker import WholePicker, until, whole_picker, write_endpoints
 
 from picker.peers.discovery import PeerName
 from picker.running.peer_flags import PeerFlags
@@ -53,14 +53,12 @@ async def replica(
     folder: Path, pods: Sequence[Pod], flags: PeerFlags | None, **changes: Any
 ) -> AsyncIterator[WholePicker]:
     """One picker of pods that are served already."""
-    folder.mkdir(exist_ok=True)
-    async with whole_picker(folder, (), CONFIG, peers=flags, **changes) as running:
-        running.list_endpoints(pods)
-
-        async def knows_all() -> bool:
-            return len(await running.endpoints()) == len(pods)
-
-        await until(knows_all)
+    folder.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 (it takes no time)
+    path = folder / "pool.yaml"
+    write_endpoints(path, pods)
+    given = {"peers": flags, "endpoints_file": path, **changes}
+    async with whole_picker(folder, (), CONFIG, **given) as running:
+        running.pods = pods
         await until(running.has_read_pages)
         yield running
 

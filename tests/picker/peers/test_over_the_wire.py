@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import grpc
-import pytest
+from authority import Authority, certificates
 from ext_proc_stream import completion, destination_of
 from metrics_pages import page, pods, serving
 from replicas_scene import (
@@ -67,3 +68,108 @@ async def test_what_one_has_under_way_is_load_for_the_other_until_it_ends(tmp_pa
             await until(sees_it)
             assert await ask(second, "something else " * 100) != busy
         await until(second.is_idle)
+
+
+async def test_a_session_goes_where_the_other_replica_has_bound_it(tmp_path: Path) -> None:
+    """With no more to tell than its id."""
+    async with two_replicas(tmp_path, pods(*PAGES)) as (first, second):
+        bound = await ask(first, "a", **{"x-session-id": "s"})
+        await until_counted(second, "session", 1)
+        assert [
+            await ask(second, f"{number} else " * 99, **{"x-session-id": "s"})
+            for number in range(4)
+        ] == [bound] * 4
+
+
+async def test_a_replica_that_joins_learns_what_was_sent_where_before(tmp_path: Path) -> None:
+    """And one that leaves is not waited for."""
+    endpoints, ports = pods(*PAGES), free_ports(2)
+    flags = [peer_flags(port, ports) for port in ports]
+    async with AsyncExitStack() as stack:
+        for pod in endpoints:
+            await stack.enter_async_context(serving(pod))
+        first = await stack.enter_async_context(replica(tmp_path / "a", endpoints, flags[0]))
+        sent = [await ask(first, f"{number} " + PROMPT) for number in range(8)]
+        for life in range(2):
+            async with replica(tmp_path / f"b{life}", endpoints, flags[1]) as second:
+                await until_counted(second, "placement", 8)
+                assert [await ask(second, f"{n} " + PROMPT) for n in range(8)] == sent
+                async with second.stream() as stream:
+                    await stream.ask(completion())
+                    await until(first_is_loaded(first, True))
+            await until(first_is_loaded(first, False))  # it said goodbye
+            await until_connected(first, 0)
+
+
+def first_is_loaded(picker: WholePicker, wanted: bool) -> Callable[[], Awaitable[bool]]:
+    """Whether anything is under way as far as it knows."""
+
+    async def is_so() -> bool:
+        rows = await picker.endpoints()
+        return any(row["inflight_requests"] for row in rows.values()) is wanted
+
+    return is_so
+
+
+async def test_nonsense_on_the_port_is_refused_and_disturbs_nobody(tmp_path: Path) -> None:
+    """Bytes that are no HTTP, messages that are none, and replicas of another version."""
+    async with two_replicas(tmp_path, pods(*PAGES)) as (first, second):
+        assert first.ports.peers is not None
+        reader, writer = await asyncio.open_connection(LOOPBACK, first.ports.peers)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n" + bytes(range(256)) * 64)
+        await reader.read()
+        writer.close()
+        seed = Seed(1)
+        strange = encoded_told(Told(hello=Hello(bytes(16), "default", seed, version=9)))
+        of_others = encoded_told(Told(hello=Hello(bytes(16), "another pool", seed)))
+        known = encoded_told(Told(hello=Hello(bytes(16), "default", seed)))
+        for messages, status in (
+            ([b"\xff" * 50], grpc.StatusCode.INVALID_ARGUMENT),
+            ([b""], grpc.StatusCode.INVALID_ARGUMENT),
+            ([strange], grpc.StatusCode.FAILED_PRECONDITION),
+            ([of_others], grpc.StatusCode.FAILED_PRECONDITION),
+            ([known, b"\xff" * 50], grpc.StatusCode.INVALID_ARGUMENT),
+        ):
+            assert await said_to(first.ports.peers, messages) is status
+        assert await first.series("pointsman_peer_messages_refused_total") == 5
+        await ask(first)
+        await until_counted(second, "placement", 1)
+
+
+async def said_to(port: int, messages: list[bytes]) -> grpc.StatusCode:
+    """What the call of a stranger ends with."""
+    async with grpc.aio.insecure_channel(f"{LOOPBACK}:{port}") as channel:
+        call = channel.stream_stream(TELL_METHOD)()
+        with suppress(grpc.aio.AioRpcError):
+            for message in messages:
+                await call.write(message)
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        return await call.code()
+
+
+async def test_replicas_with_certificates_of_one_authority_speak_to_each_other(
+    tmp_path: Path,
+) -> None:
+    """And to nobody who has none, or one of another authority."""
+    folder = certificates(tmp_path / "own", Authority())
+    async with two_replicas(
+        tmp_path, pods(*PAGES), cert_path=folder, server_name="replicas.test"
+    ) as (first, second):
+        sent = await ask(first)
+        await until_counted(second, "placement", 1)
+        assert await ask(second) == sent
+        assert first.ports.peers is not None
+        assert await said_to(first.ports.peers, [b""]) is grpc.StatusCode.UNAVAILABLE
+        stranger = certificates(tmp_path / "other", Authority(), shown=folder / "ca.crt")
+        ports = [free_ports(1)[0], first.ports.peers]
+        flags = peer_flags(ports[0], ports, cert_path=stranger, server_name="replicas.test")
+        async with replica(tmp_path / "stranger", first.pods, flags) as third:
+
+            async def was_turned_away() -> bool:
+                ended = await third.series("pointsman_peer_calls_total", result="unreachable")
+                return bool(ended)
+
+            await until(was_turned_away)
+            assert await third.series("pointsman_peers_connected") == 0
+            assert await first.series("pointsman_peers_heard") == 1
