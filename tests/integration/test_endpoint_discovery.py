@@ -61,6 +61,7 @@ async def test_a_stream_outlives_its_endpoints_place_in_the_pool(tmp_path: Path)
             assert [await scene.ask() for _ in range(10)] == ["b"] * 10
             scene.list_workers()
             await scene.until_members(0)
+            assert (await scene.ask()).startswith("503")
             await scene.kill_picker()
             await scene.start_picker()
             scene.list_workers(b)
