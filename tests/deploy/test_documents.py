@@ -30,7 +30,7 @@ def commands(program: str) -> Iterator[list[str]]:
             yield words[1:]
 
 
-@pytest.mark.parametrize("words", commands("helm"), ids=" ".join)
+@pytest.mark.parametrize("words", list(commands("helm")), ids=" ".join)
 def test_helm_commands_work(helm: Path, words: list[str]) -> None:
     """Each as it stands."""
     done = subprocess.run([helm, *words], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -53,7 +53,7 @@ def test_folders_that_are_applied_render() -> None:
     assert asked
 
 
-@pytest.mark.parametrize("words", commands("docker"), ids=lambda words: words[2])
+@pytest.mark.parametrize("words", list(commands("docker")), ids=lambda words: words[2])
 def test_dockerfiles_are_there(words: list[str]) -> None:
     """Each is built from the root."""
     assert words[:2] == ["build", "-f"]
