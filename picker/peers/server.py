@@ -18,7 +18,6 @@ from picker.peers.wire import MAX_MESSAGE_BYTES, TELL_METHOD, PeerMessageError
 log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 5.0  # for a caller to say who it is
-READY_SECONDS, READY_LOOK_SECONDS = 4.0, 0.05  # less than a caller waits for an answer
 SILENCE_SECONDS = 30.0  # after which a call is ended: nobody lives there any more
 MAX_CALLS = 256
 _OPTIONS = [
@@ -51,7 +50,9 @@ class PeerServer:
         clock: Callable[[], float],
         is_ready: Callable[[], bool],
     ) -> None:
-        """Callers wait for `is_ready`: what is told of endpoints that are not known is lost."""
+        """Callers are put off until `is_ready`: what is told of endpoints that nobody knows here is
+        lost.
+        """
         self._is_ready = is_ready
         self._exchange, self._series, self._clock = exchange, series, clock
         self._server: grpc.aio.Server | None = None
@@ -81,6 +82,8 @@ class PeerServer:
     async def _serve(self, _: object, context: grpc.aio.ServicerContext) -> None:
         if self._calls >= MAX_CALLS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
+        if not self._is_ready():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the pool is not known here yet")
         self._calls += 1
         try:
             await self._listen(context)
@@ -99,9 +102,6 @@ class PeerServer:
         first = await _read(context, HELLO_SECONDS)
         if first is None:
             return
-        async with asyncio.timeout(READY_SECONDS):
-            while not self._is_ready():
-                await asyncio.sleep(READY_LOOK_SECONDS)
         peer, answer = self._exchange.greeted(first, self._clock())
         await context.write(answer)
         if peer == self._exchange.replica_id:

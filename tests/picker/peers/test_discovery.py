@@ -1,0 +1,76 @@
+"""Names that stand for replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from picker.errors import ConfigError
+from picker.peers.client import PeerAddress
+from picker.peers.discovery import MAX_PEERS, NamedPeers, PeerName, peer_name, resolve
+
+
+@pytest.mark.parametrize(
+    ("text", "default", "name"),
+    [
+        ("a.b:9", None, PeerName("a.b", 9)),
+        ("a.b", 7, PeerName("a.b", 7)),
+        ("10.0.0.1:9", 7, PeerName("10.0.0.1", 9)),
+        ("[::1]:9", None, PeerName("::1", 9)),
+        ("[::1]", 7, PeerName("::1", 7)),
+    ],
+)
+def test_a_peer_is_a_host_and_a_port(text: str, default: int | None, name: PeerName) -> None:
+    """IPv6 in brackets; without a port the default one, where there is any."""
+    assert peer_name(text, default) == name
+
+
+@pytest.mark.parametrize("text", ["", "a", "a:", "a:b", "a:0", "a:70000", ":9", "::1", "a:9:9"])
+def test_what_is_no_peer_is_refused(text: str) -> None:
+    """With words that say what one is."""
+    with pytest.raises(ConfigError, match=r"peer|brackets"):
+        peer_name(text)
+
+
+class Names:
+    """Hosts and their addresses, which may change; None: nobody can be asked."""
+
+    def __init__(self, **known: Sequence[str] | None) -> None:
+        self.known = known
+
+    async def resolve(self, host: str) -> Sequence[str]:
+        """As the system would."""
+        found = self.known[host]
+        if found is None:
+            raise OSError("no answer")
+        return found
+
+
+async def test_names_are_followed_and_kept_while_nobody_can_be_asked() -> None:
+    """A name that stands for nothing any more has no replicas."""
+    names, found = Names(service=["10.0.0.1", "fd00::1"], single=["10.0.0.1"]), []
+    wanted = [PeerName("service", 9), PeerName("single", 9)]
+    peers = NamedPeers(wanted, lambda addresses: found.append(addresses), "", names.resolve)
+    await peers.look()
+    names.known["service"] = None
+    await peers.look()
+    names.known["service"] = []
+    await peers.look()
+    both = [PeerAddress("10.0.0.1:9", "service"), PeerAddress("[fd00::1]:9", "service")]
+    assert found == [both, both, [PeerAddress("10.0.0.1:9", "single")]]
+
+
+async def test_a_name_stands_for_a_bounded_number_of_replicas() -> None:
+    """Whatever a resolver says; and all certificates are of the name that was given."""
+    names, found = Names(many=[f"10.0.1.{number}" for number in range(200)]), []
+    peers = NamedPeers([PeerName("many", 9)], found.extend, "replicas", names.resolve)
+    await peers.look()
+    assert len(found) == MAX_PEERS
+    assert {one.name for one in found} == {"replicas"}
+
+
+async def test_addresses_stand_for_themselves() -> None:
+    """And the system knows the loopback."""
+    assert await resolve("10.1.2.3") == ["10.1.2.3"]
+    assert "127.0.0.1" in await resolve("localhost")

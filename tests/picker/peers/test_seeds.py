@@ -1,0 +1,55 @@
+"""How replicas come to one seed."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.peers.seeds import SETTLING_SECONDS, SeedAgreement, fingerprint, seed_of_secret
+
+
+def test_all_follow_one_in_whatever_order_they_meet() -> None:
+    """Those of one who was there before, if there is one."""
+    for order in permutations(range(3)):
+        known = [SeedAgreement(index, bytes([index]), 0.0, 100.0 - index) for index in range(3)]
+        late = SETTLING_SECONDS + 1.0
+        joined = SeedAgreement(9, b"j", late, 0.0)
+        members = [*(known[index] for index in order), joined]
+        for _ in range(2):
+            for one in members:
+                for other in members:
+                    other.hear(one.offer(late), late)
+        assert {one.value for one in members} == {2}
+
+
+def test_a_seed_that_was_configured_is_kept_to_oneself() -> None:
+    """Only its fingerprint is told, and it changes for nobody."""
+    fixed, drawn = (
+        SeedAgreement(5, b"f", 0.0, 0.0, is_configured=True),
+        SeedAgreement(6, b"d", 0, 0),
+    )
+    assert fixed.offer(99.0).value is None
+    assert not fixed.hear(drawn.offer(99.0), 99.0)
+    assert not drawn.hear(fixed.offer(99.0), 99.0)
+    assert (fixed.value, drawn.value) == (5, 6)
+    assert not drawn.matches(fixed.offer(99.0))
+    assert SeedAgreement(5, b"o", 0.0, 0.0, is_configured=True).matches(fixed.offer(0.0))
+
+
+def test_a_value_that_does_not_fit_its_fingerprint_is_not_followed() -> None:
+    """It is nobody's seed."""
+    one, other = SeedAgreement(1, b"a", 0.0, 0.0), SeedAgreement(2, b"b", 0.0, 9.0)
+    told = one.offer(0.0)
+    assert not other.hear(type(told)(7, 1, True, 0, b""), 0.0)
+    assert other.value == 2
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 2**64 - 1))
+def test_fingerprints_do_not_show_the_seed(seed: int) -> None:
+    """And are of 64 bits, as the seed of a secret is."""
+    assert fingerprint(seed) != seed
+    assert 0 <= fingerprint(seed) < 2**64
+    assert 0 <= seed_of_secret(seed.to_bytes(8, "big")) < 2**64

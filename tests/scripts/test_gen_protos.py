@@ -1,0 +1,13 @@
+"""The generated modules are those of the proto files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from runpy import run_path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_generated_modules_are_as_they_would_be_written() -> None:
+    """`scripts/gen-protos` has nothing to change."""
+    assert run_path(str(ROOT / "scripts" / "gen_protos.py"))["different"]() == {}
