@@ -1,44 +1,28 @@
-"""Where the way to an API server comes from, how it is renewed, what is said when it is wrong."""
+"""Where the way to an API server comes from, and how it is kept up to date."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import ssl
-import sys
 import threading
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
-import yaml
 from certificates import Authority
 from kube_api.access import Rule
 from kube_api.server import KubeApi
+from kubeconfig_files import Clock, Plugin, access_of, around, found, in_minutes, kubeconfig
 from wired_client import Accesses
 
 from picker.errors import ConfigError
-from picker.k8s.api import PODS, ApiError, Selection, UnreachableError
+from picker.k8s.api import PODS, ApiError, Selection
 from picker.k8s.client import KubernetesClient
-from picker.k8s.credentials import Credentials, Surroundings, find_credentials
+from picker.k8s.credentials import Credentials, find_credentials
 from picker.k8s.tls import Access
 
 ALL = Selection("default")
 LIST_PODS = Rule(("",), ("pods",), ("list",))
-
-
-class Clock:
-    """Stands still until it is set."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        """The time."""
-        return self.now
 
 
 @pytest.fixture
@@ -53,48 +37,6 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
-
-
-def kubeconfig(
-    path: Path,
-    user: dict[str, Any] | None = None,
-    cluster: dict[str, Any] | None = None,
-    *,
-    name: str = "one",
-    current: str | None = "one",
-    namespace: str | None = None,
-) -> Path:
-    """A file with one context."""
-    context = {"cluster": name, "user": name} | ({"namespace": namespace} if namespace else {})
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": name, "cluster": cluster or {"server": "http://10.0.0.1:6443/"}}],
-        "contexts": [{"name": name, "context": context}],
-        "users": [{"name": name, "user": user or {}}],
-    }
-    if current is not None:
-        document["current-context"] = current
-    path.write_text(yaml.safe_dump(document))
-    return path
-
-
-def around(home: Path, **environ: str) -> Surroundings:
-    """An environment, a home and a place for the service account."""
-    return Surroundings(environ, home, home / "serviceaccount")
-
-
-def found(
-    clock: Callable[[], float], home: Path, path: Path | str = "", context: str | None = None
-) -> Credentials:
-    """The credentials of a file."""
-    return find_credentials(str(path), context, clock=clock, surroundings=around(home))
-
-
-async def access_of(tmp_path: Path, clock: Clock, **given: Any) -> Access:
-    """What a kubeconfig file leads to."""
-    path = kubeconfig(tmp_path / "config", **given)
-    return await found(clock, tmp_path, path).access()
 
 
 async def test_a_token_and_a_namespace_are_read(tmp_path: Path, clock: Clock) -> None:
@@ -194,47 +136,6 @@ async def test_files_with_tokens_are_read_again(tmp_path: Path, clock: Clock) ->
     assert (await credentials.renewed(await credentials.access())).authorization == "Bearer three"
 
 
-PLUGIN = """
-import json, pathlib, sys
-count = pathlib.Path(sys.argv[1])
-number = int(count.read_text()) + 1 if count.exists() else 1
-count.write_text(str(number))
-if number in map(int, sys.argv[3:]):
-    sys.exit("no luck today")
-status = {"token": f"token-{number}"}
-if sys.argv[2] != "never":
-    status["expirationTimestamp"] = sys.argv[2]
-print(json.dumps({"apiVersion": "client.authentication.k8s.io/v1",
-                  "kind": "ExecCredential", "status": status}))
-"""
-
-
-class Plugin:
-    """An exec plugin that counts its runs; its tokens expire at a time, and some runs fail."""
-
-    def __init__(self, folder: Path, expires: str = "never", failing: tuple[int, ...] = ()) -> None:
-        script, self._count = folder / "plugin.py", folder / "count"
-        script.write_text(PLUGIN)
-        arguments = [script, self._count, expires, *failing]
-        self.user = {
-            "exec": {
-                "apiVersion": "client.authentication.k8s.io/v1",
-                "command": sys.executable,
-                "args": [str(one) for one in arguments],
-            }
-        }
-
-    @property
-    def runs(self) -> int:
-        """How often it ran."""
-        return int(self._count.read_text()) if self._count.exists() else 0
-
-
-def in_minutes(minutes: float) -> str:
-    """A time as plugins tell it."""
-    return (datetime.now(UTC) + timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 async def test_a_plugin_runs_again_only_when_its_token_expires(
     tmp_path: Path, clock: Clock
 ) -> None:
@@ -286,158 +187,10 @@ def test_a_plugin_that_fails_at_the_start_is_an_error(tmp_path: Path, clock: Clo
         found(clock, tmp_path, path)
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("", "it is no mapping"),
-        ("{", "not a kubeconfig file"),
-        ("[]", "it is no mapping"),
-        ("a: \x00", "not a kubeconfig file"),
-        ("kind: Config", "no current-context; the files have: none"),
-        ("current-context: one", "no context 'one'"),
-        ("contexts: 3\ncurrent-context: one", "no context 'one'"),
-        ("contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one", "not usable"),
-        (
-            "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
-            "clusters: [{name: c, cluster: {server: 'https://10.0.0.1', "
-            "certificate-authority-data: '!!'}}]",
-            "not usable|no certificates",
-        ),
-        (
-            "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
-            "clusters: [{name: c, cluster: {server: 'https://10.0.0.1', "
-            "certificate-authority: missing.pem}}]",
-            "missing.pem",
-        ),
-        (
-            "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
-            "clusters: [{name: c, cluster: {server: '10.0.0.1:6443'}}]",
-            "begin it with https://",
-        ),
-        (
-            "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
-            "clusters: [{name: c, cluster: {server: 'http://a', proxy-url: 'socks5://b'}}]",
-            "proxy 'socks5://b' cannot be used",
-        ),
-        (
-            "contexts: [{name: one, context: {cluster: c, user: u}}]\ncurrent-context: one\n"
-            "clusters: [{name: c, cluster: {server: 'http://a'}}]\n"
-            'users: [{name: u, user: {token: "a\\nb"}}]',
-            "exactly one token",
-        ),
-    ],
-)
-def test_a_broken_file_is_an_error_that_says_what_is_wrong(
-    tmp_path: Path, clock: Clock, text: str, wanted: str
-) -> None:
-    """Whatever is broken in it."""
-    path = tmp_path / "config"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=wanted):
-        found(clock, tmp_path, path)
-
-
-def test_what_is_missing_is_an_error_that_says_where_it_was_looked_for(
-    tmp_path: Path, clock: Clock
-) -> None:
-    """No configuration, no such file, no such context, a service account without files."""
-    with pytest.raises(
-        ConfigError, match="give --kubeconfig PATH, set KUBECONFIG, or run in a Pod"
-    ):
-        found(clock, tmp_path)
-    with pytest.raises(ConfigError, match=r"--kubeconfig: there is no such file: .*nowhere"):
-        found(clock, tmp_path, tmp_path / "nowhere")
-    path = kubeconfig(tmp_path / "config")
-    with pytest.raises(ConfigError, match="no context 'two'; the files have: one"):
-        found(clock, tmp_path, path, "two")
-    listed = around(tmp_path, KUBECONFIG=str(tmp_path / "gone"))
-    with pytest.raises(ConfigError, match="KUBECONFIG: there is no such file"):
-        find_credentials(clock=clock, surroundings=listed)
-    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
-    with pytest.raises(ConfigError, match="serviceaccount: not usable: Service token file"):
-        find_credentials(clock=clock, surroundings=around(tmp_path, **environ))
-
-
-def test_without_the_extra_it_is_said_how_to_get_it(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The package is not needed for anything else."""
-    monkeypatch.setitem(sys.modules, "kubernetes", None)
-    monkeypatch.setitem(sys.modules, "kubernetes.config", None)
-    with pytest.raises(ConfigError, match=r"pip install 'pointsman\[k8s\]'"):
-        found(clock, tmp_path, kubeconfig(tmp_path / "config"))
-
-
-async def test_proxies_are_those_of_the_file_or_of_the_environment(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But not for servers that `NO_PROXY` names."""
-    given = {"server": "http://10.0.0.1", "proxy-url": "http://proxy:1"}
-    assert (await access_of(tmp_path, clock, cluster=given)).proxy == "http://proxy:1"
-    monkeypatch.setenv("HTTP_PROXY", "http://other:2")
-    assert (await access_of(tmp_path, clock)).proxy == "http://other:2"
-    monkeypatch.setenv("NO_PROXY", "10.0.0.0/8")
-    assert (await access_of(tmp_path, clock)).proxy is None
-
-
 async def listed(credentials: Credentials) -> int:
     """How many Pods the API server shows to who has these."""
     async with KubernetesClient(credentials, rng=Random(1)) as client:
         return len((await client.list(PODS, ALL)).items)
-
-
-def encoded(path: Path) -> str:
-    """A file as `…-data` holds it."""
-    return base64.b64encode(path.read_bytes()).decode()
-
-
-async def test_tls_checks_what_the_file_tells_it_to_check(tmp_path: Path, clock: Clock) -> None:
-    """The authority, by file and by data; another name; a client certificate; or nothing at all."""
-    authority = Authority(tmp_path)
-    served, client = authority.issue("server", "kubernetes"), authority.issue("picker")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.path)
-    context.load_cert_chain(served.certificate, served.key)
-    context.verify_mode = ssl.CERT_REQUIRED
-    api = KubeApi()
-    await api.start(context)
-    path = tmp_path / "config"
-    shown = {"client-certificate": str(client.certificate), "client-key": str(client.key)}
-    data = {
-        "client-certificate-data": encoded(client.certificate),
-        "client-key-data": encoded(client.key),
-    }
-    by_file = {"server": api.url, "certificate-authority": authority.path.name}
-    by_data = {"server": api.url, "certificate-authority-data": encoded(authority.path)}
-    name = {"tls-server-name": "kubernetes"}
-    try:
-        for user, cluster in [
-            (shown, by_file | name),
-            (data, by_data | name),
-            (shown, {"server": api.url, "insecure-skip-tls-verify": True}),
-        ]:
-            assert await listed(found(clock, tmp_path, kubeconfig(path, user, cluster))) == 0
-        for user, cluster in [
-            (shown, by_file),  # the certificate is for another name
-            (shown, {"server": api.url}),  # nobody vouches for it
-            ({}, by_file | name),  # no client certificate
-        ]:
-            with pytest.raises(UnreachableError):
-                await listed(found(clock, tmp_path, kubeconfig(path, user, cluster)))
-    finally:
-        await api.stop()
-
-
-def test_a_certificate_that_is_none_is_an_error(tmp_path: Path, clock: Clock) -> None:
-    """As are a key that does not fit, and an authority's file without certificates."""
-    authority = Authority(tmp_path)
-    one, other = authority.issue("one"), authority.issue("other")
-    cluster = {"server": "https://10.0.0.1", "certificate-authority": str(authority.path)}
-    user = {"client-certificate": str(one.certificate), "client-key": str(other.key)}
-    with pytest.raises(ConfigError, match="not a client certificate with its key"):
-        found(clock, tmp_path, kubeconfig(tmp_path / "config", user, cluster))
-    cluster["certificate-authority"] = str(one.key)
-    with pytest.raises(ConfigError, match="no certificates of authorities"):
-        found(clock, tmp_path, kubeconfig(tmp_path / "config", {}, cluster))
 
 
 async def test_a_token_that_was_replaced_on_disk_is_found_when_it_is_refused(

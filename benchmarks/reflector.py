@@ -1,0 +1,390 @@
+"""What following Pods costs: CPU of an event and of the first list, with the production code.
+
+    python benchmarks/reflector.py [--pods 2000] [--rate 1000] [--seconds 10]
+
+A child process plays the API server: a list of Pods of 12 KB each (with managed fields), in pages
+for who asks for pages, then a watch on which random Pods flap between ready and unready at the
+rate. Each client is a process of its own: the picker's reflector with its reader of Pods; aiohttp,
+`json.loads` and a dict; the `kubernetes` package's `Watch` with its models. CPU seconds of that
+process are counted, not time, so other programs change little. Fixed seed. Prints a table and
+writes benchmarks/results/reflector.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import multiprocessing
+import platform
+import resource
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from random import Random
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import aiohttp
+import kubernetes
+import uvloop
+
+from picker.k8s.api import PODS, Selection
+from picker.k8s.client import KubernetesClient
+from picker.k8s.credentials import Credentials
+from picker.k8s.pods import read_pod
+from picker.k8s.reflector import Reflector, Subject
+from picker.k8s.tls import Access
+from picker.k8s_series import KubernetesSeries
+
+SEED = 11
+HOST = "127.0.0.1"
+POD_BYTES = 12_400
+TICK_SECONDS = 0.01
+FIRST_VERSION = 1_000_000
+RESULTS = Path(__file__).parent / "results" / "reflector.json"
+_READY, _VERSION = "READY-HERE", "VERSION-HERE"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How many Pods, and how many events at which rate."""
+
+    pods: int
+    rate: int
+    seconds: int
+
+    @property
+    def events(self) -> int:
+        """In all."""
+        return self.rate * self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one client took; `longest_pause` is of its event loop during the list."""
+
+    client: str
+    sync_seconds: float
+    sync_cpu_seconds: float
+    longest_pause_ms: float | None
+    event_cpu_ms: float
+    changes: int | None
+    memory_mib: float
+
+
+def template(number: int) -> str:
+    """A Pod's JSON, with places for its readiness and its version."""
+    managed = [
+        {"manager": f"controller-{n}", "operation": "Update", "fieldsV1": {"f:status": {}}, "n": n}
+        for n in range(400)
+    ]
+    pod: dict[str, Any] = {
+        "kind": "Pod",
+        "apiVersion": "v1",
+        "metadata": {
+            "name": f"worker-{number}",
+            "namespace": "default",
+            "uid": f"uid-{number}",
+            "resourceVersion": _VERSION,
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": {"app": "vllm"},
+            "managedFields": [],
+        },
+        "spec": {
+            "nodeName": f"node{number % 50}",
+            "containers": [{"name": "server", "image": "server:1", "ports": []}],
+        },
+        "status": {
+            "phase": "Running",
+            "podIP": f"10.{number // 65536}.{number // 256 % 256}.{number % 256}",
+            "podIPs": [{"ip": f"10.{number // 65536}.{number // 256 % 256}.{number % 256}"}],
+            "conditions": [{"type": "Ready", "status": _READY}],
+            "containerStatuses": [
+                {
+                    "name": "server",
+                    "ready": True,
+                    "restartCount": 0,
+                    "image": "server:1",
+                    "imageID": "server@sha256:0",
+                }
+            ],
+        },
+    }
+    fields = pod["metadata"]["managedFields"]
+    size = len(json.dumps(pod, separators=(",", ":")))
+    for one in managed:
+        size += len(json.dumps(one, separators=(",", ":"))) + 1
+        if size > POD_BYTES:
+            break
+        fields.append(one)
+    return json.dumps(pod, separators=(",", ":"))
+
+
+class Server:
+    """Answers lists and watches; one watch gets all the events."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._pods = [template(number).split(_VERSION) for number in range(load.pods)]
+
+    def _pod(self, number: int, ready: bool, version: int) -> str:
+        return str(version).join(self._pods[number]).replace(_READY, str(ready))
+
+    def _page(self, query: dict[str, list[str]]) -> bytes:
+        begin = int(query.get("continue", ["0"])[0])
+        end = begin + int(query.get("limit", [str(self._load.pods)])[0])
+        metadata = {"resourceVersion": str(FIRST_VERSION)}
+        if end < self._load.pods:
+            metadata["continue"] = str(end)
+        numbers = range(begin, min(end, self._load.pods))
+        items = ",".join(self._pod(number, True, FIRST_VERSION) for number in numbers)
+        head = f'{{"kind":"PodList","apiVersion":"v1","metadata":{json.dumps(metadata)},"items":'
+        return f"{head}[{items}]}}".encode()
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                query = parse_qs(urlsplit(head.split(b" ", 2)[1].decode()).query)
+                if "watch" in query:
+                    await self._watch(writer)
+                    return
+                body = self._page(query)
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+                    b"Content-Length: %d\r\n\r\n" % len(body)
+                )
+                writer.write(body)
+                await writer.drain()
+
+    async def _watch(self, writer: asyncio.StreamWriter) -> None:
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        )
+        rng, loop = Random(SEED), asyncio.get_running_loop()
+        ready = [True] * self._load.pods
+        begin = loop.time() + 1.0
+        each = round(self._load.rate * TICK_SECONDS)
+        for tick in range(self._load.events // each):
+            await asyncio.sleep(max(0.0, begin + tick * TICK_SECONDS - loop.time()))
+            for index in range(each):
+                number = rng.randrange(self._load.pods)
+                ready[number] = not ready[number]
+                version = FIRST_VERSION + 1 + tick * each + index
+                pod = self._pod(number, ready[number], version)
+                line = b'{"type":"MODIFIED","object":%s}\n' % pod.encode()
+                writer.write(b"%x\r\n%s\r\n" % (len(line), line))
+            await writer.drain()
+        await asyncio.sleep(3600)
+
+
+def serve(pipe: Connection, load: Load) -> None:
+    """The child that plays the API server until it is killed; it tells its port first."""
+
+    async def run() -> None:
+        server = await asyncio.start_server(Server(load).answer, HOST, 0)
+        pipe.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    uvloop.run(run())
+
+
+class Meter:
+    """CPU and time since a client began, and the pauses of its event loop until it was synced."""
+
+    def __init__(self) -> None:
+        self._began, self._cpu_at = time.monotonic(), time.process_time()
+        self._synced: tuple[float, float] | None = None
+        self._pause = 0.0
+
+    async def watch_pauses(self) -> None:
+        """Until cancelled."""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.001)
+            self._pause = max(self._pause, time.monotonic() - before - 0.001)
+
+    def synced(self) -> None:
+        """The list is known; what follows is of events."""
+        self._synced = time.monotonic() - self._began, time.process_time() - self._cpu_at
+        self._cpu_at = time.process_time()
+
+    def result(self, client: str, load: Load, changes: int | None, *, paused: bool) -> Result:
+        """All events have come."""
+        assert self._synced is not None
+        event = (time.process_time() - self._cpu_at) / load.events
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        pause = self._pause * 1e3 if paused else None
+        return Result(client, *self._synced, pause, event * 1e3, changes, memory)
+
+
+class Fixed:
+    """Credentials that never change."""
+
+    def __init__(self, url: str) -> None:
+        self._access = Access(url)
+
+    def load(self, *, anew: bool) -> Access:
+        """See `AccessSource`."""
+        return self._access
+
+
+async def follow_reflector(url: str, load: Load) -> Result:
+    """The picker's own, with what it keeps of Pods."""
+    meter, series, synced = Meter(), KubernetesSeries([]), asyncio.Event()
+    credentials = Credentials(Fixed(url), time.monotonic)
+    async with KubernetesClient(credentials, rng=Random(1)) as client:
+        reflector = Reflector(
+            client,
+            Subject(PODS, Selection("default"), read_pod),
+            rng=Random(1),
+            clock=time.monotonic,
+            series=series,
+        )
+        reflector.subscribe(lambda _: synced.set())
+        running = asyncio.create_task(reflector.run())
+        pauses = asyncio.create_task(meter.watch_pauses())
+        await synced.wait()
+        assert len(reflector.view) == load.pods
+        pauses.cancel()
+        meter.synced()
+        counter = series.events_total.labels("pods", "default", "MODIFIED")
+        for _ in range(load.seconds * 80):
+            await asyncio.sleep(0.05)
+            if counter._number() >= load.events:
+                break
+        changes = int(series.changes_total.labels("pods", "default")._number()) - 1
+        result = meter.result("reflector", load, changes, paused=True)
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+    return result
+
+
+async def follow_json(url: str, load: Load) -> Result:
+    """Thirty lines with aiohttp."""
+    meter, pods = Meter(), {}
+    path = f"{url}/api/v1/namespaces/default/pods"
+    async with aiohttp.ClientSession(read_bufsize=2**20) as session:
+        pauses = asyncio.create_task(meter.watch_pauses())
+        async with session.get(path) as reply:
+            listing = json.loads(await reply.read())
+        pods = {one["metadata"]["name"]: one for one in listing["items"]}
+        assert len(pods) == load.pods
+        del listing
+        await asyncio.sleep(0.01)
+        pauses.cancel()
+        meter.synced()
+        seen = 0
+        async with session.get(path, params={"watch": "1"}) as reply:
+            async for line in reply.content:
+                event = json.loads(line)
+                pods[event["object"]["metadata"]["name"]] = event["object"]
+                seen += 1
+                if seen == load.events:
+                    return meter.result("aiohttp + json + dict", load, None, paused=True)
+    raise RuntimeError("the watch ended")
+
+
+def follow_models(url: str, load: Load) -> Result:
+    """The official package as its documentation shows it."""
+    meter = Meter()
+    configuration = kubernetes.client.Configuration()
+    configuration.host = url
+    api = kubernetes.client.CoreV1Api(kubernetes.client.ApiClient(configuration))
+    listing = api.list_namespaced_pod("default")
+    pods = {one.metadata.name: one for one in listing.items}
+    assert len(pods) == load.pods
+    meter.synced()
+    version = listing.metadata.resource_version
+    watch = kubernetes.watch.Watch()
+    events = watch.stream(api.list_namespaced_pod, "default", resource_version=version)
+    for seen, event in enumerate(events, 1):
+        pods[event["object"].metadata.name] = event["object"]
+        if seen == load.events:
+            watch.stop()
+            break
+    return meter.result("kubernetes Watch, models", load, None, paused=False)
+
+
+AsyncClient = Callable[[str, Load], Awaitable[Result]]
+CLIENTS: tuple[AsyncClient | Callable[[str, Load], Result], ...] = (
+    follow_reflector,
+    follow_json,
+    follow_models,
+)
+
+
+def client(pipe: Connection, index: int, url: str, load: Load) -> None:
+    """The child that is measured."""
+    gc.collect()
+    follow = CLIENTS[index]
+    if follow is follow_models:
+        pipe.send(follow_models(url, load))
+    else:
+        pipe.send(uvloop.run(follow(url, load)))  # type: ignore[arg-type]
+
+
+def measured(index: int, load: Load) -> Result:
+    """One client against a server of its own."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    server = context.Process(target=serve, args=(there, load), daemon=True)
+    server.start()
+    url = f"http://{HOST}:{here.recv()}"
+    mine, theirs = context.Pipe()
+    child = context.Process(target=client, args=(theirs, index, url, load), daemon=True)
+    child.start()
+    try:
+        if not mine.poll(load.seconds * 4 + 120):
+            sys.exit("a client did not end")
+        result: Result = mine.recv()
+        return result
+    finally:
+        child.join(5)
+        server.terminate()
+
+
+def show(results: list[Result]) -> None:
+    """The table."""
+    print(f"{'client':26}{'sync s':>8}{'CPU s':>8}{'pause ms':>10}{'event ms':>10}{'MiB':>7}")
+    for one in results:
+        pause = "" if one.longest_pause_ms is None else f"{one.longest_pause_ms:.0f}"
+        print(
+            f"{one.client:26}{one.sync_seconds:8.2f}{one.sync_cpu_seconds:8.2f}{pause:>10}"
+            f"{one.event_cpu_ms:10.3f}{one.memory_mib:7.0f}"
+        )
+    own = results[0]
+    for one in results[1:]:
+        print(f"an event: {one.event_cpu_ms / own.event_cpu_ms:.1f} times in {one.client}")
+    print(f"calls of listeners for the events: {own.changes}")
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pods", type=int, default=2000)
+    parser.add_argument("--rate", type=int, default=1000)
+    parser.add_argument("--seconds", type=int, default=10)
+    given = parser.parse_args()
+    load = Load(given.pods, given.rate, given.seconds)
+    results = [measured(index, load) for index in range(len(CLIENTS))]
+    show(results)
+    written = {
+        "machine": platform.platform(),
+        "load": asdict(load),
+        "clients": [asdict(one) for one in results],
+    }
+    RESULTS.write_text(json.dumps(written, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

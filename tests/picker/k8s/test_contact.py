@@ -1,0 +1,62 @@
+"""What is said of the way to a server: what is news, what is proof, and what to do about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from picker.k8s.api import PODS, POOLS, ApiError, Selection, SilentError, UnreachableError
+from picker.k8s.contact import Contact
+
+
+@pytest.fixture
+def contact() -> Contact:
+    """Of Pods in a namespace."""
+    return Contact(PODS, Selection("models"))
+
+
+def test_nothing_is_wrong_before_something_failed(contact: Contact) -> None:
+    """Though nothing was heard either."""
+    assert contact.problem(5) is None
+    assert contact.silent_seconds(5) is None
+
+
+def test_a_failure_is_news_once_and_its_end_too(contact: Contact) -> None:
+    """Another reason is news again; how long it has lasted counts from the first."""
+    assert contact.failed(10, UnreachableError("refused"))
+    assert not contact.failed(20, UnreachableError("reset"))
+    assert contact.failed(30, ApiError(500, "InternalError", "oops"))
+    assert "(for 25 s; the last known state is in use)" in (contact.problem(35) or "")
+    assert contact.answered(40)
+    assert contact.problem(40) is None
+    assert not contact.answered(41)
+    assert contact.silent_seconds(50) == 9
+
+
+def test_after_silence_only_what_is_heard_is_proof(contact: Contact) -> None:
+    """Not a list, not a watch that opens, and not another failure of the same way."""
+    contact.failed(10, SilentError("nothing came"))
+    assert not contact.answered(11)
+    contact.failed(12, UnreachableError("reset"))
+    assert not contact.answered(13)
+    assert "nothing came" in (contact.problem(14) or "")
+    assert contact.silent_seconds(14) is None
+    assert contact.heard(15)
+    assert contact.problem(15) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "wanted"),
+    [
+        (401, "renew the credentials"),
+        (403, "grant the verbs list and watch on inferencepools"),
+        (404, "install its CustomResourceDefinition"),
+        (429, "the API server refuses: 429 Why: words"),
+    ],
+)
+def test_a_refusal_says_what_to_do(status: int, wanted: str) -> None:
+    """With the kind and the namespace."""
+    contact = Contact(POOLS, Selection("models"))
+    contact.failed(0, ApiError(status, "Why", "words"))
+    problem = contact.problem(1) or ""
+    assert wanted in problem
+    assert problem.startswith("inferencepools.inference.networking.k8s.io in namespace 'models': ")
