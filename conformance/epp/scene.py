@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from conformance.gateway.envoy import Envoy
 from conformance.pickers.picker import Picker
 from conformance.waiting import until
 from conformance.wire.health import health_of
-from conformance.wire.messages import Answer, Request, Response, completion
+from conformance.wire.messages import Answer, Request, Response, completion, take
 from conformance.wire.stream import Stream, channel_to
 from conformance.wire.tls_relay import tls_relay
 
@@ -58,13 +58,15 @@ class Reply:
 class Scene:
     """The sole owner of the connections to the picker; cases leave everything as they found it.
 
-    `envoy` is None where the target has no `Provision.GATEWAY`.
+    `envoy` is None where the target has no `Provision.GATEWAY`. An answer of the picker may take
+    `patience_seconds`; starting, or following its pool, `ready_seconds`.
     """
 
     picker: Picker
     pool: EchoPool
     envoy: Envoy | None = None
     patience_seconds: float = 10.0
+    ready_seconds: float = READY_SECONDS
     _connection: AsyncExitStack | None = None
     _channel: grpc.aio.Channel | None = None
     _connecting: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -83,10 +85,10 @@ class Scene:
         return Stream(self._channel, self.patience_seconds)
 
     async def ask(self, request: Request) -> Answer:
-        """A request on a stream of its own, which then ends; what was said to it."""
+        """A request on a stream of its own, which then ends; all that was said to it."""
         stream = await self.stream()
         answer = await stream.request(request)
-        await stream.rest()
+        await _add_rest(stream, answer)
         return answer
 
     async def routed(self, request: Request) -> Answer:
@@ -102,7 +104,7 @@ class Scene:
         asked = await stream.request(request)
         expect(asked.endpoints, f"no destination: {said(asked)}")
         answered = await stream.response(response)
-        await stream.rest()
+        await _add_rest(stream, answered)
         return asked, answered
 
     async def disconnect(self) -> None:
@@ -114,40 +116,40 @@ class Scene:
     # The picker itself
 
     async def until_ready(self) -> None:
-        """Start the picker unless it runs, and wait until it routes requests and is healthy."""
+        """Start the picker unless it runs, and wait until it routes requests."""
         await self.picker.start()
 
         async def routes() -> bool:
             if not self.picker.is_running:
                 raise Violation("the picker has ended by itself")
             try:
-                if (await self.ask(BODILESS)).endpoints:
+                if (await self.ask(Request())).endpoints:
                     return True
             except (Violation, OSError):
                 await self.disconnect()
             return False
 
-        await until(routes, f"the picker at {self.picker.address} routes", READY_SECONDS)
+        await until(routes, f"the picker at {self.picker.address} routes", self.ready_seconds)
 
     @asynccontextmanager
     async def pool_of(self, endpoints: Sequence[str]) -> AsyncIterator[None]:
-        """Another pool for the length of the block."""
+        """Another pool, without any of the usual endpoints, for the length of the block."""
+        usual = set(self.pool.endpoints)
+
+        async def is_other() -> bool:
+            named = (await self.ask(Request())).endpoints
+            return bool(named) == bool(endpoints) and not usual & set(named)
+
+        async def is_usual() -> bool:
+            return bool(usual & set((await self.ask(Request())).endpoints))
+
         try:
             await self.picker.use_pool(endpoints)
-            await self._until_pool_is(endpoints)
+            await until(is_other, "the picker follows its pool", self.ready_seconds)
             yield
         finally:
             await self.picker.use_pool(self.pool.endpoints)
-            await self._until_pool_is(self.pool.endpoints)
-
-    async def _until_pool_is(self, endpoints: Sequence[str]) -> None:
-        async def followed() -> bool:
-            answer = await self.ask(BODILESS)
-            if not endpoints:
-                return not answer.endpoints
-            return bool(answer.endpoints) and set(answer.endpoints) <= set(endpoints)
-
-        await until(followed, "the picker follows its pool", READY_SECONDS)
+            await until(is_usual, "the picker follows its pool", self.ready_seconds)
 
     @asynccontextmanager
     async def full(self) -> AsyncIterator[None]:
@@ -206,7 +208,7 @@ class Scene:
         gateway = self.gateway()
         try:
             async with (
-                asyncio.timeout(READY_SECONDS),
+                asyncio.timeout(self.ready_seconds),
                 gateway.client.request(
                     method, gateway.urls[listener] + path, data=body, headers=headers
                 ) as response,
@@ -235,6 +237,15 @@ class Scene:
         if self.envoy is not None:
             for pool in (OPEN, CLOSED, BY_HEADER):
                 await self.envoy.until_healthy(pool, 1)
+
+
+async def _add_rest(stream: Stream, answer: Answer) -> None:
+    """What comes after all is answered belongs to the answer; how the stream ends is a case of its
+    own.
+    """
+    with suppress(Violation):
+        for message in await stream.rest():
+            take(answer, message)
 
 
 def said(answer: Answer) -> str:

@@ -25,7 +25,7 @@ from conformance.gateway.envoy import Envoy, GatewayError, running_envoy
 from conformance.pickers.by_address import RunningPicker
 from conformance.pickers.by_command import CommandError, CommandPicker
 from conformance.pickers.picker import Implementation, Picker
-from conformance.report import Report, Result
+from conformance.report import Outcome, Report, Result
 from conformance.running import outcomes
 
 NAME = "conformance/epp"
@@ -87,7 +87,6 @@ async def play(
     """The results of the cases, on a scene that is set."""
 
     async def between() -> None:
-        await scene.disconnect()
         if not scene.picker.is_running:
             await scene.back_again()
 
@@ -95,6 +94,8 @@ async def play(
     async for result in outcomes(cases, scene, provisions, between):
         tell(result)
         found.append(result)
+        if result.outcome is not Outcome.PASSED:
+            await scene.disconnect()  # a stream that was left as it was must not tell on others
     return found
 
 

@@ -77,6 +77,11 @@ class Stream:
             found.append(message)
         return found
 
+    async def leave(self) -> None:
+        """The gateway says nothing more; how the picker ends the stream does not matter."""
+        with suppress(Violation):
+            await self.rest()
+
     def reset(self) -> None:
         """End the stream as a gateway does whose client is gone."""
         self._call.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conformance.case import Case, Provision, Strength, case, expect
 from conformance.epp.cases.sources import ERRORS
-from conformance.epp.scene import BODILESS, READY_SECONDS, Scene, said
+from conformance.epp.scene import BODILESS, Scene, said
 from conformance.waiting import until
 from conformance.wire.messages import SUBSET, SUBSET_NAMESPACE, Metadata, Request, completion
 
@@ -48,9 +48,9 @@ async def dropped(scene: Scene) -> None:
         return (await scene.ask(Request(_OBJECTIVE))).status is None
 
     async with scene.full():
-        await until(is_dropped, "requests that may be shed are dropped", READY_SECONDS)
+        await until(is_dropped, "requests that may be shed are dropped", scene.ready_seconds)
         await scene.routed(Request())
-    await until(is_taken, "they are taken again once there is room", READY_SECONDS)
+    await until(is_taken, "they are taken again once there is room", scene.ready_seconds)
 
 
 @case("refusal-only", ERRORS)

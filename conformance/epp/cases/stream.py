@@ -5,12 +5,12 @@ from __future__ import annotations
 from conformance.case import Case, Strength, case, expect
 from conformance.epp.cases.sources import EXT_PROC, STREAMING
 from conformance.epp.scene import BODILESS, Scene, said
-from conformance.wire.messages import Answer, Request, Response, completion, cut
+from conformance.wire.messages import Answer, Request, Response, completion, cut, request_rest
 
 # Around the sizes at which implementations cut bodies (62,000 and 64 KiB), and well beyond.
 SIZES = (100, 61_999, 62_000, 62_001, 65_536, 125_000, 1_000_000)
 MAX_PIECE_BYTES = 65_536
-_SIZE = 2_000
+_SIZE, _SMALL = 2_000, 250
 
 
 def _whole(answer: Answer, body: bytes, what: str) -> None:
@@ -36,8 +36,8 @@ async def request_body_chunkings(scene: Scene) -> None:
     """However the proxy cuts a body, empty pieces and an empty last piece included, the picker MUST
     give back the same bytes.
     """
-    body = completion(_SIZE)
-    halves = cut(body, _SIZE // 2)
+    body = completion(_SMALL)
+    halves = cut(body, _SMALL // 2)
     ways = {
         "one piece": [body],
         "pieces of one byte": cut(body, 1),
@@ -75,11 +75,8 @@ async def request_without_body(scene: Scene) -> None:
     """A request that ends with its headers MUST be routed by the answer to them; nothing of a body
     follows.
     """
-    stream = await scene.stream()
-    answer = await stream.request(BODILESS)
-    expect(answer.endpoints, f"no destination: {said(answer)}")
-    more = [str(message.WhichOneof("response")) for message in await stream.rest()]
-    expect(not more, f"more is said: {more}")
+    answer = await scene.routed(BODILESS)
+    expect(answer.kinds == ["request_headers"], f"the answer is {answer.kinds}")
 
 
 @case("request-trailers", EXT_PROC)
@@ -102,11 +99,13 @@ async def request_repeated_end(scene: Scene) -> None:
     """
     body = completion(_SIZE)
     stream = await scene.stream()
-    answer = await stream.request(Request(body=(body, b"")))
+    answer = await stream.request(Request(body=(body,)))
     _whole(answer, body, "the first end")
-    await stream.response(Response())
-    extra = [str(message.WhichOneof("response")) for message in await stream.rest()]
-    expect(not extra, f"more is said: {extra}")
+    await stream.send(*request_rest(Request(body=(b"",))))
+    answer = await stream.response(Response())
+    wanted = ["response_headers", "response_body"]
+    expect(answer.kinds == wanted, f"after the second end: {answer.kinds}")
+    await stream.leave()
 
 
 @case("response-body-intact", STREAMING)
@@ -114,7 +113,7 @@ async def response_body_intact(scene: Scene) -> None:
     """The body of a response MUST be given back byte for byte, with its end told once, whatever its
     size and however it was cut.
     """
-    ways = [(size, 65_536) for size in SIZES] + [(500, 1), (_SIZE, 7)]
+    ways = [(size, 65_536) for size in SIZES] + [(_SMALL, 1), (_SIZE, 17)]
     for size, piece in ways:
         body = completion(size)
         shown = Response(body=tuple(cut(body, piece)))
@@ -127,9 +126,9 @@ async def response_events_intact(scene: Scene) -> None:
     """Events of a streamed response MUST reach the client as they are, wherever the proxy cut them,
     also where their text is no ASCII.
     """
-    events = [f'data: {{"choices": [{{"text": "tökén {at} 🚃"}}]}}\n\n' for at in range(20)]
+    events = [f'data: {{"choices": [{{"text": "tökén {at} 🚃"}}]}}\n\n' for at in range(4)]
     body = "".join([*events, "data: [DONE]\n\n"]).encode()
-    for piece in (1, 3, 50, 10_000):
+    for piece in (1, 7, 10_000):
         pieces = (*cut(body, piece), b"")
         shown = Response({"content-type": "text/event-stream"}, pieces)
         _, answer = await scene.converse(Request(body=(completion(stream=True),)), shown)

@@ -1,0 +1,112 @@
+"""`python -m conformance.epp`: which picker is tested, and what it is said to provide."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conformance.case import Case, Provision
+from conformance.epp.__main__ import main
+from conformance.epp.cases import ALL
+from conformance.pickers.by_address import RunningPicker
+from conformance.pickers.by_command import CommandPicker, endpoints_document, unknown_places
+
+ENDPOINTS = ("127.0.0.11:8000", "[::1]:8001")
+
+
+def test_the_list_shows_every_case(capsys: pytest.CaptureFixture[str]) -> None:
+    """With its strength and its rule."""
+    assert main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(ALL)
+    assert all(case.id in line for case, line in zip(ALL, lines, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--only", "nothing-like-that"], "no case is called nothing-like-that"),
+        (["--address", "127.0.0.1:1"], "--address needs --endpoints"),
+        (["--command", "x {grpc_prt}"], "unknown places: grpc_prt"),
+        (["--command", "x", "--provides", "all"], "'all' is not a valid Provision"),
+        (["--command", "/nonexistent/picker"], "cannot start /nonexistent/picker"),
+        (["--command", f"{sys.executable} -c pass"], "the picker has ended by itself"),
+    ],
+)
+def test_what_cannot_be_run_is_said(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    """With status 2, which is none of the picker's doing."""
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("case", ALL, ids=lambda case: case.id)
+def test_a_case_says_what_it_asks(case: Case[object]) -> None:
+    """Its id is one of a kind, its rule a sentence that names its strength, its source known."""
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", case.id)
+    assert [one.id for one in ALL].count(case.id) == 1
+    assert case.text.endswith(".")
+    word = {"MUST": "MUST|may|should", "SHOULD": "should"}[case.strength.value]
+    assert re.search(word, case.text)
+    assert case.source
+
+
+def test_a_command_is_filled_in(tmp_path: Path) -> None:
+    """What it takes decides what it provides."""
+    command = ["p", "--grpc-port={grpc_port}", "{endpoints_file}", "{health_port}"]
+    picker = CommandPicker(command, tmp_path, ENDPOINTS, provides=frozenset({Provision.TLS}))
+    assert picker.provides == {
+        Provision.TLS,
+        Provision.RESTART,
+        Provision.HEALTH,
+        Provision.POOL_CHANGES,
+    }
+    assert picker.is_tls
+    assert not picker.is_running
+    assert len(list(yaml.safe_load_all((tmp_path / "endpoints.yaml").read_text()))) == 2
+    bare = CommandPicker(["p"], tmp_path, ENDPOINTS, provides=frozenset())
+    assert bare.provides == {Provision.RESTART}
+    assert bare.health_address is None
+
+
+def test_a_foreign_picker_is_not_touched() -> None:
+    """Whatever is said of it, the suite neither stops it nor changes its pool."""
+    picker = RunningPicker("127.0.0.1:1", None, frozenset(Provision))
+    assert not picker.provides & {Provision.RESTART, Provision.POOL_CHANGES}
+    with pytest.raises(RuntimeError, match="not ended by it"):
+        picker.ask_to_end()
+
+
+def test_the_endpoints_file_lists_the_pool_and_the_objective() -> None:
+    """IPv6 addresses without their brackets."""
+    listed, objective = yaml.safe_load_all(endpoints_document(ENDPOINTS))
+    assert [(one["address"], one["port"]) for one in listed["endpoints"]] == [
+        ("127.0.0.11", "8000"),
+        ("::1", "8001"),
+    ]
+    assert objective["spec"]["priority"] < 0
+
+
+@pytest.mark.parametrize(
+    ("command", "unknown"),
+    [
+        ("p {grpc_port} {config_file}", []),
+        ("p {port} {grpc_port} {Port}", ["Port", "port"]),
+        ("p --json {}", []),
+    ],
+)
+def test_unknown_places_are_named(command: str, unknown: list[str]) -> None:
+    """So that a mistyped one is not passed on."""
+    assert unknown_places(command) == unknown
+
+
+def test_every_case_has_a_check() -> None:
+    """Its function's name says nothing of `test_`, or it would run by itself."""
+    checks: list[Callable[..., object]] = [case.check for case in ALL]
+    assert not [one.__name__ for one in checks if one.__name__.startswith("test_")]

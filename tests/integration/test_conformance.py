@@ -1,0 +1,41 @@
+"""This picker passes its own black-box suites, every case of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+LIMIT_SECONDS = 280
+
+
+def report_of(suite: str, path: Path, *arguments: str) -> dict:
+    """Run a suite against this repository's picker; its report, once it has passed."""
+    result = subprocess.run(
+        [sys.executable, "-m", suite, "--report", str(path), *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+    return yaml.safe_load(path.read_text())
+
+
+@pytest.mark.envoy
+def test_the_endpoint_picker_protocol(tmp_path: Path) -> None:
+    """Nothing is skipped: this picker provides all that a case may need."""
+    report = report_of("conformance.epp", tmp_path / "report.yaml")
+    assert report["summary"] | {"passed": 0} == {
+        "result": "passed",
+        "passed": 0,
+        "failed": 0,
+        "warned": 0,
+        "skipped": 0,
+    }
+    assert report["implementation"]["name"] == "pointsman"
