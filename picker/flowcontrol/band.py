@@ -48,7 +48,7 @@ class Band:
         self.settings = settings
         fairness: BandFairness = settings.fairness.for_band(priority)
         self.fairness = fairness
-        self.headroom = fairness.headroom if isinstance(fairness, KeepsHeadroom) else 0.0
+        self.headroom = 0.0  # as was kept last
         self.backlogs = Backlogs(fairness.weight if isinstance(fairness, SharesCapacity) else None)
         self.flows: dict[str, Flow] = {}
         # Since when nothing of a flow waits, oldest first; a dict would have to be searched for its
@@ -97,6 +97,12 @@ class Band:
         del self.flows[flow.name]
         self.idle[flow.name] = now_seconds
         self.fairness.head_changed(flow.name, None, _NO_RANK)
+
+    def keep(self, place: float, now_seconds: float) -> float:
+        """How much of the band's ceiling is kept now, of which a request takes about `place`."""
+        if isinstance(self.fairness, KeepsHeadroom):
+            self.headroom = self.fairness.headroom(place, now_seconds)
+        return self.headroom
 
     def next(self, now_seconds: float, is_tight: bool = False) -> QueuedRequest | None:
         """Who goes next; None when nobody waits, or nobody may go while it `is_tight`: while there

@@ -118,7 +118,7 @@ class FlowCore:
             return True
         verdict = self.judge.verdict
         if verdict is None or now_seconds - verdict.at_seconds > MAX_AGE_SECONDS:
-            verdict = self._seen(self.judge.ask_anew(self.queue.priorities, now_seconds))
+            verdict = self._seen(self.judge.ask_anew(self.queue, now_seconds))
         return verdict.is_open
 
     def arrive(self, request: InferenceRequest, evict: Evict | None, now_seconds: float) -> Waiting:
@@ -139,6 +139,8 @@ class FlowCore:
             queue.pass_by(item, band, now_seconds)
             self._end(waiting, FlowOutcome.DISPATCHED, now_seconds)
             waiting.ticket = self._dispatch(waiting, now_seconds)
+            if promise is not None:
+                self._kept(promise, band, now_seconds)
             return waiting
         queue.push(item, band)
         self._waiting[item.sequence] = waiting
@@ -266,17 +268,26 @@ class FlowCore:
         """Whether one goes before whom nobody waits; whoever was promised that goes."""
         if promise is not None and promise.is_open:
             return True
-        verdict = self._seen(self.judge.ask(queue.priorities, now_seconds))
-        return verdict.lets_in(band.priority, band.headroom)
+        verdict = self._seen(self.judge.ask(queue, now_seconds))
+        return verdict.lets_in(band.priority, self._kept(verdict, band, now_seconds))
+
+    def _kept(self, verdict: Verdict, band: Band, now_seconds: float) -> float:
+        """The part of the band's ceiling that is not for everybody."""
+        ceiling = verdict.ceiling(band.priority)
+        if ceiling <= 0.0:
+            return 0.0
+        place = self.judge.load.place(len(self.under_way), now_seconds)
+        return band.keep(place / ceiling, now_seconds)
 
     def _next(self, queue: FlowQueue, now_seconds: float) -> QueuedRequest | None:
-        verdict = self._seen(self.judge.ask(queue.priorities, now_seconds))
+        verdict = self._seen(self.judge.ask(queue, now_seconds))
         self.judge.changed()  # told to whoever is next, or to those who are held back
         for band in queue:
             if not band.num_requests:
                 continue
             if verdict.lets_in(band.priority):
-                is_tight = not verdict.lets_in(band.priority, band.headroom)
+                kept = self._kept(verdict, band, now_seconds)
+                is_tight = not verdict.lets_in(band.priority, kept)
                 return band.next(now_seconds, is_tight)
             self._reclaim(queue, verdict, band.priority, now_seconds)
             return None
@@ -383,5 +394,4 @@ class FlowCore:
         if queue.priorities is not self._told_bands:
             self._told_bands = queue.priorities
             self.judge.changed()
-            self.judge.headroom = max(band.headroom for band in queue)
             self._telling.bands(queue)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
 from picker.flowcontrol.load_estimate import MAX_AGE_SECONDS, LoadEstimate, Pool
+from picker.flowcontrol.queue import FlowQueue
 from picker.flowcontrol.saturation import PoolLoad
 from picker.framework.flow import UsageLimitPolicy
+
+EXACT = 1e-9  # places are counted; sums of parts are not quite what they come to
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -27,12 +30,16 @@ class Verdict(msgspec.Struct, frozen=True):
         """Whether everybody in all bands may go."""
         return self._is_below(self.lowest_ceiling * self.free_part)
 
+    def ceiling(self, priority: int) -> float:
+        """At which the band `priority` is held back."""
+        return self.ceilings.get(priority, self.lowest_ceiling)
+
     def lets_in(self, priority: int, headroom: float = 0.0) -> bool:
         """Whether the band `priority` may go, with so much of its ceiling to spare. To an empty
         pool nobody goes.
         """
-        ceiling = self.ceilings.get(priority, self.lowest_ceiling)
-        return self._is_below(ceiling * (1.0 - headroom))
+        part = 1.0 - headroom - EXACT if headroom else 1.0
+        return self._is_below(self.ceiling(priority) * part)
 
     def _is_below(self, saturation: float) -> bool:
         return self.load.num_endpoints > 0 and self.load.effective < saturation
@@ -50,7 +57,6 @@ class Judge:
         self._policy: UsageLimitPolicy | None = None
         self._verdict: Verdict | None = None
         self.ceilings: Mapping[int, float] = {}  # as the policy said last
-        self.headroom = 0.0  # the greatest that any band keeps
 
     @property
     def verdict(self) -> Verdict | None:
@@ -66,21 +72,23 @@ class Judge:
         """Nothing that was said holds any more."""
         self._verdict = None
 
-    def ask(self, priorities: Sequence[int], now_seconds: float) -> Verdict:
+    def ask(self, queue: FlowQueue, now_seconds: float) -> Verdict:
         """The verdict that holds, or a new one; an open one holds for whoever it was told to."""
         verdict = self._verdict
         if verdict is not None and (
             verdict.is_open or now_seconds - verdict.at_seconds <= MAX_AGE_SECONDS
         ):
             return verdict
-        return self.ask_anew(priorities, now_seconds)
+        return self.ask_anew(queue, now_seconds)
 
-    def ask_anew(self, priorities: Sequence[int], now_seconds: float) -> Verdict:
-        """A new verdict."""
-        load = self.load.at(now_seconds)
+    def ask_anew(self, queue: FlowQueue, now_seconds: float) -> Verdict:
+        """A new verdict, on the bands of `queue`."""
+        load, priorities = self.load.at(now_seconds), queue.priorities
         if self._policy is not None:
             ceilings = self._policy.ceilings(load.effective, priorities)
             self.ceilings = dict(zip(priorities, ceilings, strict=True))
         lowest = min(self.ceilings.values(), default=1.0)
-        self._verdict = Verdict(load, self.ceilings, lowest, now_seconds, 1.0 - self.headroom)
+        kept = max(band.headroom for band in queue)
+        free_part = 1.0 - kept - EXACT if kept else 1.0
+        self._verdict = Verdict(load, self.ceilings, lowest, now_seconds, free_part)
         return self._verdict

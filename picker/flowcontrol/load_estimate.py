@@ -12,6 +12,7 @@ endpoints do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -25,6 +26,7 @@ Pool: TypeAlias = Callable[[], Sequence[Candidate]]
 LARGE_POOL = 64
 MAX_AGE_SECONDS = 0.05  # detectors know of time
 SECONDS_PER_ENDPOINT = 20e-6
+PLACE_SECONDS = 0.25  # what a request takes hardly changes
 _SHARE = 16
 _TIMER_SECONDS = 0.001  # a timer of the event loop may be that early
 
@@ -58,6 +60,7 @@ class LoadEstimate:
         self._changes = 0  # requests come or gone since then
         self._pool_changed = True
         self._worked_out_at = 0.0
+        self._place, self._place_at = 0.0, -math.inf
 
     @property
     def num_endpoints(self) -> int:
@@ -79,6 +82,7 @@ class LoadEstimate:
         """Ask another detector from now on; None: none."""
         self._detector = detector or _NoDetector()
         self._base, self._known = EMPTY_POOL, None
+        self._place_at = -math.inf
 
     def pool_changed(self) -> None:
         """Endpoints, their metrics or what else is under way there have changed."""
@@ -110,6 +114,21 @@ class LoadEstimate:
             self._known = self._estimated()
         return self._known or self._base
 
+    def place(self, num_under_way: int, now_seconds: float) -> float:
+        """What about one more request takes of the pool, as the detector says; where that cannot
+        tell, what one of `num_under_way` takes.
+        """
+        load, place = self.at(now_seconds), self._slope
+        if load.num_endpoints < LARGE_POOL:
+            if not 0.0 <= now_seconds - self._place_at < PLACE_SECONDS:
+                candidates = self._pool()
+                base = pool_load(self._detector, candidates, self.let_in, now_seconds)
+                loaded = self._loaded(candidates, 1, now_seconds)
+                self._place = loaded.effective - base.effective
+                self._place_at = now_seconds
+            place = self._place
+        return place if place > 0.0 else load.effective / max(1, num_under_way)
+
     def check_integrity(self) -> None:
         """Raise `AssertionError` when fewer than nothing was let in."""
         if self.let_in.requests < 0 or (not self.let_in.requests and self.let_in.tokens):
@@ -131,9 +150,7 @@ class LoadEstimate:
         self._slope, self._slopes = 0.0, {}
         if len(candidates) >= LARGE_POOL:
             more = len(candidates) // _SHARE
-            tokens = self.let_in.tokens + round(more * self._typical_tokens)
-            then = LetIn(self.let_in.requests + more, tokens)
-            loaded = pool_load(self._detector, candidates, then, now_seconds)
+            loaded = self._loaded(candidates, more, now_seconds)
             self._slope = (loaded.effective - base.effective) / more
             self._slopes = {
                 stage: (loaded.stages[stage] - value) / more for stage, value in base.stages.items()
@@ -142,6 +159,12 @@ class LoadEstimate:
         self._delta = self._changes = 0
         self._pool_changed = False
         self._worked_out_at = now_seconds
+
+    def _loaded(self, candidates: Sequence[Candidate], more: int, now_seconds: float) -> PoolLoad:
+        """With so many more requests let in."""
+        tokens = self.let_in.tokens + round(more * self._typical_tokens)
+        then = LetIn(self.let_in.requests + more, tokens)
+        return pool_load(self._detector, candidates, then, now_seconds)
 
     def _estimated(self) -> PoolLoad:
         base, delta = self._base, self._delta

@@ -94,10 +94,9 @@ class KeepsHeadroom(Protocol):
     that they need not wait for somebody's end.
     """
 
-    @property
-    def headroom(self) -> float:
-        """A part of the band's ceiling, 0 to 1. So close to the ceiling `select_within_share` is
-        asked, and not `select`.
+    def headroom(self, place: float, now_seconds: float) -> float:
+        """A part of the band's ceiling, 0 to 1, of which one more request takes about `place`. So
+        close to the ceiling `select_within_share` is asked, and not `select`.
         """
         ...
 

@@ -4,21 +4,30 @@ Theory of operation. What a flow used counts the less the longer ago it was, by 
 Everything fades alike, so nothing is faded: what comes later counts more instead. A flow is active
 while anything of it waits or is under way, and for ten seconds more. It is within its share while
 
-    used / weight  ≤  Σ used / Σ weights         of the flows that are active
+    asked / weight  ≤  Σ asked / Σ weights       of the flows that are active
 
-Some flow always is, and of equal ones all are. Everything takes amortised O(log n) of the active
-flows; those that have changed are put in order when somebody asks for the least.
+`asked` is what it used. What the pool could have served and did not, because places were kept free,
+was not asked for by those for whom they were kept: it counts as asked by the flows that waited for
+more than half of the last seconds, by their weights. (Else a flow that is held back would soon look
+like the calmest of all.) Some flow always is within its share, and of equal ones all are.
+
+A flow that becomes active starts where the others are, as if it had used its share: else a flood
+that begins would have the whole pool before it has used as much as those who were there. Everything
+takes amortised O(log n) of the active flows; those that have changed are put in order when somebody
+asks for the least.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from picker.framework.flow_heap import FlowHeap
 
 FADING_SECONDS = 3.0
 MEMORY_SECONDS = 10.0
+MOST_OF_THE_TIME = 0.5
 _MOST_FADED = 40.0  # exponents, until all that was used is scaled anew
 _TOLERANCE = 1.0 + 1e-9
 
@@ -32,29 +41,47 @@ class _Use:
     num_under_way: int = 0
     waits: bool = False
     has_begun: bool = False
+    waited: float = 1.0  # for what part of the last seconds, up to a time
+    at_seconds: float = 0.0
+    wants_more: bool = False  # than it gets: it waited most of the time
+
+    def pass_to(self, now_seconds: float) -> None:
+        """It has waited, or not, until now."""
+        if now_seconds > self.at_seconds:
+            remembered = math.exp((self.at_seconds - now_seconds) / FADING_SECONDS)
+            self.waited = self.waits + (self.waited - self.waits) * remembered
+            self.at_seconds = now_seconds
 
 
 class RecentUse:
-    """Owns what the active flows used lately. Times never go back."""
+    """Owns what the active flows used lately. Times never go back.
 
-    def __init__(self) -> None:
+    `forgotten` is told the name of each flow that is active no more.
+    """
+
+    def __init__(self, forgotten: Callable[[str], None] = lambda flow: None) -> None:
+        self._forgotten = forgotten
         self._active: dict[str, _Use] = {}
         self._idle: dict[str, float] = {}  # since when nothing of a flow waits or is under way
         self._used = 0.0
         self._weights = 0.0
-        self._by_use: FlowHeap[tuple[float]] = FlowHeap()  # flows that wait
+        self._unserved = 0.0  # weights of those who want more than they get
+        self._by_use: FlowHeap[tuple[bool, float]] = FlowHeap()  # flows that wait
         self._changed: set[str] = set()
         self._began_at = 0.0
         self._now = 0.0
+        self.kept_free = 0.0  # the part of the pool; set by who keeps it, below 1
 
     def __len__(self) -> int:
         """Flows that count as active."""
         return len(self._active)
 
-    def waits(self, flow: str, weight: float) -> None:
-        """Something of `flow` waits from now on."""
+    def waits(self, flow: str, weight: float, since_seconds: float) -> None:
+        """Something of `flow` waits from now on, or since then."""
+        self._now = max(self._now, since_seconds)
         use = self._use(flow, weight)
         if not use.waits:
+            self._look_at(use)
             use.waits = True
             self._changed.add(flow)
 
@@ -62,6 +89,7 @@ class RecentUse:
         """Nothing of `flow` waits any more."""
         use = self._active.get(flow)
         if use is not None and use.waits:
+            self._look_at(use)
             use.waits = False
             self._by_use.remove(flow)
             self._rest(flow, use)
@@ -82,18 +110,32 @@ class RecentUse:
             self._rest(flow, use)
 
     def within_share(self, first: str, now_seconds: float) -> str | None:
-        """A flow that waits and is within its share: `first` if that is, else the one that used
-        least for its weight, of those that have used anything; None when none is.
+        """A flow that waits and is within its share: the one that used least for its weight, if it
+        seldom waits; else `first`, if that is; else the one that used least. None when none is. But
+        for `first` only flows count that have used anything.
 
         So flows that are made up as time goes on never go before `first`, and cannot keep it from
         its turn.
         """
         self._now = now_seconds
         self._forget_idle()
-        if self._is_within_share(first):
-            return first
         least = self._least()
-        return least if least is not None and self._is_within_share(least) else None
+        if least is None or not self.is_within_share(least):
+            return first if self.is_within_share(first) else None
+        if not self._active[least].wants_more:
+            return least
+        return first if self.is_within_share(first) else least
+
+    def is_within_share(self, flow: str) -> bool:
+        """Whether `flow` is, as of the last event; one that is not active is."""
+        use = self._active.get(flow)
+        if use is None or len(self._active) == 1:
+            return True
+        self._look_at(use)
+        could, asked = self._used / (1.0 - self.kept_free), use.used
+        if use.wants_more:
+            asked += (could - self._used) * use.weight / max(self._unserved, use.weight)
+        return asked * self._weights <= could * use.weight * _TOLERANCE
 
     def forget(self, flow: str) -> None:
         """Do not know `flow` any more."""
@@ -103,6 +145,8 @@ class RecentUse:
             return
         self._idle.pop(flow, None)
         self._changed.discard(flow)
+        self._want(use, False)
+        self._forgotten(flow)
         if 2 * use.used <= self._used and 2 * use.weight <= self._weights:
             self._used -= use.used
             self._weights -= use.weight
@@ -116,21 +160,36 @@ class RecentUse:
     def _use(self, flow: str, weight: float) -> _Use:
         use = self._active.get(flow)
         if use is None:
-            use = self._active[flow] = _Use(weight)
+            used = weight * self._used / self._weights if self._weights else 0.0
+            use = self._active[flow] = _Use(weight, used, at_seconds=self._now)
             self._weights += weight
+            self._used += used
         self._idle.pop(flow, None)
         return use
 
     def _add(self, flow: str, use: _Use, tokens: float, now_seconds: float) -> None:
         self._now = now_seconds
+        self._look_at(use)
         used = max(0.0, use.used + tokens * self._scale())
         self._used = max(0.0, self._used + used - use.used)
         use.used = used
         if use.waits:
             self._changed.add(flow)
 
+    def _look_at(self, use: _Use) -> None:
+        """Know whether it wants more."""
+        use.pass_to(self._now)
+        is_here = use.waits or use.num_under_way > 0
+        self._want(use, is_here and use.waited >= MOST_OF_THE_TIME)
+
+    def _want(self, use: _Use, wants_more: bool) -> None:
+        if use.wants_more is not wants_more:
+            use.wants_more = wants_more
+            self._unserved = max(0.0, self._unserved + (use.weight if wants_more else -use.weight))
+
     def _rest(self, flow: str, use: _Use) -> None:
         if not use.waits and not use.num_under_way:
+            self._look_at(use)
             self._idle.pop(flow, None)  # to the end
             self._idle[flow] = self._now
 
@@ -142,17 +201,11 @@ class RecentUse:
                 return
             self.forget(flow)
 
-    def _is_within_share(self, flow: str) -> bool:
-        use = self._active.get(flow)
-        if use is None or len(self._active) == 1:
-            return True
-        return use.used * self._weights <= self._used * use.weight * _TOLERANCE
-
     def _least(self) -> str | None:
         for flow in self._changed:
             use = self._active[flow]
             if use.waits and use.has_begun:
-                self._by_use.put(flow, (use.used / use.weight,))
+                self._by_use.put(flow, (use.wants_more, use.used / use.weight))
         self._changed.clear()
         return self._by_use.first()
 

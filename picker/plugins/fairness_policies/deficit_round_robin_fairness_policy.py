@@ -30,11 +30,12 @@ A flow that was there before goes to the front of its round, so that somebody wh
 waits for one request, not for everybody's turn; but once a round at most. One that is new starts in
 the next round, so that ids which are made up as the round goes on keep nobody from their turn.
 
-While the saturation is within `headroom` of the band's ceiling, only flows go that were charged no
-more than their share of the last seconds' tokens (`RecentUse`), out of turn if need be: so somebody
-who asks for little finds a place, and need not wait for the end of a request of somebody who asks
-for much. Room is kept for flows that were active in the last ten seconds. A tenant that is alone is
-never held back; of tenants who all want more than they get, the one that had less fills the pool.
+The last places in the pool are for flows that were charged no more than their share of the last
+seconds' tokens (`RecentUse`); these go out of turn if need be. So somebody who asks for little
+finds a place, and need not wait for the end of a request of somebody who asks for much. How many
+places follows the bursts of such flows (`CalmLoad`), from `minHeadroom` to `maxHeadroom` of the
+band's ceiling, and none while none of them is there. A tenant that is alone is never held back; of
+tenants who all want more than they get, the one that had less fills the pool.
 
 A selection takes amortised O(log n) of the flows that wait.
 """
@@ -47,6 +48,7 @@ from itertools import count
 
 import msgspec
 
+from picker.framework.calm_load import CalmLoad
 from picker.framework.flow import QueuedRequest, Rank
 from picker.framework.flow_heap import FlowHeap
 from picker.framework.recent_use import RecentUse
@@ -69,7 +71,8 @@ class DeficitRoundRobinFairnessPolicyParameters(Parameters, frozen=True):
     completion_token_weight: float = 1.0
     cached_token_weight: float = 1.0
     max_debt_tokens: int = 1_000_000
-    headroom: float = 0.1
+    min_headroom: float = 0.0
+    max_headroom: float = 0.3
 
 
 @dataclass(slots=True)
@@ -114,7 +117,8 @@ class DeficitRoundRobinBand:
         self._accounts: dict[str, _Account] = {}
         self._charges: dict[int, _Charge] = {}
         self._turns: FlowHeap[tuple[int, int, int]] = FlowHeap()
-        self._use = RecentUse()
+        self._calm = CalmLoad()
+        self._use = RecentUse(self._calm.forget)
         self._places = count()
         self._round = 0
 
@@ -124,7 +128,7 @@ class DeficitRoundRobinBand:
             self._turns.remove(flow)
             self._use.waits_no_more(flow)
         elif flow not in self._turns:
-            self._use.waits(flow, self.weight(flow))
+            self._use.waits(flow, self.weight(flow), head.enqueued_at_seconds)
             is_known = flow in self._accounts
             account = self._account(flow)
             if account.position < self._round:
@@ -132,10 +136,15 @@ class DeficitRoundRobinBand:
                 account.returns += 1
             self._queue(flow, account, _FRONT if is_known else _BACK)
 
-    @property
-    def headroom(self) -> float:
-        """As configured."""
-        return self._parameters.headroom
+    def headroom(self, place: float, now_seconds: float) -> float:
+        """As much as bursts need, within the limits."""
+        places = self._calm.places(now_seconds) if len(self._use) > 1 else 0.0
+        if not places:
+            return 0.0
+        chosen = self._parameters
+        kept = min(max(chosen.min_headroom, places * place), chosen.max_headroom)
+        self._use.kept_free = kept
+        return kept
 
     def select(self, now_seconds: float) -> str | None:
         """A flow of the least round."""
@@ -152,6 +161,10 @@ class DeficitRoundRobinBand:
         self._round = max(self._round, account.round)
         tokens = self._estimate(item) * account.cost_per_token
         self._charges[item.sequence] = _Charge(tokens, account.returns)
+        is_calm = self._use.is_within_share(item.flow)
+        if is_calm and len(self._turns) > (item.flow in self._turns):
+            self._calm.learn(now_seconds - item.enqueued_at_seconds)
+        self._calm.began(item.flow, is_calm, now_seconds)
         self._use.began(item.flow, self.weight(item.flow), tokens, now_seconds)
         self._move(item.flow, account, tokens)
 
@@ -163,6 +176,7 @@ class DeficitRoundRobinBand:
         if charge is None:
             return
         self._use.ended(item.flow, used - charge.tokens if used else 0.0, now_seconds)
+        self._calm.ended(item.flow, self._use.is_within_share(item.flow), now_seconds)
         if account is None or not used:
             return
         account.estimated = account.estimated * REMEMBERED + self._estimate(item)
@@ -230,8 +244,10 @@ class DeficitRoundRobinFairnessPolicy:
             if not 0 <= factor <= GREATEST_WEIGHT:
                 span = f"0 to {GREATEST_WEIGHT:g}"
                 raise ValueError(f"{name} must be a number from {span}, got {factor}")
-        if not 0 <= parameters.headroom < 1:
-            raise ValueError(f"headroom must be from 0 to less than 1, got {parameters.headroom}")
+        least, most = parameters.min_headroom, parameters.max_headroom
+        if not 0 <= least <= most < 1:
+            span = "0 <= minHeadroom <= maxHeadroom < 1"
+            raise ValueError(f"headroom must be {span}, got {least} and {most}")
         weights = {f"weights of '{flow}'": one for flow, one in parameters.weights.items()}
         for name, weight in {"defaultWeight": parameters.default_weight, **weights}.items():
             if not LEAST_WEIGHT <= weight <= GREATEST_WEIGHT:

@@ -30,7 +30,7 @@ class Account:
 
     def wait(self, flow: str) -> None:
         """Something waits."""
-        self.use.waits(flow, WEIGHTS[flow])
+        self.use.waits(flow, WEIGHTS[flow], self.now)
         self.used.setdefault(flow, [])
         self.waiting.add(flow)
 
@@ -60,6 +60,7 @@ def test_whoever_may_go_is_within_a_fair_share(steps: list[tuple[str, int, float
     account = Account()
     for flow in WEIGHTS:
         account.wait(flow)
+    for flow in WEIGHTS:
         account.begin(flow, 1)
     for flow, tokens, seconds in steps:
         account.now += seconds
@@ -75,24 +76,22 @@ def test_whoever_may_go_is_within_a_fair_share(steps: list[tuple[str, int, float
 
 
 def test_nobody_is_held_back_alone() -> None:
-    """Whatever was used, also once all others are forgotten."""
+    """Whatever was used, once all others are forgotten."""
     use = RecentUse()
-    use.began("giant", 1.0, 1e12, 0.0)
+    use.began("giant", 1.0, 1e3, 0.0)
+    assert use.within_share("giant", 0.0) == "giant"
     use.ended("giant", 0.0, 0.0)
-    use.waits("a", 1.0)
+    use.waits("a", 1.0, 1.0)
     use.began("a", 1.0, 7.0, 1.0)
-    assert use.within_share("a", 2.0) == "a"
-    use.waits("b", 1.0)
-    use.began("b", 1.0, 1.0, 2.0)
-    assert use.within_share("a", MEMORY_SECONDS - 0.1) == "a"
-    assert use.within_share("a", MEMORY_SECONDS) == "b"
+    assert use.within_share("a", MEMORY_SECONDS - 0.1) is None
+    assert use.within_share("a", MEMORY_SECONDS) == "a"
 
 
 def test_room_is_kept_for_ten_seconds_after_the_end() -> None:
     """For somebody of whom nothing waits and who used less; not longer."""
     use = RecentUse()
     use.began("calm", 1.0, 10.0, 0.0)
-    use.waits("flood", 1.0)
+    use.waits("flood", 1.0, 0.0)
     use.began("flood", 1.0, 100.0, 0.0)
     assert use.within_share("flood", 60.0) is None
     use.ended("calm", 0.0, 60.0)
@@ -101,13 +100,58 @@ def test_room_is_kept_for_ten_seconds_after_the_end() -> None:
     assert len(use) == 1
 
 
+def test_whoever_begins_has_not_saved_anything_up() -> None:
+    """A flood that begins is over its share with its first request, not once it has used as much as
+    all others did before it came.
+    """
+    use = RecentUse()
+    for second in range(10):
+        use.began("calm", 1.0, 100.0, second / 10)
+    use.waits("flood", 1.0, 1.0)
+    assert use.within_share("flood", 1.0) == "flood"
+    use.began("flood", 1.0, 1.0, 1.0)
+    assert use.within_share("flood", 1.0) is None
+
+
+def beside_a_flood(waited_seconds: float) -> RecentUse:
+    """A calm flow that used 40, and a flood that waits and could use no more than 36, because 24
+    places of a hundred are kept free; both were there for ten seconds.
+    """
+    use = RecentUse()
+    use.waits("flood", 1.0, 0.0)
+    use.began("calm", 1.0, 0.0, 0.0)
+    use.waits("calm", 1.0, 10.0 - waited_seconds)
+    use.began("calm", 1.0, 40.0, 10.0)
+    use.began("flood", 1.0, 36.0, 10.0)
+    use.kept_free = 0.24
+    return use
+
+
+def test_what_is_kept_free_counts_as_asked_by_those_who_wait() -> None:
+    """Who is held back is not calm for having got less; whoever seldom waits goes first."""
+    use = beside_a_flood(0.1)
+    assert use.within_share("flood", 10.0) == "calm"
+    use.waits_no_more("calm")
+    assert use.within_share("flood", 10.0) is None
+    use.kept_free = 0.0
+    assert use.within_share("flood", 10.0) == "flood"
+
+
+def test_of_those_who_all_wait_whoever_used_less_may_go() -> None:
+    """Whatever is kept free for others."""
+    use = beside_a_flood(9.0)
+    assert use.within_share("calm", 10.0) == "flood"
+    assert use.within_share("flood", 10.0) == "flood"
+
+
 def test_names_that_are_made_up_never_go_before_their_turn() -> None:
     """Though they have used nothing; in their turn they go."""
     use = RecentUse()
-    use.waits("flood", 1.0)
+    use.began("calm", 1.0, 10.0, 0.0)
+    use.waits("flood", 1.0, 0.0)
     use.began("flood", 1.0, 100.0, 0.0)
     for number in range(50):
-        use.waits(f"new-{number}", 1.0)
+        use.waits(f"new-{number}", 1.0, 0.0)
     assert use.within_share("flood", 1.0) is None
     assert use.within_share("new-7", 1.0) == "new-7"
 
@@ -115,8 +159,9 @@ def test_names_that_are_made_up_never_go_before_their_turn() -> None:
 def test_what_was_taken_for_too_much_is_handed_back() -> None:
     """A response may use less than its estimate; never less than nothing in all."""
     use = RecentUse()
+    for flow in "ab":
+        use.waits(flow, 1.0, 0.0)
     for flow, tokens in (("a", 1000.0), ("b", 100.0)):
-        use.waits(flow, 1.0)
         use.began(flow, 1.0, tokens, 0.0)
     assert use.within_share("a", 0.0) == "b"
     use.ended("a", -5000.0, 0.5)
