@@ -85,7 +85,9 @@ class Picker:
             self._inflight,
             self.is_ready,
             source=ProcessAdmin(
-                self._requests, ConfigStatus(self._config, problem_of(self._watch))
+                self._requests,
+                ConfigStatus(self._config, problem_of(self._watch)),
+                self._pool.problem,
             ),
         )
         self._listeners = Listeners(

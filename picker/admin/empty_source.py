@@ -36,3 +36,7 @@ class EmptySource:
     def configuration(self) -> ConfigView:
         """Nothing is known."""
         return ConfigView(source="", written="", effective="", loaded_unix_seconds=0.0)
+
+    def pool_problem(self) -> str | None:
+        """Nothing is wrong."""
+        return None

@@ -51,7 +51,7 @@ class AdminServer:
         self._sampler = HistorySampler(datastore, inflight, known)
         endpoints = EndpointRoutes(datastore, inflight, known, self._sampler.history)
         self._routes = [
-            *MonitoringRoutes(page or rendered, is_ready).routes(),
+            *MonitoringRoutes(page or rendered, is_ready, known.pool_problem).routes(),
             *endpoints.routes(),
             *RequestRoutes(known).routes(),
             *PageRoutes().routes(),

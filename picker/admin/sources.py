@@ -62,3 +62,7 @@ class AdminSource(Protocol):
     def configuration(self) -> ConfigView:
         """What is in use."""
         ...
+
+    def pool_problem(self) -> str | None:
+        """Why what is known of the pool may be old, in a sentence; None: it is current."""
+        ...

@@ -50,9 +50,15 @@ def answer(requests: RequestSide, subject: Subject, argument: str) -> bytes:
 class FleetAdmin:
     """An `AdminSource` that asks all serving processes; one that does not answer is left out."""
 
-    def __init__(self, members: Callable[[], Sequence[Serving]], config: ConfigStatus) -> None:
+    def __init__(
+        self,
+        members: Callable[[], Sequence[Serving]],
+        config: ConfigStatus,
+        pool_problem: Callable[[], str | None],
+    ) -> None:
         self._members = members
         self._config = config
+        self._pool_problem = pool_problem
 
     async def queues(self) -> QueuesView:
         """Flow control is off: it holds in one process only."""
@@ -85,6 +91,10 @@ class FleetAdmin:
     async def traffic(self) -> Mapping[str, Recent]:
         """What all of them sent where lately."""
         return summed(map(_traffic.decode, await self._ask(Subject.TRAFFIC, "")))
+
+    def pool_problem(self) -> str | None:
+        """Why what is known of the pool may be old."""
+        return self._pool_problem()
 
     def configuration(self) -> ConfigView:
         """What is in use."""

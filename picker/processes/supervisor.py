@@ -96,7 +96,7 @@ class Supervisor:
         self._telling = RuleTelling(self._pool.rules, lambda: self._fleet.members)
         datastore = self._pool.datastore
         status = ConfigStatus(self._config, problem_of(self._watch))
-        source = FleetAdmin(lambda: self._fleet.members, status)
+        source = FleetAdmin(lambda: self._fleet.members, status, self._pool.problem)
         self._admin = AdminServer(
             self._metrics, datastore, self._inflight, self.is_ready, self._page, source
         )

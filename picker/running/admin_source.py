@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from picker.admin.sources import ConfigView, HealthView
 from picker.admin.traffic import Recent
@@ -13,11 +13,19 @@ from picker.running.request_side import RequestSide
 
 
 class ProcessAdmin:
-    """An `AdminSource` of a picker that is one process."""
+    """An `AdminSource` of a picker that is one process; `pool_problem` asks where its pool comes
+    from.
+    """
 
-    def __init__(self, requests: RequestSide, config: ConfigStatus) -> None:
+    def __init__(
+        self,
+        requests: RequestSide,
+        config: ConfigStatus,
+        pool_problem: Callable[[], str | None],
+    ) -> None:
         self._requests = requests
         self._config = config
+        self._pool_problem = pool_problem
 
     async def queues(self) -> QueuesView:
         """Flow control now."""
@@ -42,6 +50,10 @@ class ProcessAdmin:
     def configuration(self) -> ConfigView:
         """What is in use."""
         return self._config.view()
+
+    def pool_problem(self) -> str | None:
+        """Why what is known of the pool may be old."""
+        return self._pool_problem()
 
 
 def last_decisions(requests: RequestSide, limit: int) -> list[RecordSummary]:

@@ -187,6 +187,10 @@ class MadeUpSource:
         """What was put in by `Scene.decide`."""
         return self.counted.sample(self.counts_for, 1.0)
 
+    def pool_problem(self) -> str | None:
+        """Nothing is wrong."""
+        return None
+
     def configuration(self) -> ConfigView:
         """As it was put in."""
         return self.config

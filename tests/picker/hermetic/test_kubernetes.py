@@ -1,0 +1,254 @@
+"""A whole picker that follows a cluster over real sockets, with requests all the while.
+
+The cluster is the fake API server; no request may fail for what happens there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from ext_proc_stream import completion
+from kube_api.kubelet import Kubelet
+from kube_api.server import KubeApi, running_kube_api
+from kubernetes_objects import CRDS, objective, pool
+from processes_scene import processes
+from whole_picker import FOUR_SCORERS, WholePicker, until, whole_picker
+
+from picker.running.kubernetes_flags import KubernetesFlags
+
+APP = {"app": "vllm"}
+POOL = "inferencepools"
+
+
+@dataclass
+class Traffic:
+    """Requests one after the other, where they went, and which failed."""
+
+    picker: WholePicker
+    went: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        number = 0
+        while True:
+            number += 1
+            answer = await self.picker.ask(completion(prompt=f"request {number}"))
+            if answer[0].WhichOneof("response") == "immediate_response":
+                self.failed.append(str(answer[0].immediate_response))
+            else:
+                fields = answer[0].dynamic_metadata.fields["envoy.lb"].struct_value.fields
+                self.went.append(fields["x-gateway-destination-endpoint"].string_value)
+
+    async def only_at(self, places: Iterable[str]) -> None:
+        """From now on requests go there, and to each of these; one may be under way."""
+        wanted, before = set(places), len(self.went) + 1
+
+        async def all_had_one() -> bool:
+            return set(self.went[before:]) >= wanted
+
+        await until(all_had_one)
+        assert set(self.went[before:]) == wanted
+        assert self.failed == []
+
+
+@dataclass
+class Scene:
+    """A cluster with a pool, and the picker that follows it."""
+
+    api: KubeApi
+    kubelet: Kubelet
+    picker: WholePicker
+    traffic: Traffic
+
+    async def serves(self, *places: str) -> None:
+        """These are the endpoints, soon, and requests go to them alone."""
+
+        async def are_known() -> bool:
+            known = await self.picker.endpoints()
+            return {row["address"] for row in known.values()} == set(places)
+
+        await until(are_known)
+        await self.traffic.only_at(places)
+
+    def write_pool(self, labels: Mapping[str, str], *ports: int) -> None:
+        """The pool, as it is from now on."""
+        targets = [{"number": port} for port in ports]
+        selector = {"matchLabels": dict(labels)}
+        self.api.write(pool(name="pool", selector=selector, targetPorts=targets))
+
+
+def options_for(api: KubeApi, folder: Path, **changes: Any) -> dict[str, Any]:
+    """What makes a picker follow the pool of `api`."""
+    kubeconfig = api.write_kubeconfig(folder / "kubeconfig")
+    flags = KubernetesFlags("pool", kubeconfig=kubeconfig)
+    return {"endpoints_file": None, "kubernetes": flags, "pool_name": "pool"} | changes
+
+
+@asynccontextmanager
+async def following(folder: Path) -> AsyncIterator[Scene]:
+    """A pool of two Pods, with requests until the end, of which none may fail."""
+    async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
+        kubelet = Kubelet(api)
+        kubelet.run("a", "127.0.0.11", APP, grace_seconds=600)
+        kubelet.run("b", "127.0.0.12", APP, grace_seconds=600)
+        api.write(pool(name="pool"))
+        options = options_for(api, folder)
+        async with whole_picker(folder, (), FOUR_SCORERS, **options) as picker:
+            traffic = Traffic(picker)
+            scene = Scene(api, kubelet, picker, traffic)
+
+            async def is_ready() -> bool:
+                return bool(await picker.endpoints()) and (await picker.get("/readyz"))[0] == 200
+
+            await until(is_ready)
+            task = asyncio.create_task(traffic.run())
+            try:
+                yield scene
+                assert not task.done()
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            assert traffic.failed == []
+
+
+async def test_pods_terminate_flap_move_and_join_under_requests(tmp_path: Path) -> None:
+    """The set is right after each, and every request goes somewhere."""
+    async with following(tmp_path) as scene:
+        await scene.serves("127.0.0.11:8000", "127.0.0.12:8000")
+        scene.kubelet.run("c", "127.0.0.13", APP, grace_seconds=600)
+        await scene.serves("127.0.0.11:8000", "127.0.0.12:8000", "127.0.0.13:8000")
+        scene.kubelet.delete("a")  # its Pod stays, ready, for its grace
+        await scene.serves("127.0.0.12:8000", "127.0.0.13:8000")
+        scene.kubelet.move("b", "127.0.0.22")
+        await scene.serves("127.0.0.22:8000", "127.0.0.13:8000")
+        for is_ready in (False, True):  # all of the node's, as when its kubelet starts again
+            for name in "bc":
+                scene.kubelet.set_ready(name, is_ready)
+                await asyncio.sleep(0)
+        await scene.serves("127.0.0.22:8000", "127.0.0.13:8000")
+        scene.kubelet.set_ready("b", False)
+        await scene.serves("127.0.0.13:8000")
+
+
+async def test_the_pool_changes_under_requests(tmp_path: Path) -> None:
+    """Other ports, other Pods, something invalid, and an objective for it."""
+    async with following(tmp_path) as scene:
+        scene.write_pool(APP, 8000, 8001)
+        await scene.serves(*(f"127.0.0.{n}:{port}" for n in (11, 12) for port in (8000, 8001)))
+        scene.kubelet.run("x", "127.0.0.31", {"app": "other"})
+        scene.write_pool({"app": "other"}, 9000)
+        await scene.serves("127.0.0.31:9000")
+        scene.write_pool({"not a key!": "x"}, 9000)
+        await until(lambda: is_reported(scene))
+        await scene.serves("127.0.0.31:9000")
+        scene.api.write(objective(poolRef={"name": "pool"}, priority=7))
+
+        async def is_known() -> bool:
+            return scene.picker.picker._pool.rules.priority("c") == 7
+
+        await until(is_known)
+
+
+async def is_reported(scene: Scene) -> bool:
+    """Whether the metrics tell of an object that is not followed."""
+    return await scene.picker.series("pointsman_discovery_errors_total") == 1
+
+
+async def test_the_api_server_goes_away_under_requests(tmp_path: Path) -> None:
+    """Requests go on by what was known; what has changed meanwhile is known soon after."""
+    async with following(tmp_path) as scene:
+        await scene.serves("127.0.0.11:8000", "127.0.0.12:8000")
+        await scene.api.go_away()
+        scene.kubelet.delete("a")
+        scene.kubelet.run("d", "127.0.0.14", APP)
+        scene.api.write(pool(name="pool", targetPorts=[{"number": 8080}]))
+
+        async def is_said() -> bool:
+            status, text = await scene.picker.get("/readyz")
+            return status == 200 and "the last known state is in use" in text
+
+        await until(is_said)
+        await scene.serves("127.0.0.11:8000", "127.0.0.12:8000")
+        await scene.api.come_back(forget_changes=True)
+        await scene.serves("127.0.0.12:8080", "127.0.0.14:8080")
+
+
+async def test_a_server_that_was_restarted_has_no_prefix(tmp_path: Path) -> None:
+    """Under the same IP after a kill for memory, the index holds nothing of it any more."""
+    async with following(tmp_path) as scene:
+        scene.kubelet.delete("b")
+        await scene.serves("127.0.0.11:8000")
+        prompt = completion(prompt="a long prompt " * 100)
+        await scene.picker.ask(prompt)
+        blocks = await scene.picker.series("llm_d_epp_prefix_indexer_size")
+        assert blocks is not None
+        assert blocks > 10
+        before = (await scene.picker.endpoints())["a-rank-0"]
+        scene.traffic.picker = scene.picker
+        scene.kubelet.run("c", "127.0.0.13", APP)
+        await scene.serves("127.0.0.11:8000", "127.0.0.13:8000")
+        scene.kubelet.restart_container("a")
+        scene.kubelet.set_ready("a", True)
+
+        async def is_forgotten() -> bool:
+            size = await scene.picker.series("llm_d_epp_prefix_indexer_size")
+            return size is not None and size < blocks
+
+        await until(is_forgotten)
+        await scene.serves("127.0.0.11:8000", "127.0.0.13:8000")
+        assert (await scene.picker.endpoints())["a-rank-0"]["address"] == before["address"]
+
+
+async def test_without_a_pool_requests_are_refused_until_there_is_one(tmp_path: Path) -> None:
+    """503, and the picker is not ready; it is when the pool comes, and is not when it goes."""
+    async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
+        Kubelet(api).run("a", "127.0.0.11", APP)
+        options = options_for(api, tmp_path)
+        async with whole_picker(tmp_path, (), FOUR_SCORERS, **options) as picker:
+
+            async def refuses() -> bool:
+                answer = await picker.ask(completion())
+                is_refused: bool = answer[0].immediate_response.status.code == 503
+                return is_refused and (await picker.get("/readyz"))[0] == 503
+
+            async def serves() -> bool:
+                answer = await picker.ask(completion())
+                is_served: bool = answer[0].WhichOneof("response") == "request_headers"
+                return is_served and (await picker.get("/readyz"))[0] == 200
+
+            assert await refuses()
+            api.write(pool(name="pool"))
+            await until(serves)
+            api.erase(POOL, "pool")
+            await until(refuses)
+            api.write(pool(name="pool"))
+            await until(serves)
+
+
+async def test_several_processes_follow_a_cluster(tmp_path: Path) -> None:
+    """One asks the API server; all know what it knows."""
+    async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
+        kubelet = Kubelet(api)
+        kubelet.run("a", "127.0.0.11", APP)
+        api.write(pool(name="pool"))
+        options = options_for(api, tmp_path, config_text=FOUR_SCORERS)
+        async with processes(tmp_path, (), **options) as picker, picker.connected(4) as connections:
+            prompts = map(str, count())  # no two alike, or they would go where the first went
+
+            async def all_go_to(*places: str) -> bool:
+                went = {await one.ask(next(prompts)) for one in connections for _ in range(8)}
+                return went == set(places)
+
+            await until(lambda: all_go_to("127.0.0.11:8000"))
+            kubelet.run("b", "127.0.0.12", APP)
+            await until(lambda: all_go_to("127.0.0.11:8000", "127.0.0.12:8000"))
+            kubelet.delete("a")
+            await until(lambda: all_go_to("127.0.0.12:8000"))
+            assert len([one for one in api.asked if "pods" in str(one)]) < 8
