@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 GATHER_SECONDS: Final = 0.02  # so long at least between two changes of endpoints
-MAX_SHARE: Final = 0.1  # of the loop's time that applying changes may take
+MAX_SHARE: Final = 0.3  # of the loop's time that applying changes may take
 _PACE: Final = Pace(gather_seconds=GATHER_SECONDS)
 
 Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[KubernetesApi]]
@@ -216,7 +216,7 @@ class KubernetesDiscovery:
             began = self._clock()
             for selector, watch in self._pods.items():
                 if watch.news is not None:
-                    self._reconciler.use_pods(selector, watch.news.values(), began)
+                    self._reconciler.use_pods(selector, watch.news, began)
                     watch.news = None
             due = self._reconciler.apply(began)
             self._watch_wanted_pods(api, group)

@@ -102,12 +102,12 @@ class PoolView:
         self._serving.pop(key, None)
         return True
 
-    def replace(self, records: Iterable[PodRecord], now: float) -> None:
-        """These are all Pods."""
-        wanted = {record.key: record for record in records}
-        for key in self._records.keys() - wanted.keys():
+    def replace(self, records: Mapping[PodKey, PodRecord], now: float) -> None:
+        """These are all Pods. Most of them are those of before, which costs little."""
+        known = self._records
+        for key in [key for key in known if key not in records]:
             self.remove(key)
-        for record in wanted.values():
+        for record in [one for key, one in records.items() if known.get(key) is not one]:
             self.put(record, now)
 
     def use(self, shape: PoolShape, now: float) -> None:

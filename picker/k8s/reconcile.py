@@ -13,7 +13,7 @@ half of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +22,7 @@ from picker.datalayer.request_rules import NO_RULES, Objective, RequestRules, Ru
 from picker.datalayer.rewrites import RewriteRule
 from picker.k8s.object_reader import PoolName
 from picker.k8s.pods import PodRecord
-from picker.k8s.pool_view import PoolShape, PoolView
+from picker.k8s.pool_view import PodKey, PoolShape, PoolView
 from picker.types import Endpoint
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class PoolReconciler:
         elif self._view is not None and self._selector == wanted.selector:
             self._view.use(wanted.shape, now)
 
-    def use_pods(self, selector: str, records: Iterable[PodRecord], now: float) -> None:
+    def use_pods(self, selector: str, records: Mapping[PodKey, PodRecord], now: float) -> None:
         """These are all Pods that a selector takes; ignored when they are not wanted any more."""
         wanted = self._wanted
         if selector == self._selector and self._view is not None:

@@ -251,7 +251,7 @@ def test_pods_that_are_not_in_a_whole_list_are_gone() -> None:
     scene = Scene()
     scene.put("a")
     scene.put("b")
-    scene.view.replace([record("b", "10.0.0.98")], scene.now)
+    scene.view.replace({("default", "b"): record("b", "10.0.0.98")}, scene.now)
     assert scene.pods == {"b"}
 
 

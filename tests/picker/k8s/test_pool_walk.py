@@ -133,7 +133,7 @@ class PoolWalk(RuleBasedStateMachine):
     def list_again(self) -> None:
         """All is listed, which is no news."""
         before = self.view.look(self.now)
-        self.view.replace([one.last for one in self.told.values()], self.now)
+        self.view.replace({one.last.key: one.last for one in self.told.values()}, self.now)
         assert self.view.look(self.now) == before
 
     @rule(seconds=st.sampled_from([0.01, 0.1, 0.25, 0.5, 1.0, 2.0]))
