@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from shared_prefixes import WORKER, Seen, SharedPrefixes, run
 
+from fleet.sim.shared_prefixes import WORKER, Seen, SharedPrefixes, run
 from fleet.sim.virtual_replicas import ReplicasSettings, VirtualReplicas
 
 LOAD = SharedPrefixes()

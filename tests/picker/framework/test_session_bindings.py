@@ -87,3 +87,29 @@ def test_it_answers_like_a_plain_map_with_ages(steps: list[tuple[str, str, float
         expected = known[0] if known and now - known[1] <= 10 else None
         assert bindings.endpoint(session, at) == expected
         bindings.check_integrity()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.permutations([("x", 1), ("y", 1), ("y", 2), ("x", 3), ("z", 3), ("a", 2)]))
+def test_replicas_that_hear_the_same_bindings_end_with_the_same_one(
+    order: list[tuple[str, int]],
+) -> None:
+    """In whatever order: the most moves, then the least key."""
+    bindings = SessionBindings(ttl_seconds=10, sweep_seconds=7)
+    for endpoint, moves in order:
+        bindings.bound_elsewhere("s", endpoint, moves, 1.0, 5.0)
+        bindings.check_integrity()
+    assert bindings.endpoint("s", 5.0) == "x"
+
+
+def test_bindings_of_replicas_that_are_too_old_do_not_count() -> None:
+    """And one's own are told with the number of moves, those of others are not told on."""
+    bindings = SessionBindings(ttl_seconds=10, sweep_seconds=7)
+    told: list[tuple[str, str, int]] = []
+    bindings.tell(lambda *binding: told.append(binding))
+    bindings.bound_elsewhere("old", "x", 1, 10.5, 5.0)
+    bindings.bound_elsewhere("s", "x", 4, 1.0, 5.0)
+    for endpoint in ("x", "y", "y"):
+        bindings.bind("s", endpoint, 6.0)
+    assert bindings.endpoint("old", 5.0) is None
+    assert told == [("s", "x", 4), ("s", "y", 5), ("s", "y", 5)]

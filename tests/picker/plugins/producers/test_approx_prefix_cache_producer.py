@@ -307,3 +307,50 @@ def test_of_very_many_prompts_the_first_are_matched(
     many = [blocks(number) for number in range(MAX_PROMPTS + 50)]
     s.send(a, *many)
     assert s.find([a], *many) == PrefixCacheMatchInfo(MAX_PROMPTS, B, {"default/a": MAX_PROMPTS})
+
+
+def test_replicas_that_share_a_seed_learn_of_each_other(
+    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
+) -> None:
+    """With another seed everything is forgotten, and what is heard is not told on."""
+    a, one, other = candidate("a"), scene(), scene()
+    heard: list[str] = []
+    one.producer.tell_placements(other.producer.placed_elsewhere)
+    other.producer.tell_placements(lambda key, hashes, capacity: heard.append(key))
+    one.send(a, blocks(1, 2))
+    assert other.find([a], blocks(1, 2)) == PrefixCacheMatchInfo(2, B, {"default/a": 2})
+    assert heard == []
+    other.producer.use_hash_seed(other.producer.hash_seed)
+    assert other.producer.index_size == 2
+    other.producer.use_hash_seed(99)
+    assert (other.producer.index_size, other.producer.hash_seed) == (0, 99)
+    one.producer.tell_placements(None)
+    one.send(a, blocks(3))
+    assert other.producer.index_size == 0
+
+
+def test_a_seed_that_changes_between_decision_and_departure_teaches_nothing(
+    scene: Callable[..., Scene],
+    candidate: Callable[..., Candidate],
+    request_for: Callable[..., InferenceRequest],
+) -> None:
+    """The hashes are of another seed than everybody's by then."""
+    s, a, attributes = scene(), candidate("a"), Attributes()
+    request = s.producer.produce(request_for(prompts=(blocks(1),)), [a], attributes)
+    s.producer.use_hash_seed(5)
+    profiles = {"default": ProfileResult((ScoredEndpoint(a, 1.0),))}
+    s.producer.pre_request(
+        request, SchedulingResult((a.endpoint,), "default", profiles), attributes
+    )
+    assert s.producer.index_size == 0
+
+
+def test_a_replica_cannot_make_an_endpoint_remember_more_than_any_has(
+    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
+) -> None:
+    """And a configured seed stays."""
+    s = scene(max_reported_capacity=3, lru_capacity_per_server=2, hash_seed=4)
+    s.producer.use_hash_seed(9)
+    assert s.producer.hash_seed == 4
+    s.producer.placed_elsewhere("default/a", block_hashes(blocks(*range(9)), 1, B), 2**31)
+    assert s.producer.index_size == 3

@@ -246,3 +246,23 @@ def test_an_estimate_beyond_counting_refuses_no_request() -> None:
     _end(producer, first)
     _leave(producer, _request(1000, limit=7), _result(decode="w"))
     producer.check_integrity()
+
+
+@pytest.mark.parametrize("is_synced", [True, False])
+def test_the_load_of_other_replicas_counts_where_it_is_asked_for(is_synced: bool) -> None:
+    """Beside one's own, which alone is told; and no more once they have nothing under way."""
+    producer = _producer(sync_cross_replica_state=is_synced)
+    elsewhere = {"default/a": EndpointLoad(2, 20), "default/b": EndpointLoad(1)}
+    producer.set_loads_elsewhere(elsewhere)
+    flight = _leave(producer, _request(100), _result(default="a"))
+    producer.check_integrity()
+    own = {"default/a": EndpointLoad(1, 100)}
+    assert producer.own_loads == (own if is_synced else None)
+    together = {"default/a": EndpointLoad(3, 120), "default/b": EndpointLoad(1)}
+    assert producer.loads == (together if is_synced else own)
+    _end(producer, flight)
+    producer.check_integrity()
+    assert producer.loads == (elsewhere if is_synced else {})
+    producer.set_loads_elsewhere({})
+    assert producer.loads == {}
+    producer.check_integrity()

@@ -1,0 +1,174 @@
+"""What several active replicas of the picker lose against one, and what their exchange costs.
+
+    python benchmarks/replicas.py [--seconds 60] [--rate 40]
+
+First a fleet in virtual time, made of the production cores: requests of 48 shared beginnings come
+to 1, 2 or 4 replicas by lot, which tell each other what they do, or do not. Prompt tokens found
+cached, time to the first token, how uneven the workers are loaded, bytes between replicas. Then two
+exchanges of this process over real connections on loopback: CPU of a replica by the rate of its
+decisions (64 blocks each, 100 endpoints), of both directions. Fixed seed; the virtual part gives
+the same numbers on every machine. Prints tables and writes benchmarks/results/replicas.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import time
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from fleet.sim.shared_prefixes import WORKER, SharedPrefixes, run
+from fleet.sim.virtual_replicas import ReplicasSettings
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.inflight import InflightLoad
+from picker.metrics import PickerMetrics
+from picker.peers.client import PeerAddress
+from picker.peers.exchange import Exchange, ExchangeSettings
+from picker.peers.knowledge import Knowledge
+from picker.peers.mesh import Mesh
+from picker.peers.server import PeerPort, PeerServer
+from picker.plugins.producers.approx_prefix_cache_producer import (
+    ApproxPrefixCacheParameters,
+    ApproxPrefixCacheProducer,
+)
+from picker.types import Endpoint
+
+SEED = 7
+RESULTS = Path(__file__).parent / "results" / "replicas.json"
+ENDPOINTS, BLOCKS = 100, 64
+DECISION_RATES = (0, 100, 500, 2000)
+EXCHANGE_SECONDS = 4.0
+
+
+def virtual(load: SharedPrefixes) -> list[dict[str, Any]]:
+    """The load with each number of replicas, with and without the exchange."""
+    rows = []
+    one = ReplicasSettings(replicas=1, shares=False, worker=WORKER)
+    for replicas, shares in ((1, False), (2, False), (2, True), (4, False), (4, True)):
+        seen = run(replace(one, replicas=replicas, shares=shares), load)
+        waits = sorted(each.ttft_seconds for each in seen.served)
+        row = {
+            "replicas": replicas,
+            "exchange": shares,
+            "requests": len(seen.served),
+            "hit_rate": round(seen.hit_rate(), 4),
+            "ttft_p50_ms": round(1000 * waits[len(waits) // 2], 1),
+            "ttft_p95_ms": round(1000 * waits[len(waits) * 95 // 100], 1),
+            "imbalance": round(seen.imbalance, 3),
+            "bytes_per_second": round(seen.bytes_sent / load.seconds),
+        }
+        rows.append(row)
+        print(
+            f"{replicas:>8} {'yes' if shares else 'no':>8} {row['requests']:>8}"
+            f" {100 * seen.hit_rate():>7.1f}% {row['ttft_p50_ms']:>8} {row['ttft_p95_ms']:>8}"
+            f" {row['imbalance']:>9} {row['bytes_per_second']:>8}"
+        )
+    return rows
+
+
+class Deciding:
+    """One replica that does nothing but tell what it decides."""
+
+    def __init__(self, number: int) -> None:
+        self.rng = Random(SEED + number)
+        self.inflight, datastore = InflightLoad(), Datastore()
+        datastore.set_endpoints(
+            [Endpoint(f"e{index}", f"10.0.0.{index}", 80) for index in range(ENDPOINTS)]
+        )
+        self.series = PickerMetrics().peers
+        settings = ExchangeSettings("benchmark", SEED)
+        knowledge = Knowledge(datastore, self.inflight)
+        self.exchange = Exchange(settings, knowledge, time.monotonic(), time.time())
+        self.producer = ApproxPrefixCacheProducer("p", ApproxPrefixCacheParameters(), SEED)
+        self.exchange.use({"p": self.producer})
+        self.server = PeerServer(self.exchange, self.series, time.monotonic, lambda: True)
+        self.mesh = Mesh(self.exchange, self.series, time.monotonic, None)
+
+    async def decide(self, rate: float, seconds: float) -> None:
+        """Send prompts somewhere; each is under way for a second."""
+        loop = asyncio.get_running_loop()
+        prompts = np.random.default_rng(SEED).integers(0, 2**63, (256, BLOCKS), np.uint64)
+        began, count = loop.time(), 0
+        while (now := loop.time()) - began < seconds:
+            while rate and count < (now - began) * rate:
+                count += 1
+                key = f"default/e{self.rng.randrange(ENDPOINTS)}"
+                self.exchange.outbox.placed("p", key, prompts[count % 256], 31250)
+                self.inflight.acquire(key)
+                loop.call_later(1.0, self.inflight.release, key)
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(1.2)
+
+
+async def spent_by(pair: list[Deciding], rate: float) -> float:
+    """Cores that one of them takes, deciding included."""
+    cpu = time.process_time()
+    await asyncio.gather(*(one.decide(rate, EXCHANGE_SECONDS) for one in pair))
+    return (time.process_time() - cpu) / (EXCHANGE_SECONDS + 1.2) / len(pair)
+
+
+async def over_connections(rate: float) -> dict[str, Any]:
+    """Two replicas that decide so often each: CPU of one for both directions."""
+    pair = [Deciding(number) for number in range(2)]
+    ports = [await one.server.start(PeerPort("127.0.0.1:0")) for one in pair]
+    tasks = []
+    for index, one in enumerate(pair):
+        one.mesh.follow([PeerAddress(f"127.0.0.1:{ports[1 - index]}", "")])
+        tasks += [asyncio.ensure_future(one.mesh.run()), asyncio.ensure_future(one.mesh.tick())]
+    await asyncio.sleep(1.0)  # they meet
+    spent = await spent_by(pair, rate) - await spent_by([Deciding(9), Deciding(10)], rate)
+    sent = sum(dict(one.series.bytes_total.numbers())[("sent",)] for one in pair) / len(pair)
+    learned = min(one.exchange.learned.placements for one in pair)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for one in pair:
+        await one.server.stop()
+    return {
+        "decisions_per_second": rate,
+        "cores": round(spent, 4),
+        "us_per_decision": round(1e6 * spent / rate, 1) if rate else None,
+        "bytes_per_second": round(sent / EXCHANGE_SECONDS),
+        "learned": learned,
+    }
+
+
+def main() -> None:
+    """Measure both."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--rate", type=float, default=40.0)
+    options = parser.parse_args()
+    print(
+        f"{'replicas':>8} {'exchange':>8} {'requests':>8} {'cached':>8} {'p50 ms':>8} {'p95 ms':>8}"
+        f" {'imbalance':>9} {'bytes/s':>8}"
+    )
+    load = SharedPrefixes(seconds=options.seconds, rate=options.rate, num_output=64, seed=SEED)
+    rows = virtual(load)
+    print(f"\n{'decisions/s':>11} {'cores':>7} {'µs each':>8} {'bytes/s':>9}")
+    costs = []
+    for rate in DECISION_RATES:
+        cost = uvloop.run(over_connections(rate))
+        costs.append(cost)
+        each = cost["us_per_decision"]
+        print(
+            f"{rate:>11} {cost['cores']:>7} {'' if each is None else each:>8}"
+            f" {cost['bytes_per_second']:>9}"
+        )
+    RESULTS.parent.mkdir(exist_ok=True)
+    machine = {"python": platform.python_version(), "machine": platform.machine()}
+    text = json.dumps({"seed": SEED, **machine, "virtual": rows, "exchange": costs}, indent=2)
+    RESULTS.write_text(text + "\n")
+    print(f"written to benchmarks/results/{RESULTS.name}")
+
+
+if __name__ == "__main__":
+    main()
