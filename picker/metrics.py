@@ -336,7 +336,7 @@ class PickerMetrics(Declarations):
         )
         self.discovery_errors_total = self._own_counter(
             "discovery_errors_total",
-            "What was skipped of endpoints files, and files that could not be used.",
+            "What was skipped of endpoints files or of a cluster's objects, and unusable files.",
         )
 
     def _declare_config(self) -> None:
