@@ -175,3 +175,28 @@ def test_listeners_hear_of_updates_until_they_do_not_listen() -> None:
     store.unsubscribe(heard.append)
     store.set_endpoints([])
     assert len(heard) == 2
+
+
+def test_another_incarnation_at_the_same_address_is_another_server() -> None:
+    """Its metrics go, and observers forget it, in one step in which it is never missing."""
+    observer = Forgetful()
+    store = Datastore([observer])
+    store.set_endpoints([Endpoint("a", "10.0.0.1", 8000, incarnation="1")])
+    store.update_metrics("default/a", EndpointMetrics())
+    changes = store.set_endpoints([Endpoint("a", "10.0.0.1", 8000, incarnation="2")])
+    assert (len(changes.added), len(changes.removed)) == (1, 1)
+    assert store.snapshot().candidates[0].last_metrics is None
+    assert observer.forgotten == ["default/a"]
+
+
+def test_a_pool_that_is_gone_is_as_good_as_never_known() -> None:
+    """No endpoints, and nobody has said that there are none; until the next word of it."""
+    observer = Forgetful()
+    store = Datastore([observer])
+    store.set_endpoints([endpoint("a")])
+    store.forget_pool()
+    assert store.snapshot().candidates == ()
+    assert not store.synced
+    assert observer.forgotten == ["default/a"]
+    store.set_endpoints([])
+    assert store.synced
