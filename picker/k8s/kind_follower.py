@@ -1,4 +1,8 @@
-"""Follows the objects of a kind that a cluster may lack, in whichever group it has them."""
+"""Follows the objects of a kind that a cluster may lack, in whichever group it has them.
+
+What is followed is given up for less only when it is missing twice in a row: an API server that
+starts may not know its kinds yet.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ class KindFollower(Generic[R]):
     async def run(self, api: KubernetesApi) -> None:
         """Follow until cancelled."""
         following: Resource | None = None
-        is_first = True
+        is_first, was_missing = True, False
         async with asyncio.TaskGroup() as group:
             task: asyncio.Task[None] | None = None
             while True:
@@ -54,6 +58,10 @@ class KindFollower(Generic[R]):
                     await asyncio.sleep(RETRY_SECONDS if is_first else ASK_AGAIN_SECONDS)
                     continue
                 self._failure = None
+                is_missing = following is not None and found not in (following, self._kind.current)
+                if is_missing and not was_missing:
+                    found = following
+                was_missing = is_missing
                 tell(self._kind, following, found, is_first=is_first)
                 if is_first or found != following:
                     if task is not None:

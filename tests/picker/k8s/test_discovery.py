@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from followed_pool import POOL, FollowedPool, following, new_server, pool_object
 from kube_api.faults import Fault
 from kube_api.statuses import ApiError
 from kubernetes_objects import CRDS
 
+from picker.k8s.api import Resource
 from picker.k8s.discovery import SelectedPods
 from picker.k8s.selectors import parse_selector
 
 APP = {"app": "vllm"}
+LEGACY = "inference.networking.x-k8s.io/v1alpha2"
 MINUTE = 60.0
 
 
@@ -272,10 +276,58 @@ async def test_definitions_may_be_installed_later(caplog: pytest.LogCaptureFixtu
         await asyncio.sleep(MINUTE)
         assert scene.priorities == {"high": 3}
         server.remove("inferenceobjectives")
-        await asyncio.sleep(MINUTE)
+        await asyncio.sleep(2 * MINUTE)
         assert scene.priorities == {}
         assert scene.pods == {"a"}
     assert any("no inferencemodelrewrites" in one for one in caplog.messages)
+
+
+@pytest.mark.looptime
+async def test_a_server_that_does_not_know_its_kinds_yet_takes_no_rules_away() -> None:
+    """As one that has just started; what it knows a moment later is followed on."""
+    async with following() as scene:
+        await ready(scene, "a")
+        scene.write_policy("InferenceObjective", "high", priority=3)
+        await scene.settled()
+        known = scene.api.has
+
+        async def none_yet(_: Resource) -> bool:
+            return False
+
+        scene.api.has = none_yet  # type: ignore[method-assign]
+        await asyncio.sleep(40)
+        scene.api.has = known  # type: ignore[method-assign]
+        assert scene.priorities == {"high": 3}
+        await asyncio.sleep(MINUTE)
+        assert scene.priorities == {"high": 3}
+
+
+@pytest.mark.looptime
+async def test_the_current_group_is_preferred_to_the_deprecated_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Which is followed while there is no other, with a word about it."""
+    server = new_server(with_definitions=False)
+    server.install(*sorted(CRDS.glob("*pools.yaml")), legacy(CRDS))
+    async with following(server) as scene:
+        await ready(scene, "a")
+        scene.write_policy("InferenceObjective", "old", priority=1, version=LEGACY)
+        await scene.settled()
+        assert scene.priorities == {"old": 1}
+        assert any("deprecated" in one for one in caplog.messages)
+        server.install(*sorted(CRDS.glob("*objectives.yaml")))
+        scene.write_policy("InferenceObjective", "new", priority=2)
+        await asyncio.sleep(MINUTE)
+        assert scene.priorities == {"new": 2}
+
+
+def legacy(folder: Path) -> dict[str, Any]:
+    """Objectives of the deprecated group, as definitions of ours would be."""
+    (path,) = folder.glob("*inferenceobjectives.yaml")
+    definition: dict[str, Any] = yaml.safe_load(path.read_text())
+    definition["metadata"]["name"] = "inferenceobjectives.inference.networking.x-k8s.io"
+    definition["spec"]["group"] = "inference.networking.x-k8s.io"
+    return definition
 
 
 @pytest.mark.looptime
