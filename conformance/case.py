@@ -31,6 +31,7 @@ class Provision(StrEnum):
     HEALTH = "health"
     TLS = "tls"
     GATEWAY = "gateway"
+    API_OUTAGE = "api-outage"
 
 
 PROVISIONS: dict[Provision, str] = {
@@ -44,6 +45,7 @@ PROVISIONS: dict[Provision, str] = {
     Provision.HEALTH: "the address of the picker's gRPC health service is known",
     Provision.TLS: "the picker's port speaks TLS",
     Provision.GATEWAY: "an Envoy binary, and a pool whose addresses this machine can serve",
+    Provision.API_OUTAGE: "the suite may take the Kubernetes API server away",
 }
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from conformance.case import Case, Provision, Violation
+from conformance.command_line import CannotRun
 from conformance.echo.pool import EchoPool, own_endpoints
 from conformance.epp.cases.sources import SPEC_VERSION
 from conformance.epp.scene import BY_HEADER, CLOSED, OPEN, Scene
@@ -29,10 +30,6 @@ from conformance.report import Outcome, Report, Result
 from conformance.running import outcomes
 
 NAME = "conformance/epp"
-
-
-class CannotRun(Exception):  # noqa: N818 - says what it is
-    """The suite cannot be run as asked; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ CONFIG = Path(__file__).with_name("config.yaml")
 POOL = "conformance"
 SHEDDABLE = "sheddable"
 _END_SECONDS = 10.0
-_PLACES = ("grpc_port", "health_port", "metrics_port", "endpoints_file", "config_file", "pool_name")
 
 
 class CommandError(Exception):
@@ -44,6 +43,7 @@ class CommandPicker:
         provides: frozenset[Provision],
         config: Path = CONFIG,
         places: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         grpc_port, health_port, metrics_port = free_ports(3)
         self._folder = folder
@@ -68,8 +68,10 @@ class CommandPicker:
         if any("{endpoints_file}" in word for word in command):
             given |= {Provision.POOL_CHANGES}
         self.provides = provides | given
+        self._environment = None if environment is None else {**os.environ, **environment}
         self._process: asyncio.subprocess.Process | None = None
-        self._write(endpoints)
+        if Provision.POOL_CHANGES in given:
+            self._write(endpoints)
 
     @property
     def is_running(self) -> bool:
@@ -83,7 +85,11 @@ class CommandPicker:
         try:
             with self.log.open("ab") as log:
                 self._process = await asyncio.create_subprocess_exec(
-                    *self._argv, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+                    *self._argv,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=self._environment,
                 )
         except OSError as error:
             raise CommandError(f"cannot start {shlex.join(self._argv)}: {error}") from error
@@ -142,7 +148,7 @@ def _fill(word: str, filled: Mapping[str, str]) -> str:
     return word
 
 
-def unknown_places(command: str, known: Sequence[str] = _PLACES) -> list[str]:
+def unknown_places(command: str, known: Sequence[str]) -> list[str]:
     """The `{names}` of a command line that nothing is filled in for."""
     names = {part.partition("}")[0] for part in command.split("{")[1:]}
     return sorted(name for name in names if name.isidentifier() and name not in known)

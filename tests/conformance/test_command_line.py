@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from conformance.case import Case, Provision
-from conformance.epp.__main__ import main
+from conformance.epp.__main__ import PLACES, main
 from conformance.epp.cases import ALL
 from conformance.pickers.by_address import RunningPicker
 from conformance.pickers.by_command import CommandPicker, endpoints_document, unknown_places
@@ -103,7 +103,7 @@ def test_the_endpoints_file_lists_the_pool_and_the_objective() -> None:
 )
 def test_unknown_places_are_named(command: str, unknown: list[str]) -> None:
     """So that a mistyped one is not passed on."""
-    assert unknown_places(command) == unknown
+    assert unknown_places(command, PLACES) == unknown
 
 
 def test_every_case_has_a_check() -> None:

