@@ -261,6 +261,8 @@ async def follow_reflector(url: str, load: Load) -> Result:
             await asyncio.sleep(0.05)
             if counter._number() >= load.events:
                 break
+        else:
+            raise RuntimeError(f"only {counter._number():.0f} events came: {reflector.problem()}")
         changes = int(series.changes_total.labels("pods", "default")._number()) - 1
         result = meter.result("reflector", load, changes, paused=True)
         running.cancel()
@@ -344,13 +346,14 @@ def measured(index: int, load: Load) -> Result:
     child = context.Process(target=client, args=(theirs, index, url, load), daemon=True)
     child.start()
     try:
-        if not mine.poll(load.seconds * 4 + 120):
-            sys.exit("a client did not end")
+        if not mine.poll(load.seconds * 10 + 120):
+            sys.exit(f"{CLIENTS[index].__name__} did not end")
         result: Result = mine.recv()
         return result
     finally:
         child.join(5)
-        server.terminate()
+        child.kill()
+        server.kill()
 
 
 def show(results: list[Result]) -> None:

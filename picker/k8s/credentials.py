@@ -42,11 +42,18 @@ class AccessSource(Protocol):
 class Credentials:
     """Hands out what `source` says, and asks it again in time; owns what it said last.
 
-    `clock` is monotonic, in seconds.
+    `clock` is monotonic, in seconds. A source that takes longer than `patience_seconds` keeps
+    nobody waiting for longer.
     """
 
-    def __init__(self, source: AccessSource, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        source: AccessSource,
+        clock: Callable[[], float],
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
         self._source = source
+        self._patience_seconds = patience_seconds
         self._clock = clock
         self._access = source.load(anew=False)
         self._read_at = clock()
@@ -82,7 +89,7 @@ class Credentials:
             work = asyncio.to_thread(self._source.load, anew=anew)
             self._reading = asyncio.ensure_future(work)
         reading = self._reading
-        await asyncio.wait({reading}, timeout=PATIENCE_SECONDS)
+        await asyncio.wait({reading}, timeout=self._patience_seconds)
         self._read_at = self._clock()
         if not reading.done():
             logger.warning("credentials are not read again in time, the old ones stay in use")

@@ -89,17 +89,17 @@ class ObjectMap(Generic[R]):
         self._decode = decode
         self._label = label
         self._held: dict[ObjectKey, _Held[R]] = {}
+        self._records: dict[ObjectKey, R] = {}  # of those held, without None; quick to copy
         self._malformed: dict[ObjectKey, str] = {}
         self._view: Mapping[ObjectKey, R] | None = MappingProxyType({})
 
     @property
     def view(self) -> Mapping[ObjectKey, R]:
-        """All records now, in the order in which they were first seen; it never changes, and it is
+        """All records now, in the order in which they came to be seen; it never changes, and it is
         the same object until a record does.
         """
         if self._view is None:
-            records = {key: one.record for key, one in self._held.items() if one.record is not None}
-            self._view = MappingProxyType(records)
+            self._view = MappingProxyType(self._records.copy())
         return self._view
 
     @property
@@ -112,6 +112,10 @@ class ObjectMap(Generic[R]):
         key = metadata.key
         before = self._held.get(key)
         held = self._held[key] = self._read(metadata, raw)
+        if held.record is None:
+            self._records.pop(key, None)
+        else:
+            self._records[key] = held.record
         same = before is not None and before.uid == held.uid and before.record == held.record
         return self._changed(not same and (held.record is not None or _shown(before)))
 
@@ -124,6 +128,7 @@ class ObjectMap(Generic[R]):
         if before is None or (metadata.uid and before.uid != metadata.uid):
             return False
         del self._held[metadata.key]
+        self._records.pop(metadata.key, None)
         self._malformed.pop(metadata.key, None)
         return self._changed(_shown(before))
 
@@ -148,6 +153,7 @@ class ObjectMap(Generic[R]):
         before = self.view
         uids = {key: one.uid for key, one in self._held.items()}
         self._held = held
+        self._records = {key: one.record for key, one in held.items() if one.record is not None}
         for key in [key for key in self._malformed if key not in held]:
             del self._malformed[key]
         self._view = None
