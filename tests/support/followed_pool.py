@@ -23,6 +23,7 @@ from picker.k8s.discovery import KubernetesDiscovery, SelectedPods, Target
 from picker.k8s.object_reader import PoolName
 from picker.metrics import PickerMetrics
 
+APP = {"app": "vllm"}
 SOON_SECONDS = 0.1  # by then what was written is applied
 POOL = PoolName("pool", "default", POOLS.group)
 
@@ -147,3 +148,12 @@ async def following(
         await asyncio.gather(task, return_exceptions=True)
         if not task.cancelled():
             task.result()
+
+
+async def ready(scene: FollowedPool, *names: str) -> None:
+    """A pool of these Pods."""
+    scene.write_pool(APP)
+    for number, name in enumerate(names, 1):
+        scene.kubelet.run(name, f"10.0.0.{number}", APP)
+    await scene.settled()
+    assert scene.pods == set(names)

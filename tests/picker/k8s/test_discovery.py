@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from followed_pool import POOL, FollowedPool, following, new_server, pool_object
+from followed_pool import APP, POOL, following, pool_object, ready
 from kube_api.faults import Fault
 from kube_api.statuses import ApiError
-from kubernetes_objects import CRDS
 
-from picker.k8s.api import Resource
 from picker.k8s.discovery import SelectedPods
 from picker.k8s.selectors import parse_selector
 
-APP = {"app": "vllm"}
-LEGACY = "inference.networking.x-k8s.io/v1alpha2"
 MINUTE = 60.0
-
-
-async def ready(scene: FollowedPool, *names: str) -> None:
-    """A pool of these Pods."""
-    scene.write_pool(APP)
-    for number, name in enumerate(names, 1):
-        scene.kubelet.run(name, f"10.0.0.{number}", APP)
-    await scene.settled()
-    assert scene.pods == set(names)
 
 
 @pytest.mark.looptime
@@ -205,44 +190,6 @@ async def test_a_pool_that_is_gone_takes_everything_with_it(way: str) -> None:
 
 
 @pytest.mark.looptime
-async def test_objectives_and_rewrites_of_the_pool_count() -> None:
-    """Those that name it by name and group; the oldest rewrite first, as in a file."""
-    async with following() as scene:
-        await ready(scene, "a")
-        scene.write_policy("InferenceObjective", "mine", priority=2)
-        scene.write_policy("InferenceObjective", "others", poolRef={"name": "x"}, priority=2)
-        elsewhere = {"name": POOL.name, "group": "inference.networking.x-k8s.io"}
-        scene.write_policy("InferenceObjective", "elsewhere", poolRef=elsewhere, priority=2)
-        rules = [{"targets": [{"modelRewrite": "m"}]}]
-        scene.write_policy("InferenceModelRewrite", "r", rules=rules)
-        await scene.settled()
-        assert scene.priorities == {"mine": 2}
-        assert [one.name for one in scene.rules.current.rewrites] == ["r"]
-        scene.write_policy("InferenceObjective", "mine", priority=-1)
-        await scene.settled()
-        assert scene.priorities == {"mine": -1}
-        scene.write_policy("InferenceObjective", "mine", poolRef={"name": "x"})
-        scene.server.erase("inferencemodelrewrites", "r")
-        await scene.settled()
-        assert scene.rules.current.objectives == scene.rules.current.rewrites == ()
-
-
-@pytest.mark.looptime
-async def test_an_invalid_policy_is_not_obeyed(caplog: pytest.LogCaptureFixture) -> None:
-    """What it said before stays; one for another pool is nobody's business here."""
-    async with following() as scene:
-        await ready(scene, "a")
-        scene.write_policy("InferenceObjective", "high", priority=3)
-        scene.write_policy("InferenceObjective", "bad", poolRef={"name": "x"}, priority="much")
-        await scene.settled()
-        scene.write_policy("InferenceObjective", "high", priority="much")
-        await scene.settled()
-        assert scene.priorities == {"high": 3}
-        assert scene.errors == 1
-        assert len([one for one in caplog.messages if "is not followed" in one]) == 1
-
-
-@pytest.mark.looptime
 async def test_malformed_pods_are_told_of_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """The others count, and of one that was known what was known stays."""
     async with following() as scene:
@@ -254,109 +201,6 @@ async def test_malformed_pods_are_told_of_and_left_out(caplog: pytest.LogCapture
         await scene.settled()
         assert scene.pods == {"a", "b", "d"}
         assert len([one for one in caplog.messages if "is not followed" in one]) == 2
-
-
-@pytest.mark.looptime
-async def test_definitions_may_be_installed_later(caplog: pytest.LogCaptureFixture) -> None:
-    """First there is nothing but Pods; the pool comes, then objectives; requests need not wait."""
-    server = new_server(with_definitions=False)
-    pools, objectives = sorted(CRDS.glob("*pools.yaml")), sorted(CRDS.glob("*objectives.yaml"))
-    async with following(server) as scene:
-        scene.kubelet.run("a", "10.0.0.1", APP)
-        await asyncio.sleep(2)
-        assert not scene.datastore.synced
-        assert "install its CustomResourceDefinition" in str(scene.discovery.problem())
-        server.install(*pools)
-        scene.write_pool(APP)
-        await asyncio.sleep(MINUTE)
-        assert scene.pods == {"a"}
-        assert scene.discovery.problem() is None
-        server.install(*objectives)
-        scene.write_policy("InferenceObjective", "high", priority=3)
-        await asyncio.sleep(MINUTE)
-        assert scene.priorities == {"high": 3}
-        server.remove("inferenceobjectives")
-        await asyncio.sleep(2 * MINUTE)
-        assert scene.priorities == {}
-        assert scene.pods == {"a"}
-    assert any("no inferencemodelrewrites" in one for one in caplog.messages)
-
-
-@pytest.mark.looptime
-async def test_a_server_that_does_not_know_its_kinds_yet_takes_no_rules_away() -> None:
-    """As one that has just started; what it knows a moment later is followed on."""
-    async with following() as scene:
-        await ready(scene, "a")
-        scene.write_policy("InferenceObjective", "high", priority=3)
-        await scene.settled()
-        known = scene.api.has
-
-        async def none_yet(_: Resource) -> bool:
-            return False
-
-        scene.api.has = none_yet  # type: ignore[method-assign]
-        await asyncio.sleep(40)
-        scene.api.has = known  # type: ignore[method-assign]
-        assert scene.priorities == {"high": 3}
-        await asyncio.sleep(MINUTE)
-        assert scene.priorities == {"high": 3}
-
-
-@pytest.mark.looptime
-async def test_the_current_group_is_preferred_to_the_deprecated_one(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Which is followed while there is no other, with a word about it."""
-    server = new_server(with_definitions=False)
-    server.install(*sorted(CRDS.glob("*pools.yaml")), legacy(CRDS))
-    async with following(server) as scene:
-        await ready(scene, "a")
-        scene.write_policy("InferenceObjective", "old", priority=1, version=LEGACY)
-        await scene.settled()
-        assert scene.priorities == {"old": 1}
-        assert any("deprecated" in one for one in caplog.messages)
-        server.install(*sorted(CRDS.glob("*objectives.yaml")))
-        scene.write_policy("InferenceObjective", "new", priority=2)
-        await asyncio.sleep(MINUTE)
-        assert scene.priorities == {"new": 2}
-
-
-def legacy(folder: Path) -> dict[str, Any]:
-    """Objectives of the deprecated group, as definitions of ours would be."""
-    (path,) = folder.glob("*inferenceobjectives.yaml")
-    definition: dict[str, Any] = yaml.safe_load(path.read_text())
-    definition["metadata"]["name"] = "inferenceobjectives.inference.networking.x-k8s.io"
-    definition["spec"]["group"] = "inference.networking.x-k8s.io"
-    return definition
-
-
-@pytest.mark.looptime
-async def test_objectives_that_are_forbidden_do_not_keep_requests_away() -> None:
-    """Requests go on without after a few seconds, and the role that is missing is named."""
-    server = new_server()
-    refused = ApiError(403, "Forbidden", "no role")
-    server.faults.answer(refused, "list", plural="inferenceobjectives")
-    async with following(server) as scene:
-        scene.write_pool(APP)
-        scene.kubelet.run("a", "10.0.0.1", APP)
-        await asyncio.sleep(2)
-        assert not scene.datastore.synced
-        await asyncio.sleep(5)
-        assert scene.pods == {"a"}
-        assert "grant the verbs list and watch" in str(scene.discovery.problem())
-
-
-@pytest.mark.looptime
-async def test_rules_are_there_before_the_first_endpoint() -> None:
-    """However long objectives take, no request is decided without them in the first seconds."""
-    server = new_server()
-    server.faults.delay(3.0, "list", plural="inferenceobjectives")
-    async with following(server) as scene:
-        scene.write_pool(APP)
-        scene.kubelet.run("a", "10.0.0.1", APP)
-        scene.write_policy("InferenceObjective", "high", priority=3)
-        await scene.until(lambda: scene.datastore.synced, 4)
-        assert scene.priorities == {"high": 3}
 
 
 @pytest.mark.looptime
