@@ -192,9 +192,20 @@ def test_nothing_that_a_peer_sends_does_harm(data: bytes) -> None:
     other.check_integrity()
 
 
-STEPS = st.sampled_from(
-    ("acquire", "release", "place", "bind", "tick", "send", "hear", "lose", "again", "call", "kill")
-)
+# What may happen, and how often: messages are sent and heard more often than anything else.
+STEPS = {
+    "acquire": 3,
+    "release": 2,
+    "place": 2,
+    "bind": 2,
+    "tick": 4,
+    "send": 5,
+    "hear": 10,
+    "lose": 2,
+    "again": 2,
+    "call": 3,
+    "kill": 1,
+}
 
 
 class Walk:
@@ -272,12 +283,12 @@ class Walk:
             round_of(self.nodes, self.now)
 
 
-@settings(deadline=None, max_examples=60)
-@given(st.integers(0, 2**32), st.lists(STEPS, max_size=80))
-def test_loads_and_seeds_converge_whatever_was_lost(seed: int, steps: list[str]) -> None:
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**32), st.integers(1, 200))
+def test_loads_and_seeds_converge_whatever_was_lost(seed: int, length: int) -> None:
     """Every replica knows what all have under way, none what a killed one had, and bounds hold."""
     walk = Walk(seed)
-    for action in steps:
+    for action in Random(seed).choices(list(STEPS), list(STEPS.values()), k=length):
         walk.step(action)
     walk.settle()
     truth: dict[str, int] = {}

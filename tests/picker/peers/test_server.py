@@ -1,0 +1,119 @@
+"""The port, and replicas that call it and vanish."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+import grpc
+from replica_mesh import KEYS, Node, node
+from replicas_scene import LOOPBACK
+from whole_picker import until
+
+from picker.metrics import PickerMetrics
+from picker.peers.client import PeerAddress
+from picker.peers.inbox import InboxLimits
+from picker.peers.mesh import Mesh
+from picker.peers.server import PeerPort, PeerServer
+from picker.peers.wire import TELL_METHOD
+
+
+class Clock:
+    """Says what it is told."""
+
+    now = 0.0
+    is_ready = True
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def listening(one: Node, clock: Clock) -> AsyncIterator[int]:
+    """Its port."""
+    series = PickerMetrics().peers
+    server = PeerServer(one.exchange, series, clock, lambda: clock.is_ready)
+    try:
+        yield await server.start(PeerPort(f"{LOOPBACK}:0"))
+    finally:
+        await server.stop()
+
+
+async def test_what_a_replica_had_under_way_that_was_killed_stands_for_a_while_only() -> None:
+    """Its connection breaks, and nobody has said goodbye."""
+    rng, clock = Random(1), Clock()
+    here, killed = node(rng), node(rng)
+    killed.inflight.acquire(KEYS[0])
+    killed.exchange.tick(0.0)
+    async with listening(here, clock) as port:
+        channel = grpc.aio.insecure_channel(f"{LOOPBACK}:{port}")
+        calling = channel.stream_stream(TELL_METHOD)()
+        await calling.write(killed.exchange.hello(0.0))
+        _, cursor = killed.exchange.welcomed(await calling.read(), 0.0)
+        message = killed.exchange.next(cursor, 0.0)
+        assert message is not None
+        await calling.write(message)
+
+        async def counts() -> bool:
+            return here.inflight.requests(KEYS[0]) == 1
+
+        await until(counts)
+        await channel.close(0)
+        clock.now = InboxLimits().silence_seconds
+        here.exchange.tick(clock.now)
+        assert here.inflight.requests(KEYS[0]) == 1
+        here.exchange.tick(clock.now + 0.1)
+        assert here.inflight.counts == {}
+
+
+async def test_callers_are_put_off_until_the_pool_is_known() -> None:
+    """What they told of endpoints that nobody knows would be lost."""
+    rng, clock = Random(2), Clock()
+    clock.is_ready = False
+    async with (
+        listening(node(rng), clock) as port,
+        grpc.aio.insecure_channel(f"{LOOPBACK}:{port}") as channel,
+    ):
+        calling = channel.stream_stream(TELL_METHOD)()
+        assert await calling.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_mesh_follows_addresses_and_leaves_itself_alone() -> None:
+    """And a replica whose address is gone is not told any more."""
+    rng, clock = Random(3), Clock()
+    here, there = node(rng), node(rng)
+    metrics = PickerMetrics().peers
+    mesh = Mesh(here.exchange, metrics, clock, None, 0.01)
+    async with listening(here, clock) as own, listening(there, clock) as other:
+        mesh.follow([PeerAddress(f"{LOOPBACK}:{port}", "") for port in (own, other)])
+        tasks = [asyncio.create_task(mesh.run()), asyncio.create_task(mesh.tick())]
+        try:
+
+            def ended(result: str) -> float:
+                return dict(metrics.calls_total.numbers()).get((result,), 0)
+
+            def connected() -> float:
+                return dict(metrics.connected.numbers()).get((), 0)
+
+            async def knows_itself() -> bool:
+                return ended("self") == 1 and connected() == 1
+
+            await until(knows_itself)
+            here.placements.place(KEYS[1], 4, 5)
+
+            async def has_learned() -> bool:
+                return (KEYS[1], (4, 5)) in there.placements.known
+
+            await until(has_learned)
+            mesh.follow([])
+
+            async def is_alone() -> bool:
+                return connected() == 0
+
+            await until(is_alone)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
