@@ -16,16 +16,18 @@ held back it is seen whether it had to wait:
 Where that balances, one request in two hundred waits. z begins so large that the first bursts find
 room, and is never larger than `MOST_DEVIATIONS`.
 
-Nothing is kept for those who have gone, and one place for those of whom something is still under
-way: once nothing of a calm flow has come or ended for `PATIENCE` times the gap between two requests
-that one would usually be in (Σ gap² / Σ gap, of the last hundred or so, so that pauses between
-bursts count as what they are), and after ten seconds in any case.
+Nothing is kept for a flow that has gone: of which nothing has come or ended for `PATIENCE` times
+the gap between two requests that one would usually be in (Σ gap² / Σ gap, of its last hundred or
+so, so that pauses between bursts count as what they are), or for ten seconds. Everything takes
+amortised O(log n) of the flows.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+from picker.framework.flow_heap import FlowHeap
 
 MEAN_SECONDS = 3.0
 MEMORY_SECONDS = 10.0
@@ -45,7 +47,6 @@ class _Load:
     num_under_way: int = 0
     mean: float = 0.0
     at_seconds: float = 0.0
-    is_calm: bool = False
 
     def at(self, now_seconds: float) -> float:
         """The mean now."""
@@ -58,6 +59,36 @@ class _Load:
         self.mean = self.at(now_seconds)
         self.at_seconds = max(self.at_seconds, now_seconds)
 
+    def add(self, other: _Load, sign: int) -> None:
+        """Count another as well, or no more, as of the time of this one."""
+        self.num_under_way += sign * other.num_under_way
+        self.mean = max(0.0, self.mean + sign * other.at(self.at_seconds))
+
+
+@dataclass(slots=True)
+class _Flow(_Load):
+    """What one flow has under way, and how its requests come."""
+
+    is_counted: bool = False  # among those that are calm and may come any moment
+    came_at: float = -math.inf
+    gaps: float = 0.0
+    squared_gaps: float = 0.0
+
+    def came(self, now_seconds: float) -> None:
+        """A request of it did."""
+        gap = now_seconds - self.came_at
+        if gap < MEMORY_SECONDS:
+            self.gaps = self.gaps * _REMEMBERED + gap
+            self.squared_gaps = self.squared_gaps * _REMEMBERED + gap * gap
+        self.came_at = now_seconds
+
+    @property
+    def longest_gap(self) -> float:
+        """After which it is taken to have gone."""
+        if not self.gaps:
+            return MEMORY_SECONDS
+        return min(MEMORY_SECONDS, PATIENCE * self.squared_gaps / self.gaps)
+
 
 class CalmLoad:
     """Owns what each flow has under way, which of them are calm, and what was learned of bursts.
@@ -66,11 +97,9 @@ class CalmLoad:
     """
 
     def __init__(self) -> None:
-        self._flows: dict[str, _Load] = {}
-        self._calm = _Load()  # of all calm flows together
-        self._came_at: float | None = None
-        self._seen_at = -math.inf  # a request of a calm flow came, or was over
-        self._gaps = self._squared_gaps = 0.0
+        self._flows: dict[str, _Flow] = {}
+        self._calm = _Load()  # of all that are calm and have not gone
+        self._gone_at: FlowHeap[tuple[float]] = FlowHeap()
         self._deviations = FIRST_DEVIATIONS
 
     def __len__(self) -> int:
@@ -79,28 +108,23 @@ class CalmLoad:
 
     def began(self, flow: str, is_calm: bool, now_seconds: float) -> None:
         """A request of `flow` is under way, which is within its share, or not."""
-        load = self._judged(flow, is_calm, now_seconds)
-        load.num_under_way += 1
-        if is_calm:
-            self._calm.num_under_way += 1
-            self._came(now_seconds)
+        one = self._flows.get(flow)
+        if one is None:
+            one = self._flows[flow] = _Flow(at_seconds=now_seconds)
+        one.came(now_seconds)
+        self._change(flow, one, 1, is_calm, now_seconds)
 
     def ended(self, flow: str, is_calm: bool, now_seconds: float) -> None:
         """It is over."""
-        if flow not in self._flows:
-            return
-        load = self._judged(flow, is_calm, now_seconds)
-        if load.num_under_way:
-            load.num_under_way -= 1
-            if is_calm:
-                self._calm.num_under_way -= 1
-                self._seen_at = now_seconds
+        one = self._flows.get(flow)
+        if one is not None and one.num_under_way:
+            self._change(flow, one, -1, is_calm, now_seconds)
 
     def forget(self, flow: str) -> None:
         """Do not know `flow` any more."""
-        load = self._flows.pop(flow, None)
-        if load is not None and load.is_calm:
-            self._leave(load)
+        one = self._flows.pop(flow, None)
+        if one is not None:
+            self._drop(flow, one)
 
     def learn(self, waited_seconds: float) -> None:
         """A request of a calm flow goes while others are held back, after so long."""
@@ -110,43 +134,30 @@ class CalmLoad:
 
     def places(self, now_seconds: float) -> float:
         """How many to keep free; 0 while no calm flow is there."""
-        calm = self._calm
-        if self._comes(now_seconds):
-            typical = max(calm.at(now_seconds), calm.num_under_way)
-            return 1.0 + self._deviations * math.sqrt(typical)
-        return 1.0 if calm.num_under_way else 0.0
+        gone_at, calm = self._gone_at, self._calm
+        while (flow := gone_at.first()) is not None:
+            at = gone_at.key(flow)
+            if at is None or at[0] > now_seconds:
+                typical = max(calm.at(now_seconds), calm.num_under_way)
+                return 1.0 + self._deviations * math.sqrt(typical)
+            self._drop(flow, self._flows[flow])
+        return 0.0
 
-    def _comes(self, now_seconds: float) -> bool:
-        """Whether something of a calm flow may come any moment."""
-        longest = MEMORY_SECONDS
-        if self._gaps:
-            longest = min(longest, PATIENCE * self._squared_gaps / self._gaps)
-        return now_seconds - self._seen_at < longest
-
-    def _came(self, now_seconds: float) -> None:
-        if self._came_at is not None:
-            gap = now_seconds - self._came_at
-            if gap < MEMORY_SECONDS:
-                self._gaps = self._gaps * _REMEMBERED + gap
-                self._squared_gaps = self._squared_gaps * _REMEMBERED + gap * gap
-        self._came_at = self._seen_at = now_seconds
-
-    def _judged(self, flow: str, is_calm: bool, now_seconds: float) -> _Load:
-        load = self._flows.get(flow)
-        if load is None:
-            load = self._flows[flow] = _Load(at_seconds=now_seconds)
-        load.move(now_seconds)
+    def _change(self, flow: str, one: _Flow, by: int, is_calm: bool, now_seconds: float) -> None:
+        one.move(now_seconds)
         self._calm.move(now_seconds)
-        if load.is_calm is not is_calm:
-            load.is_calm = is_calm
-            if is_calm:
-                self._calm.num_under_way += load.num_under_way
-                self._calm.mean += load.mean
-            else:
-                self._leave(load)
-        return load
+        if is_calm and not one.is_counted:
+            one.is_counted = True
+            self._calm.add(one, 1)
+        elif one.is_counted and not is_calm:
+            self._drop(flow, one)
+        one.num_under_way += by
+        if is_calm:
+            self._calm.num_under_way += by
+            self._gone_at.put(flow, (now_seconds + one.longest_gap,))
 
-    def _leave(self, load: _Load) -> None:
-        calm = self._calm
-        calm.num_under_way -= load.num_under_way
-        calm.mean = max(0.0, calm.mean - load.at(calm.at_seconds))
+    def _drop(self, flow: str, one: _Flow) -> None:
+        if one.is_counted:
+            one.is_counted = False
+            self._gone_at.remove(flow)
+            self._calm.add(one, -1)

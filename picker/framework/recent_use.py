@@ -137,6 +137,11 @@ class RecentUse:
             asked += (could - self._used) * use.weight / max(self._unserved, use.weight)
         return asked * self._weights <= could * use.weight * _TOLERANCE
 
+    def seldom_waits(self, flow: str) -> bool:
+        """Whether `flow` got what it asked for during most of the last seconds."""
+        use = self._active.get(flow)
+        return use is not None and use.waited < MOST_OF_THE_TIME
+
     def forget(self, flow: str) -> None:
         """Do not know `flow` any more."""
         self.waits_no_more(flow)

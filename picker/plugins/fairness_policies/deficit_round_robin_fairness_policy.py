@@ -162,7 +162,8 @@ class DeficitRoundRobinBand:
         tokens = self._estimate(item) * account.cost_per_token
         self._charges[item.sequence] = _Charge(tokens, account.returns)
         is_calm = self._use.is_within_share(item.flow)
-        if is_calm and len(self._turns) > (item.flow in self._turns):
+        are_others_held_back = len(self._turns) > (item.flow in self._turns)
+        if is_calm and are_others_held_back and self._use.seldom_waits(item.flow):
             self._calm.learn(now_seconds - item.enqueued_at_seconds)
         self._calm.began(item.flow, is_calm, now_seconds)
         self._use.began(item.flow, self.weight(item.flow), tokens, now_seconds)

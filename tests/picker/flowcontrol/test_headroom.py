@@ -62,15 +62,19 @@ async def test_places_are_kept_for_a_flow_that_asks_for_little() -> None:
 
 
 async def test_nothing_is_kept_for_a_flow_that_has_gone() -> None:
-    """Ten seconds after its last request the flood fills the pool, without an event besides."""
+    """Ten seconds after a request of it came or ended the flood fills the pool, without an event
+    besides.
+    """
     pool = scene()
     calm = (await arrive(pool, "calm", 1))[0]
     flood = await arrive(pool, "flood", 15)
-    await asyncio.sleep(12.0)
+    await asyncio.sleep(9.0)
     assert let_in(flood) == SLOTS - KEPT - 1
+    await asyncio.sleep(1.5)
+    assert let_in(flood) == SLOTS - 1
     await pool.done(calm)
     await asyncio.sleep(9.0)
-    assert let_in(flood) == SLOTS - KEPT
+    assert let_in(flood) == SLOTS - 1
     await asyncio.sleep(1.5)
     assert let_in(flood) == SLOTS
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -15,6 +17,7 @@ from picker.framework.calm_load import (
     MEAN_SECONDS,
     MEMORY_SECONDS,
     MOST_DEVIATIONS,
+    PATIENCE,
     CalmLoad,
 )
 
@@ -76,12 +79,25 @@ def test_nothing_is_kept_for_those_who_have_gone() -> None:
     assert load.places(ended + 0.25) == 0
 
 
-def test_one_place_is_kept_for_those_who_are_still_served() -> None:
-    """They may come again when that is over; bursts of them are not to be feared."""
+def test_a_place_that_comes_free_is_kept_for_whoever_had_it_long() -> None:
+    """One that asks again when it has its answer, however long that takes."""
     load = CalmLoad()
-    ended = steady(load, 50.0, 5.0)
-    load.began("calm", True, ended)
-    assert load.places(ended + 60.0) == 1
+    for second in (0.0, 60.0, 120.0):
+        load.began("agent", True, second)
+        assert load.places(second + 59.0) == 0
+        load.ended("agent", True, second + 60.0)
+        assert load.places(second + 60.0) >= 1
+
+
+def test_one_that_has_gone_takes_along_what_was_kept_for_it() -> None:
+    """What is kept for others remains, by what they have under way."""
+    load = CalmLoad()
+    load.began("rare", True, 0.0)
+    load.ended("rare", True, 0.1)
+    ended = steady(load, 64.0, 5.0)
+    load.began("busy", False, ended)
+    assert load.places(ended) > 8
+    assert 1 <= load.places(ended + 0.5) < 2
 
 
 def test_pauses_between_bursts_are_no_absence() -> None:
@@ -118,50 +134,70 @@ def test_as_much_is_kept_as_was_needed() -> None:
     assert load.places(20.2) == pytest.approx(1 + MOST_DEVIATIONS * 4, rel=0.2)
 
 
+@dataclass
+class Known:
+    """One flow, by all that has happened to it."""
+
+    number: int = 0
+    mean: float = 0.0
+    is_calm: bool = False
+    came: list[float] = field(default_factory=list)
+    gone_at: float = 0.0
+
+    def passes(self, seconds: float) -> None:
+        """Time."""
+        self.mean = self.number + (self.mean - self.number) * math.exp(-seconds / MEAN_SECONDS)
+
+    def seen(self, is_calm: bool, now: float) -> None:
+        """It is judged, and expected for a while."""
+        self.is_calm = is_calm
+        gaps = [two - one for one, two in pairwise(self.came) if two - one < MEMORY_SECONDS]
+        weighed = [(gap, 0.99 ** (len(gaps) - 1 - at)) for at, gap in enumerate(gaps)]
+        total = sum(gap * weight for gap, weight in weighed)
+        squares = sum(gap * gap * weight for gap, weight in weighed)
+        longest = PATIENCE * squares / total if total else MEMORY_SECONDS
+        self.gone_at = now + min(MEMORY_SECONDS, longest)
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(("began", "began", "ended", "forget")),
         st.sampled_from("abc"),
         st.booleans(),
-        st.floats(0.0, 2.0),
+        st.floats(0.0, 3.0),
     ),
     max_size=60,
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(STEPS)
-def test_what_is_under_way_is_that_of_those_who_are_calm(
+def test_places_are_for_those_who_are_calm_and_have_not_gone(
     steps: list[tuple[str, str, bool, float]],
 ) -> None:
-    """The mean of each, faded over three seconds, whatever they were before."""
-    load, now = CalmLoad(), 0.0
-    flows: dict[str, tuple[int, float, bool]] = {}  # under way, mean, whether it is calm
+    """By what they have under way, or had over three seconds; whatever they were before."""
+    load, now, flows = CalmLoad(), 0.0, dict[str, Known]()
     for step, flow, is_calm, seconds in steps:
         now += seconds
-        faded = math.exp(-seconds / MEAN_SECONDS)
-        flows = {one: (n, n + (mean - n) * faded, calm) for one, (n, mean, calm) in flows.items()}
-        known = flows.get(flow)
+        for one in flows.values():
+            one.passes(seconds)
         if step == "began":
             load.began(flow, is_calm, now)
-            number, mean, _ = known or (0, 0.0, False)
-            flows[flow] = (number + 1, mean, is_calm)
+            known = flows.setdefault(flow, Known())
+            known.came.append(now)
+            known.seen(is_calm, now)
+            known.number += 1
         elif step == "ended":
             load.ended(flow, is_calm, now)
-            if known is not None:
-                flows[flow] = (max(0, known[0] - 1), known[1], is_calm)
+            if flow in flows and flows[flow].number:
+                flows[flow].seen(is_calm, now)
+                flows[flow].number -= 1
         else:
             load.forget(flow)
             flows.pop(flow, None)
         assert len(load) == len(flows)
-        number = sum(n for n, _, calm in flows.values() if calm)
-        mean = sum(one for _, one, calm in flows.values() if calm)
-        told = load.places(now)
-        if told > 1:
-            assert told == pytest.approx(
-                1 + FIRST_DEVIATIONS * math.sqrt(max(number, mean)), rel=1e-6, abs=1e-3
-            )
-        elif told:
-            assert number or mean < 1e-6
-        else:
-            assert not number
+        there = [one for one in flows.values() if one.is_calm and one.gone_at > now]
+        number, mean = sum(one.number for one in there), sum(one.mean for one in there)
+        most = 1 + FIRST_DEVIATIONS * math.sqrt(max(number, mean)) if there else 0.0
+        if all(abs(one.gone_at - now) > 1e-6 for one in flows.values()):
+            assert load.places(now) == pytest.approx(most, rel=1e-6, abs=1e-3)
