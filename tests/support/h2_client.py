@@ -118,9 +118,9 @@ class _Connection:
 
     def _goodbye(self, last: int) -> None:
         self.said_goodbye = True
-        for number, answer in self._answers.items():
-            if number > last:
-                answer.fail("refused by a goodbye")
+        for number in [number for number in self._answers if number > last]:
+            self._answers.pop(number).fail("refused by a goodbye")
+        self.hang_up_when_idle()
 
     def _take_of_stream(self, frame: Frame, answer: Answer) -> None:
         if isinstance(frame, HeadersFrame):
@@ -150,16 +150,16 @@ class H2Client:
     def __init__(self, port: int, group: asyncio.TaskGroup) -> None:
         self._port, self._group = port, group
         self._connection: _Connection | None = None
-        self.connections = 0
+        self._opening = asyncio.Lock()
 
     async def post(self, path: str, document: object) -> Answer:
         """A complete answer. Raises `BrokenError` and `OSError`."""
-        connection = self._connection
-        if connection is None or connection.said_goodbye:
-            streams = await asyncio.open_connection("127.0.0.1", self._port)
-            connection = self._connection = _Connection(*streams)
-            self.connections += 1
-            self._group.create_task(connection.read())
+        async with self._opening:
+            connection = self._connection
+            if connection is None or connection.said_goodbye:
+                streams = await asyncio.open_connection("127.0.0.1", self._port)
+                connection = self._connection = _Connection(*streams)
+                self._group.create_task(connection.read())
         answer = connection.send(path, json.dumps(document).encode())
         await answer.ended.wait()
         if answer.fault is not None:
