@@ -57,7 +57,7 @@ class _Cluster(msgspec.Struct, frozen=True):
 
 
 class _Clusters(msgspec.Struct, frozen=True):
-    cluster_statuses: tuple[_Cluster, ...] = ()
+    cluster_statuses: tuple[_Cluster, ...]  # without a default: there are always some
 
 
 async def stats(admin: Address, names: Iterable[str]) -> dict[str, int]:

@@ -124,6 +124,92 @@ async def test_a_stubborn_child_is_killed(child) -> None:
     assert not alive(pid)
 
 
+async def test_a_child_is_asked_twice_before_it_is_killed(child) -> None:
+    """The second signal is another one, for who is slow on purpose."""
+    script = (
+        "import signal, sys, time;"
+        "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True));"
+        "signal.signal(signal.SIGINT, lambda *_: sys.exit(print('hurried', flush=True)));"
+        "print('ready', flush=True)\nwhile True: time.sleep(600)"
+    )
+    thing = child(script)
+    async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
+        group.create_task(thing.run())
+        await thing.ready.wait()
+        await thing.stop(0.05, LIMIT_SECONDS)
+    assert thing.program.log_path.read_text().split() == ["ready", "asked", "hurried"]
+    assert thing.has_ended
+
+
+async def test_a_renewed_child_is_another_process_and_no_death(child) -> None:
+    """It starts at once, is not reported, and is supervised as before."""
+    async with running(child(WAIT)) as thing:
+        first = thing.pid
+        await thing.renew(LIMIT_SECONDS)
+        assert not alive(first)
+        assert not thing.serving.is_set()
+        await thing.serving.wait()
+        second = thing.pid
+        assert second not in (None, first)
+        assert (thing.deaths, thing.said) == (0, [])
+        os.kill(second, signal.SIGKILL)
+        await until(lambda: thing.pid not in (None, second))
+        await thing.serving.wait()
+        assert thing.said[1:] == ["thing is back"]
+
+
+async def test_a_child_is_renewed_while_it_waits_to_start_again(child) -> None:
+    """Its pause ends then."""
+    async with running(child(WAIT)) as thing:
+        for _ in range(4):  # the pause grows past what this test would wait for
+            thing._process.kill()
+            await until(lambda: thing.pid is None)
+            await thing.renew(0.0)
+            await thing.serving.wait()
+        assert thing.deaths == 4
+
+
+async def test_a_retired_child_ends_with_its_process(child) -> None:
+    """Nobody starts it again, and nothing is said of it."""
+    thing = child(WAIT)
+    async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
+        group.create_task(thing.run())
+        await thing.ready.wait()
+        thing.retire()
+        os.kill(thing.pid, signal.SIGKILL)
+    assert (thing.has_ended, thing.said) == (True, [])
+
+
+async def test_after_a_death_another_program_may_take_its_place(tmp_path, guard) -> None:
+    """From then on."""
+    log = tmp_path / "thing.log"
+
+    async def is_ready() -> None:
+        await until(lambda: b"ready" in log.read_bytes())
+
+    first, again = (
+        Program("thing", (sys.executable, "-c", f"{WAIT} # {text}"), log) for text in ("one", "two")
+    )
+    async with running(Child(first, guard, is_ready, print, again)) as thing:
+        assert thing.program is first
+        os.kill(thing.pid, signal.SIGKILL)
+        await until(lambda: not thing.serving.is_set())
+        await thing.serving.wait()
+        assert thing.program is again
+
+
+def test_files_do_not_survive_their_owner_either(tmp_path: Path) -> None:
+    """Those that were promised to go; one that is gone already is no matter."""
+    reaper = Reaper()
+    for name in ("here", "gone", "with a space"):
+        reaper.remove(tmp_path / name)
+    (tmp_path / "here").touch()
+    (tmp_path / "with a space").touch()
+    (tmp_path / "other").touch()
+    reaper.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
 async def test_cancelling_the_supervision_ends_the_child(child) -> None:
     """When a sibling fails and the group is cancelled, nothing stays behind."""
     thing = child(WAIT)

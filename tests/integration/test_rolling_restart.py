@@ -194,16 +194,23 @@ async def test_the_only_worker_is_replaced_by_one_beside_it(port: int) -> None:
 
 
 async def test_who_waits_or_streams_at_the_end_is_told(port: int, tmp_path: Path) -> None:
-    """Before the fleet is ready nobody passes the picker by; when its drain is over, a request in
-    the picker's queue is refused and a stream ends with an error: nobody is just cut off.
+    """Before the fleet is ready nobody passes the picker by; a new picker that cannot start leaves
+    the old one in its place; when the drain is over, a request in the picker's queue is refused and
+    a stream ends with an error: nobody is just cut off.
     """
     config = tmp_path / "config.yaml"
     config.write_text(QUEUE)
     flags = ("--decision-header", "--workers", "1", "--drain-timeout", "0.5", "--config")
     async with running_fleet(port, *flags, str(config)) as fleet, aiohttp.ClientSession() as http:
         early = await _first_answer(http, fleet.url)
-        assert "x-request-id" in early.headers
         await fleet.ready()
+        decision = f"{fleet.picker_url}/decisions/{early.headers['x-request-id']}"
+        async with http.get(decision) as reply:
+            assert reply.status == 200, "nobody decided the first request"
+        config.write_text("nonsense: true\n")
+        failed = await restart(fleet, "picker")
+        assert await failed.ended() == 1
+        assert "picker ended with status 1 while starting" in failed.output
         request = body(stream=True, tokens=100 * STREAM_TOKENS)
         streaming = await http.post(fleet.url + PATH, json=request)
         await streaming.content.readline()

@@ -1,0 +1,101 @@
+"""What is read from Envoy's admin pages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from fleet import probe
+from fleet.envoy import admin
+from fleet.envoy.settings import PipeAddress, SocketAddress
+
+CLUSTERS = {
+    "cluster_statuses": [
+        {
+            "name": "pool",
+            "host_statuses": [
+                {
+                    "address": {"socket_address": {"address": "127.0.0.1", "port_value": port}},
+                    "stats": [
+                        {"type": "COUNTER", "value": "9", "name": "rq_total"},
+                        {"type": "GAUGE", "value": str(port), "name": "rq_active"},
+                        {"type": "GAUGE", "name": "cx_active"},
+                    ],
+                    "health_status": {"eds_health_status": "HEALTHY", **ailment},
+                }
+                for port, ailment in (
+                    (1, {}),
+                    (2, {"failed_active_health_check": True}),
+                    (3, {"failed_outlier_check": True}),
+                )
+            ],
+        },
+        {"name": "picker"},
+    ]
+}
+
+
+@contextlib.asynccontextmanager
+async def answering(path: Path, status: int, document: object) -> AsyncIterator[PipeAddress]:
+    """An admin port that has one answer; what it was asked is in `path` + '.asked'."""
+    body = json.dumps(document).encode()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.readuntil(b"\r\n\r\n")
+        with path.with_suffix(".asked").open("ab") as file:
+            file.write(asked.partition(b"\r\n")[0] + b"\n")
+        head = f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, str(path))
+    async with server:
+        yield PipeAddress(str(path))
+
+
+async def test_hosts_are_told_with_their_health_and_their_requests(tmp_path: Path) -> None:
+    """Whatever ails one, it is not healthy; another cluster is another matter."""
+    async with answering(tmp_path / "a", 200, CLUSTERS) as address:
+        found = await admin.hosts(address, "pool")
+        assert found == {
+            SocketAddress("127.0.0.1", 1): admin.Host(True, 1),
+            SocketAddress("127.0.0.1", 2): admin.Host(False, 2),
+            SocketAddress("127.0.0.1", 3): admin.Host(False, 3),
+        }
+        assert await admin.hosts(address, "picker") == {}
+
+
+async def test_statistics_are_asked_for_by_name(tmp_path: Path) -> None:
+    """Histograms and names it does not know are no hindrance."""
+    page = {"stats": [{"name": "a.b", "value": 3}, {"histograms": {}}]}
+    async with answering(tmp_path / "a", 200, page) as address:
+        assert await admin.stats(address, ["a.b", "c"]) == {"a.b": 3}
+    assert (tmp_path / "a.asked").read_text().startswith("GET /stats?format=json&filter=^(a.b|c)$")
+
+
+@pytest.mark.parametrize(("status", "document"), [(503, {}), (200, {"other": 1}), (200, [])])
+async def test_what_is_no_such_page_counts_as_no_reply(
+    tmp_path: Path, status: int, document: object
+) -> None:
+    """As of an Envoy that starts or ends."""
+    async with answering(tmp_path / "a", status, document) as address:
+        with pytest.raises(probe.NoReplyError):
+            await admin.hosts(address, "pool")
+        with pytest.raises(probe.NoReplyError):
+            await admin.stats(address, ["a"])
+
+
+async def test_a_drain_closes_the_door_and_says_so(tmp_path: Path) -> None:
+    """Both orders are sent, in this order."""
+    async with answering(tmp_path / "a", 200, {}) as address:
+        await admin.drain(address)
+    asked = (tmp_path / "a.asked").read_text().splitlines()
+    assert [line.split()[:2] for line in asked] == [
+        ["POST", "/healthcheck/fail"],
+        ["POST", "/drain_listeners"],
+    ]
