@@ -1,5 +1,6 @@
 # Three commands: `make up` runs a fleet, `make test` the tests, `make check` the house rules. And
-# `make fuzz` throws nonsense at everything that reads what others send, a minute for each.
+# `make fuzz` throws nonsense at everything that reads what others send, a minute for each, and
+# `make conformance` asks the picker, from outside, what the protocol asks of it.
 # Each makes its own .venv first and re-uses it while pyproject.toml and constraints.txt stay the same.
 PYTHON ?= python3
 VENV   := .venv
@@ -7,7 +8,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 FUZZ_SECONDS ?= 60
 
-.PHONY: up test check fuzz format clean
+.PHONY: up test check fuzz conformance format clean
 .DEFAULT_GOAL := up
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -25,6 +26,13 @@ test: $(VENV)/ready
 
 fuzz: $(VENV)/ready
 	@$(BIN)/python scripts/fuzz.py $(FUZZ_SECONDS)
+
+# Both suites run, whatever the first one finds; the reports go to conformance/reports/.
+conformance: $(VENV)/ready
+	@status=0; \
+	$(BIN)/python -m conformance.epp --report conformance/reports/epp.yaml $(ARGS) || status=$$?; \
+	$(BIN)/python -m conformance.k8s --report conformance/reports/k8s.yaml $(ARGS) || status=$$?; \
+	exit $$status
 
 check: $(VENV)/ready
 	@$(BIN)/ruff check .

@@ -34,6 +34,7 @@ class Side:
 
     plan: PoolPlan
     scene: Scene
+    follow_seconds: float = FOLLOW_SECONDS
 
     async def endpoints(self) -> set[str]:
         """Those of the addresses known here that the picker picks when they are asked for."""
@@ -54,7 +55,7 @@ class Side:
             return last == set(expected)
 
         try:
-            await until(right, why, FOLLOW_SECONDS)
+            await until(right, why, self.follow_seconds)
         except Violation as violation:
             missing, extra = sorted(set(expected) - last), sorted(last - set(expected))
             raise Violation(f"{violation}; missing {missing}, left over {extra}") from None
@@ -81,13 +82,17 @@ class Traffic:
 
 @dataclass(slots=True)
 class ClusterScene:
-    """The sole owner of the suite's objects. `server` is None for a real API server."""
+    """The sole owner of the suite's objects. `server` is None for a real API server.
+
+    A change of an object may take `follow_seconds` to be followed.
+    """
 
     api: KubeApi
     namespace: str
     sides: Mapping[str, Side]
     envoy: Envoy
     server: TestServer | None = None
+    follow_seconds: float = FOLLOW_SECONDS
     _is_touched: bool = False
 
     def side(self, name: str) -> Side:
@@ -212,10 +217,10 @@ class ClusterScene:
             return bool(traffic.replies or traffic.failures)
 
         try:
-            await until(flows, "requests are answered", FOLLOW_SECONDS)
+            await until(flows, "requests are answered", self.follow_seconds)
             yield traffic
             traffic.served_by()
-            await until(flows, "requests are answered", FOLLOW_SECONDS)
+            await until(flows, "requests are answered", self.follow_seconds)
         finally:
             is_over.set()
             await asyncio.gather(*clients, return_exceptions=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from mutant_epp import Fault, running_mutant
+from mutant_epp import running_mutant
+from mutant_faults import Fault
 
 from conformance.case import Provision, Violation
 from conformance.echo.pool import EchoPool

@@ -7,7 +7,7 @@ from conformance.epp.scene import said
 from conformance.k8s.api import ApiRefusalError
 from conformance.k8s.cases.sources import POOL
 from conformance.k8s.objects import PodState, pod_document, pod_status
-from conformance.k8s.scene import FOLLOW_SECONDS, LATE, PRIMARY, ClusterScene
+from conformance.k8s.scene import LATE, PRIMARY, ClusterScene
 from conformance.waiting import until
 from conformance.wire.messages import Request
 
@@ -28,10 +28,10 @@ async def created_later(scene: ClusterScene) -> None:
     async def is_ready() -> bool:
         return await side.scene.health("readiness") == "SERVING"
 
-    await until(is_up, "the picker answers health checks", FOLLOW_SECONDS)
+    await until(is_up, "the picker answers health checks", scene.follow_seconds)
     expect(not await is_ready(), "it is ready without a pool")
     await scene.put_pool(LATE)
-    await until(is_ready, "it is ready once there is a pool", FOLLOW_SECONDS)
+    await until(is_ready, "it is ready once there is a pool", scene.follow_seconds)
     await side.until_endpoints(side.plan.endpoints, "the pool's Pods are its endpoints")
 
 
@@ -48,7 +48,7 @@ async def deleted(scene: ClusterScene) -> None:
         expect(answer.status in (None, 503), f"the answer is {said(answer)}")
         return answer.status == 503
 
-    await until(refuses, "requests are refused with 503", FOLLOW_SECONDS)
+    await until(refuses, "requests are refused with 503", scene.follow_seconds)
     expect(not await side.endpoints(), "some endpoints are still picked")
     await scene.put_pool(PRIMARY)
     await side.until_endpoints(side.plan.endpoints, "the pool's Pods are endpoints again")

@@ -6,7 +6,7 @@ import aiohttp
 
 from conformance.case import Case, Provision, case, expect
 from conformance.k8s.cases.sources import API
-from conformance.k8s.scene import FOLLOW_SECONDS, PRIMARY, ClusterScene
+from conformance.k8s.scene import PRIMARY, ClusterScene
 from conformance.k8s.server_process import TestServer
 from conformance.waiting import until
 
@@ -33,12 +33,12 @@ async def _leave(scene: ClusterScene) -> None:
     async def is_gone() -> bool:
         return not await _is_there(scene)
 
-    await until(is_gone, "the API server is gone", FOLLOW_SECONDS)
+    await until(is_gone, "the API server is gone", scene.follow_seconds)
 
 
 async def _return(scene: ClusterScene) -> None:
     _server(scene).come_back()
-    await until(lambda: _is_there(scene), "the API server is back", FOLLOW_SECONDS)
+    await until(lambda: _is_there(scene), "the API server is back", scene.follow_seconds)
 
 
 @case("api-server-away", API, *_NEEDS)
@@ -89,7 +89,7 @@ async def started_in_an_outage(scene: ClusterScene) -> None:
         async def is_up() -> bool:
             return await side.scene.health("liveness") in ("SERVING", "NOT_SERVING")
 
-        await until(is_up, "the picker answers health checks", FOLLOW_SECONDS)
+        await until(is_up, "the picker answers health checks", scene.follow_seconds)
         readiness = await side.scene.health("readiness")
         expect(readiness != "SERVING", "it is ready without knowing its pool")
     finally:

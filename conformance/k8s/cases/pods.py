@@ -8,7 +8,7 @@ from conformance.case import Case, Provision, Strength, case, expect
 from conformance.echo.answers import ECHO, STREAM
 from conformance.k8s.cases.sources import PODS
 from conformance.k8s.objects import PodState
-from conformance.k8s.scene import FOLLOW_SECONDS, PRIMARY, ClusterScene
+from conformance.k8s.scene import PRIMARY, ClusterScene
 from conformance.waiting import until
 from conformance.wire.messages import SELECTION, completion
 
@@ -77,7 +77,7 @@ async def terminating(scene: ClusterScene) -> None:
         return server.streams_begun > 0
 
     try:
-        await until(has_begun, "the stream begins", FOLLOW_SECONDS)
+        await until(has_begun, "the stream begins", scene.follow_seconds)
         async with scene.traffic() as traffic:
             await scene.delete_pod("leaving")
             await side.until_endpoints(side.plan.endpoints, "the Pod gets no new requests")

@@ -1,0 +1,1 @@
+"""The upstream conformance suite on a kind cluster, with this repository's picker: `run.sh`."""
