@@ -26,6 +26,7 @@ def body(stream: bool, tokens: int) -> dict[str, object]:
         "max_tokens": tokens,
         "ignore_eos": True,
         "stream": stream,
+        **({"stream_options": {"include_usage": True}} if stream else {}),
         "messages": [{"role": "user", "content": "hello"}],
     }
 
@@ -61,7 +62,7 @@ class Load:
 def _is_complete(stream: bool, text: bytes) -> bool:
     if not stream:
         return json.loads(text)["usage"]["completion_tokens"] == SHORT_TOKENS
-    return text.count(b'"content":') >= STREAM_TOKENS and text.endswith(b"data: [DONE]\n\n")
+    return b'"completion_tokens":%d' % STREAM_TOKENS in text and text.endswith(b"data: [DONE]\n\n")
 
 
 async def _over_http1(load: Load, port: int, stream: bool) -> None:
