@@ -19,7 +19,7 @@ def restart_command(
 
     Raises `FleetError` when something is not, or nobody is there to ask.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     fleet = _meant(running_fleets(environment), arguments.port)
     parts = tuple(Part) if arguments.part == ALL else (Part(arguments.part),)
     if fleet.control is None:
@@ -28,7 +28,8 @@ def restart_command(
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """The flags of `pointsman restart`."""
     parser = argparse.ArgumentParser(
         prog="pointsman restart",
         description="Restart parts of the fleet that `pointsman up` runs here, without a failed "

@@ -13,6 +13,7 @@ import pytest
 import fleet.cli
 import fleet.config_command
 import fleet.replay
+import fleet.restart_command
 import picker.__main__
 import worker.flags
 import worker.training.flags
@@ -70,8 +71,9 @@ def test_commands_are_taken_by_their_parsers(line: str) -> None:
         "train-draft": worker.training.flags.build_parser,
         "config": fleet.config_command.build_parser,
         "replay": fleet.replay.build_parser,
+        "restart": fleet.restart_command.build_parser,
     }.get(words[0], fleet.cli.build_parser)()
-    has_own = words[0] in ("worker", "picker", "train-draft", "config", "replay")
+    has_own = words[0] in ("worker", "picker", "train-draft", "config", "replay", "restart")
     arguments = words[1:] if has_own else words
     assert parser.parse_args(arguments)
 
