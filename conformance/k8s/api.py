@@ -59,10 +59,14 @@ class KubeApi:
                 return None
             raise
 
+    async def items(self, kind: str, namespace: str) -> list[Document]:
+        """All objects of a kind. Raises `ApiRefusalError`."""
+        found: list[Document] = (await self._call("GET", _path(kind, namespace)))["items"]
+        return found
+
     async def names(self, kind: str, namespace: str) -> list[str]:
         """The names of all objects of a kind. Raises `ApiRefusalError`."""
-        listed = await self._call("GET", _path(kind, namespace))
-        return [item["metadata"]["name"] for item in listed["items"]]
+        return [item["metadata"]["name"] for item in await self.items(kind, namespace)]
 
     async def replace(self, document: Document, namespace: str = "") -> Document:
         """Put the object there, whatever is there now. Raises `ApiRefusalError`."""

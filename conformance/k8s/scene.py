@@ -25,7 +25,7 @@ from conformance.wire.messages import SELECTION, Request
 
 PRIMARY, SECONDARY, PARALLEL, H2C, LATE = "primary", "secondary", "dp", "h2c", "late"
 FOLLOW_SECONDS = 20.0
-_TRAFFIC_AT_ONCE = 4
+_TRAFFIC_AT_ONCE, _PAUSE_SECONDS = 4, 0.005
 
 
 @dataclass(slots=True)
@@ -46,13 +46,16 @@ class Side:
     async def until_endpoints(self, expected: Sequence[str], why: str) -> None:
         """Wait until the endpoints are exactly these; raises `Violation` with `why` and those that
         are there instead.
+
+        One look takes a request for each address, during which the pool may change: two looks in a
+        row have to agree.
         """
         last: set[str] = set()
 
         async def right() -> bool:
             nonlocal last
-            last = await self.endpoints()
-            return last == set(expected)
+            before, last = last, await self.endpoints()
+            return before == last == set(expected)
 
         try:
             await until(right, why, self.follow_seconds)
@@ -72,6 +75,16 @@ class Traffic:
 
     replies: list[Reply] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    answered: int = 0
+
+    async def goes_on(self, count: int, limit_seconds: float) -> None:
+        """Wait for so many further answers."""
+        seen = self.answered
+
+        async def enough() -> bool:
+            return self.answered >= seen + count
+
+        await until(enough, f"{count} more requests are answered", limit_seconds)
 
     def served_by(self) -> set[str]:
         """Every endpoint that has served since the last call."""
@@ -146,30 +159,34 @@ class ClusterScene:
         await self.api.merge("Pod", name, patch, self.namespace)
 
     async def tidy(self) -> None:
-        """All objects as planned, and all pickers at work; nothing to do where nothing was done."""
-        for name, side in self.sides.items():
+        """All objects as planned, and all pickers at work."""
+        for side in self.sides.values():
             await side.scene.picker.start()
-            if name != LATE:
+        was_touched = self._is_touched
+        if was_touched:
+            await self._tidy_objects()
+        for name, side in self.sides.items():
+            if side.plan.has_object:
                 await self.until_ready(name)
-        if not self._is_touched:
-            return
+                if was_touched:
+                    why = "the pool is as planned again"
+                    await side.until_endpoints(side.plan.endpoints, why)
+        self._is_touched = False
+
+    async def _tidy_objects(self) -> None:
         planned = {
             side.plan.pod(at): side.plan
             for side in self.sides.values()
             for at in range(len(side.plan.addresses))
         }
-        for name in await self.api.names("Pod", self.namespace):
-            found = await self.api.read("Pod", name, self.namespace)
-            if found is not None and found["metadata"].get("finalizers"):
+        for found in await self.api.items("Pod", self.namespace):
+            name = found["metadata"]["name"]
+            if found["metadata"].get("finalizers"):
                 await self.release_pod(name)
             if name not in planned or _is_odd(found, planned[name]):
                 await self.api.delete("Pod", name, self.namespace)
         for side in self.sides.values():
             await self._as_planned(side)
-        for name, side in self.sides.items():
-            if name != LATE:
-                await side.until_endpoints(side.plan.endpoints, "the pool is as planned again")
-        self._is_touched = False
 
     async def _as_planned(self, side: Side) -> None:
         plan = side.plan
@@ -213,14 +230,10 @@ class ClusterScene:
             for at in range(_TRAFFIC_AT_ONCE)
         ]
 
-        async def flows() -> bool:
-            return bool(traffic.replies or traffic.failures)
-
         try:
-            await until(flows, "requests are answered", self.follow_seconds)
+            await traffic.goes_on(_TRAFFIC_AT_ONCE, self.follow_seconds)
             yield traffic
-            traffic.served_by()
-            await until(flows, "requests are answered", self.follow_seconds)
+            await traffic.goes_on(_TRAFFIC_AT_ONCE, self.follow_seconds)
         finally:
             is_over.set()
             await asyncio.gather(*clients, return_exceptions=True)
@@ -235,13 +248,16 @@ class ClusterScene:
             except Violation as violation:
                 traffic.failures.append(str(violation))
                 continue
+            finally:
+                traffic.answered += 1
             if reply.status != 200:
                 traffic.failures.append(f"status {reply.status} {reply.body[:120]!r}")
             else:
                 traffic.replies.append(reply)
+            await asyncio.sleep(_PAUSE_SECONDS)
 
 
-def _is_odd(found: Document | None, plan: PoolPlan) -> bool:
+def _is_odd(found: Document, plan: PoolPlan) -> bool:
     """A Pod of the plan's name that is about to go, or has other labels."""
-    metadata = (found or {}).get("metadata", {})
+    metadata = found["metadata"]
     return "deletionTimestamp" in metadata or metadata.get("labels") != dict(plan.labels)

@@ -13,9 +13,12 @@ import yaml
 from conformance.case import Case, Provision
 from conformance.epp.__main__ import PLACES, main
 from conformance.epp.cases import ALL
+from conformance.k8s.__main__ import main as k8s_main
+from conformance.k8s.cases import ALL as K8S
 from conformance.pickers.by_address import RunningPicker
 from conformance.pickers.by_command import CommandPicker, endpoints_document, unknown_places
 
+PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 ENDPOINTS = ("127.0.0.11:8000", "[::1]:8001")
 
 
@@ -46,15 +49,26 @@ def test_what_cannot_be_run_is_said(
     assert said in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("case", ALL, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [*ALL, *K8S], ids=lambda case: case.id)
 def test_a_case_says_what_it_asks(case: Case[object]) -> None:
-    """Its id is one of a kind, its rule a sentence that names its strength, its source known."""
+    """Its id is one of a kind, its rule a sentence that names its strength, its source known;
+    the page about the suites has it, word for word.
+    """
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", case.id)
-    assert [one.id for one in ALL].count(case.id) == 1
+    assert [one.id for one in (*ALL, *K8S)].count(case.id) == 1
+    assert f"| `{case.id}` | {case.strength.value} | {case.text} |" in PAGE.read_text()
     assert case.text.endswith(".")
     word = {"MUST": "MUST|may|should", "SHOULD": "should"}[case.strength.value]
     assert re.search(word, case.text)
     assert case.source
+
+
+def test_the_other_suite_says_what_it_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its places are its own."""
+    assert k8s_main(["--list", "--only", "pool-*"]) == 0
+    assert k8s_main(["--only", "nothing-like-that"]) == 2
+    assert k8s_main(["--command", "p {endpoints_file}"]) == 2
+    assert "unknown places: endpoints_file" in capsys.readouterr().out
 
 
 def test_a_command_is_filled_in(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ def report_of(suite: str, path: Path, *arguments: str) -> dict:
     result = subprocess.run(
         [sys.executable, "-m", suite, "--report", str(path), *arguments],
         cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "KUBECONFIG"},
         capture_output=True,
         text=True,
         timeout=LIMIT_SECONDS,
@@ -39,3 +41,12 @@ def test_the_endpoint_picker_protocol(tmp_path: Path) -> None:
         "skipped": 0,
     }
     assert report["implementation"]["name"] == "pointsman"
+
+
+@pytest.mark.envoy
+def test_the_same_through_a_kubernetes_api(tmp_path: Path) -> None:
+    """With pickers that follow their pools on the API server of the tests."""
+    report = report_of("conformance.k8s", tmp_path / "report.yaml")
+    assert report["summary"]["result"] == "passed"
+    assert not [one for one in report["cases"] if one["result"] != "passed"]
+    assert report["environment"]["kubernetes"].startswith("test API server")

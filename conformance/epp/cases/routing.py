@@ -53,7 +53,7 @@ async def selected(scene: Scene) -> None:
                 expect(reply.endpoint == endpoint, f"for {endpoint}: served by {reply.endpoint}")
 
 
-@case("gateway-following-epp-routing", EPP_ROLE, _GATEWAY, _SELECTION)
+@case("gateway-crowd-selected", EPP_ROLE, _GATEWAY, _SELECTION)
 async def following(scene: Scene) -> None:
     """Of a hundred requests, ten at a time, that select one, two or three addresses MUST all be
     served by these.

@@ -12,6 +12,7 @@ from conformance.waiting import until
 from conformance.wire.messages import Request
 
 _SELECTION = Provision.SELECTION
+_A_WHILE = 60  # requests
 
 
 @case("pool-created-later", POOL, _SELECTION, Provision.HEALTH)
@@ -109,11 +110,12 @@ async def makes_no_sense(scene: ClusterScene) -> None:
     cost a request: the picker goes on with what it had.
     """
     side = scene.side(PRIMARY)
-    async with scene.traffic():
+    async with scene.traffic() as traffic:
         try:
             await scene.put_pool(PRIMARY, labels={"no label key!": "x"})
         except ApiRefusalError:
             return  # an admission policy closes the hole
+        await traffic.goes_on(_A_WHILE, scene.follow_seconds)
         # What comes after it is seen: the picker has not stopped listening.
         await scene.put_pool(PRIMARY, ports=[*side.plan.ports, *side.plan.spare_ports])
         ports = [*side.plan.ports, *side.plan.spare_ports]

@@ -10,6 +10,7 @@ from conformance.k8s.scene import PRIMARY, ClusterScene
 from conformance.k8s.server_process import TestServer
 from conformance.waiting import until
 
+_A_WHILE = 60  # requests
 _NEEDS = (Provision.SELECTION, Provision.API_OUTAGE)
 
 
@@ -63,10 +64,11 @@ async def away_again(scene: ClusterScene) -> None:
     right.
     """
     side = scene.side(PRIMARY)
-    async with scene.traffic():
+    async with scene.traffic() as traffic:
         for _ in range(3):
             try:
                 await _leave(scene)
+                await traffic.goes_on(_A_WHILE, scene.follow_seconds)
             finally:
                 await _return(scene)
         await scene.set_pod(side.plan.pod(1), side.plan.addresses[1], is_ready=False)

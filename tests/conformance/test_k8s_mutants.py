@@ -1,0 +1,184 @@
+"""Cases through a Kubernetes API pass with a right picker, and fail with one that errs there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from kube_api.server import KubeApi as ApiServer
+from kube_api.server import running_kube_api
+from mutant_epp import running_mutant
+from mutant_follower import Follower, Misreading
+
+from conformance.case import Case, Provision
+from conformance.echo.pool import EchoPool
+from conformance.epp.scene import Scene
+from conformance.gateway.binary import find_envoy
+from conformance.gateway.bootstrap import Listener, PickerAt, Route, bootstrap
+from conformance.gateway.envoy import Envoy, running_envoy
+from conformance.k8s.api import KubeApi, api_at
+from conformance.k8s.cases import following, outages, pods
+from conformance.k8s.objects import PodState
+from conformance.k8s.plans import behind, plans
+from conformance.k8s.scene import LATE, PRIMARY, ClusterScene, Side
+from conformance.k8s.suite import play
+from conformance.report import Outcome, Result, broken
+
+CRDS = sorted((Path(__file__).parents[2] / "crds").glob("*.yaml"))
+CASES = (*following.CASES, *pods.CASES, *outages.CASES)
+FOLLOW_SECONDS, FAIL_SECONDS = 10.0, 1.0
+PATIENCE_SECONDS = 5.0
+GIVEN = frozenset({Provision.SELECTION, Provision.HEALTH, Provision.API_OUTAGE, Provision.GATEWAY})
+# Played with every misreading: those that are not about it leave it alone.
+CONTROL = {"pod-never-ready"}
+M = Misreading
+# What each misreading breaks.
+EXPECTED: dict[Misreading, set[str]] = {
+    M.READY_WITHOUT_POOL: {"pool-created-later"},
+    M.KEEPS_A_DELETED_POOL: {"pool-deleted"},
+    M.KEEPS_THE_FIRST_SELECTOR: {"pool-selector-changed"},
+    M.KEEPS_THE_FIRST_PORTS: {"pool-ports-changed", "pool-that-makes-no-sense"},
+    M.LOOKS_INTO_EVERY_NAMESPACE: {"pool-of-its-own-namespace"},
+    M.STOPS_AT_NONSENSE: {"pool-that-makes-no-sense"},
+    M.TAKES_WHAT_IS_NOT_READY: {"pod-not-ready", "api-server-away-again-and-again"},
+    M.TAKES_WHAT_WAS_NEVER_READY: {"pod-never-ready"},
+    M.TAKES_WHAT_IS_LEAVING: {"pod-terminating"},
+    M.KEEPS_WHAT_IS_DELETED: {"pod-added-and-deleted", "pod-replaced", "api-server-away"},
+    M.KEEPS_THE_FIRST_ADDRESS: {"pod-moved"},
+    M.KEEPS_THE_FIRST_LABELS: {"pod-relabelled", "pool-selector-changed"},
+    M.GOES_BY_ADDRESS: {"pod-replaced"},
+    M.EMPTIES_ON_A_FLAP: {"pods-flap-together"},
+    M.EMPTIES_IN_AN_OUTAGE: {"api-server-away", "api-server-away-again-and-again"},
+    M.ENDS_WITH_AN_OUTAGE: {"api-server-away", "api-server-away-again-and-again"},
+}
+
+
+@dataclass
+class OutageOf:
+    """The API server of this process, taken away and brought back as the suite's own would be."""
+
+    server: ApiServer
+    tasks: asyncio.TaskGroup
+
+    def go_away(self) -> None:
+        """Soon."""
+        self.tasks.create_task(self.server.go_away())
+
+    def come_back(self) -> None:
+        """Soon, without its history."""
+        self.tasks.create_task(self.server.come_back(forget_changes=True))
+
+
+@asynccontextmanager
+async def set_scene(
+    folder: Path, stack: AsyncExitStack
+) -> AsyncIterator[tuple[ClusterScene, list[Follower]]]:
+    """Two pools, one of them without an object, and a picker that follows each."""
+    server = await stack.enter_async_context(running_kube_api(None, *CRDS))
+    api = await stack.enter_async_context(api_at(server.write_kubeconfig(folder / "kubeconfig")))
+    server.write({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "suite"}})
+    chosen = [plan for plan in plans() if plan.name in (PRIMARY, LATE)]
+    sides, followers = {}, []
+    async with asyncio.TaskGroup() as tasks:
+        for plan in chosen:
+            pool = EchoPool(plan.served)
+            epp = await stack.enter_async_context(running_mutant(pool))
+            stack.push_async_callback(pool.stop)
+            await pool.start()
+            follower = Follower(api, "suite", plan.name, epp)
+            followers.append(follower)
+            scene = Scene(epp, pool, None, PATIENCE_SECONDS, FOLLOW_SECONDS)
+            sides[plan.name] = Side(plan, scene, FOLLOW_SECONDS)
+        envoy = await stack.enter_async_context(_envoy(folder, sides))
+        for side in sides.values():
+            side.scene.envoy = envoy
+        outage = OutageOf(server, tasks)
+        scene = ClusterScene(api, "suite", sides, envoy, outage, FOLLOW_SECONDS)  # type: ignore[arg-type]
+        following_tasks = [tasks.create_task(follower.run()) for follower in followers]
+        await _begin(api, scene)
+        try:
+            yield scene, followers
+        finally:
+            for task in following_tasks:
+                task.cancel()
+            for side in sides.values():
+                await side.scene.disconnect()
+
+
+@asynccontextmanager
+async def _envoy(folder: Path, sides: dict[str, Side]) -> AsyncIterator[Envoy]:
+    binary = find_envoy()
+    assert binary is not None
+    pools = [
+        behind(side.plan, PickerAt(side.scene.picker.address, side.scene.picker.health_address))
+        for side in sides.values()
+    ]
+    listeners = [Listener("main", [Route("/primary", {PRIMARY: 1}), Route("/", {LATE: 1})])]
+    async with running_envoy(binary, bootstrap(pools, listeners), folder) as envoy:
+        yield envoy
+
+
+async def _begin(api: KubeApi, scene: ClusterScene) -> None:
+    for side in scene.sides.values():
+        if side.plan.has_object:
+            await scene.put_pool(side.plan.name)
+        for at, ip in enumerate(side.plan.addresses):
+            await scene.run_pod(side.plan.pod(at), PodState(ip, side.plan.labels))
+
+
+def with_followers(
+    case: Case[ClusterScene], followers: Sequence[Follower], wrong: Misreading
+) -> Case[ClusterScene]:
+    """The case, during which the followers err; before and after they put everything right."""
+
+    def limit(scene: ClusterScene, seconds: float) -> None:
+        for part in (scene, *scene.sides.values()):
+            part.follow_seconds = seconds
+
+    async def check(scene: ClusterScene) -> None:
+        try:
+            for follower in followers:
+                follower.be(wrong)
+                await follower.looked()
+            if case.id in EXPECTED.get(wrong, ()):
+                limit(scene, FAIL_SECONDS)  # it waits in vain, sooner or later
+            await case.check(scene)
+        finally:
+            limit(scene, FOLLOW_SECONDS)
+            for follower in followers:
+                follower.be(Misreading.NONE)
+
+    return replace(case, check=check)
+
+
+@pytest.mark.envoy
+async def test_cases_fail_for_those_that_err_and_for_nobody_else(tmp_path: Path) -> None:
+    """First a follower that is right plays all, then each misreading those that are about it, and
+    one that is about something else.
+    """
+    found: dict[Misreading, set[str]] = {}
+    async with AsyncExitStack() as stack, set_scene(tmp_path, stack) as (scene, followers):
+
+        async def results(wrong: Misreading, cases: Sequence[Case[ClusterScene]]) -> list[Result]:
+            played = [with_followers(case, followers, wrong) for case in cases]
+            return await play(played, scene, GIVEN, lambda _: None)
+
+        right = await results(Misreading.NONE, CASES)
+        assert {one.case: one.reason for one in right if one.outcome is not Outcome.PASSED} == {
+            "picker-started-in-an-outage": "not provided: restart"
+        }
+        for wrong, expected in EXPECTED.items():
+            cases = [case for case in CASES if case.id in expected | CONTROL]
+            found[wrong] = set(broken(await results(wrong, cases)))
+    assert found == EXPECTED
+
+
+def test_every_case_about_objects_can_fail() -> None:
+    """Some misreading above breaks it, but for those about processes."""
+    covered = set().union(*EXPECTED.values())
+    assert {case.id for case in CASES} - covered == {"picker-started-in-an-outage"}
+    assert set(EXPECTED) == set(Misreading) - {Misreading.NONE}
