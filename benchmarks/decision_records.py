@@ -10,7 +10,8 @@ Compared are CPU times of turns, the first decile of each side: what else a mach
 adds to them.
 
 `at full speed` decisions follow each other at once, and records share what they know of endpoints;
-`alone` every record is packed by itself, as when decisions are 5 ms apart. Memory is that of full
+`alone` every record is packed by itself, as when decisions are 5 ms apart: when the request is over,
+so what it waits for is told besides. Memory is that of full
 rings of such records, in pools whose every scrape came between two decisions. Prints a table and
 writes benchmarks/results/decision_records.json.
 """
@@ -141,22 +142,35 @@ class Side:
 
     def decide(self, raw: RawRequest) -> None:
         """One request comes; the oldest of enough others ends."""
+        self.route(raw)
+        self.finish()
+
+    def route(self, raw: RawRequest) -> None:
+        """What a request waits for."""
         exchange = self.director.begin()
         at_once(exchange.route(raw))
         self.under_way.append(exchange)
+
+    def finish(self) -> None:
+        """The oldest of enough requests ends."""
         if len(self.under_way) > 4 * min(self.endpoints, 64):
             self.under_way.popleft().finish(FinishCause.COMPLETED, 200)
 
-    def turn(self, requests: Sequence[RawRequest]) -> float:
-        """CPU seconds that the decisions about these take; a scrape comes before each."""
+    def turn(self, requests: Sequence[RawRequest]) -> tuple[float, float]:
+        """CPU seconds that the decisions about these take, and the part of it that the requests
+        wait for; a scrape comes before each.
+        """
         keys = [self.rng.choice(self.keys) for _ in requests]
-        took = 0.0
+        whole = waited = 0.0
         for key, raw in zip(keys, requests, strict=True):
             self.scraped(key)
             began = time.process_time()
-            self.decide(raw)
-            took += time.process_time() - began
-        return took
+            self.route(raw)
+            routed = time.process_time()
+            self.finish()
+            whole += time.process_time() - began
+            waited += routed - began
+        return whole, waited
 
     def end(self) -> None:
         """All requests are over."""
@@ -209,6 +223,7 @@ def overhead(
     sides = Side(endpoints, None), Side(endpoints, records)
     made = requests(1000, Random(SEED), size)
     turns: tuple[list[float], list[float]] = ([], [])
+    waits: tuple[list[float], list[float]] = ([], [])
     for start in range(0, records.capacity, TURN):  # from now on records take each other's place
         for side in sides:
             side.turn(made[start % len(made) : start % len(made) + TURN])
@@ -219,13 +234,16 @@ def overhead(
         batch = made[start : start + TURN]
         order = (0, 1) if turn % 2 else (1, 0)
         for which in order:
-            took = sides[which].turn(batch)
-            turns[which].append(took / TURN * 1e6)
+            whole, waited = sides[which].turn(batch)
+            turns[which].append(whole / TURN * 1e6)
+            waits[which].append(waited / TURN * 1e6)
     plain, recording = (statistics.quantiles(times, n=10)[0] for times in turns)
+    routed, routed_recording = (statistics.quantiles(times, n=10)[0] for times in waits)
     return {
         "plain_us": round(plain, 2),
         "added_us": round(recording - plain, 2),
         "ratio": round(recording / plain, 4),
+        "waited_ratio": round(routed_recording / routed, 4),
     }
 
 
@@ -311,7 +329,9 @@ def main() -> None:
             f"{endpoints:>5} endpoints: a decision {crowd['plain_us']:.0f} µs; records add "
             f"{crowd['added_us']:.1f} µs ({crowd['ratio'] - 1:+.1%}) at full speed, "
             f"{long['added_us']:.1f} µs ({long['ratio'] - 1:+.1%}) with long prompts, "
-            f"{alone['added_us']:.1f} µs ({alone['ratio'] - 1:+.1%}) alone; "
+            f"{alone['added_us']:.1f} µs ({alone['ratio'] - 1:+.1%}) alone, "
+            f"{crowd['waited_ratio'] - 1:+.1%} and {alone['waited_ratio'] - 1:+.1%} of what a "
+            f"request waits for; "
             f"{row['record_bytes_at_full_speed']} and {row['record_bytes_alone']} bytes a record; "
             f"found and shown in {row['find_p99_ms']} ms (p99)"
         )

@@ -75,8 +75,11 @@ class EndpointMetrics(msgspec.Struct, frozen=True):
     interval_seconds: float = 0.0
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """An endpoint as one scheduling decision sees it: identity, last metrics, own load.
+
+    Nothing that it refers to refers to candidates, so the garbage collector need not look at them:
+    the records of decisions keep hundreds of thousands.
 
     `metrics` is None while the load is unknown: never scraped, or scrapes went stale; then
     `last_metrics` is what was known last. `attributes` are findings of data-layer extractors about

@@ -3,11 +3,12 @@
 Theory of operation. A decision is packed into one piece of bytes as soon as it is made, while all
 that it looked at is still in the processor's caches; bytes are quick to make, to keep and to throw
 away. What was known of the candidates is not packed: it would have to be read number by number. So
-in a crowd a record keeps the lists of candidates themselves, whose members it shares with the
-records around it, because endpoints are scraped only so often. A decision that comes alone shares
-hardly anything, and can be packed as well, because there is time. Of very many candidates only the
-best are kept. No prompt, no body and no header is kept, nor what plugins found; and no refusal
-itself, which would hold on to all that was in reach where it was raised.
+in a crowd a record keeps the candidates themselves, which it shares with the records around it,
+because endpoints are scraped only so often; in tuples, at which the garbage collector looks no more
+than once. A decision that comes alone shares hardly anything; its candidates are packed when the
+request is over, which nobody waits for. Of very many candidates only the best are kept. No prompt,
+no body and no header is kept, nor what plugins found; and no refusal itself, which would hold on to
+all that was in reach where it was raised.
 """
 
 from __future__ import annotations
@@ -16,28 +17,38 @@ from array import array
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from operator import attrgetter, itemgetter
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from picker.errors import RefusedError
 from picker.framework.disaggregation import SKIPPED_STAGES
 from picker.prefix.match import MATCH_INFO
-from picker.requestcontrol.observer import Decision, Outcome, ResponseTimes
+from picker.requestcontrol.kept import (
+    NO_STAGES,
+    AllSeen,
+    Decided,
+    Kept,
+    KeptDecision,
+    KeptProfile,
+    Load,
+    PackedCandidates,
+    Seen,
+)
+from picker.requestcontrol.observer import Decision, Outcome
 from picker.requestcontrol.record_views import FilterView, RefusalView
 from picker.scheduling.profile import FilteredOutError
 from picker.types import (
     Candidate,
-    Endpoint,
     FilterStep,
-    FinishCause,
     InferenceRequest,
     ProfileResult,
     ProfileSteps,
+    SchedulingResult,
     ScoredCandidates,
     ScoredEndpoint,
-    Usage,
 )
 
 MAX_CANDIDATES = 128  # of a profile
@@ -53,100 +64,12 @@ def _plain(value: Any) -> Any:
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+_decisions = msgspec.msgpack.Decoder(KeptDecision)
 _endpoint_of = attrgetter("endpoint")
 _NO_STEPS = ProfileSteps()
-_NO_STAGES: Mapping[str, str] = {}  # packed as what it is, unlike a view of it
-
-# In flight, waiting, running, KV usage, age of that in seconds; None where nothing was known.
-Load: TypeAlias = tuple[int, int | None, int | None, float | None, float | None]
 
 
-class KeptProfile(msgspec.Struct, frozen=True, array_like=True):
-    """One profile of a decision.
-
-    `scorers` are names with weights and `scores` what they said of those candidates that are kept,
-    of `num_scored`; `num_tied` shared the best total (None: all are kept, count them). `picked` are
-    keys. `filters` name those that they removed only where the candidates were packed.
-    """
-
-    name: str
-    picker: str
-    picked: tuple[str, ...]
-    num_candidates: int
-    num_scored: int
-    num_tied: int | None
-    scorers: Sequence[tuple[str, float]]
-    scores: Sequence[Sequence[float | bool]]
-    filters: Sequence[FilterView] = ()
-
-
-class DecisionHead(msgspec.Struct, frozen=True, array_like=True):
-    """What a `KeptDecision` begins with: enough for a line of a list, and soon unpacked by itself.
-    `destination` is empty for what was never decided.
-    """
-
-    incoming_model: str
-    target_model: str
-    fairness_id: str
-    objective: str
-    priority: int
-    size_bytes: int
-    destination: str = ""
-    seconds: float = 0.0
-
-
-class KeptDecision(DecisionHead, frozen=True, array_like=True):
-    """What is known of a request once it is decided or refused.
-
-    `at_seconds` is on the clock of the requests. `matched_prefix_tokens` is how much of the prompt
-    the endpoint was thought to have (None: nobody looked), `stages` why stages were left out.
-    """
-
-    at_seconds: float = 0.0
-    primary: str = ""
-    rewritten_by: str | None = None
-    matched_prefix_tokens: int | None = None
-    stages: Mapping[str, str] = _NO_STAGES
-    profiles: Sequence[KeptProfile] = ()
-
-
-class PackedCandidates(msgspec.Struct, frozen=True, gc=False):
-    """Candidates by themselves: who, and how they did; `loads` is a packed list of `Load`."""
-
-    endpoints: tuple[Endpoint, ...]
-    loads: bytes
-
-
-# The candidates of a profile: as it saw them, and as each of its filters left them; or, packed, the
-# last of these alone.
-Seen: TypeAlias = tuple[Sequence[Candidate], ...] | PackedCandidates
-
-
-class Decided(msgspec.Struct, frozen=True, gc=False):
-    """A packed `KeptDecision`, and the candidates of its profiles, in their order."""
-
-    packed: bytes
-    seen: tuple[Seen, ...] = ()
-
-
-class Kept(msgspec.Struct, frozen=True, gc=False):
-    """A record. Times are in seconds; `cause` None: the request is not over."""
-
-    request_id: str
-    received_unix_seconds: float
-    decided: Decided
-    seconds: float
-    queue_seconds: float
-    cause: FinishCause | None = None
-    endpoint_key: str | None = None
-    status: int | None = None
-    served_by: str | None = None
-    usage: Usage | None = None
-    response: ResponseTimes | None = None
-    refusal: RefusalView | None = None
-
-
-def keep_decision(decision: Decision, is_alone: bool) -> Decided:
+def keep_decision(decision: Decision) -> Decided:
     """What is kept of a decision.
 
     What is encoded has the shapes of `KeptDecision` and `KeptProfile`, whose objects nobody needs
@@ -155,21 +78,13 @@ def keep_decision(decision: Decision, is_alone: bool) -> Decided:
     request, result = decision.request, decision.result
     if request is None or result is None:
         return _without_body(decision)
-    profiles: list[Any] = []
-    seen: list[Seen] = []
-    profile: Any
-    lists: Seen
-    for name, one in result.profiles.items():
-        steps, candidates = one.steps, _candidates(one.scored)
-        count = len(candidates)
-        if is_alone or steps is None or steps.filters or count > MAX_CANDIDATES:
-            profile, lists = _profile(name, one, decision, is_alone)
-        else:
-            keys = _keys(one.picked)
-            profile = (name, steps.picker, keys, count, count, None, steps.scorers, steps.scores)
-            lists = (candidates,)
-        profiles.append(profile)
-        seen.append(lists)
+    seen: AllSeen
+    profiles: Any
+    if len(result.profiles) != 1 or (plain := _plain_profile(result)) is None:
+        found = [_profile(name, one, decision) for name, one in result.profiles.items()]
+        profiles, seen = [profile for profile, _ in found], tuple([lists for _, lists in found])
+    else:
+        profiles, seen = plain
     matched, stages = _found(decision, result.endpoints[0].key)
     incoming, target = decision.incoming_model, decision.target_model
     fairness_id, objective = request.fairness_id, request.objective
@@ -192,16 +107,66 @@ def keep_decision(decision: Decision, is_alone: bool) -> Decided:
         stages,
         profiles,
     )
-    return Decided(_encode(kept), tuple(seen))
+    return _encode(kept), seen
+
+
+def _plain_profile(result: SchedulingResult) -> tuple[Any, tuple[Candidate, ...]] | None:
+    """The only profile as most are, without filters and with few candidates, by itself."""
+    for name, one in result.profiles.items():
+        steps, scored = one.steps, one.scored
+        if steps is None or steps.filters or not isinstance(scored, ScoredCandidates):
+            return None
+        candidates, picked = scored.candidates, one.picked
+        count = len(candidates)
+        if count > MAX_CANDIDATES:
+            return None
+        keys = [each.candidate.endpoint.key for each in picked]
+        told = (name, steps.picker, keys, count, count, None, steps.scorers, steps.scores)
+        return (told,), tuple(candidates)
+    return None
+
+
+def packed_by_itself(decided: Decided, at_seconds: float) -> Decided:
+    """The same with the candidates packed as well, as they were when it was decided."""
+    packed, seen = decided
+    each = [one for one in by_profile(seen) if not isinstance(one, PackedCandidates)]
+    if any(len(lists) > 1 for lists in each):  # to be named from these lists
+        decision = _decisions.decode(packed)
+        named = [
+            replace(profile, filters=named_filters(profile, lists))
+            for profile, lists in zip(decision.profiles, each, strict=True)
+        ]
+        packed = _encode(replace(decision, profiles=named))
+    return packed, tuple([_packed(lists[-1], at_seconds) for lists in each])
+
+
+def by_profile(seen: AllSeen) -> Sequence[Seen]:
+    """The candidates of each profile."""
+    alone = tuple([one for one in seen if isinstance(one, Candidate)])
+    if alone:
+        return ((alone,),)
+    return [one for one in seen if not isinstance(one, Candidate)]
+
+
+def named_filters(profile: KeptProfile, lists: Sequence[Sequence[Candidate]]) -> list[FilterView]:
+    """What the filters of a profile did, with names: each saw one of the lists."""
+    if len(lists) == 1:
+        return list(profile.filters)
+    return [
+        filter_view(FilterStep(view.filter, view.before, after), before)
+        for view, before, after in zip(profile.filters, lists[:-1], lists[1:], strict=True)
+    ]
 
 
 def keep_outcome(outcome: Outcome, received_unix_seconds: float, decided: Decided | None) -> Kept:
     """The record of a request that is over."""
     refusal, request_id = outcome.refusal, outcome.request_id
+    packed, seen = decided or _undecided(outcome)
     return Kept(
         request_id if len(request_id) <= MAX_NAME else short(request_id),
         received_unix_seconds,
-        decided or _undecided(outcome),
+        packed,
+        seen,
         outcome.seconds,
         outcome.queue_seconds,
         outcome.cause,
@@ -224,7 +189,7 @@ def keep_waiting(request: InferenceRequest) -> Decided:
         request.priority,
         request.size_bytes,
     )
-    return Decided(_encode(kept))
+    return _encode(kept), ()
 
 
 def short(name: str) -> str:
@@ -256,16 +221,14 @@ def load_of(candidate: Candidate, at_seconds: float) -> Load:
     return candidate.inflight_requests, None, None, None, age
 
 
-def _profile(
-    name: str, result: ProfileResult, decision: Decision, is_alone: bool
-) -> tuple[KeptProfile, Seen]:
+def _profile(name: str, result: ProfileResult, decision: Decision) -> tuple[KeptProfile, Seen]:
     steps, seen = result.steps or _NO_STEPS, decision.candidates
     candidates, scores, tied = _candidates(result.scored), steps.scores, None
     num_scored = len(candidates)
     is_many = num_scored > MAX_CANDIDATES
     if is_many:
         candidates, scores, tied = _best(result, candidates, scores)
-    with_names = is_alone or len(seen) > MAX_CANDIDATES  # of very many no list is kept either
+    with_names = len(seen) > MAX_CANDIDATES  # of very many no list is kept either
     filters, lists = _filters(steps.filters, seen, with_names)
     profile = KeptProfile(
         name,
@@ -278,9 +241,7 @@ def _profile(
         scores,
         filters,
     )
-    if is_alone:
-        return profile, _packed(candidates, decision.at_seconds)
-    return profile, (*lists, candidates)
+    return profile, tuple(tuple(one) for one in (*lists, candidates))
 
 
 def _keys(picked: tuple[ScoredEndpoint, ...]) -> tuple[str, ...]:
@@ -339,7 +300,7 @@ def _best(
 def _found(decision: Decision, endpoint_key: str) -> tuple[int | None, Mapping[str, str]]:
     """How much of the prompt the endpoint was thought to have, and why stages were left out."""
     matched: int | None = None
-    stages = _NO_STAGES
+    stages = NO_STAGES
     if decision.attributes is not None:
         for key, found in decision.attributes.items():
             kind = key.data_type
@@ -364,7 +325,7 @@ def _without_body(decision: Decision) -> Decided:
         seconds=decision.seconds,
         at_seconds=decision.at_seconds,
     )
-    return Decided(_encode(kept))
+    return _encode(kept), ()
 
 
 def _undecided(outcome: Outcome) -> Decided:
@@ -384,7 +345,7 @@ def _undecided(outcome: Outcome) -> Decided:
         primary=refusal.profile if isinstance(refusal, FilteredOutError) else "",
         profiles=profiles,
     )
-    return Decided(_encode(kept), seen)
+    return _encode(kept), seen
 
 
 def _refusal(refusal: RefusedError) -> RefusalView:

@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from picker.errors import HTTP_STATUS
-from picker.requestcontrol.record_keeping import (
+from picker.requestcontrol.kept import (
     DecisionHead,
     Kept,
     KeptDecision,
@@ -15,9 +15,8 @@ from picker.requestcontrol.record_keeping import (
     Load,
     PackedCandidates,
     Seen,
-    filter_view,
-    load_of,
 )
+from picker.requestcontrol.record_keeping import by_profile, load_of, named_filters
 from picker.requestcontrol.record_views import (
     CandidateView,
     FilterView,
@@ -27,7 +26,7 @@ from picker.requestcontrol.record_views import (
     RefusalView,
     ScoreView,
 )
-from picker.types import Endpoint, FilterStep, FinishCause
+from picker.types import Endpoint, FinishCause
 
 WAITING, UNDER_WAY = "waiting", "under-way"
 _CODES = {status: code.value for code, status in HTTP_STATUS.items()}
@@ -38,12 +37,12 @@ _loads = msgspec.msgpack.Decoder(list[Load])
 
 def summary_of(kept: Kept) -> RecordSummary:
     """A line of a list."""
-    return _summary(kept, _heads.decode(kept.decided.packed))
+    return _summary(kept, _heads.decode(kept.packed))
 
 
 def view_of(kept: Kept) -> RecordView:
     """All of it."""
-    usage, decision = kept.usage, _decisions.decode(kept.decided.packed)
+    usage, decision = kept.usage, _decisions.decode(kept.packed)
     return RecordView(
         summary=_summary(kept, decision),
         incoming_model=decision.incoming_model,
@@ -60,7 +59,7 @@ def view_of(kept: Kept) -> RecordView:
         matched_prefix_tokens=decision.matched_prefix_tokens,
         profiles=tuple(
             _profile(one, seen, decision.at_seconds, one.name == decision.primary)
-            for one, seen in zip(decision.profiles, kept.decided.seen, strict=True)
+            for one, seen in zip(decision.profiles, by_profile(kept.seen), strict=True)
         ),
         stages=decision.stages,
     )
@@ -132,12 +131,9 @@ def _described(seen: Seen, at_seconds: float) -> list[tuple[Endpoint, Load]]:
 
 
 def _filters(profile: KeptProfile, seen: Seen) -> tuple[FilterView, ...]:
-    if isinstance(seen, PackedCandidates) or len(seen) == 1:
+    if isinstance(seen, PackedCandidates):
         return tuple(profile.filters)
-    return tuple(
-        filter_view(FilterStep(view.filter, view.before, after), before)
-        for view, before, after in zip(profile.filters, seen[:-1], seen[1:], strict=True)
-    )
+    return tuple(named_filters(profile, seen))
 
 
 def _totals(profile: KeptProfile, count: int) -> list[float]:

@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+from picker.requestcontrol.kept import Decided, Kept
 from picker.requestcontrol.observer import Decision, Outcome
 from picker.requestcontrol.record_keeping import (
-    Decided,
-    Kept,
     keep_decision,
     keep_outcome,
     keep_waiting,
+    packed_by_itself,
     short,
 )
 from picker.requestcontrol.record_showing import summary_of, view_of
@@ -31,8 +31,11 @@ DEFAULT_CAPACITY = 10_000
 # A decision is alone when none was so short a time before it; see `record_keeping`.
 ALONE_SECONDS = 0.005
 
+# Of a request under way: its id, when it came, how long it waited, where it goes, and when that was
+# decided if it was alone. Not the decision itself, which holds on to much that would else be free.
+_Leaving: TypeAlias = tuple[str, float, float, str | None, float | None, Decided]
 # What waits, what is under way, and what is over.
-_Remembered: TypeAlias = InferenceRequest | tuple[Decision, Decided] | Kept
+_Remembered: TypeAlias = InferenceRequest | _Leaving | Kept
 
 
 class DecisionRecords:
@@ -51,7 +54,7 @@ class DecisionRecords:
         self._clock, self._unix_time = clock, unix_time
         self._over: deque[Kept] = deque(maxlen=capacity)
         self._waiting: dict[int, InferenceRequest] = {}
-        self._under_way: dict[int, tuple[Decision, Decided]] = {}
+        self._under_way: dict[int, _Leaving] = {}
         self._packed_at = 0.0
 
     # What happens
@@ -68,7 +71,14 @@ class DecisionRecords:
         is_alone = at >= self._packed_at + ALONE_SECONDS
         if is_alone:
             self._packed_at = at
-        self._under_way[decision.number] = decision, keep_decision(decision, is_alone)
+        self._under_way[decision.number] = (
+            decision.request_id,
+            decision.received_at_seconds,
+            decision.queue_seconds,
+            _chosen(decision),
+            at if is_alone else None,
+            keep_decision(decision),
+        )
 
     def streamed(self, request: InferenceRequest, gap_seconds: float) -> None:
         """Nothing is kept of it."""
@@ -77,9 +87,13 @@ class DecisionRecords:
         """Keep how it ended."""
         if self._waiting:
             self._waiting.pop(outcome.number, None)
+        received, decided = self._unix_time() - outcome.seconds, None
         known = self._under_way.pop(outcome.number, None)
-        received = self._unix_time() - outcome.seconds
-        self._over.append(keep_outcome(outcome, received, None if known is None else known[1]))
+        if known is not None:
+            alone_at, decided = known[4:]
+            if alone_at is not None:
+                decided = packed_by_itself(decided, alone_at)
+        self._over.append(keep_outcome(outcome, received, decided))
 
     def plugin_failed(self, plugin: str) -> None:
         """Nothing is kept of it."""
@@ -113,8 +127,8 @@ class DecisionRecords:
         unix = self._unix_time() - self._clock()
         for request in self._waiting.values():
             yield unix + request.received_at_seconds, request
-        for pair in self._under_way.values():
-            yield unix + pair[0].received_at_seconds, pair
+        for leaving in self._under_way.values():
+            yield unix + leaving[1], leaving
         for kept in reversed(self._over):
             yield kept.received_unix_seconds, kept
 
@@ -125,17 +139,18 @@ class DecisionRecords:
         now, unix = self._clock(), self._unix_time()
         if isinstance(one, InferenceRequest):
             seconds = now - one.received_at_seconds
-            name, waiting = short(one.request_id), keep_waiting(one)
-            return Kept(name, unix - seconds, waiting, seconds, queue_seconds=seconds)
-        decision, decided = one
-        seconds = now - decision.received_at_seconds
+            name, (packed, seen) = short(one.request_id), keep_waiting(one)
+            return Kept(name, unix - seconds, packed, seen, seconds, queue_seconds=seconds)
+        request_id, received_at_seconds, queue_seconds, endpoint_key, _, (packed, seen) = one
+        seconds = now - received_at_seconds
         return Kept(
-            short(decision.request_id),
+            short(request_id),
             unix - seconds,
-            decided,
+            packed,
+            seen,
             seconds,
-            decision.queue_seconds,
-            endpoint_key=_chosen(decision),
+            queue_seconds,
+            endpoint_key=endpoint_key,
         )
 
 
@@ -146,7 +161,7 @@ def _received(dated: tuple[float, _Remembered]) -> float:
 def _id_of(one: _Remembered) -> str:
     if isinstance(one, Kept):
         return one.request_id
-    return short(one[0].request_id if isinstance(one, tuple) else one.request_id)
+    return short(one[0] if isinstance(one, tuple) else one.request_id)
 
 
 def _chosen(decision: Decision) -> str | None:

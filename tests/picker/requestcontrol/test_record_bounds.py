@@ -93,6 +93,22 @@ def _decision(
     return Decision("x", "m", "m", "", 0, 0.1, candidates, request, decided, at_seconds=10.0)
 
 
+def _remembered(decision: Decision, packed_at: float) -> RecordView | None:
+    """What is shown of a request when it is over: as much of its decision as while it was under
+    way, whether that was packed in the meantime or not.
+    """
+    records = DecisionRecords(5, lambda: 11.0, lambda: 20.0)
+    records._packed_at = packed_at
+    records.decided(decision)
+    under_way = records.find("x")
+    records.finished(Outcome("x", "m", "m", FinishCause.COMPLETED, 1.0))
+    over = records.find("x")
+    assert under_way is not None
+    assert over is not None
+    assert over.profiles == under_way.profiles
+    return over
+
+
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
@@ -110,10 +126,7 @@ def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
     scored = decision.result.profiles["p"].scored
     expected = {one.candidate.endpoint.name: one.score for one in scored}
     for packed_at in (0.0, 10.0):
-        records = DecisionRecords(5, lambda: 11.0, lambda: 20.0)
-        records._packed_at = packed_at
-        records.decided(decision)
-        record = records.find("x")
+        record = _remembered(decision, packed_at)
         assert record is not None
         told = msgspec.json.decode(msgspec.json.encode(record), type=RecordView)
         assert told == record  # whatever a scorer has said
@@ -139,10 +152,7 @@ def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
 )
 def test_scores_may_be_numbers_of_any_kind(scores: Sequence[float], packed_at: float) -> None:
     """The scheduler takes them, and remembering a request is no reason to refuse it."""
-    records = DecisionRecords(5, lambda: 11.0, lambda: 20.0)
-    records._packed_at = packed_at
-    records.decided(_decision(_pool(2), [scores], [2.0]))  # type: ignore[list-item]
-    record = records.find("x")
+    record = _remembered(_decision(_pool(2), [scores], [2.0]), packed_at)  # type: ignore[list-item]
     assert record is not None
     told = msgspec.json.decode(msgspec.json.encode(record), type=RecordView)
     best, other = told.profiles[0].candidates
@@ -160,10 +170,7 @@ def test_of_very_many_candidates_the_best_are_kept(packed_at: float) -> None:
     worst = ScoredEndpoint(decision.candidates[0], 0.0)
     picked = replace(result, picked=(worst,))
     changed = SchedulingResult((worst.candidate.endpoint,), "p", {"p": picked})
-    records = DecisionRecords(5, lambda: 11.0, lambda: 20.0)
-    records._packed_at = packed_at
-    records.decided(replace(decision, result=changed))
-    record = records.find("x")
+    record = _remembered(replace(decision, result=changed), packed_at)
     assert record is not None
     (profile,) = record.profiles
     assert len(profile.candidates) == BEST_CANDIDATES + 1
@@ -200,6 +207,17 @@ def test_a_record_takes_little_memory(count: int, limit_bytes: int) -> None:
         tracemalloc.stop()
     assert (full - before) / 90 < limit_bytes
     assert later - full < 10 * limit_bytes  # what comes takes the place of what goes
+
+
+@pytest.mark.parametrize("packed_at", [0.0, 10.0])
+def test_who_was_removed_is_told_however_the_candidates_are_kept(packed_at: float) -> None:
+    """Named when the candidates are packed, or when somebody asks."""
+    record = _remembered(_decision(_pool(12), [[0.5] * 2], [1.0], _Even(3), _Even(2)), packed_at)
+    assert record is not None
+    first, second = record.profiles[0].filters
+    assert first.removed == tuple(f"w{index}" for index in range(12) if index % 3)
+    assert second.removed == ("w3", "w9")
+    assert {one.endpoint for one in record.profiles[0].candidates} == {"w0", "w6"}
 
 
 def test_of_very_many_candidates_that_filters_removed_only_names_are_kept() -> None:
