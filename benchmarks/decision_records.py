@@ -10,10 +10,10 @@ Compared are CPU times of turns, the first decile of each side: what else a mach
 adds to them.
 
 `at full speed` decisions follow each other at once, and records share what they know of endpoints;
-`alone` every record is packed by itself, as when decisions are 5 ms apart: when the request is over,
-so what it waits for is told besides. Memory is that of full
-rings of such records, in pools whose every scrape came between two decisions. Prints a table and
-writes benchmarks/results/decision_records.json.
+`alone` every record is packed by itself, as when decisions are 5 ms apart: when its request is
+over, so what the request waits for is told besides. Memory is that of full rings of such records,
+in pools whose every scrape came between two decisions. Prints a table and writes
+benchmarks/results/decision_records.json.
 """
 
 from __future__ import annotations
