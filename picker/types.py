@@ -242,13 +242,18 @@ class ProfileSteps(msgspec.Struct, frozen=True):
     """How a profile came to its result, in the order in which things ran, by the plugins' names.
 
     `scorers` are names with weights; `scores` is what each of them said, before it was clamped and
-    weighted, in the order of the candidates that the filters left.
+    weighted, in the order of the candidates that the filters left; nothing once it is forgotten.
     """
 
     filters: tuple[FilterStep, ...] = ()
     scorers: tuple[tuple[str, float], ...] = ()
     scores: Sequence[Sequence[float]] = ()
     picker: str = ""
+
+    def forget_scores(self) -> None:
+        """Nobody will ask for them any more."""
+        if isinstance(self.scores, list):
+            self.scores.clear()
 
 
 class ProfileResult(msgspec.Struct, frozen=True):
@@ -273,6 +278,14 @@ class SchedulingResult(msgspec.Struct, frozen=True):
     primary_profile: str
     profiles: Mapping[str, ProfileResult] = msgspec.field(default_factory=lambda: _EMPTY)
     set_headers: Mapping[str, str] = msgspec.field(default_factory=lambda: _EMPTY)
+
+    def forget_scores(self) -> None:
+        """All who were to be told of the decision have been. What scorers said is most of what a
+        decision takes, and its result is kept for as long as its request runs.
+        """
+        for one in self.profiles.values():
+            if one.steps is not None:
+                one.steps.forget_scores()
 
 
 class RawRequest(msgspec.Struct, frozen=True):

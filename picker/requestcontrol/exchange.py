@@ -377,6 +377,8 @@ class Exchange:
                 at_seconds=now,
             )
         )
+        if flight is not None:
+            flight.result.forget_scores()
 
     def _queue_seconds(self, now: float) -> float:
         """How long it waited to be let in; of one that never was, until it was over."""

@@ -118,7 +118,7 @@ async def test_three_endpoints_and_the_scores_of_all_that_were_scored(make_house
         SchedulingResult(
             tuple(one.endpoint for one in pool[:2]),
             "decode",
-            {"decode": ProfileResult(tuple(scores[:2]), tuple(scores)), "prefill": None},  # type: ignore[dict-item]
+            {"decode": ProfileResult(tuple(scores[:2]), tuple(scores))},
         )
     )
     house.use()

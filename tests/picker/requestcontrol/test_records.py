@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Sequence
 
 import pytest
-from configured_requests import PROMPT
+from configured_requests import PROMPT, routing
 from msgspec.structs import replace
-from recorded_scene import CONFIG, UNIX, Scene
+from recorded_scene import CONFIG, POOL, UNIX, Scene
 
 from picker.errors import Code, DropReason, RefusedError
-from picker.requestcontrol.observer import Decision, Outcome
+from picker.requestcontrol.observer import Decision, NoObserver, Outcome
 from picker.requestcontrol.record_keeping import MAX_NAME
 from picker.types import (
     Api,
@@ -299,3 +300,32 @@ async def test_no_prompt_and_no_finding_stays_alive() -> None:
     assert scene.records.find("p") is not None
     assert gone() is None
     assert refused() is None
+
+
+class Listener(NoObserver):
+    """Keeps decisions, and how many scores there were when they were told."""
+
+    def __init__(self) -> None:
+        self.decisions: list[Decision] = []
+        self.counts: list[int] = []
+
+    def decided(self, decision: Decision) -> None:
+        """Count."""
+        self.decisions.append(decision)
+        self.counts.append(len(_said(decision)))
+
+
+def _said(decision: Decision) -> Sequence[Sequence[float]]:
+    assert decision.result is not None
+    steps = decision.result.profiles["default"].steps
+    assert steps is not None
+    return steps.scores
+
+
+async def test_what_scorers_said_is_free_once_everybody_was_told() -> None:
+    """It is most of what a decision takes, and its result lives for as long as its request."""
+    listener = Listener()
+    at_work = routing(CONFIG, POOL, observer=listener)
+    await at_work.route()
+    assert listener.counts == [3]
+    assert [len(_said(one)) for one in listener.decisions] == [0]
