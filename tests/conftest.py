@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 # As the engine process does: OpenMP threads that wait by spinning stall each other for seconds when
 # anything else runs on their cores. Read once, when torch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+_FLEETS, _SLOW = "tests/integration/", "tests/worker/test_"
 DEFAULT_MODEL = Path.home() / ".cache/pointsman/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -27,14 +30,24 @@ def model_path() -> Path:
     return ensure_default_model()
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of several test processes (`-n 2 --dist loadgroup`) one runs all that starts whole fleets,
-    so that these do not fight for the machine; every other file stays together, with what its
-    tests share.
+class _WholeFiles(LoadScopeScheduling):  # type: ignore[misc]
+    """Of several test processes (`-n 2`) one runs all that starts whole fleets, so that these do
+    not fight for the machine; every other file stays together, with what its tests share.
     """
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        file = item.path.relative_to(config.rootpath).as_posix()
-        group = "fleets" if file.startswith("tests/integration/") else file
-        item.add_marker(pytest.mark.xdist_group(group))
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "fleets" if file.startswith(_FLEETS) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _WholeFiles:
+    """Divide the tests among processes, in the order in which they come."""
+    config.option.loadscopereorder = False
+    return _WholeFiles(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes long comes first, so that no process has it left at the end."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith((_FLEETS, _SLOW)))
