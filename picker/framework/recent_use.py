@@ -11,8 +11,9 @@ was not asked for by those for whom they were kept: it counts as asked by the fl
 more than half of the last seconds, by their weights. (Else a flow that is held back would soon look
 like the calmest of all.) Some flow always is within its share, and of equal ones all are.
 
-A flow that becomes active starts where the others are, as if it had used its share: else a flood
-that begins would have the whole pool before it has used as much as those who were there. Everything
+A flow that becomes active while others wait has used nothing, and so may catch up. One that comes
+to a pool with room starts where the others are, as if it had used its share: else a flood that
+begins would have the whole pool before it has used as much as those who were there. Everything
 takes amortised O(log n) of the active flows; those that have changed are put in order when somebody
 asks for the least.
 """
@@ -67,6 +68,7 @@ class RecentUse:
         self._weights = 0.0
         self._unserved = 0.0  # weights of those who want more than they get
         self._by_use: FlowHeap[tuple[bool, float]] = FlowHeap()  # flows that wait
+        self._num_waiting = 0
         self._changed: set[str] = set()
         self._began_at = 0.0
         self._now = 0.0
@@ -83,6 +85,7 @@ class RecentUse:
         if not use.waits:
             self._look_at(use)
             use.waits = True
+            self._num_waiting += 1
             self._changed.add(flow)
 
     def waits_no_more(self, flow: str) -> None:
@@ -91,6 +94,7 @@ class RecentUse:
         if use is not None and use.waits:
             self._look_at(use)
             use.waits = False
+            self._num_waiting -= 1
             self._by_use.remove(flow)
             self._rest(flow, use)
 
@@ -165,7 +169,9 @@ class RecentUse:
     def _use(self, flow: str, weight: float) -> _Use:
         use = self._active.get(flow)
         if use is None:
-            used = weight * self._used / self._weights if self._weights else 0.0
+            used = 0.0
+            if self._weights and not self._num_waiting:
+                used = weight * self._used / self._weights
             use = self._active[flow] = _Use(weight, used, at_seconds=self._now)
             self._weights += weight
             self._used += used

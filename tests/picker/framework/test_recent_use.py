@@ -113,6 +113,19 @@ def test_whoever_begins_has_not_saved_anything_up() -> None:
     assert use.within_share("flood", 1.0) is None
 
 
+def test_whoever_comes_while_others_wait_may_catch_up() -> None:
+    """It has used nothing yet, and goes before them once its first request has had its turn."""
+    use = RecentUse()
+    use.began("other", 1.0, 100.0, 0.0)
+    use.waits("flood", 1.0, 0.0)
+    use.began("flood", 1.0, 1000.0, 0.0)
+    use.waits("new", 1.0, 1.0)
+    assert use.within_share("new", 1.0) == "new"
+    for _ in range(5):
+        use.began("new", 1.0, 50.0, 1.0)
+        assert use.within_share("flood", 1.0) == "new"
+
+
 def beside_a_flood(waited_seconds: float) -> RecentUse:
     """A calm flow that used 40, and a flood that waits and could use no more than 36, because 24
     places of a hundred are kept free; both were there for ten seconds.
