@@ -35,6 +35,7 @@ MAX_MESSAGE_BYTES = 4 * 2**20
 MAX_NAME = 1024  # characters of whatever has a name
 MAX_LOADS = 65_536  # of one message
 MAX_COUNT = 2**40  # requests or tokens under way at one endpoint, by one replica
+_MAX_UINT32 = 2**32 - 1
 _HASH_BYTES = 8
 _HASHES = np.dtype("<u8")
 M = TypeVar("M", bound=Message)
@@ -55,7 +56,7 @@ def encoded_batch(batch: Batch) -> bytes:
         body.placements.add(
             plugin=plugins.setdefault(one.plugin, len(plugins)),
             endpoint=endpoints.setdefault(one.endpoint, len(endpoints)),
-            capacity=one.capacity,
+            capacity=min(one.capacity, _MAX_UINT32),
             hashes=one.hashes.astype(_HASHES, copy=False).tobytes(),
         )
     for bound in batch.bindings:
@@ -63,7 +64,7 @@ def encoded_batch(batch: Batch) -> bytes:
             plugin=plugins.setdefault(bound.plugin, len(plugins)),
             endpoint=endpoints.setdefault(bound.endpoint, len(endpoints)),
             session=_text(bound.session),
-            moves=bound.moves,
+            moves=min(bound.moves, _MAX_UINT32),
         )
     for name in endpoints:
         body.endpoints.add(key=name.key, host_port=name.host_port, incarnation=name.incarnation)
@@ -87,8 +88,12 @@ def encoded_told(told: Told) -> bytes:
         message.loads.version = told.loads.version
         message.loads.is_whole = told.loads.is_whole
         for (plugin, endpoint), load in told.loads.loads.items():
+            # Beyond that peers refuse the message, and with it all else that it says.
             message.loads.loads.add(
-                plugin=plugin, endpoint=endpoint, requests=load.requests, tokens=load.tokens
+                plugin=plugin,
+                endpoint=endpoint,
+                requests=min(load.requests, MAX_COUNT),
+                tokens=min(load.tokens, MAX_COUNT),
             )
     return message.SerializeToString()
 

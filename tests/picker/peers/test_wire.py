@@ -1,0 +1,38 @@
+"""Values on the way to other replicas, where fields have a width."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from picker.framework.findings import EndpointLoad
+from picker.peers.messages import (
+    PICKER,
+    Batch,
+    Binding,
+    EndpointName,
+    LoadReport,
+    Placement,
+    Told,
+)
+from picker.peers.wire import MAX_COUNT, decoded_told, encoded_batch, encoded_told
+
+A = EndpointName("ns/a", "10.0.0.1:80")
+
+
+@pytest.mark.parametrize("number", [2**32, 2**70])
+def test_a_number_that_is_too_large_for_its_field_is_told_as_the_largest(number: int) -> None:
+    """A session whose moves a peer has told as the most there can be, and which moves here."""
+    placed = Placement("p", A, number, np.arange(2, dtype=np.uint64))
+    told = decoded_told(encoded_batch(Batch(1, (placed,), (Binding("s", A, "one", number),))))
+    assert told.batch is not None
+    assert told.batch.bindings[0].moves == told.batch.placements[0].capacity == 2**32 - 1
+
+
+@pytest.mark.parametrize("tokens", [MAX_COUNT + 1, 2**64])
+def test_what_peers_would_not_believe_is_told_as_the_most_that_they_do(tokens: int) -> None:
+    """One estimate that is out of all reason must not make peers refuse everything else."""
+    report = LoadReport(1, True, {(PICKER, "ns/a"): EndpointLoad(1, tokens)})
+    told = decoded_told(encoded_told(Told(loads=report)))
+    assert told.loads is not None
+    assert told.loads.loads == {(PICKER, "ns/a"): EndpointLoad(1, MAX_COUNT)}
