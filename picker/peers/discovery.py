@@ -55,7 +55,10 @@ async def resolve(host: str) -> Sequence[str]:
     except ValueError:
         pass
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    try:
+        found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # an empty label, or one that is too long
+        raise OSError(f"it is no name of a host: {error}") from error
     return sorted({str(info[4][0]) for info in found})
 
 

@@ -74,3 +74,14 @@ async def test_addresses_stand_for_themselves() -> None:
     """And the system knows the loopback."""
     assert await resolve("10.1.2.3") == ["10.1.2.3"]
     assert "127.0.0.1" in await resolve("localhost")
+
+
+async def test_a_name_that_cannot_be_one_is_complained_of_like_one_that_is_unknown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The other names are resolved all the same."""
+    found: list[PeerAddress] = []
+    names = [PeerName("a..b", 9), PeerName("x" * 64 + ".example", 9), PeerName("10.0.0.1", 9)]
+    await NamedPeers(names, found.extend).look()
+    assert [one.target for one in found] == ["10.0.0.1:9"]
+    assert "'a..b' cannot be resolved" in caplog.text
