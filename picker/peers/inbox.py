@@ -50,6 +50,7 @@ class Inbox:
         self._peers: dict[bytes, _Peer] = {}
         self.missed = 0  # batches that did not come in their turn
         self.expired = 0  # times that the loads of a silent peer were dropped
+        self._has_lost_loads = False  # with a peer that had to go for another one
 
     @property
     def known(self) -> int:
@@ -101,7 +102,7 @@ class Inbox:
 
     def expire(self, now_seconds: float) -> bool:
         """Drop what has stood for too long; whether loads that counted do not any more."""
-        changed = False
+        changed, self._has_lost_loads = self._has_lost_loads, False
         for peer, known in list(self._peers.items()):
             silent = now_seconds - known.heard_at_seconds
             if silent > self._limits.silence_seconds and known.loads:
@@ -112,6 +113,11 @@ class Inbox:
             if silent > self._limits.memory_seconds:
                 del self._peers[peer]
         return changed
+
+    @property
+    def size(self) -> int:
+        """How many loads are kept, of all peers."""
+        return sum(len(known.loads) for known in self._peers.values())
 
     def loads(self) -> dict[str, dict[str, EndpointLoad]]:
         """What all peers have under way together, by plugin and endpoint."""
@@ -135,9 +141,13 @@ class Inbox:
         if known is None:
             known = self._peers[peer] = _Peer(now_seconds)
             if len(self._peers) > self._limits.max_peers:
-                del self._peers[min(self._peers, key=lambda one: self._peers[one].heard_at_seconds)]
+                self._forget_one()
         known.heard_at_seconds = max(known.heard_at_seconds, now_seconds)
         return known
+
+    def _forget_one(self) -> None:
+        oldest = min(self._peers, key=lambda one: self._peers[one].heard_at_seconds)
+        self._has_lost_loads |= bool(self._peers.pop(oldest).loads)
 
 
 def _add(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from replica_mesh import KEYS, Node, call, node, round_of, told
 
 from picker.framework.findings import EndpointLoad
-from picker.peers.exchange import OneselfError, PeerRefusedError
+from picker.peers.exchange import FEW_LOADS, OneselfError, PeerRefusedError
 from picker.peers.inbox import InboxLimits
 from picker.peers.messages import Hello, Seed, Told
 from picker.peers.outbox import OutboxLimits
@@ -320,3 +320,27 @@ def test_a_peer_that_reads_nothing_costs_no_more_than_the_log() -> None:
     told(one, slow, 2.0)
     assert cursor.skipped > 50
     assert len(fast.placements.known) == 100
+
+
+def test_many_loads_are_added_up_now_and_then_and_few_at_once() -> None:
+    """What came meanwhile counts a little later, without any other message; so does its end."""
+    names = tuple(f"ns/e{number}" for number in range(FEW_LOADS + 50))
+    rng = Random(9)
+    nodes = [node(rng, endpoints=KEYS), node(rng, endpoints=KEYS)]
+    one, other = nodes
+    for key in names:
+        one.inflight.acquire(key)
+    round_of(nodes, 0.1)
+    one.inflight.acquire(names[0])
+    one.exchange.tick(0.1001)
+    for message in told(one, other, 0.1001):
+        other.exchange.hear(one.exchange.replica_id, message, 0.1001)
+    assert other.inflight.counts[names[0]] == 1
+    other.exchange.tick(0.2)
+    assert other.inflight.counts[names[0]] == 2
+    one.inflight.acquire(names[0])
+    round_of(nodes, 0.2)
+    other.exchange.hear(one.exchange.replica_id, one.exchange.goodbye(), 0.2001)
+    assert other.inflight.total == len(names) + 1
+    other.exchange.tick(0.25)
+    assert other.inflight.total == 0

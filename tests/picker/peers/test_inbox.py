@@ -70,3 +70,13 @@ def test_no_more_is_kept_than_the_limits_say() -> None:
         inbox.check_integrity()
     assert inbox.known == 3
     assert sum(load.requests for load in inbox.loads()[PICKER].values()) == 6
+
+
+def test_loads_of_a_peer_that_is_forgotten_for_another_one_are_known_to_be_gone() -> None:
+    """Whoever has added them up hears of it, though no load has come."""
+    inbox = Inbox(InboxLimits(max_peers=1))
+    inbox.take_loads(PEER, report(1, a=1), 0.0)
+    inbox.greet(OTHER, 0.0)
+    assert inbox.loads() == {}
+    assert inbox.expire(0.0)
+    assert not inbox.expire(0.0)
