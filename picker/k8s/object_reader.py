@@ -23,7 +23,7 @@ from picker.k8s.object_map import MalformedObjectError
 from picker.k8s.objects.findings import ObjectFinding, Severity
 from picker.k8s.objects.reading import read_policy, read_pool
 from picker.k8s.objects.values import Pool
-from picker.k8s.pods import PodError, PodRecord, read_pod
+from picker.k8s.pods import PodError, PodRecord, is_ending, read_pod
 
 log = logging.getLogger(__name__)
 
@@ -66,19 +66,24 @@ class ObjectReader:
         """The pool itself; None while it is being deleted, even if it is malformed."""
         document = msgspec.json.decode(raw)
         metadata = _metadata(document)
-        if metadata.get("name") != self.pool.name or metadata.get("deletionTimestamp") is not None:
+        is_ours = metadata.get("name") == self.pool.name and self._is_here(metadata)
+        if not is_ours or metadata.get("deletionTimestamp") is not None:
             return None
         reading = read_pool(document)
         self._tell("InferencePool", metadata, reading.findings)
         return reading.value
 
-    def read_pod(self, raw: msgspec.Raw) -> PodRecord:
-        """A Pod of the pool's namespace."""
+    def read_pod(self, raw: msgspec.Raw) -> PodRecord | None:
+        """A Pod; None when it is of another namespace.
+
+        A malformed one that is being deleted has no last good state: it must not serve on.
+        """
         try:
-            return read_pod(raw)
+            record = read_pod(raw)
         except PodError as error:
             self.errors.inc()
-            raise MalformedObjectError(str(error)) from error
+            raise MalformedObjectError(str(error), keep_last_good=not is_ending(raw)) from error
+        return record if record.namespace == self.pool.namespace else None
 
     def read_objective(self, raw: msgspec.Raw) -> Objective | None:
         """An objective; None when it is about another pool."""
@@ -92,12 +97,16 @@ class ObjectReader:
 
     def _policy(self, raw: msgspec.Raw) -> PolicyObject | None:
         document = msgspec.json.decode(raw)
-        if not self._concerns(document):
+        if not self._concerns(document) or not self._is_here(_metadata(document)):
             return None
         reading = read_policy(document)
         kind = document["kind"] if isinstance(document.get("kind"), str) else "object"
         self._tell(kind, _metadata(document), reading.findings)
         return reading.value
+
+    def _is_here(self, metadata: dict[str, Any]) -> bool:
+        """Whether an object is of the pool's namespace, as all are that a server was asked for."""
+        return metadata.get("namespace", self.pool.namespace) == self.pool.namespace
 
     def _concerns(self, document: Any) -> bool:
         """Whether it may be about the pool; what is wrong with others is nobody's business here."""

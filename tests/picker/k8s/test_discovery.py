@@ -204,6 +204,19 @@ async def test_malformed_pods_are_told_of_and_left_out(caplog: pytest.LogCapture
 
 
 @pytest.mark.looptime
+async def test_a_malformed_pod_that_is_deleted_serves_no_longer() -> None:
+    """What was known of it stays, but not once its deletion was seen."""
+    async with following() as scene:
+        await ready(scene, "a", "b")
+        found = scene.server.read("pods", "a")
+        metadata = {**found["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+        status = {**found["status"], "podIP": "nowhere"}
+        scene.server.write({**found, "metadata": metadata, "status": status})
+        await scene.settled()
+        assert scene.pods == {"b"}
+
+
+@pytest.mark.looptime
 async def test_ten_minutes_without_an_api_server() -> None:
     """The last view serves, is said to be old, and is right within seconds once it is back."""
     async with following() as scene:
