@@ -37,6 +37,7 @@ _MALFORMED = (
     TypeError,
     LookupError,
     AttributeError,
+    RecursionError,
 )
 
 
@@ -65,7 +66,7 @@ def metadata_of(raw: msgspec.Raw) -> Metadata | None:
     """The metadata of an object; None when it has none that can be read."""
     try:
         return _HEAD.decode(raw).metadata
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -141,9 +142,13 @@ class ObjectMap(Generic[R]):
         return Draft(self)
 
     def settle(self, draft: Draft[R]) -> bool:
-        """Be what the list said; whether the view changed. Records keep their order."""
-        old = {key: draft.held[key] for key in self._held if key in draft.held}
-        return self._settle(old | draft.held)
+        """Be what the list said; whether the view changed. Records keep their order.
+
+        A list with objects of which it cannot be told which they are takes nothing away.
+        """
+        known, said = self._held, draft.held
+        old = {key: said[key] for key in known if key in said} if draft.is_whole else known | said
+        return self._settle(old | said)
 
     def unreadable(self, why: str) -> None:
         """Something came of which it cannot be told what object it is."""
@@ -192,12 +197,14 @@ class Draft(Generic[R]):
 
     def __init__(self, objects: ObjectMap[R]) -> None:
         self.held: dict[ObjectKey, _Held[R]] = {}
+        self.is_whole = True
         self._objects = objects
 
     def add(self, raw: msgspec.Raw) -> None:
         """One object of the list."""
         metadata = metadata_of(raw)
         if metadata is None or not metadata.name:
+            self.is_whole = False
             self._objects.unreadable("it has no name")
         else:
             self.held[metadata.key] = self._objects._read(metadata, raw)

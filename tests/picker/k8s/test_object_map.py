@@ -164,6 +164,28 @@ def test_what_has_no_name_in_a_list_is_left_out(objects: ObjectMap[int], text: b
     assert shown(objects) == {"a": 1}
 
 
+@pytest.mark.parametrize("text", [b"{}", b"null", b'{"metadata":{"name":"\xff"}}'])
+def test_a_list_that_cannot_be_read_takes_nothing_away(
+    objects: ObjectMap[int], text: bytes
+) -> None:
+    """What it lacks may be what could not be read; the next whole list tells."""
+    settle(objects, raw("a"), raw("b"))
+    assert not settle(objects, msgspec.Raw(text), msgspec.Raw(text))
+    assert shown(objects) == {"a": 1, "b": 1}
+    settle(objects, msgspec.Raw(text), raw("b", 2), raw("c"))
+    assert shown(objects) == {"a": 1, "b": 2, "c": 1}
+    settle(objects, raw("b"))
+    assert shown(objects) == {"b": 1}
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"metadata":{"name":"\xff"}}', b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"]
+)
+def test_bytes_that_no_server_sends_have_no_metadata(text: bytes) -> None:
+    """Broken text, and nesting without end, are no failure of whoever follows."""
+    assert metadata_of(msgspec.Raw(text)) is None
+
+
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(["put", "put", "remove", "list"]),
