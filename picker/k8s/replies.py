@@ -53,6 +53,7 @@ class _Status(msgspec.Struct, frozen=True):
     details: _Details | None = None
 
 
+_NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _PAGE = msgspec.json.Decoder(Page)
 _LINE = msgspec.json.Decoder(_Line)
 _STATUS = msgspec.json.Decoder(_Status)
@@ -80,26 +81,30 @@ async def read_bounded(stream: Stream, most_bytes: int) -> bytes:
 
 
 def decode_listing(body: bytes) -> Page:
-    """A page of a list."""
+    """A page of a list. What tells no version is none, though it may look like an empty one."""
     try:
-        return _PAGE.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        page = _PAGE.decode(body)
+    except _NO_JSON as error:
         raise UnreachableError(f"the answer is no list: {error}: {_shown(body)}") from error
+    if not page.metadata.resource_version:
+        raise UnreachableError(f"the answer is no list: no resourceVersion: {_shown(body)}")
+    return page
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
     """One object."""
     try:
         return _OBJECT.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UnreachableError(f"the answer is no object: {error}: {_shown(body)}") from error
+    except _NO_JSON as error:
+        # Nothing of it is shown: reviews of tokens come back with the token in them.
+        raise UnreachableError(f"the answer is no object: {error}") from error
 
 
 def decode_event(line: bytes) -> WatchEvent:
     """A line of a watch. Raises `ApiError` for one that tells an error."""
     try:
         told = _LINE.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _NO_JSON as error:
         raise UnreachableError(f"a line is no event: {error}: {_shown(line)}") from error
     if told.type == "ERROR":
         raise api_error(None, {}, bytes(told.object))
@@ -110,7 +115,7 @@ def api_error(status: int | None, headers: Mapping[str, str], body: bytes) -> Ap
     """A refusal, whatever its body is; without the `status` of HTTP that which the body tells."""
     try:
         told = _STATUS.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except _NO_JSON:
         return ApiError(status or 500, "", _shown(body).strip(), _retry_after(headers))
     seconds = told.details.retry_after_seconds if told.details else None
     if seconds is None:

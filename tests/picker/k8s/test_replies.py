@@ -111,13 +111,31 @@ def test_a_page_tells_its_objects_and_how_it_goes_on() -> None:
     page = decode_listing(b'{"metadata":{"continue":"x","resourceVersion":"5"},"items":[{"a":1}]}')
     assert (page.metadata.continue_, page.metadata.resource_version) == ("x", "5")
     assert [bytes(one) for one in page.objects] == [b'{"a":1}']
-    assert decode_listing(b'{"metadata":{},"items":null}').objects == []
+    assert decode_listing(b'{"metadata":{"resourceVersion":"5"},"items":null}').objects == []
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"items":[]}', b'{"metadata":{"items"'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>",
+        b"[]",
+        b'{"items":[]}',
+        b'{"metadata":{"items"',
+        b'{"kind":"Status","metadata":{},"status":"Success"}',
+        b'{"metadata":{},"items":[]}',
+    ],
+)
 def test_what_is_no_list_is_no_answer(body: bytes) -> None:
     """A login page, say, with status 200."""
     with pytest.raises(UnreachableError, match="no list"):
         decode_listing(body)
     with pytest.raises(UnreachableError, match="no object"):
         decode_object(b"[1]")
+
+
+def test_nothing_is_shown_of_an_object_that_cannot_be_read() -> None:
+    """It may be a review of a token, with the token in it."""
+    with pytest.raises(UnreachableError) as raised:
+        decode_object(b'{"kind":"TokenReview","spec":{"token":"top-secret"')
+    assert "top-secret" not in str(raised.value)
