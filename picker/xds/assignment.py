@@ -43,8 +43,9 @@ class Assignment:
 def assignment_of(cluster: str, endpoints: Iterable[Endpoint]) -> Assignment:
     """What to tell of `endpoints`.
 
-    Envoy refuses a whole assignment for one address that is a name and not an IP address, so such
-    an endpoint is left out. Of several endpoints at one address the first one stands for all.
+    Envoy refuses a whole assignment for one address that is a name and not an IP address, or has a
+    zone (`fe80::1%eth0`), so such an endpoint is left out. Of several endpoints at one address the
+    first one stands for all.
     """
     by_place: dict[tuple[str, ...], list[Endpoint]] = {}
     skipped: list[str] = []
@@ -70,4 +71,4 @@ def _is_ip(address: str) -> bool:
         ip_address(address)
     except ValueError:
         return False
-    return True
+    return "%" not in address

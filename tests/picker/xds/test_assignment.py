@@ -36,3 +36,10 @@ def test_endpoints_are_told_by_where_they_stand() -> None:
         ("z2", ["a"]),
     ]
     assert found.size == 4
+
+
+def test_an_address_with_a_zone_is_left_out() -> None:
+    """It is one for this machine alone, and Envoy would refuse all the others with it."""
+    zoned, good = Endpoint("a", "fe80::1%eth0", 1), Endpoint("b", "fd00::1", 1)
+    found = assignment_of("pool", [zoned, good])
+    assert (found.skipped, found.size) == (("default/a",), 1)
