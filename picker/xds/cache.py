@@ -56,6 +56,11 @@ class Cache:
         """The set that was published last."""
         return self._current
 
+    @property
+    def watchers(self) -> int:
+        """How many are called after a change."""
+        return len(self._watchers)
+
     def publish(self, resources: Iterable[Resource]) -> bool:
         """Let `resources` be all there are, and tell who watches; whether that changes anything."""
         fresh = {one.name: one for one in resources}

@@ -61,6 +61,11 @@ class DeltaSession:
         """What the client subscribes to by name."""
         return self._wanted.names
 
+    @property
+    def remembered(self) -> int:
+        """How many names it holds on to, at least."""
+        return max(map(len, (self._wanted.names, self._known, self._due)))
+
     def receive(self, request: Request) -> Verdict:
         """A request has come. Its changes of the subscription count even if its nonce is stale:
         the client will not say them again.

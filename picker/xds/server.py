@@ -5,8 +5,9 @@ session; that, and every change of the cache, wakes the writer, which asks the s
 The session sees to it that at most one response is under way, so a slow client is told of the
 latest state when it is ready for it, and nothing is ever queued.
 
-Streams end when the client ends them or breaks the protocol. A subscription to what is not served
-here is answered as the protocol says, with silence or with a removal, and named in the log.
+Streams end when the client ends them, breaks the protocol or names more than `MAX_NAMES` resources.
+A subscription to what is not served here is answered as the protocol says, with silence or with a
+removal, and named in the log.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ from picker.xds_series import XdsSeries
 
 log = logging.getLogger(__name__)
 
+MAX_NAMES = 4096  # that a client may have remembered
+MAX_LINES = 20  # of the log that a client may fill at once
+LINE_SECONDS = 60.0  # for another one
+_MAX_SHOWN = 10  # names in one line
+_MAX_TEXT = 160  # characters of what a client says
+
 Q = TypeVar("Q")
 R = TypeVar("R")
 Q_in = TypeVar("Q_in", contravariant=True)
@@ -39,6 +46,11 @@ class Session(Protocol[Q_in, R_out]):
     @property
     def names(self) -> frozenset[str]:
         """What the client subscribes to by name."""
+        ...
+
+    @property
+    def remembered(self) -> int:
+        """How many names it holds on to, at least."""
         ...
 
     def receive(self, request: Q_in) -> Verdict:
@@ -108,6 +120,27 @@ class EndpointDiscovery:
         await write(wire.sotw_response(response))
 
 
+class _Lines:
+    """How many lines of the log a client may fill now: what it says is its own choice."""
+
+    def __init__(self) -> None:
+        self._left = float(MAX_LINES)
+        self._looked_at_seconds = self._clock()
+
+    def take(self) -> bool:
+        """Whether there is one more."""
+        now = self._clock()
+        gained = (now - self._looked_at_seconds) / LINE_SECONDS
+        self._left, self._looked_at_seconds = min(self._left + gained, MAX_LINES), now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+    def _clock(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
 class _Client(Generic[Q, R]):
     """One stream. Owns its session, and what was logged about it."""
 
@@ -121,6 +154,7 @@ class _Client(Generic[Q, R]):
         self._node_id = ""
         self._complaint = ""
         self._strange: set[str] = set()
+        self._lines = _Lines()
 
     async def serve(self, read: Read, write: Write) -> None:
         """Until the client ends the stream. Raises `RpcError` when it breaks the protocol."""
@@ -162,10 +196,12 @@ class _Client(Generic[Q, R]):
             return True
         if not type_url:
             raise RpcError(Status.INVALID_ARGUMENT, "a request of no type")
-        if type_url != wire.ENDPOINT_TYPE and type_url not in self._strange:
+        if type_url == wire.ENDPOINT_TYPE:
+            return True
+        if type_url not in self._strange and self._lines.take():
             self._strange.add(type_url)
-            log.info("%s asks for %s: only endpoints are told of here", self, type_url)
-        return type_url == wire.ENDPOINT_TYPE
+            log.info("%s asks for %s: only endpoints are told of here", self, _shown(type_url))
+        return False
 
     def _take(self, request: Q) -> None:
         problem = getattr(request, "problem", None)
@@ -175,9 +211,12 @@ class _Client(Generic[Q, R]):
             self._complaint = ""
         elif verdict is Verdict.NACK:
             self._series.nacks_total.labels(self._variant.name).inc()
-            if problem is not None and problem != self._complaint:
+            if problem is not None and problem != self._complaint and self._lines.take():
                 self._complaint = problem
-                log.error("%s refuses the endpoints it was told of: %s", self, problem)
+                log.error("%s refuses the endpoints it was told of: %s", self, _shown(problem))
+        if self._session.remembered > MAX_NAMES:
+            text = f"a client may name {MAX_NAMES} resources"
+            raise RpcError(Status.RESOURCE_EXHAUSTED, text)
 
     def _name_what_is_strange(self) -> None:
         """Say once of each name that is asked for and not served what is served instead."""
@@ -185,13 +224,13 @@ class _Client(Generic[Q, R]):
         if current is None:
             return
         strange = self._session.names - current.resources.keys() - self._strange
-        if strange:
+        if strange and self._lines.take():
             self._strange |= strange
             served = _listed(current.resources)
             log.warning("%s asks for endpoints of %s: here are %s", self, _listed(strange), served)
 
     def __str__(self) -> str:
-        return f"the proxy '{self._node_id}'" if self._node_id else "a proxy"
+        return f"the proxy '{_shown(self._node_id)}'" if self._node_id else "a proxy"
 
 
 def _refuse_other_types(type_url: str) -> None:
@@ -201,4 +240,12 @@ def _refuse_other_types(type_url: str) -> None:
 
 
 def _listed(names: Mapping[str, object] | frozenset[str] | set[str]) -> str:
-    return ", ".join(f"'{name}'" for name in sorted(names)) or "none"
+    shown = [f"'{_shown(name)}'" for name in sorted(names)[:_MAX_SHOWN]]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "") or "none"
+
+
+def _shown(text: str) -> str:
+    """What a client says, in one line of the log that is not too long."""
+    short = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+    return "".join(letter if letter.isprintable() else " " for letter in short)

@@ -57,6 +57,11 @@ class SotwSession:
         """What the client subscribes to by name."""
         return self._wanted.names
 
+    @property
+    def remembered(self) -> int:
+        """How many names it holds on to, at least."""
+        return len(self._wanted.names)
+
     def receive(self, request: Request) -> Verdict:
         """A request has come. A stale one is disregarded: the client will say it all again."""
         verdict = Verdict.NONE

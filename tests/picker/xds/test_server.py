@@ -15,7 +15,7 @@ from picker.types import Endpoint
 from picker.xds import wire
 from picker.xds.assignment import assignment_of
 from picker.xds.cache import Cache
-from picker.xds.server import EndpointDiscovery
+from picker.xds.server import MAX_LINES, MAX_NAMES, EndpointDiscovery
 
 Request, Response = discovery_pb2.DiscoveryRequest, discovery_pb2.DiscoveryResponse
 DeltaRequest = discovery_pb2.DeltaDiscoveryRequest
@@ -212,3 +212,62 @@ async def test_what_cannot_be_fetched_is_an_error_that_says_why(served: Served) 
                 call.send(request)
             assert (await call.failure()).status is status
         served.tell(1)
+
+
+@VARIANTS
+async def test_a_client_that_asks_for_too_many_names_is_sent_away(
+    served: Served, is_delta: bool
+) -> None:
+    """All at once or, where one can, some with every request."""
+    served.tell(1)
+    names = [f"n{number}" for number in range(MAX_NAMES + 1)]
+    async with served.call(wire.DELTA_ENDPOINTS if is_delta else wire.STREAM_ENDPOINTS) as call:
+        call.send(asking(is_delta))
+        if is_delta:
+            call.send(DeltaRequest(resource_names_subscribe=names[:MAX_NAMES]))
+        else:
+            call.send(Request(resource_names=names, response_nonce=(await call.receive()).nonce))
+        failure = await call.failure()
+    assert failure.status is Status.RESOURCE_EXHAUSTED
+    assert dict(served.series.clients.numbers()) == {(): 0.0}
+
+
+@VARIANTS
+async def test_what_a_client_says_takes_little_of_the_log(
+    served: Served, is_delta: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many names it asks for, however long they are and however often it is refused."""
+    caplog.set_level(logging.INFO)
+    served.tell(1)
+    names = [f"{number}\n" + "x" * 500 for number in range(500)]
+    async with served.call(wire.DELTA_AGGREGATED if is_delta else wire.STREAM_AGGREGATED) as call:
+        for number in range(100):
+            asked = asking(is_delta, type_url=f"{CLUSTERS}{number}")
+            asked.node.id = "n\n" * 500
+            call.send(asked)
+        if is_delta:
+            first = DeltaRequest(resource_names_subscribe=[*names, "pool"])
+        else:
+            first = Request(resource_names=[*names, "pool"])
+        first.type_url = wire.ENDPOINT_TYPE
+        call.send(first)
+        for number in range(2, 102):
+            call.send(answer(is_delta, await call.receive(), f"{number}\n" + "y" * 5000))
+            await call.silence()
+            served.tell(number)
+    lines = [one.getMessage() for one in caplog.records]
+    assert 3 <= len(lines) <= 3 * MAX_LINES
+    assert max(map(len, lines)) < 2000
+    assert not any("\n" in line for line in lines)
+
+
+async def test_a_thousand_calls_leave_nothing_behind(served: Served) -> None:
+    """Neither those that end in order nor those that break off are told of changes any more."""
+    served.tell(1)
+    for number in range(1000):
+        async with served.call(wire.STREAM_ENDPOINTS) as call:
+            call.send(b"\xff" if number % 2 else asking(is_delta=False))
+            if number % 2:
+                assert (await call.failure()).status is Status.INVALID_ARGUMENT
+    assert served.cache.watchers == 0
+    assert dict(served.series.clients.numbers()) == {(): 0.0}
