@@ -279,6 +279,8 @@ def _translated(silence: type[UnreachableError] = UnreachableError) -> Iterator[
 
 
 def _said(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"{error.status} {error.message}"  # without the URL, which may hold a password
     return str(error) or type(error).__name__
 
 

@@ -96,6 +96,9 @@ class KubeconfigFiles:
     def _document(self, path: Path) -> dict[str, Any]:
         try:
             document = yaml.safe_load(path.read_text())
+        except yaml.MarkedYAMLError as error:
+            # Said without the line itself, which may hold a token.
+            raise ConfigError(f"{path}: not a kubeconfig file: {_place(error)}") from None
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ConfigError(f"{path}: not a kubeconfig file: {error}") from error
         if not isinstance(document, dict):
@@ -135,7 +138,8 @@ def _access(configuration: Any, namespace: str, contexts: TlsContexts) -> Access
     url = str(configuration.host).rstrip("/")
     scheme = url.partition("://")[0]
     if scheme not in ("https", "http"):
-        raise ConfigError(f"the server {url!r} is no address: begin it with https:// or http://")
+        shown = _without_password(url)
+        raise ConfigError(f"the server {shown!r} is no address: begin it with https:// or http://")
     header = configuration.api_key.get(_TOKEN)
     tls = None
     if scheme == "https":
@@ -172,8 +176,23 @@ def _proxy(configuration: Any, url: str) -> str | None:
     if rest.should_bypass_proxies(url, no_proxy=configuration.no_proxy or ""):
         return None
     if not str(proxy).startswith(("http://", "https://")):
-        raise ConfigError(f"the proxy {proxy!r} cannot be used: only http:// and https:// can")
+        shown = _without_password(str(proxy))
+        raise ConfigError(f"the proxy {shown!r} cannot be used: only http:// and https:// can")
     return str(proxy)
+
+
+def _without_password(url: str) -> str:
+    """An address for people, without what stands before "@"."""
+    before, _, rest = url.rpartition("@")
+    scheme, separator, _ = before.partition("://")
+    return f"{scheme}{separator}{rest}" if separator else rest
+
+
+def _place(error: yaml.MarkedYAMLError) -> str:
+    """What is wrong with YAML, and where."""
+    mark = error.problem_mark or error.context_mark
+    where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
+    return f"{error.problem or error.context or 'broken YAML'}{where}"
 
 
 def _named(documents: list[dict[str, Any]], section: str, key: str) -> dict[str, dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from picker.errors import ConfigError
@@ -18,10 +18,10 @@ class Access:
     """
 
     url: str
-    authorization: str | None = None
+    authorization: str | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = None
     tls_server_name: str | None = None
-    proxy: str | None = None
+    proxy: str | None = field(default=None, repr=False)  # may hold a password
     namespace: str = "default"
 
 
@@ -35,7 +35,7 @@ class TlsMaterial:
     certificate_path: Path | None = None
     certificate: bytes | None = None
     key_path: Path | None = None
-    key: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
 
     @classmethod
     def read(

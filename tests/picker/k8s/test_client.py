@@ -336,7 +336,7 @@ async def test_half_a_line_at_the_end_of_a_watch_is_no_event() -> None:
 
 async def test_a_list_that_never_ends_is_given_up() -> None:
     """A server that says the same page for ever."""
-    page = b'{"metadata":{"continue":"x"},"items":[]}'
+    page = b'{"metadata":{"continue":"x","resourceVersion":"5"},"items":[]}'
     sent = HEAD + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(page) + page
     limits = Limits(most_pages=20)
     async with answering(sent) as url, client_of(Access(url), limits=limits) as client:
@@ -380,3 +380,14 @@ async def test_pods_are_followed_through_a_restart_of_the_server(
         assert seen == {f"p{number}" for number in range(2, 700)} | {"late"}
         assert reflector.problem() is None
         running.cancel()
+
+
+async def test_a_proxy_that_refuses_is_told_of_without_its_password() -> None:
+    """Its address holds it, as the environment gives it."""
+    refusal = b"HTTP/1.1 407 Who are you\r\nContent-Length: 0\r\n\r\n"
+    async with asyncio.timeout(PATIENCE_SECONDS), answering(refusal) as url:
+        proxy = url.replace("://", "://me:top-secret@")
+        async with client_of(Access("https://10.0.0.1", proxy=proxy)) as client:
+            with pytest.raises(UnreachableError, match="407 Who are you") as raised:
+                await client.list(PODS, ALL)
+    assert "top-secret" not in str(raised.value)

@@ -115,6 +115,40 @@ def test_without_the_extra_it_is_said_how_to_get_it(
         found(clock, tmp_path, kubeconfig(tmp_path / "config"))
 
 
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("users:\n- name: a\n  user:\n    token: top-secret: x\n", "in line 4, column 22"),
+        (
+            "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
+            "clusters: [{name: c, cluster: {server: 'http://a', "
+            "proxy-url: 'socks5://me:top-secret@b'}}]",
+            "proxy 'socks5://b' cannot be used",
+        ),
+        (
+            "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
+            "clusters: [{name: c, cluster: {server: 'me:top-secret@b'}}]",
+            "server 'b' is no address",
+        ),
+    ],
+)
+def test_errors_show_no_secrets(tmp_path: Path, clock: Clock, text: str, wanted: str) -> None:
+    """They are logged, also while the picker runs."""
+    path = tmp_path / "config"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=wanted) as raised:
+        found(clock, tmp_path, path)
+    assert "top-secret" not in str(raised.value)
+
+
+async def test_credentials_are_not_shown_by_accident(tmp_path: Path, clock: Clock) -> None:
+    """Neither a token nor the password of a proxy."""
+    given = {"server": "http://10.0.0.1", "proxy-url": "http://me:top-secret@proxy:1"}
+    access = await access_of(tmp_path, clock, user={"token": "top-secret"}, cluster=given)
+    assert access.authorization == "Bearer top-secret"
+    assert "top-secret" not in repr(access)
+
+
 async def test_proxies_are_those_of_the_file_or_of_the_environment(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
