@@ -103,7 +103,8 @@ class PeerServer:
         if first is None:
             return
         peer, answer = self._exchange.greeted(first, self._clock())
-        await context.write(answer)
+        async with asyncio.timeout(HELLO_SECONDS):  # who reads nothing must not keep a place
+            await context.write(answer)
         if peer == self._exchange.replica_id:
             return
         self._callers[peer] = self._callers.get(peer, 0) + 1
