@@ -28,6 +28,7 @@ from picker.processes.supervisor import Supervisor
 from picker.running.admin_source import ProcessAdmin
 from picker.running.config_status import ConfigStatus, problem_of
 from picker.running.draining import until_quiet
+from picker.running.leader_side import LeaderSide
 from picker.running.listeners import Listeners, StartError
 from picker.running.options import Options, Ports
 from picker.running.peer_side import PeerSide
@@ -63,6 +64,7 @@ class Picker:
         self._config = config_in_use(options, loaded, outside, self._metrics)
         self._watch = self._config_watch(content)
         self._recording = RecordingSide(options, self._config.hash_seed, self._metrics)
+        self._leader = LeaderSide(options, self._metrics)
         self._pool = PoolSide(
             options, self._config.assembly, self._metrics, self._inflight, (self._recording,)
         )
@@ -87,7 +89,7 @@ class Picker:
             source=ProcessAdmin(
                 self._requests,
                 ConfigStatus(self._config, problem_of(self._watch)),
-                self._pool.problem,
+                lambda: self._leader.problem() or self._pool.problem(),
             ),
         )
         self._listeners = Listeners(
@@ -102,8 +104,11 @@ class Picker:
         self._peers = PeerSide(options, self._config, datastore, self._inflight, self._metrics)
 
     def is_ready(self) -> bool:
-        """Whether new requests should come here: endpoints are known and no drain has begun."""
-        return self._pool.datastore.synced and not self._draining
+        """Whether new requests should come here: endpoints are known, no drain has begun, and no
+        other replica leads.
+        """
+        is_able = self._pool.datastore.synced and not self._draining
+        return is_able and self._leader.is_leader()
 
     def stop(self) -> None:
         """Begin the drain; a second call ends it at once."""
@@ -119,6 +124,7 @@ class Picker:
         for warning in self._config.assembly.warnings:
             log.warning("configuration: %s", warning)
         self._pool.load()
+        self._leader.load()
         async with AsyncExitStack() as stack:
             await self._requests.open(stack)
             ports = await self._listeners.open(stack)
@@ -126,6 +132,7 @@ class Picker:
             ports = replace(ports, peers=await self._peers.open(stack))
             async with asyncio.TaskGroup() as group:
                 tasks = self._start(group)
+                self._leader.start(group)
                 gc.collect()
                 gc.freeze()  # what start-up allocated stays; no later collection need look at it
                 announce(ports)
@@ -152,6 +159,7 @@ class Picker:
     async def _drain(self) -> None:
         """Say "not serving", but serve on until proxies have stopped sending or time is up."""
         self._draining = True
+        self._leader.resign()
         under_way, waiting = self._inflight.own_total, self._requests.waiting
         log.info("draining: %d requests under way, %d waiting", under_way, waiting)
         grace = await until_quiet(

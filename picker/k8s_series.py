@@ -1,4 +1,6 @@
-"""The series about following Kubernetes: how often it was asked, what it said, what went wrong."""
+"""The series about following Kubernetes: how often it was asked, what it said, what went wrong; and
+about who leads.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +42,8 @@ class KubernetesSeries(Declarations):
             "Seconds since the API server was last heard of a selection.",
             (*_LABELS, "selector"),
         )
+
+        self.election = ElectionSeries(declared)
 
     def of(self, resource: str, namespace: str) -> SubjectSeries:
         """Those of one subject."""
@@ -86,3 +90,63 @@ class SubjectSeries:
             yield
         finally:
             self.age.remove(self.resource, self.namespace, selector)
+
+
+class ElectionSeries(Declarations):
+    """Owns those about who leads; there are none without an election."""
+
+    def __init__(self, declared: list[AnySeries]) -> None:
+        super().__init__(declared)
+        self.leader = self._own_gauge("leader", "1 while this replica leads.", ("lease",))
+        self.renewal_age_seconds = self._own_gauge(
+            "lease_renewal_age_seconds",
+            "Seconds since this replica last took or renewed the lease.",
+            ("lease",),
+        )
+        self.changes_total = self._own_counter(
+            "leader_changes_total",
+            "Times that this replica began and ceased to lead.",
+            ("lease", "change"),
+        )
+        self.errors_total = self._own_counter(
+            "lease_errors_total",
+            "Requests about the lease that failed, by HTTP status or unreachable.",
+            ("lease", "reason"),
+        )
+
+    def of(self, lease: str) -> LeaseSeries:
+        """Those of one lease."""
+        return LeaseSeries(lease, self)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSeries:
+    """The series with the label of one lease."""
+
+    lease: str
+    series: ElectionSeries
+
+    @contextmanager
+    def shown(self, is_leader: Callable[[], bool]) -> Iterator[None]:
+        """Tell whether this replica leads, for the length of the block."""
+        self.series.leader.labels(self.lease).set_function(lambda: float(is_leader()))
+        for change in ("gained", "lost"):
+            self.series.changes_total.labels(self.lease, change)
+        try:
+            yield
+        finally:
+            self.series.leader.remove(self.lease)
+
+    def renewed(self, clock: Callable[[], float]) -> None:
+        """The lease was written at this moment of `clock`."""
+        at = clock()
+        age = self.series.renewal_age_seconds.labels(self.lease)
+        age.set_function(lambda: clock() - at)
+
+    def count_change(self, change: str) -> None:
+        """Leading began or ended."""
+        self.series.changes_total.labels(self.lease, change).inc()
+
+    def count_error(self, reason: str) -> None:
+        """A request that failed."""
+        self.series.errors_total.labels(self.lease, reason).inc()

@@ -28,7 +28,7 @@ GATES: Mapping[str, tuple[bool, bool | None]] = MappingProxyType(
 )
 _FLAGS = {
     KUBERNETES: """
-        --ha-enable-leader-election --metrics-endpoint-auth
+        --metrics-endpoint-auth
     """,
 }
 # Flag of the reference picker → what it waits for.

@@ -42,6 +42,7 @@ from picker.processes.messages import Configuration, Start
 from picker.processes.rules import RuleTelling
 from picker.processes.serving import Serving
 from picker.running.config_status import ConfigStatus, problem_of
+from picker.running.leader_side import LeaderSide
 from picker.running.listeners import (
     SidePorts,
     StartError,
@@ -82,6 +83,7 @@ class Supervisor:
         self._reloading = asyncio.Lock()
         self._watch = self._config_watch(content)
         lives = Lives()
+        self._leader = LeaderSide(options, self._metrics)
         self._pool = PoolSide(
             options, self._config.assembly, self._metrics, self._inflight, (lives,)
         )
@@ -96,7 +98,7 @@ class Supervisor:
         self._telling = RuleTelling(self._pool.rules, lambda: self._fleet.members)
         datastore = self._pool.datastore
         status = ConfigStatus(self._config, problem_of(self._watch))
-        source = FleetAdmin(lambda: self._fleet.members, status, self._pool.problem)
+        source = FleetAdmin(lambda: self._fleet.members, status, self._problem)
         self._admin = AdminServer(
             self._metrics, datastore, self._inflight, self.is_ready, self._page, source
         )
@@ -106,7 +108,11 @@ class Supervisor:
 
     def is_ready(self) -> bool:
         """Whether new requests should come here: somebody serves, and no drain has begun."""
-        return self._pool.datastore.synced and not self._draining and bool(self._fleet.members)
+        is_able = self._pool.datastore.synced and not self._draining
+        return is_able and self._leader.is_leader() and bool(self._fleet.members)
+
+    def _problem(self) -> str | None:
+        return self._leader.problem() or self._pool.problem()
 
     def stop(self) -> None:
         """Begin the drain; a second call ends it at once."""
@@ -123,6 +129,7 @@ class Supervisor:
         for warning in self._config.assembly.warnings:
             log.warning("configuration: %s", warning)
         self._pool.load()
+        self._leader.load()
         self._pool_writer.publish(self._pool.datastore.snapshot())
         async with AsyncExitStack() as stack:
             stack.enter_context(self._memory)
@@ -137,6 +144,7 @@ class Supervisor:
         """Serve from the first start of the children to their end; why they could not start."""
         async with asyncio.TaskGroup() as group:
             tasks = self._start(group)
+            self._leader.start(group)
             stopping = group.create_task(self._stopped.wait(), name="signal")
             starting = group.create_task(self._fleet.all_serve(), name="start")
             await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -146,6 +154,7 @@ class Supervisor:
                     announce()
                 await stopping
                 await self._drain()
+            self._leader.resign()
             self._fleet.kill()
             for task in (*tasks, starting, stopping):
                 task.cancel()
@@ -169,6 +178,7 @@ class Supervisor:
     async def _drain(self) -> None:
         """Say "not serving", and let the children serve on until proxies have noticed."""
         self._draining = True
+        self._leader.resign()
         log.info("draining: %d requests under way", self._inflight.total)
         await self._fleet.drain()
         waiting = asyncio.ensure_future(

@@ -16,6 +16,7 @@ from picker.config.units import duration_seconds, quantity_bytes
 from picker.config.unsupported import FLAGS, reason
 from picker.errors import ConfigError
 from picker.extproc.options import UNIX_SCHEME, Transport
+from picker.running.election_flags import add_election_flags, election_flags_of
 from picker.running.explain_flags import add_explain_flags, explain_flags_of
 from picker.running.health_flags import add_health_flags
 from picker.running.kubernetes_flags import (
@@ -63,7 +64,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_explain_flags(parser.add_argument_group("explanations"))
     add_record_flags(parser.add_argument_group("recording"))
     add_xds_flags(parser.add_argument_group("endpoint discovery"))
-    add_peer_flags(parser.add_argument_group("replicas"))
+    replicas = parser.add_argument_group("replicas")
+    add_peer_flags(replicas)
+    add_election_flags(replicas)
     _add_logging(parser.add_argument_group("logging and tracing"))
     _add_refused(parser.add_argument_group("refused"))
     return parser
@@ -82,6 +85,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         endpoints_file=arguments.endpoints_file,
         pool_name=named if kubernetes is None else kubernetes.pool_name,
         kubernetes=kubernetes,
+        election=election_flags_of(arguments, kubernetes),
         bind_address=arguments.bind_address,
         grpc_port=arguments.grpc_port,
         grpc_health_port=arguments.grpc_health_port,

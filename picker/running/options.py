@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from picker.extproc.server import DEFAULT_MAX_MESSAGE_BYTES, ServerOptions, Transport
+from picker.running.election_flags import ElectionFlags
 from picker.running.explain_flags import NO_WISHES, ExplainFlags
 from picker.running.health_flags import DEFAULT_FAILURES
 from picker.running.kubernetes_flags import DEFAULT_POOL_NAME, KubernetesFlags
@@ -60,6 +61,7 @@ class Options:
     endpoints_file: Path | None = None
     pool_name: str = DEFAULT_POOL_NAME
     kubernetes: KubernetesFlags | None = None
+    election: ElectionFlags | None = None
     bind_address: str = "0.0.0.0"
     grpc_port: int = 9002
     grpc_health_port: int = 9003

@@ -117,7 +117,7 @@ def test_flags_that_would_have_no_effect_are_refused(argv: list[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        (["--ha-enable-leader-election"], "Kubernetes"),
+        (["--ha-enable-leader-election=perhaps"], "neither true nor false"),
         (["--metrics-endpoint-auth"], "Kubernetes"),
         (["--total-queued-requests-metric", "x"], "engineConfigs"),
         (["--total-running-requests-metric", "x"], "engineConfigs"),

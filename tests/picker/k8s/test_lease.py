@@ -1,0 +1,207 @@
+"""Replicas that keep a Lease at an API server with faults, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from kube_api import statuses
+from kube_api.faults import Fault
+from lease_scene import LEASE, SOON, TIMINGS, electing
+
+from picker.k8s.lease import record_of
+
+pytestmark = pytest.mark.looptime
+LEASE_SECONDS = TIMINGS.lease_seconds
+
+
+async def test_one_leads_and_stays() -> None:
+    """The others look on, and are not asked for anything else."""
+    async with electing("a", "b", "c") as scene:
+        assert await scene.watched(120.0) == [{"a"}]
+        spec = scene.spec
+        assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("a", 0)
+        assert spec["leaseDurationSeconds"] == 15
+        assert spec["renewTime"] > spec["acquireTime"]
+        assert scene.replicas["b"].keeper.holder == "a"
+        writes = [one for one in scene.replicas["b"].api.requests if one.verb != "get"]
+        assert writes == []
+
+
+async def test_a_killed_leader_is_followed_when_its_lease_ends() -> None:
+    """Within a second of it, and the change is counted in the lease."""
+    async with electing("a", "b") as scene:
+        await asyncio.sleep(31.0)
+        await scene.replicas["a"].killed()
+        took = await scene.until(lambda: scene.leaders == ["b"], LEASE_SECONDS + 1.0)
+        assert took > LEASE_SECONDS - TIMINGS.retry_seconds
+        assert scene.spec["leaseTransitions"] == 1
+
+
+@pytest.mark.parametrize("way", ["resign", "cancel"])
+async def test_a_leader_that_ends_gives_its_lease_back(way: str) -> None:
+    """It leads no more at once; a standby takes over with its next look."""
+    async with electing("a", "b") as scene:
+        await asyncio.sleep(5.3)
+        one = scene.replicas["a"]
+        if way == "resign":
+            one.keeper.resign()
+            assert not one.keeper.is_leader()
+        else:
+            one.task.cancel()
+        await scene.until(lambda: scene.leaders == ["b"], TIMINGS.look_seconds + SOON)
+        await asyncio.wait([one.task])
+        assert scene.spec["leaseTransitions"] == 1
+        assert one.keeper.is_leader() is False
+
+
+async def test_a_leader_that_ends_in_the_middle_of_a_renewal_gives_its_lease_back() -> None:
+    """Whether the renewal was stored or not."""
+    async with electing("a") as scene:
+        scene.server.faults.delay(0.5, "update")
+        one = scene.replicas["a"]
+        await scene.until(lambda: one.api.requests[-1].verb == "update", 3.0)
+        await asyncio.sleep(0.2)
+        one.keeper.resign()
+        await asyncio.wait([one.task])
+        assert scene.spec["holderIdentity"] == ""
+
+
+async def test_a_server_that_is_away_ends_leading_and_begins_it_again() -> None:
+    """The leader knows by its own clock; nobody dies of it; within seconds one leads again."""
+    async with electing("a", "b") as scene:
+        await asyncio.sleep(10.0)
+        for one in scene.replicas.values():
+            one.api.go_away()
+        assert scene.leaders == ["a"]
+        await scene.until(lambda: not scene.leaders, TIMINGS.renew_seconds + SOON)
+        problem = scene.replicas["a"].keeper.problem()
+        assert problem is not None
+        assert "connection refused" in problem
+        await asyncio.sleep(60.0)
+        for one in scene.replicas.values():
+            one.api.come_back()
+        await scene.until(lambda: bool(scene.leaders), TIMINGS.retry_seconds + SOON)
+        assert scene.replicas[scene.leaders[0]].keeper.problem() is None
+
+
+async def test_a_short_absence_of_the_server_changes_nothing() -> None:
+    """Shorter than the time to renew."""
+    async with electing("a", "b") as scene:
+        for one in scene.replicas.values():
+            one.api.go_away()
+        await asyncio.sleep(6.0)
+        for one in scene.replicas.values():
+            one.api.come_back()
+        assert await scene.watched(60.0) == [{"a"}]
+
+
+async def test_a_server_that_hangs_is_no_reason_to_lead_on() -> None:
+    """No answer is none; requests do not pile up."""
+    async with electing("a", "b") as scene:
+        scene.server.faults.add(Fault(hangs=True))
+        await scene.until(lambda: not scene.leaders, TIMINGS.renew_seconds + SOON)
+        scene.server.faults.lift()
+        await scene.until(lambda: bool(scene.leaders), LEASE_SECONDS)
+
+
+async def test_somebody_elses_write_is_no_loss() -> None:
+    """A conflict is looked into, and the lease renewed."""
+    async with electing("a", "b") as scene:
+        for _ in range(8):
+            await asyncio.sleep(1.7)
+            lease = scene.server.read("leases", LEASE.name)
+            lease["metadata"] = {**lease["metadata"], "labels": {"touched": "yes"}}
+            scene.server.write(lease, even_if_same=True)
+        assert await scene.watched(30.0) == [{"a"}]
+        assert scene.replicas["a"].counted("lease_errors_total", reason="409")
+
+
+async def test_a_lease_that_somebody_takes_is_left_to_them() -> None:
+    """A leader that sees another holder leads no more, and stands by."""
+    async with electing("a", "b") as scene:
+        await asyncio.sleep(3.0)
+        scene.write({"holderIdentity": "x", "renewTime": "?", "leaseDurationSeconds": 15})
+        await scene.until(lambda: not scene.leaders, TIMINGS.retry_seconds + SOON)
+        await asyncio.sleep(LEASE_SECONDS - 1.0)
+        assert scene.leaders == []
+        await scene.until(lambda: bool(scene.leaders), 2.0)
+
+
+async def test_a_deleted_lease_is_made_again_by_its_holder() -> None:
+    """A standby waits, for the holder does not know yet."""
+    async with electing("a", "b") as scene:
+        await asyncio.sleep(3.3)
+        scene.server.erase("leases", LEASE.name)
+        assert await scene.watched(30.0) == [{"a"}]
+        assert scene.spec["holderIdentity"] == "a"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"holderIdentity": ""},
+        {"holderIdentity": "", "leaseTransitions": 7, "leaseDurationSeconds": 1},
+        {"holderIdentity": 5, "renewTime": 3, "acquireTime": [], "leaseTransitions": "x"},
+        {"renewTime": "2026-01-01T00:00:00.000000Z"},
+        {"holderIdentity": "gone", "renewTime": "2999-01-01T00:00:00.000000Z"},
+    ],
+)
+async def test_any_lease_is_taken_in_the_end(spec: dict[str, Any]) -> None:
+    """What nobody holds at once, all else when it was not written for the lease's time."""
+    async with electing() as scene:
+        scene.write(spec)
+        scene.start("a")
+        is_free = not spec.get("holderIdentity", "") and not spec.get("renewTime")
+        took = await scene.until(lambda: scene.leaders == ["a"], LEASE_SECONDS + 1.0)
+        assert (took < 1.0) == is_free
+        moves = spec.get("leaseTransitions", 0)
+        assert scene.spec["leaseTransitions"] == (moves if isinstance(moves, int) else 0) + 1
+
+
+async def test_missing_rights_name_the_rule(caplog: pytest.LogCaptureFixture) -> None:
+    """Told once, and shown; with the right the replica leads."""
+    async with electing() as scene:
+        forbidden = statuses.ApiError(403, "Forbidden", "leases is forbidden")
+        scene.server.faults.answer(forbidden, "create")
+        one = scene.start("a")
+        with caplog.at_level(logging.WARNING):
+            await asyncio.sleep(20.0)
+        told = [record.message for record in caplog.records]
+        assert len(told) == 1
+        problem = one.keeper.problem()
+        assert problem is not None
+        for text in (LEASE.name, "get, update", "create", "coordination.k8s.io"):
+            assert text in problem
+        assert len(one.api.requests) < 60, "it is not asked all the time"
+        scene.server.faults.lift()
+        await scene.until(lambda: scene.leaders == ["a"], TIMINGS.retry_seconds + SOON)
+        assert one.keeper.problem() is None
+
+
+async def test_series_tell_who_leads() -> None:
+    """One gauge, changes, and how old the last renewal is."""
+    async with electing("a", "b") as scene:
+        await asyncio.sleep(9.0)
+        a, b = scene.replicas["a"], scene.replicas["b"]
+        assert (a.counted("leader"), b.counted("leader")) == (1.0, 0.0)
+        assert (a.counted("lease_renewal_age_seconds") or 0.0) <= TIMINGS.retry_seconds + SOON
+        assert a.counted("leader_changes_total", change="gained") == 1.0
+        a.api.go_away()
+        await scene.until(lambda: not scene.leaders, TIMINGS.renew_seconds + SOON)
+        await asyncio.sleep(SOON)
+        assert a.counted("leader_changes_total", change="lost") == 1.0
+        assert (a.counted("lease_renewal_age_seconds") or 0.0) >= TIMINGS.renew_seconds
+
+
+async def test_what_is_no_lease_reads_as_nothing() -> None:
+    """Whatever a server sends."""
+    for document in ({}, {"spec": None, "metadata": 3}, {"spec": [1], "metadata": {}}):
+        record = record_of(document)
+        assert (record.holder, record.transitions, record.stated_seconds) == ("", 0, 0.0)
+    bad = {"spec": {"holderIdentity": "x", "leaseTransitions": True, "leaseDurationSeconds": -3}}
+    assert record_of(bad).transitions == 0
+    assert record_of(bad).stated_seconds == 0.0
