@@ -16,7 +16,7 @@ from fleet.errors import FleetError
 if TYPE_CHECKING:
     from fleet.models import Progress
 
-_PASSED_ON = ("worker", "picker", "train-draft", "config", "replay", "restart")
+_PASSED_ON = ("worker", "picker", "train-draft", "config", "replay", "restart", "doctor")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +45,7 @@ def _pass_on(command: str) -> Callable[[list[str]], int]:
         "config": _config,
         "replay": _replay,
         "restart": _restart,
+        "doctor": _doctor,
     }[command]
 
 
@@ -73,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_top(commands.add_parser("top", help="watch a running picker in the terminal"))
     _add_explain(commands.add_parser("explain", help="say why a request went where it went"))
+    commands.add_parser("doctor", help="say what is wrong with an installation, and how to mend it")
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -274,6 +276,14 @@ def _restart(argv: list[str]) -> int:
     from fleet.restart_command import restart_command
 
     return restart_command(argv, environ, lambda line: print(line, flush=True))
+
+
+def _doctor(argv: list[str]) -> int:
+    from os import environ
+
+    from fleet.doctor.command import doctor_command
+
+    return doctor_command(argv, environ, lambda line: print(line, flush=True))
 
 
 def _train_draft(argv: list[str]) -> int:

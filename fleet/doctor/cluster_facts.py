@@ -1,0 +1,57 @@
+"""What the gatherers have seen of a Kubernetes cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from picker.k8s.api import Resource
+
+Json: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """Something that a picker does there. `name` "": with any object of the kind."""
+
+    resource: Resource
+    verb: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """A pool's namespace and what is in it; objects as the API server gave them.
+
+    `problem`: the API server was not reached. `unseen` are kinds that could not be read, with the
+    reason; what is missing because of that is nobody's fault. `who` is whose rights were asked for,
+    `denied` those that are missing, `rights_problem` why nobody could tell. `served` says of kinds
+    whether there are such. `slices` are those of the picker's Service. A `lease` is that of the
+    picker's election, `now` the time in seconds since 1970.
+    """
+
+    namespace: str
+    pool_name: str
+    problem: str | None = None
+    unseen: Mapping[str, str] = field(default_factory=dict)
+    who: str = "you"
+    denied: tuple[Right, ...] = ()
+    rights_problem: str | None = None
+    served: Mapping[Resource, bool] = field(default_factory=dict)
+    pool: Json | None = None
+    pods: tuple[Json, ...] | None = None
+    service: Json | None = None
+    slices: tuple[Json, ...] | None = None
+    policies: tuple[Json, ...] = ()
+    lease: Json | None = None
+    now: float = 0.0
+
+
+def failure_mode(cluster: ClusterFacts | None) -> str | None:
+    """What the pool says of a picker that is away: FailOpen or FailClose; None: no pool known."""
+    if cluster is None or cluster.pool is None:
+        return None
+    spec = cluster.pool.get("spec") or {}
+    reference = spec.get("endpointPickerRef") or spec.get("extensionRef") or {}
+    return str(reference.get("failureMode") or "FailClose")

@@ -1,0 +1,205 @@
+"""Looks at a cluster through the picker's own client. Nothing is written but access reviews."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from fleet.doctor.cluster_facts import ClusterFacts, Json, Right
+from fleet.doctor.cluster_view import is_election_on, picker_pods, pool_value
+from fleet.doctor.envoy_document import at
+from picker.k8s.api import (
+    ENDPOINT_SLICES,
+    LEASES,
+    LEGACY_OBJECTIVES,
+    LEGACY_POOLS,
+    LEGACY_REWRITES,
+    OBJECTIVES,
+    PODS,
+    POOLS,
+    REWRITES,
+    ApiError,
+    KubernetesApi,
+    Resource,
+    Selection,
+    UnreachableError,
+)
+
+SERVICES = Resource("", "v1", "services")
+_KINDS = (POOLS, LEGACY_POOLS, OBJECTIVES, LEGACY_OBJECTIVES, REWRITES, LEGACY_REWRITES)
+_POLICIES = ((OBJECTIVES, LEGACY_OBJECTIVES), (REWRITES, LEGACY_REWRITES))
+_KIND_NAMES = {
+    OBJECTIVES.plural: "InferenceObjective",
+    REWRITES.plural: "InferenceModelRewrite",
+    PODS.plural: "Pod",
+    ENDPOINT_SLICES.plural: "EndpointSlice",
+}
+_REVIEWS = "/apis/authorization.k8s.io/v1/"
+_NOT_FOUND, _FORBIDDEN = 404, 403
+
+
+class ClusterLook:
+    """One look at a pool. `user` is whose rights are asked for, None: the picker's own, if its
+    Pods are found, else those of whoever asks. `now` is in seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        namespace: str,
+        pool_name: str,
+        user: str | None,
+        now: Callable[[], float],
+    ) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._pool_name = pool_name
+        self._user = user
+        self._now = now
+        self._unseen: dict[str, str] = {}
+
+    async def look(self) -> ClusterFacts:
+        """Everything there is to judge."""
+        try:
+            return await self._look()
+        except (ApiError, UnreachableError) as error:
+            return ClusterFacts(self._namespace, self._pool_name, problem=str(error))
+
+    async def _look(self) -> ClusterFacts:
+        served = {one: await self._api.has(one) for one in _KINDS}
+        kind = POOLS if served[POOLS] or not served[LEGACY_POOLS] else LEGACY_POOLS
+        pool = await self._get(kind, self._pool_name) if served[kind] else None
+        so_far = ClusterFacts(self._namespace, self._pool_name, pool=pool)
+        value = pool_value(so_far)
+        reference = None if value is None else value.spec.picker
+        service, slices = None, None
+        if reference is not None and reference.kind == "Service":
+            service = await self._get(SERVICES, reference.name)
+            owned = f"kubernetes.io/service-name={reference.name}"
+            slices = await self._list(ENDPOINT_SLICES, owned)
+        pods = await self._list(PODS)
+        so_far = ClusterFacts(
+            self._namespace, self._pool_name, pool=pool, service=service, pods=pods
+        )
+        electing = any(map(is_election_on, picker_pods(so_far)))
+        lease = f"epp-{self._namespace}-{self._pool_name}.llm-d.ai"
+        rights = tuple(_needed(served, kind, self._pool_name, lease if electing else None))
+        who, denied, problem = await self._denied(rights, self._user or _account(so_far))
+        return ClusterFacts(
+            namespace=self._namespace,
+            pool_name=self._pool_name,
+            unseen=self._unseen,
+            who=who,
+            denied=denied,
+            rights_problem=problem,
+            served=served,
+            pool=pool,
+            pods=pods,
+            service=service,
+            slices=slices,
+            policies=await self._policies(served),
+            lease=await self._get(LEASES, lease) if electing else None,
+            now=self._now(),
+        )
+
+    async def _get(self, resource: Resource, name: str) -> Json | None:
+        asked = self._api.get(resource, self._namespace, name)
+        found: Json | None = await self._seen(resource, asked)
+        return found
+
+    async def _list(self, resource: Resource, labels: str = "") -> tuple[Json, ...] | None:
+        selection = Selection(self._namespace, labels)
+        listing = await self._seen(resource, self._api.list(resource, selection))
+        if listing is None:
+            return None
+        kind = {"apiVersion": resource.api_version, "kind": _KIND_NAMES[resource.plural]}
+        # Lists leave out of their items what all of them are.
+        return tuple(kind | msgspec.json.decode(one, type=dict) for one in listing.items)
+
+    async def _seen(self, resource: Resource, asked: Awaitable[Any]) -> Any:
+        """The answer; None when there is none, which is remembered if it may not be had."""
+        try:
+            return await asked
+        except ApiError as error:
+            if error.status != _NOT_FOUND:
+                self._unseen[resource.plural] = str(error)
+            return None
+
+    async def _policies(self, served: dict[Resource, bool]) -> tuple[Json, ...]:
+        found: list[Json] = []
+        for pair in _POLICIES:
+            kind = next((one for one in pair if served[one]), None)
+            if kind is not None:
+                found += await self._list(kind) or ()
+        return tuple(found)
+
+    async def _denied(
+        self, rights: tuple[Right, ...], user: str | None
+    ) -> tuple[str, tuple[Right, ...], str | None]:
+        """Who was asked about, what is missing, and why nobody could tell."""
+        try:
+            if user is not None:
+                return user, await self._missing(rights, user), None
+        except ApiError as error:
+            if self._user is not None or error.status != _FORBIDDEN:
+                return user or "you", (), str(error)
+        try:
+            return "you", await self._missing(rights, None), None
+        except ApiError as error:
+            return "you", (), str(error)
+
+    async def _missing(self, rights: tuple[Right, ...], user: str | None) -> tuple[Right, ...]:
+        return tuple([one for one in rights if not await self._may(one, user)])
+
+    async def _may(self, right: Right, user: str | None) -> bool:
+        attributes = {
+            "namespace": self._namespace,
+            "verb": right.verb,
+            "group": right.resource.group,
+            "version": right.resource.version,
+            "resource": right.resource.plural,
+            **({"name": right.name} if right.name else {}),
+        }
+        spec: Json = {"resourceAttributes": attributes}
+        kind = "SelfSubjectAccessReview"
+        if user is not None:
+            kind = "SubjectAccessReview"
+            spec |= {"user": user, "groups": _groups(user)}
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
+        answer = await self._api.post(f"{_REVIEWS}{kind.lower()}s", review)
+        return at(answer, "status", "allowed") is True
+
+
+def _needed(
+    served: dict[Resource, bool], pools: Resource, pool_name: str, lease: str | None
+) -> Iterator[Right]:
+    """What a picker does. Kinds that are not there need no rights yet."""
+    yield from (Right(PODS, verb) for verb in ("list", "watch"))
+    yield from (Right(pools, verb, pool_name) for verb in ("get", "list", "watch"))
+    for pair in _POLICIES:
+        kind = next((one for one in pair if served[one]), None)
+        if kind is not None:
+            yield from (Right(kind, verb) for verb in ("list", "watch"))
+    if lease is not None:
+        yield from (Right(LEASES, verb, lease) for verb in ("get", "update"))
+        yield Right(LEASES, "create")
+
+
+def _account(cluster: ClusterFacts) -> str | None:
+    """Who the picker's Pods are to the API server."""
+    for pod in picker_pods(cluster):
+        name = at(pod, "spec", "serviceAccountName") or "default"
+        return f"system:serviceaccount:{cluster.namespace}:{name}"
+    return None
+
+
+def _groups(user: str) -> list[str]:
+    """The groups that the API server puts a service account in."""
+    kind, _, account = user.partition("system:serviceaccount:")
+    if kind or not account:
+        return ["system:authenticated"]
+    namespace = account.partition(":")[0]
+    everybody = ["system:authenticated", "system:serviceaccounts"]
+    return [*everybody, f"system:serviceaccounts:{namespace}"]

@@ -1,0 +1,176 @@
+"""Looks at a picker, at its workers and at certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from cryptography import x509
+from prometheus_client.parser import text_string_to_metric_families
+
+from fleet.doctor.facts import CertificateFacts, PickerFacts, WorkerFacts
+from fleet.doctor.web import NoPageError, Page, Site
+from picker.admin.endpoint_views import EndpointsView, EndpointView
+from picker.admin.sources import ConfigView
+from picker.datalayer.engines import PROCESS_START, EngineTable
+from picker.flowcontrol.views import QueuesView
+
+_WORKER_SECONDS = 3.0
+_MOST_WORKERS = 200  # more tell nothing that these do not
+_AT_ONCE = 32
+_TLS_SECONDS = 5.0
+_OWN_NAMES = "engineConfigs"
+_METRICS_KINDS = ("text/plain", "application/openmetrics-text")
+T = TypeVar("T")
+Now = Callable[[], datetime]
+
+
+def utc_now() -> datetime:
+    """The time of this machine."""
+    return datetime.now(UTC)
+
+
+async def ask_picker(url: str, now: Now = utc_now) -> PickerFacts:
+    """A running picker, at its HTTP port."""
+    async with Site(url) as site:
+        try:
+            readiness = await site.page("/readyz")
+            if readiness.status not in (200, 503):
+                raise NoPageError(f"/readyz answers {readiness.status}: that is no picker")
+            return PickerFacts(
+                url=site.url,
+                is_ready=readiness.status == 200,
+                readiness=readiness.text,
+                endpoints=_decoded(await site.page("/endpoints"), EndpointsView).endpoints,
+                queues=_decoded(await site.page("/queues"), QueuesView),
+                config=_decoded(await site.page("/config"), ConfigView),
+                metrics=_samples(await site.page("/metrics")),
+                ahead_seconds=_ahead(readiness, now()),
+            )
+        except NoPageError as error:
+            return PickerFacts(site.url, problem=str(error))
+
+
+def _decoded(page: Page, kind: type[T]) -> T:
+    if page.status != 200:
+        raise NoPageError(f"it answers {page.status}: {page.text[:200]}")
+    try:
+        return msgspec.json.decode(page.content, type=kind)
+    except msgspec.MsgspecError as error:
+        raise NoPageError("what answers there is not this picker") from error
+
+
+def _samples(page: Page) -> dict[str, float]:
+    """Samples by name; those with labels summed up."""
+    found: dict[str, float] = {}
+    try:
+        for family in text_string_to_metric_families(page.content.decode(errors="replace")):
+            for sample in family.samples:
+                found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    except ValueError as error:
+        raise NoPageError(f"/metrics cannot be read: {error}") from error
+    return found
+
+
+def _ahead(page: Page, now: datetime) -> float | None:
+    try:
+        told = parsedate_to_datetime(page.date or "")
+    except ValueError:
+        return None
+    return (told - now).total_seconds()
+
+
+async def ask_workers(picker: PickerFacts) -> tuple[WorkerFacts, ...]:
+    """The picker's endpoints, as they answer from here."""
+    own_names = picker.config is not None and _OWN_NAMES in picker.config.written
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(one: EndpointView) -> WorkerFacts:
+        async with gate:
+            return await ask_worker(one.address, () if own_names else expected_names(one.labels))
+
+    asked = (ask(one) for one in picker.endpoints[:_MOST_WORKERS])
+    return tuple(await asyncio.gather(*asked))
+
+
+def expected_names(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """The series by which the picker reads the load of an endpoint with these labels."""
+    series = EngineTable().of(labels)
+    return tuple(name for name in series.names if name != PROCESS_START)
+
+
+async def ask_worker(address: str, expected: Sequence[str] = ()) -> WorkerFacts:
+    """A model server."""
+    async with Site(address, _WORKER_SECONDS) as site:
+        try:
+            health = await site.page("/health")
+            metrics = await site.page("/metrics")
+            models = await site.page("/v1/models")
+            version = await site.page("/version")
+        except NoPageError as error:
+            return WorkerFacts(address, problem=str(error))
+    return WorkerFacts(
+        address,
+        health_status=health.status,
+        metrics_kind=_kind(metrics),
+        metrics_names=_names(metrics),
+        expected=tuple(expected),
+        models=_models(models),
+        version=_version(version),
+    )
+
+
+def _kind(page: Page) -> str:
+    return page.kind if page.status == 200 else f"a {page.status}"
+
+
+def _names(page: Page) -> frozenset[str] | None:
+    """Names of series; None for what is no metrics page, as HTML."""
+    if page.status != 200 or (page.kind and page.kind not in _METRICS_KINDS):
+        return None
+    lines = page.text.splitlines()
+    return frozenset(
+        line.partition("{")[0].partition(" ")[0] for line in lines if not line.startswith("#")
+    )
+
+
+def _models(page: Page) -> tuple[str, ...] | None:
+    found = _json(page)
+    listed = found.get("data")
+    if not isinstance(listed, list):
+        return None
+    return tuple(str(one.get("id")) for one in listed if isinstance(one, dict))
+
+
+def _version(page: Page) -> str | None:
+    found = _json(page).get("version")
+    return found if isinstance(found, str) else None
+
+
+def _json(page: Page) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(page.content) if page.status == 200 else None
+    except msgspec.DecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+async def ask_certificate(address: str, now: Now = utc_now) -> CertificateFacts:
+    """What HOST:PORT (or an https URL) shows who connects; whether to trust it is not asked."""
+    split = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        host, port = split.hostname or "", split.port or 443
+        async with asyncio.timeout(_TLS_SECONDS):
+            pem = await asyncio.to_thread(
+                ssl.get_server_certificate, (host, port), timeout=_TLS_SECONDS
+            )
+        until = x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc
+    except (OSError, ValueError) as error:
+        return CertificateFacts(address, problem=f"no TLS there ({error or type(error).__name__})")
+    return CertificateFacts(address, days_left=(until - now()).total_seconds() / 86_400)

@@ -1,0 +1,481 @@
+"""Bootstraps: those of ours are in order, and whatever is taken out of them is told of."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fleet.doctor.cluster_facts import ClusterFacts
+from fleet.doctor.envoy_document import read_setup
+from fleet.doctor.envoy_look import read_envoy_file
+from fleet.doctor.facts import EnvoyFacts, Facts, HostSeen, PickerFacts
+from fleet.doctor.findings import Severity
+from fleet.doctor.registry import CHECKS, Told, diagnose
+from fleet.envoy.bootstrap import build, to_json
+from fleet.envoy.settings import BootstrapConfig, Mechanism, SocketAddress
+from picker.flowcontrol.views import QueuesView
+
+COMMITTED = sorted((Path(__file__).parents[3] / "deploy" / "envoy").glob("*.yaml"))
+LOCAL = SocketAddress("127.0.0.1", 8080)
+Document = dict[str, Any]
+
+
+def bootstrap(**changes: object) -> Document:
+    """One of ours."""
+    settings = {"listen": LOCAL, "admin": LOCAL, "picker": LOCAL, "endpoints": (LOCAL,), **changes}
+    return json.loads(to_json(build(BootstrapConfig(**settings))))
+
+
+def told_of(document: Document, **facts: object) -> tuple[Told, ...]:
+    """What is said of a document."""
+    return diagnose(Facts(envoys=(EnvoyFacts("it", read_setup(document)),), **facts))
+
+
+def manager(document: Document) -> Document:
+    """The connection manager."""
+    chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
+    return chain["filters"][0]["typed_config"]
+
+
+def processor(document: Document) -> Document:
+    """The settings of ext_proc."""
+    return manager(document)["http_filters"][0]["typed_config"]
+
+
+def route(document: Document) -> Document:
+    """The only route."""
+    return manager(document)["route_config"]["virtual_hosts"][0]["routes"][0]
+
+
+def cluster(document: Document, name: str) -> Document:
+    """A cluster by its name."""
+    return next(one for one in document["static_resources"]["clusters"] if one["name"] == name)
+
+
+def policy(document: Document) -> Document:
+    """The settings of override_host."""
+    policies = cluster(document, "pool")["load_balancing_policy"]["policies"]
+    return policies[0]["typed_extension_config"]["typed_config"]
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_committed_bootstraps_are_in_order(path: Path) -> None:
+    """Nothing is said of what we ship."""
+    facts = read_envoy_file(path)
+    assert facts.problem is None
+    assert facts.setup.picked
+    assert diagnose(Facts(envoys=(facts,))) == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"buffer_request_body": True},
+        {"mechanism": Mechanism.ORIGINAL_DST, "buffer_request_body": True},
+        {"stream_response_body": True, "buffer_request_body": True},
+        {"trust_control_headers": True},
+        {"endpoints_file": "/pool.json", "pickers_file": "/pickers.json"},
+        {"failure_mode_allow": False},
+    ],
+    ids=lambda changes: "+".join(changes),
+)
+def test_whatever_we_generate_is_in_order(changes: dict[str, object]) -> None:
+    """In every variant."""
+    assert told_of(bootstrap(**changes)) == ()
+
+
+Break = Callable[[Document], object]
+PICKER: list[tuple[str, str, Break]] = [
+    ("envoy-ext-proc", "no filter", lambda d: manager(d)["http_filters"].pop(0)),
+    ("envoy-filter-order", "after the router", lambda d: manager(d)["http_filters"].reverse()),
+    ("envoy-filter-order", "no router", lambda d: manager(d)["http_filters"].pop(1)),
+    (
+        "envoy-processing-mode",
+        "request_body_mode is STREAMED",
+        lambda d: processor(d)["processing_mode"].update(request_body_mode="STREAMED"),
+    ),
+    (
+        "envoy-processing-mode",
+        "request_body_mode is NONE",
+        lambda d: processor(d)["processing_mode"].pop("request_body_mode"),
+    ),
+    (
+        "envoy-processing-mode",
+        "request_header_mode is SKIP",
+        lambda d: processor(d)["processing_mode"].update(request_header_mode="SKIP"),
+    ),
+    (
+        "envoy-processing-mode",
+        "response_header_mode is SKIP",
+        lambda d: processor(d)["processing_mode"].update(response_header_mode="SKIP"),
+    ),
+    (
+        "envoy-processing-mode",
+        "response_trailer_mode is not set",
+        lambda d: processor(d)["processing_mode"].pop("response_trailer_mode"),
+    ),
+    (
+        "envoy-processing-mode",
+        "request_trailer_mode is SKIP",
+        lambda d: processor(d)["processing_mode"].update(request_trailer_mode="SKIP"),
+    ),
+    (
+        "envoy-processing-mode",
+        "GRPC",
+        lambda d: processor(d)["processing_mode"].update(response_body_mode="GRPC"),
+    ),
+    ("envoy-message-timeout", "0.2s (default)", lambda d: processor(d).pop("message_timeout")),
+    (
+        "envoy-message-timeout",
+        "0.05s",
+        lambda d: processor(d).update(message_timeout="0.050s"),
+    ),
+    (
+        "envoy-header-strip",
+        "x-gateway-destination-endpoint,",
+        lambda d: manager(d).pop("early_header_mutation_extensions"),
+    ),
+    (
+        "envoy-header-strip",
+        "x-kv-cache-source-host-port",
+        lambda d: manager(d)["early_header_mutation_extensions"][0]["typed_config"][
+            "mutations"
+        ].pop(),
+    ),
+    (
+        "envoy-metadata",
+        "receiving_namespaces lacks envoy.lb",
+        lambda d: processor(d)["metadata_options"].pop("receiving_namespaces"),
+    ),
+    (
+        "envoy-metadata",
+        "forwarding_namespaces lacks envoy.lb.subset_hint",
+        lambda d: processor(d)["metadata_options"].pop("forwarding_namespaces"),
+    ),
+    (
+        "envoy-response-attributes",
+        "upstream.address",
+        lambda d: processor(d).pop("response_attributes"),
+    ),
+    (
+        "envoy-picker-cluster",
+        "'picker', which there is not",
+        lambda d: cluster(d, "picker").update(name="elsewhere"),
+    ),
+    (
+        "envoy-picker-http2",
+        "HTTP/1",
+        lambda d: cluster(d, "picker").pop("typed_extension_protocol_options"),
+    ),
+    (
+        "envoy-picker-health-check",
+        "no health_checks",
+        lambda d: cluster(d, "picker").pop("health_checks"),
+    ),
+    (
+        "envoy-outlier-detection",
+        "'picker' of the picker has no outlier_detection",
+        lambda d: cluster(d, "picker").pop("outlier_detection"),
+    ),
+    (
+        "envoy-outlier-detection",
+        "consecutive_local_origin_failure",
+        lambda d: cluster(d, "picker")["outlier_detection"].pop("consecutive_local_origin_failure"),
+    ),
+    (
+        "envoy-panic-threshold",
+        "below 50 %",
+        lambda d: cluster(d, "picker")["common_lb_config"].pop("healthy_panic_threshold"),
+    ),
+    (
+        "envoy-circuit-breakers",
+        "'picker': circuit breakers at max_connections 1024",
+        lambda d: cluster(d, "picker").pop("circuit_breakers"),
+    ),
+    (
+        "envoy-circuit-breakers",
+        "max_retries 3",
+        lambda d: cluster(d, "pool").pop("circuit_breakers"),
+    ),
+    (
+        "envoy-route-timeout",
+        "15s (default)",
+        lambda d: route(d)["route"].pop("timeout"),
+    ),
+    ("envoy-retries", "not set", lambda d: route(d)["route"].pop("retry_policy")),
+    (
+        "envoy-retries",
+        "retry_on has 5xx",
+        lambda d: route(d)["route"]["retry_policy"].update(retry_on="5xx,connect-failure"),
+    ),
+    (
+        "envoy-retries",
+        "previous_hosts",
+        lambda d: route(d)["route"]["retry_policy"].pop("retry_host_predicate"),
+    ),
+    ("envoy-buffers", "1048576 bytes", lambda d: route(d).pop("request_body_buffer_limit")),
+]
+OVERRIDE: list[tuple[str, str, Break]] = [
+    ("envoy-override-host", "no fallback_policy", lambda d: policy(d).pop("fallback_policy")),
+    (
+        "envoy-override-host",
+        "override_host_sources",
+        lambda d: policy(d).pop("override_host_sources"),
+    ),
+    (
+        "envoy-outlier-detection",
+        "'pool' of workers",
+        lambda d: cluster(d, "pool").pop("outlier_detection"),
+    ),
+    (
+        "envoy-destination",
+        "balances by itself (ROUND_ROBIN)",
+        lambda d: cluster(d, "pool").pop("load_balancing_policy"),
+    ),
+]
+ORIGINAL: list[tuple[str, str, Break]] = [
+    (
+        "envoy-original-dst",
+        "without use_http_header",
+        lambda d: cluster(d, "pool").pop("original_dst_lb_config"),
+    ),
+    (
+        "envoy-original-dst",
+        "reads the header x-other",
+        lambda d: cluster(d, "pool")["original_dst_lb_config"].update(http_header_name="x-other"),
+    ),
+]
+BUFFERED: list[tuple[str, str, Break]] = [
+    ("envoy-mode-override", "is off", lambda d: processor(d).pop("allow_mode_override")),
+    ("envoy-queue-patience", "is 0s", lambda d: processor(d).pop("max_message_timeout")),
+]
+CASES = [
+    *(({}, *one) for one in PICKER + OVERRIDE),
+    *(({"mechanism": Mechanism.ORIGINAL_DST}, *one) for one in PICKER + ORIGINAL),
+    *(({"buffer_request_body": True}, *one) for one in PICKER + OVERRIDE + BUFFERED),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "text", "take_out"),
+    CASES,
+    ids=[f"{'+'.join(one[0]) or 'default'}-{one[1]}-{one[2]}" for one in CASES],
+)
+def test_what_is_taken_out_is_told_of(
+    changes: dict[str, object], check: str, text: str, take_out: Break
+) -> None:
+    """By the check that is meant, with the value, a reason and a fix; nothing else is blamed for
+    it, but what hangs together with it.
+    """
+    document = bootstrap(**changes)
+    take_out(document)
+    found = told_of(document)
+    meant = [one for one in found if one.check == check]
+    assert any(text in one.finding.seen for one in meant), found
+    assert all(one.finding.why and one.finding.fix for one in found)
+    together = {"envoy-destination": {"envoy-override-host"}}
+    if check not in ("envoy-ext-proc", "envoy-picker-cluster"):
+        assert {one.check for one in found} <= {check} | together.get(check, set())
+
+
+def test_a_client_that_can_name_its_endpoint_is_an_error_where_that_is_followed() -> None:
+    """An ORIGINAL_DST cluster goes anywhere; override_host does not leave the pool."""
+    for mechanism, severity in (
+        (Mechanism.ORIGINAL_DST, Severity.ERROR),
+        (Mechanism.OVERRIDE_HOST, Severity.WARNING),
+    ):
+        document = bootstrap(mechanism=mechanism)
+        manager(document).pop("early_header_mutation_extensions")
+        (told,) = told_of(document)
+        assert told.finding.severity is severity
+
+
+@pytest.mark.parametrize(
+    "matcher",
+    [
+        {"prefix": "X-"},
+        {"safe_regex": {"regex": "x-.*"}},
+        {"contains": "-"},
+    ],
+    ids=lambda matcher: next(iter(matcher)),
+)
+def test_headers_may_be_stripped_in_any_way(matcher: dict[str, object]) -> None:
+    """Also by a filter in front of the picker; one behind it comes too late."""
+    document = bootstrap()
+    manager(document).pop("early_header_mutation_extensions")
+    mutation = {"remove_on_match": {"key_matcher": matcher}}
+    stripping = {
+        "name": "strip",
+        "typed_config": {"mutations": {"request_mutations": [mutation]}},
+    }
+    filters = manager(document)["http_filters"]
+    filters.insert(0, stripping)
+    assert told_of(document) == ()
+    filters.insert(1, filters.pop(0))
+    assert [one.check for one in told_of(document)] == ["envoy-header-strip"]
+
+
+def test_an_old_envoy_is_told_of() -> None:
+    """By the version that it states in its dump."""
+    document = {"configs": [{"bootstrap": bootstrap()}]}
+    node = document["configs"][0]["bootstrap"]["node"]
+    for minor, patch, expected in ((37, 0, ["envoy-version"]), (37, 1, []), (40, 0, [])):
+        node["user_agent_build_version"] = {
+            "version": {"major_number": 1, "minor_number": minor, "patch": patch}
+        }
+        assert [one.check for one in told_of(document)] == expected
+
+
+def test_a_dump_of_a_gateway_is_read_as_well() -> None:
+    """Listeners, routes and clusters that came by discovery, and settings of single routes."""
+    whole = bootstrap()
+    listener = copy.deepcopy(whole["static_resources"]["listeners"][0])
+    hcm = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    table = hcm.pop("route_config")
+    hcm["rds"] = {"route_config_name": table["name"]}
+    settings = copy.deepcopy(hcm["http_filters"][0]["typed_config"])
+    kind = settings.pop("@type")
+    hcm["http_filters"][0]["typed_config"] = {
+        "@type": kind,
+        **settings,
+        "processing_mode": {"request_header_mode": "SKIP", "response_header_mode": "SKIP"},
+    }
+    per_route = {
+        "@type": "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute",
+        "overrides": {"processing_mode": settings["processing_mode"]},
+    }
+    name = hcm["http_filters"][0]["name"]
+    table["virtual_hosts"][0]["routes"][0]["typed_per_filter_config"] = {name: per_route}
+    other = {"match": {"prefix": "/other"}, "route": {"cluster": "other"}}
+    table["virtual_hosts"][0]["routes"].append(other)
+    dump = {
+        "configs": [
+            {"bootstrap": {"node": {"id": "it"}}},
+            {
+                "dynamic_active_clusters": [
+                    {"cluster": one} for one in whole["static_resources"]["clusters"]
+                ]
+            },
+            {"dynamic_listeners": [{"name": "it", "active_state": {"listener": listener}}]},
+            {"dynamic_route_configs": [{"route_config": table}]},
+        ]
+    }
+    assert told_of(dump) == ()
+    per_route["overrides"]["processing_mode"] = {}
+    assert {one.check for one in told_of(dump)} == {"envoy-processing-mode"}
+
+
+def test_names_may_be_spelt_as_json_spells_them() -> None:
+    """Both spellings are Envoy's own."""
+
+    def camel(value: object) -> object:
+        if isinstance(value, list):
+            return [camel(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        return {_camel(key): camel(one) for key, one in value.items()}
+
+    def _camel(key: str) -> str:
+        first, *others = key.split("_")
+        return key if "." in key or "@" in key else first + "".join(map(str.capitalize, others))
+
+    document = camel(bootstrap())
+    assert isinstance(document, dict)
+    assert "staticResources" in document
+    assert told_of(document) == ()
+
+
+def test_a_queue_makes_impatience_an_error() -> None:
+    """With flow control on, requests are sure to wait."""
+    document = bootstrap(buffer_request_body=True)
+    processor(document)["max_message_timeout"] = "5s"
+    for is_on, severity in ((True, Severity.ERROR), (False, Severity.WARNING)):
+        picker = PickerFacts(
+            "http://it",
+            queues=QueuesView(is_on=is_on),
+            metrics={"llm_d_epp_ready_endpoints": 1},
+            is_ready=False,
+            readiness="not ready",
+        )
+        found = [one for one in told_of(document, picker=picker) if "envoy" in one.check]
+        assert [(one.check, one.finding.severity) for one in found] == [
+            ("envoy-queue-patience", severity)
+        ]
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_failing_open_has_to_be_what_the_pool_says(is_open: bool) -> None:
+    """Without a word the pool's picker fails closed."""
+    document = bootstrap(failure_mode_allow=is_open)
+    for mode in ("FailOpen", "FailClose", None):
+        reference = {"name": "p", **({} if mode is None else {"failureMode": mode})}
+        pool = {"spec": {"endpointPickerRef": reference}}
+        facts = ClusterFacts("default", "it", pool=pool)
+        found = [one.check for one in told_of(document, cluster=facts) if "envoy" in one.check]
+        assert found == ([] if is_open == (mode == "FailOpen") else ["envoy-failure-mode"])
+
+
+def test_endpoints_that_fail_now_are_told_of() -> None:
+    """All of them is an error, some are a warning; none at all is an error, too."""
+    setup = read_setup(bootstrap())
+    well, ill = HostSeen("1.1.1.1:1"), HostSeen("1.1.1.1:2", ("failed_active_health_check",))
+    for hosts, expected in (
+        ((well,), []),
+        ((ill,), [Severity.ERROR]),
+        ((well, ill), [Severity.WARNING]),
+        ((), [Severity.ERROR]),
+    ):
+        facts = EnvoyFacts("it", setup, {"picker": hosts, "pool": (well,)})
+        found = diagnose(Facts(envoys=(facts,)))
+        assert [one.finding.severity for one in found] == expected
+        assert {one.check for one in found} <= {"envoy-hosts"}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"a: [", "neither YAML nor JSON"),
+        (b"{", "neither YAML nor JSON"),
+        (b"[]", "neither a bootstrap nor"),
+        (b"endpoints: []", "neither a bootstrap nor"),
+        (None, "cannot be read"),
+    ],
+)
+def test_what_is_no_configuration_is_told(
+    tmp_path: Path, content: bytes | None, problem: str
+) -> None:
+    """And nothing else is said of it."""
+    path = tmp_path / "envoy.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    facts = read_envoy_file(path)
+    assert problem in (facts.problem or "")
+    assert [one.check for one in diagnose(Facts(envoys=(facts,)))] == ["envoy-reachable"]
+
+
+def test_yaml_and_json_are_read_alike(tmp_path: Path) -> None:
+    """A bootstrap may be either."""
+    document = bootstrap()
+    for text in (json.dumps(document), yaml.safe_dump(document)):
+        path = tmp_path / "envoy"
+        path.write_text(text)
+        assert read_envoy_file(path).setup.lanes
+
+
+def test_every_check_has_a_name_of_its_own() -> None:
+    """By which it can be run alone."""
+    names = [one.name for one in CHECKS]
+    assert len(names) == len(set(names))
+    document = bootstrap()
+    cluster(document, "picker").pop("health_checks")
+    route(document)["route"].pop("timeout")
+    facts = Facts(envoys=(EnvoyFacts("it", read_setup(document)),))
+    assert [one.check for one in diagnose(facts, ["envoy-route-timeout"])] == [
+        "envoy-route-timeout"
+    ]
