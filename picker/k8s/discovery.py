@@ -199,6 +199,10 @@ class KubernetesDiscovery:
         elif self._pool is not None and not self._pool.malformed:
             log.warning("there is no %s", self._called)
         self._reconciler.use_pool(wanted, self._clock())
+        for watch in self._pods.values():
+            # A pool that was gone for a moment only knows no Pods, and their watch goes on.
+            if watch.reflector.synced:
+                watch.news = watch.reflector.view
         self._changed.set()
 
     def _objectives_changed(self, objectives: Iterable[Objective]) -> None:

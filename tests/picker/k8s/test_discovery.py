@@ -190,6 +190,24 @@ async def test_a_pool_that_is_gone_takes_everything_with_it(way: str) -> None:
 
 
 @pytest.mark.looptime
+async def test_a_pool_that_is_replaced_at_once_is_followed_on() -> None:
+    """As `kubectl replace --force` does it, while another change is being applied: the watch of
+    its Pods goes on, and what is new counts.
+    """
+    async with following() as scene:
+        await ready(scene, "a")
+        await asyncio.sleep(1)
+        scene.kubelet.run("b", "10.0.0.2", APP)
+        await asyncio.sleep(0.004)
+        scene.server.erase("inferencepools", POOL.name)
+        await asyncio.sleep(0.006)
+        scene.write_pool(APP, 8001)
+        await scene.settled()
+        found = {one.endpoint.host_port for one in scene.datastore.snapshot().candidates}
+        assert found == {"10.0.0.1:8001", "10.0.0.2:8001"}
+
+
+@pytest.mark.looptime
 async def test_malformed_pods_are_told_of_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """The others count, and of one that was known what was known stays."""
     async with following() as scene:
