@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Final, Generic, TypeVar
 
 from picker.k8s.api import ApiError, KubernetesApi, Resource, UnreachableError
@@ -66,8 +65,7 @@ class KindFollower(Generic[R]):
                 if is_first or found != following:
                     if task is not None:
                         task.cancel()
-                        with suppress(asyncio.CancelledError):
-                            await task
+                        await asyncio.wait({task})  # does not swallow a cancellation of this
                     task = self._begin(group, found)
                 following, is_first = found, False
                 await asyncio.sleep(ASK_AGAIN_SECONDS)
