@@ -99,7 +99,10 @@ def _walk(value: Any, annotation: Any, at: Path, findings: Findings) -> Any:
     try:
         return msgspec.convert(value, annotation)
     except msgspec.ValidationError as error:
-        _tell(str(error), shape, at, findings)
+        if limits := _limits_missed(value, shape):
+            findings.error(at, f"expected a whole number {limits}, got {value}")
+        else:
+            _tell(str(error), shape, at, findings)
     except RecursionError:
         findings.error(at, "is nested too deeply")
     return _ABSENT
@@ -176,6 +179,20 @@ def _tell(message: str, shape: Any, at: Path, findings: Findings) -> None:
     else:
         allowed = () if inner else _values(shape)
         findings.error(path, _in_yaml_words(what), allowed)
+
+
+def _limits_missed(value: Any, annotation: Any) -> str:
+    """The limits of a whole number that is outside of them; "" for other mistakes, and where it has
+    not two. What is beyond 64 bits has become a float on its way here.
+    """
+    is_whole = isinstance(value, int) or (isinstance(value, float) and abs(value) >= 2**63)
+    if get_origin(annotation) is not Annotated or isinstance(value, bool) or not is_whole:
+        return ""
+    kind, *limits = get_args(annotation)
+    for one in limits:
+        if kind is int and isinstance(one, msgspec.Meta) and None not in (one.ge, one.le):
+            return f"from {one.ge} to {one.le}"
+    return ""
 
 
 def _tell_unknown(path: Path, key: object, allowed: tuple[str, ...], findings: Findings) -> None:

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from picker.datalayer.object_parts import Int32
+
 API_VERSION = "llm-d.ai/v1alpha1"
 DEPRECATED_API_VERSION = "inference.networking.x-k8s.io/v1alpha1"
 KIND = "EndpointPickerConfig"
@@ -80,7 +82,7 @@ class PriorityBandTemplate(Section, frozen=True):
 class PriorityBand(PriorityBandTemplate, frozen=True, kw_only=True):
     """The band of one priority."""
 
-    priority: int
+    priority: Int32
 
 
 class FlowControl(Section, frozen=True):

@@ -164,7 +164,11 @@ def test_what_the_types_allow_is_taken(document: dict[str, Any]) -> None:
         (objective(spec=POOL | {"priority": 2**31}), "spec.priority: InferenceObjective 'o': "),
         (
             objective(spec=POOL | {"priority": -(2**31) - 1}),
-            "expected a whole number >= -2147483648",
+            "expected a whole number from -2147483648 to 2147483647, got -2147483649",
+        ),
+        (
+            objective(spec=POOL | {"priority": 10**30}),
+            "expected a whole number from -2147483648 to 2147483647, got 1e+30",
         ),
         (objective(spec=POOL | {"priority": "1"}), "expected a whole number, got a string"),
         (objective(spec=POOL | {"priority": 1.5}), "expected a whole number"),
