@@ -15,9 +15,11 @@ from picker.k8s.api import (
     LEGACY_OBJECTIVES,
     LEGACY_REWRITES,
     OBJECTIVES,
+    PODS,
     REWRITES,
     KubernetesApi,
     Resource,
+    UnreachableError,
 )
 
 log = logging.getLogger(__name__)
@@ -40,7 +42,22 @@ async def installed(api: KubernetesApi, kind: Kind) -> Resource | None:
     for one in (kind.current, kind.legacy):
         if await api.has(one):
             return one
+    await _check_server(api)
     return None
+
+
+async def is_missing(api: KubernetesApi, resource: Resource) -> bool:
+    """Whether a server knows no such kind. Raises as `KubernetesApi` does."""
+    if await api.has(resource):
+        return False
+    await _check_server(api)
+    return True
+
+
+async def _check_server(api: KubernetesApi) -> None:
+    """Every API server has Pods; a proxy without one behind it answers 404 to everything."""
+    if not await api.has(PODS):
+        raise UnreachableError("what answers knows no Pods, so it is no API server: 404")
 
 
 def tell(kind: Kind, before: Resource | None, now: Resource | None, *, is_first: bool) -> None:

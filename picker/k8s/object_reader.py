@@ -106,7 +106,7 @@ class ObjectReader:
 
     def _is_here(self, metadata: dict[str, Any]) -> bool:
         """Whether an object is of the pool's namespace, as all are that a server was asked for."""
-        return metadata.get("namespace", self.pool.namespace) == self.pool.namespace
+        return bool(metadata.get("namespace", self.pool.namespace) == self.pool.namespace)
 
     def _concerns(self, document: Any) -> bool:
         """Whether it may be about the pool; what is wrong with others is nobody's business here."""

@@ -5,7 +5,8 @@ from the last version that was heard, so nothing is lost and nothing comes twice
 is too old (410), when nothing was heard for long, or every ten minutes (a version from the future,
 as after a restored backup, is answered with silence), all is listed again and compared. What fails
 is tried again ever less often; a watch that lasted is what makes attempts quick again, so that a
-server that accepts and drops at once is not flooded. The view is never emptied by a failure.
+server that accepts and drops at once is not flooded; when watches do so and tell nothing, lists
+take their place. The view is never emptied by a failure.
 
 Listeners are told once for all that a batch of events changed: everything that the stream has is
 applied first, and between two calls lie a few milliseconds at least.
@@ -31,6 +32,7 @@ from picker.k8s.api import (
 )
 from picker.k8s.backoff import Backoff
 from picker.k8s.contact import NOT_FOUND, Contact
+from picker.k8s.groups import is_missing
 from picker.k8s.object_map import Decode, ObjectKey, ObjectMap, metadata_of
 from picker.k8s_series import KubernetesSeries
 
@@ -41,6 +43,7 @@ Listener: TypeAlias = Callable[[Mapping[ObjectKey, R]], None]
 _GONE: Final = 410
 _TO_BE_MENDED: Final = frozenset({400, 403, 404, 405, 406, 422})
 _CHANGES: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})
+_MOST_BARREN: Final = 3  # watches in a row that end at once and tell nothing; then all is listed
 _SLICE: Final = 64  # objects of a list that are decoded before others get their turn
 
 
@@ -105,6 +108,7 @@ class Reflector(Generic[R]):
         self._version: str | None = None
         self._relist_at = 0.0
         self._absent_since: float | None = None
+        self._barren = 0
         self._synced = False
         self._told_at: float | None = None
         self._telling: asyncio.TimerHandle | None = None
@@ -162,19 +166,21 @@ class Reflector(Generic[R]):
     async def _round(self) -> float:
         """One list, if it is due, and one watch; how long to wait then."""
         listing = self._version is None or self._clock() >= self._relist_at
+        listing = listing or self._barren >= _MOST_BARREN
         try:
             if listing:
                 await self._list()
                 listing = False
             lasted = await self._watch()
         except (ApiError, UnreachableError) as error:
-            return self._failed(error, listing=listing)
+            return self._failed(await self._judged(error), listing=listing)
         if lasted >= self._pace.steady_seconds:
             return 0.0
         return self._backoff.next_seconds()
 
     async def _list(self) -> None:
         self._series.lists.inc()
+        self._barren = 0
         listing = await self._api.list(self._subject.resource, self._subject.selection)
         draft = self._objects.draft()
         for index, raw in enumerate(listing.items, 1):
@@ -197,6 +203,7 @@ class Reflector(Generic[R]):
         began = self._clock()
         try:
             async with self._api.watch(resource, selection, self._version or "") as events:
+                self._barren += 1
                 self._note(well_again=self._contact.answered(self._clock()))
                 async for event in events:
                     self._apply(event)
@@ -207,6 +214,7 @@ class Reflector(Generic[R]):
             lasted = self._clock() - began
             if lasted >= self._pace.steady_seconds:
                 self._backoff.reset()
+                self._barren = 0
         return lasted
 
     def _apply(self, event: WatchEvent) -> None:
@@ -226,6 +234,7 @@ class Reflector(Generic[R]):
         else:
             changed = self._objects.put(metadata, event.object)
         self._version = version
+        self._barren = 0
         self._note(well_again=self._contact.heard(self._clock()))
         if changed:
             self._tell_soon()
@@ -239,6 +248,16 @@ class Reflector(Generic[R]):
         known = self._version or ""
         if known.isdigit() and version.isdigit() and int(version) < int(known):
             raise ApiError(_GONE, "Expired", f"resource versions went back to {version}")
+
+    async def _judged(self, error: ApiError | UnreachableError) -> ApiError | UnreachableError:
+        """A 404 means that there is no such kind only when discovery says so, too."""
+        if not isinstance(error, ApiError) or error.status != NOT_FOUND:
+            return error
+        try:
+            missing = await is_missing(self._api, self._subject.resource)
+        except (ApiError, UnreachableError) as doubt:
+            return UnreachableError(f"{error}; {doubt}")
+        return error if missing else UnreachableError(f"{error}; yet discovery has the kind")
 
     def _failed(self, error: ApiError | UnreachableError, *, listing: bool) -> float:
         """Note why a round ended; how long to wait."""

@@ -103,6 +103,22 @@ async def test_a_server_that_does_not_know_its_kinds_yet_takes_no_rules_away() -
 
 
 @pytest.mark.looptime
+async def test_what_knows_no_kind_at_all_takes_no_rules_away() -> None:
+    """It is no API server but something before one, however long it answers like that."""
+    async with following() as scene:
+        await ready(scene, "a")
+        scene.write_policy("InferenceObjective", "high", priority=3)
+        await scene.settled()
+
+        async def none(_: Resource) -> bool:
+            return False
+
+        scene.api.has = none  # type: ignore[method-assign]
+        await asyncio.sleep(10 * MINUTE)
+        assert scene.priorities == {"high": 3}
+
+
+@pytest.mark.looptime
 async def test_the_current_group_is_preferred_to_the_deprecated_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
