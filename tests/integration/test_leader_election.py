@@ -1,0 +1,78 @@
+"""Two picker processes that elect a leader, with real signals and an API server that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+from elected_pickers import (
+    LIMIT_SECONDS,
+    elected_pickers,
+    until,
+    until_not_ready,
+    until_ready,
+)
+
+READY = ("", "readiness", "inference-extension", "envoy.service.ext_proc.v3.ExternalProcessor")
+
+
+async def test_only_the_leader_is_ready_and_a_killed_one_is_followed(tmp_path: Path) -> None:
+    """Both are alive. SIGKILL gives nothing back, so the standby waits for the lease's end."""
+    async with elected_pickers(tmp_path) as scene:
+        for service in READY:
+            assert await scene.leader.serving(service)
+            assert not await scene.standby.serving(service)
+        assert await scene.standby.serving("liveness")
+        assert "stands by; the leader is first_" in (await scene.standby.page("/readyz"))[1]
+        assert "\npointsman_leader{" in (await scene.standby.page("/metrics"))[1]
+        scene.leader.signal(signal.SIGKILL)
+        await until_ready(scene.standby)
+        assert scene.transitions == 1
+
+
+@pytest.mark.parametrize("flags", [(), ("--processes=2",)], ids=["one process", "several"])
+async def test_a_leader_that_ends_hands_over_before_it_has_drained(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """SIGTERM: not ready at once, the lease given back, and gone in the end."""
+    async with elected_pickers(tmp_path, *flags) as scene:
+        scene.leader.signal(signal.SIGTERM)
+        await until_ready(scene.standby)
+        assert not await scene.leader.is_ready()
+        status = await asyncio.to_thread(scene.leader.process.wait, LIMIT_SECONDS)
+        assert status == 0
+        assert scene.transitions == 1
+
+
+async def test_a_leader_that_stood_still_leads_no_more(tmp_path: Path) -> None:
+    """SIGSTOP until the other one leads: the first thing that it says afterwards is that it is not
+    ready, and it stands by.
+    """
+    async with elected_pickers(tmp_path) as scene:
+        scene.leader.signal(signal.SIGSTOP)
+        await until_ready(scene.standby)
+        scene.leader.signal(signal.SIGCONT)
+        assert (await scene.leader.page("/readyz"))[0] == 503
+        await until(scene.leader.stands_by)
+        assert await scene.standby.is_ready()
+        scene.standby.signal(signal.SIGTERM)
+        await until_ready(scene.leader)
+
+
+async def test_without_the_api_server_nobody_is_ready_and_all_serve(tmp_path: Path) -> None:
+    """The leader says so within its time; one of them leads again when the server is back."""
+    async with elected_pickers(tmp_path) as scene:
+        await scene.api.go_away()
+        await until_not_ready(scene.leader)
+        for one in (scene.leader, scene.standby):
+            assert await one.serving("liveness")
+            assert "cannot be kept" in (await one.page("/readyz"))[1]
+        await scene.api.come_back(forget_changes=True)
+        waits = [asyncio.create_task(until_ready(one)) for one in (scene.leader, scene.standby)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for one in waits:
+            one.cancel()
+        ready = [await one.is_ready() for one in (scene.leader, scene.standby)]
+        assert sum(ready) == 1
