@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -62,6 +62,21 @@ async def resolve(host: str) -> Sequence[str]:
     return sorted({str(info[4][0]) for info in found})
 
 
+def peer_addresses(
+    known: Mapping[PeerName, Sequence[str]], server_name: str = ""
+) -> list[PeerAddress]:
+    """The replicas at the IP addresses that names stand for: each once, and `MAX_PEERS` at most.
+
+    Certificates have to be of `server_name`, "": of the name.
+    """
+    addresses: dict[str, PeerAddress] = {}
+    for name, hosts in known.items():
+        for host in hosts:
+            target = f"[{host}]:{name.port}" if ":" in host else f"{host}:{name.port}"
+            addresses.setdefault(target, PeerAddress(target, server_name or name.host))
+    return list(addresses.values())[:MAX_PEERS]
+
+
 class NamedPeers:
     """Resolves names regularly. Owns what each name stood for last, for when it cannot be asked.
 
@@ -98,12 +113,7 @@ class NamedPeers:
                 self._complaints.discard(name.host)
             except OSError as error:
                 self._complain(name.host, error)
-        addresses: dict[str, PeerAddress] = {}
-        for name, hosts in self._known.items():
-            for host in hosts:
-                target = f"[{host}]:{name.port}" if ":" in host else f"{host}:{name.port}"
-                addresses.setdefault(target, PeerAddress(target, self._server_name or name.host))
-        self._found(list(addresses.values())[:MAX_PEERS])
+        self._found(peer_addresses(self._known, self._server_name))
 
     def _complain(self, host: str, error: OSError) -> None:
         if host not in self._complaints:

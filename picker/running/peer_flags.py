@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,6 +15,7 @@ from picker.peers.seeds import seed_of_secret
 DEFAULT_PORT = 9005
 MIN_SECRET_BYTES = 16
 _EVERYWHERE, _LOOPBACK = "0.0.0.0", "127.0.0.1"
+_SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _NEEDS_PEERS = ("peer_bind_address", "peer_cert_path", "peer_server_name", "peer_insecure")
 
 
@@ -21,6 +23,7 @@ _NEEDS_PEERS = ("peer_bind_address", "peer_cert_path", "peer_server_name", "peer
 class PeerFlags:
     """Who the other replicas are, and where they reach this one.
 
+    Either `names` are resolved, or the EndpointSlices of the Service `slices` are followed.
     Without `cert_path` the exchange is plain text, and who reaches the port is believed. Peers'
     certificates are of `server_name`, "": of the name that they were found by.
     """
@@ -30,6 +33,7 @@ class PeerFlags:
     bind_address: str = _LOOPBACK
     cert_path: Path | None = None
     server_name: str = ""
+    slices: PeerName | None = None
 
 
 def add_peer_flags(group: argparse._ArgumentGroup) -> None:
@@ -38,6 +42,8 @@ def add_peer_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--peers", metavar="HOST:PORT,…", default="", help=text)
     text = "name that stands for all replicas, e.g. of a headless Service; resolved again regularly"
     group.add_argument("--peer-service", metavar="NAME[:PORT]", default="", help=text)
+    text = "Service of the pool's namespace whose EndpointSlices name all replicas; followed"
+    group.add_argument("--peer-slices", metavar="SERVICE[:PORT]", default="", help=text)
     text = "where replicas reach this one; 0: a free port"
     group.add_argument("--peer-port", metavar="PORT", type=_port, default=DEFAULT_PORT, help=text)
     text = "where that listens (default: everywhere with --peer-cert-path or --peer-insecure, else "
@@ -70,16 +76,14 @@ def peer_flags_of(arguments: argparse.Namespace) -> PeerFlags | None:
     Raises `ConfigError` for flags that contradict each other.
     """
     names = _names(arguments.peers, arguments.peer_service, arguments.peer_port)
-    if not names:
-        for name in _NEEDS_PEERS:
-            if getattr(arguments, name):
-                flag = "--" + name.replace("_", "-")
-                raise ConfigError(f"{flag} has no effect without --peers or --peer-service")
+    slices = _slices(arguments.peer_slices, arguments.peer_port)
+    if not names and slices is None:
+        _refuse_what_needs_peers(arguments)
         return None
+    if names and slices is not None:
+        raise ConfigError("--peer-slices names all replicas; give it without other peers")
     if arguments.processes != 1:
-        raise ConfigError(
-            "--peers and --peer-service need --processes 1: run more replicas instead"
-        )
+        raise ConfigError("peers need --processes 1: run more replicas instead")
     if arguments.record is not None and arguments.hash_seed_file is None:
         raise ConfigError(
             "--record with peers needs --hash-seed-file: a recording names the seed of its hashes, "
@@ -98,6 +102,7 @@ def peer_flags_of(arguments: argparse.Namespace) -> PeerFlags | None:
         address,
         arguments.peer_cert_path,
         arguments.peer_server_name,
+        slices,
     )
 
 
@@ -123,6 +128,24 @@ def _names(peers: str, service: str, port: int) -> tuple[PeerName, ...]:
     if service:
         found.append(peer_name(service, port or None))
     return tuple(dict.fromkeys(found))
+
+
+def _slices(service: str, port: int) -> PeerName | None:
+    if not service:
+        return None
+    found = peer_name(service, port or None)
+    if not _SERVICE.fullmatch(found.host):
+        raise ConfigError(f"--peer-slices: '{found.host}' is no name of a Service")
+    return found
+
+
+def _refuse_what_needs_peers(arguments: argparse.Namespace) -> None:
+    for name in _NEEDS_PEERS:
+        if getattr(arguments, name):
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(
+                f"{flag} has no effect without --peers, --peer-service or --peer-slices"
+            )
 
 
 def _is_loopback(address: str) -> bool:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from random import Random
 
 from picker.config.build import Assembly
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.inflight import InflightLoad
+from picker.errors import ConfigError
+from picker.k8s.service_addresses import ServiceAddresses, of_service
 from picker.metrics import PickerMetrics
 from picker.peers.credentials import PeerCredentials
-from picker.peers.discovery import NamedPeers
+from picker.peers.discovery import NamedPeers, peer_addresses
 from picker.peers.exchange import Exchange, ExchangeSettings
 from picker.peers.knowledge import Knowledge
 from picker.peers.mesh import Mesh
 from picker.peers.server import PeerPort, PeerServer
 from picker.running.in_use import ConfigInUse
+from picker.running.kubernetes_side import ClusterAccess
 from picker.running.listeners import bound
 from picker.running.options import Options
+from picker.running.peer_flags import PeerFlags
 
 INTERVAL_SECONDS = 0.05  # between two messages to a peer, at least
 
@@ -34,8 +40,11 @@ class PeerSide:
         inflight: InflightLoad,
         metrics: PickerMetrics,
     ) -> None:
-        """Opens nothing. Raises `ConfigError` for certificates that cannot be read."""
+        """Opens nothing. Raises `ConfigError` for certificates that cannot be read, and for
+        EndpointSlices without a cluster.
+        """
         self._exchange: Exchange | None = None
+        self._access: ClusterAccess | None = None
         flags = options.peers
         if flags is None:
             return
@@ -45,7 +54,7 @@ class PeerSide:
         knowledge, clock = Knowledge(datastore, inflight), time.monotonic
         self._exchange = Exchange(settings, knowledge, clock(), time.time())
         self._mesh = Mesh(self._exchange, metrics.peers, clock, credentials)
-        self._discovery = NamedPeers(flags.names, self._mesh.follow, flags.server_name)
+        self._discovery = self._discovery_of(flags, options, metrics)
         host = f"[{flags.bind_address}]" if ":" in flags.bind_address else flags.bind_address
         self._port = PeerPort(f"{host}:{flags.port}", credentials)
         self._server = PeerServer(self._exchange, metrics.peers, clock, lambda: datastore.synced)
@@ -61,9 +70,14 @@ class PeerSide:
         self._mesh.interval_seconds = INTERVAL_SECONDS if interval is None else interval
 
     async def open(self, stack: AsyncExitStack) -> int | None:
-        """Listen until `stack` is closed; the port, None without peers. Raises `StartError`."""
+        """Listen until `stack` is closed; the port, None without peers.
+
+        Raises `StartError`, and `ConfigError` for credentials of a cluster that cannot be found.
+        """
         if self._exchange is None:
             return None
+        if self._access is not None:
+            self._access.load()
         stack.push_async_callback(self._server.stop)
         return await bound(self._server.start(self._port), "--peer-port", self._port.address)
 
@@ -76,3 +90,27 @@ class PeerSide:
             group.create_task(self._discovery.run(), name="peer discovery"),
             group.create_task(self._mesh.run(), name="peers"),
         ]
+
+    def _discovery_of(
+        self, flags: PeerFlags, options: Options, metrics: PickerMetrics
+    ) -> NamedPeers | ServiceAddresses:
+        """What tells the mesh which replicas there are."""
+        service = flags.slices
+        if service is None:
+            return NamedPeers(flags.names, self._mesh.follow, flags.server_name)
+        cluster = options.kubernetes
+        if cluster is None:
+            raise ConfigError("--peer-slices needs a pool that is followed in a cluster")
+        self._access = ClusterAccess(cluster)
+
+        def follow(hosts: Sequence[str]) -> None:
+            self._mesh.follow(peer_addresses({service: hosts}, flags.server_name))
+
+        return ServiceAddresses(
+            self._access.open,
+            of_service(cluster.pool_namespace, service.host),
+            follow,
+            rng=Random(),
+            clock=time.monotonic,
+            series=metrics.kubernetes,
+        )

@@ -50,8 +50,8 @@ def test_the_port_is_open_to_others_only_with_certificates_or_when_asked_for() -
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        (["--peer-cert-path", "d"], "--peers or --peer-service"),
-        (["--peer-insecure"], "--peers or --peer-service"),
+        (["--peer-cert-path", "d"], "--peers, --peer-service or"),
+        (["--peer-insecure"], "--peers, --peer-service or"),
         (["--peers", "a:1", "--processes", "2"], "--processes 1"),
         (["--peers", "a:1", "--record", "f"], "--hash-seed-file"),
         (["--peers", "a"], "HOST:PORT"),
@@ -78,3 +78,19 @@ def test_a_secret_stands_for_a_seed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         configured_hash_seed(tmp_path / "absent")
     assert configured_hash_seed(None) is None
+
+
+def test_replicas_are_named_by_the_slices_of_a_service() -> None:
+    """In place of names, at the port of this replica unless one is given."""
+    flags = parsed("--peer-slices", "all").peers
+    assert flags == PeerFlags((), slices=PeerName("all", DEFAULT_PORT))
+    given = parsed("--peer-slices", "all:77", "--peer-server-name", "replicas").peers
+    assert given is not None
+    assert (given.slices, given.server_name) == (PeerName("all", 77), "replicas")
+
+
+@pytest.mark.parametrize("flags", [("all,other",), ("All",), ("a.b",), ("all", "--peers", "a:1")])
+def test_slices_are_of_one_service_and_name_all(flags: tuple[str, ...]) -> None:
+    """The name becomes a part of a selector."""
+    with pytest.raises(ConfigError, match="--peer-slices"):
+        parsed("--peer-slices", *flags)

@@ -1,0 +1,94 @@
+"""The addresses of the Pods behind a Service, as its EndpointSlices name them.
+
+What is not ready counts as well, and so does what is ending: who asks here wants to speak with
+every Pod that lives, and not to send it requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from ipaddress import ip_address
+from random import Random
+from typing import Final, TypeAlias
+
+import msgspec
+
+from picker.k8s.api import ENDPOINT_SLICES, KubernetesApi, Selection
+from picker.k8s.reflector import Reflector, Subject
+from picker.k8s_series import KubernetesSeries
+
+SERVICE_LABEL: Final = "kubernetes.io/service-name"
+OpenApi: TypeAlias = Callable[[], AbstractAsyncContextManager[KubernetesApi]]
+Addresses: TypeAlias = tuple[str, ...]
+
+
+class _Endpoint(msgspec.Struct, frozen=True):
+    addresses: tuple[str, ...] = ()
+
+
+class _Slice(msgspec.Struct, frozen=True):
+    endpoints: tuple[_Endpoint, ...] | None = None
+
+
+_SLICE = msgspec.json.Decoder(_Slice)
+
+
+def slice_addresses(raw: msgspec.Raw) -> Addresses:
+    """The IP addresses of one slice. Raises `msgspec.MsgspecError` for what is no slice.
+
+    All addresses of an endpoint are the same Pod, so the first one is enough. Names, which slices
+    of another address type have, are passed over.
+    """
+    firsts = (one.addresses[0] for one in _SLICE.decode(raw).endpoints or () if one.addresses)
+    return tuple(address for address in firsts if _is_ip(address))
+
+
+class ServiceAddresses:
+    """Tells `found` of all addresses of a Service, sorted, whenever they change.
+
+    While the API server is away, nothing is told.
+    """
+
+    def __init__(
+        self,
+        open_api: OpenApi,
+        selection: Selection,
+        found: Callable[[Sequence[str]], None],
+        *,
+        rng: Random,
+        clock: Callable[[], float],
+        series: KubernetesSeries | None = None,
+    ) -> None:
+        """`selection` is that of `of_service`; `clock` as for `Reflector`."""
+        self._open, self._selection, self._found = open_api, selection, found
+        self._rng, self._clock, self._series = rng, clock, series
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        async with self._open() as api:
+            reflector = Reflector(
+                api,
+                Subject(ENDPOINT_SLICES, self._selection, slice_addresses),
+                rng=self._rng,
+                clock=self._clock,
+                series=self._series,
+            )
+            reflector.subscribe(lambda view: self._tell(view.values()))
+            await reflector.run()
+
+    def _tell(self, slices: Iterable[Addresses]) -> None:
+        self._found(sorted({address for one in slices for address in one}))
+
+
+def of_service(namespace: str, name: str) -> Selection:
+    """The slices of a Service; it may have several, and their names mean nothing."""
+    return Selection(namespace, f"{SERVICE_LABEL}={name}")
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,78 @@
+"""A whole picker that finds another replica by the EndpointSlices of a Service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from kube_api.kubelet import Kubelet
+from kube_api.server import running_kube_api
+from kubernetes_objects import CRDS, pool
+from replica_mesh import node
+from replicas_scene import LOOPBACK
+from whole_picker import FOUR_SCORERS, until, whole_picker
+
+from picker.errors import ConfigError
+from picker.metrics import PickerMetrics
+from picker.peers.discovery import PeerName
+from picker.peers.server import PeerPort, PeerServer
+from picker.running.kubernetes_flags import KubernetesFlags
+from picker.running.peer_flags import PeerFlags
+
+
+def peers_slice(*addresses: str) -> dict[str, Any]:
+    """The only slice of the Service `peers`."""
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": "peers-x",
+            "namespace": "default",
+            "labels": {"kubernetes.io/service-name": "peers"},
+        },
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [address]} for address in addresses],
+    }
+
+
+async def test_replicas_are_found_and_given_up_as_slices_say(tmp_path: Path) -> None:
+    """A replica that the Service names is told; one that it names no more is not."""
+    other, series, now = node(Random(1)), PickerMetrics().peers, 0.0
+    server = PeerServer(other.exchange, series, lambda: now, lambda: True)
+    port = await server.start(PeerPort(f"{LOOPBACK}:0"))
+
+    def heard() -> float:
+        return dict(series.heard.numbers()).get((), 0.0)
+
+    try:
+        async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
+            Kubelet(api).run("a", "127.0.0.11", {"app": "vllm"}, grace_seconds=600)
+            api.write(pool(name="pool"))
+            api.write(peers_slice(LOOPBACK))
+            cluster = KubernetesFlags("pool", kubeconfig=api.write_kubeconfig(tmp_path / "config"))
+            peers = PeerFlags((), 0, slices=PeerName("peers", port))
+            changes = {"endpoints_file": None, "kubernetes": cluster, "pool_name": "pool"}
+            async with whole_picker(tmp_path, (), FOUR_SCORERS, peers=peers, **changes):
+
+                async def is_told() -> bool:
+                    return heard() == 1
+
+                await until(is_told)
+                api.write(peers_slice())
+
+                async def is_told_no_more() -> bool:
+                    return heard() == 0
+
+                await until(is_told_no_more)
+    finally:
+        await server.stop()
+
+
+async def test_slices_need_a_cluster(tmp_path: Path) -> None:
+    """A picker of a file says so before it opens anything."""
+    peers = PeerFlags((), 0, slices=PeerName("peers", 1))
+    with pytest.raises(ConfigError, match="--peer-slices needs a pool"):
+        async with whole_picker(tmp_path, (), FOUR_SCORERS, peers=peers):
+            pass

@@ -1,0 +1,110 @@
+"""Who is behind a Service, by its slices, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from in_process_kube_api import InProcessKubeApi
+from kube_api.clock import LoopClock
+from kube_api.server import KubeApi
+
+from picker.k8s.api import ENDPOINT_SLICES
+from picker.k8s.service_addresses import (
+    SERVICE_LABEL,
+    ServiceAddresses,
+    of_service,
+    slice_addresses,
+)
+
+pytestmark = pytest.mark.looptime
+
+
+def sliced(name: str, *addresses: str, service: str = "peers") -> dict[str, Any]:
+    """A slice of a service."""
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": name, "namespace": "default", "labels": {SERVICE_LABEL: service}},
+        "addressType": "IPv4",
+        "endpoints": [
+            {"addresses": [address], "conditions": {"ready": False}} for address in addresses
+        ],
+    }
+
+
+def encoded(document: dict[str, Any]) -> msgspec.Raw:
+    """As a server sends it."""
+    return msgspec.Raw(msgspec.json.encode(document))
+
+
+@asynccontextmanager
+async def following(api: InProcessKubeApi, found: list[Sequence[str]]) -> AsyncIterator[None]:
+    """Somebody who wants to know who is behind `peers`."""
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[InProcessKubeApi]:
+        yield api
+
+    clock = asyncio.get_running_loop().time
+    selection = of_service("default", "peers")
+    service = ServiceAddresses(opened, selection, found.append, rng=Random(1), clock=clock)
+    task = asyncio.create_task(service.run())
+    await asyncio.sleep(1)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_all_slices_of_the_service_are_told_together_and_followed() -> None:
+    """Also Pods that are not ready; each once; those of other Services never."""
+    api = InProcessKubeApi(KubeApi(LoopClock()), Random(2))
+    first = await api.create(ENDPOINT_SLICES, "default", sliced("a", "10.0.0.2", "10.0.0.1"))
+    await api.create(ENDPOINT_SLICES, "default", sliced("b", "10.0.0.2", "10.0.0.3"))
+    await api.create(ENDPOINT_SLICES, "default", sliced("c", "10.0.9.9", service="other"))
+    found: list[Sequence[str]] = []
+    async with following(api, found):
+        assert found == [["10.0.0.1", "10.0.0.2", "10.0.0.3"]]
+        first["endpoints"] = []
+        await api.replace(ENDPOINT_SLICES, "default", "a", first)
+        await asyncio.sleep(0.1)
+        assert found[1:] == [["10.0.0.2", "10.0.0.3"]]
+
+
+async def test_peers_are_kept_while_the_api_server_is_away() -> None:
+    """And followed again when it is back."""
+    api = InProcessKubeApi(KubeApi(LoopClock()), Random(3))
+    await api.create(ENDPOINT_SLICES, "default", sliced("a", "10.0.0.1"))
+    found: list[Sequence[str]] = []
+    async with following(api, found):
+        api.go_away()
+        await asyncio.sleep(600)
+        assert found == [["10.0.0.1"]]
+        api.come_back()
+        await api.create(ENDPOINT_SLICES, "default", sliced("b", "10.0.0.2"))
+        await asyncio.sleep(30)
+        assert found[-1] == ["10.0.0.1", "10.0.0.2"]
+
+
+async def test_a_service_without_anybody_is_told_as_that() -> None:
+    """Nobody is not the same as nothing known."""
+    found: list[Sequence[str]] = []
+    async with following(InProcessKubeApi(KubeApi(LoopClock()), Random(4)), found):
+        assert found == [[]]
+
+
+def test_names_and_endpoints_without_addresses_are_passed_over() -> None:
+    """As is a slice that has no endpoints at all; of a Pod's addresses the first one is told."""
+    odd = sliced("a", "peer.example", "fd00::1")
+    odd["endpoints"] += [{"addresses": []}, {"addresses": ["10.0.0.1", "10.0.0.2"]}]
+    assert slice_addresses(encoded(odd)) == ("fd00::1", "10.0.0.1")
+    assert slice_addresses(encoded({**odd, "endpoints": None})) == ()
+    with pytest.raises(msgspec.MsgspecError):
+        slice_addresses(encoded({**odd, "endpoints": [{"addresses": "10.0.0.1"}]}))
