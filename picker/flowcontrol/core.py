@@ -22,13 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec.structs import replace
-
 from picker.errors import DropReason, RefusedError
 from picker.flowcontrol import outcomes
 from picker.flowcontrol.band import Band
 from picker.flowcontrol.capacity import Cap
-from picker.flowcontrol.cost import estimated_tokens
 from picker.flowcontrol.drain_rate import DrainRate
 from picker.flowcontrol.judge import Judge, Verdict
 from picker.flowcontrol.load_estimate import MAX_AGE_SECONDS, Pool
@@ -38,9 +35,9 @@ from picker.flowcontrol.reclaim import Demand, Reclaim
 from picker.flowcontrol.settings import FlowControlSettings
 from picker.flowcontrol.telling import FlowTelling
 from picker.flowcontrol.tickets import Evict, FlowTicket, TicketOffice
-from picker.flowcontrol.waiting import Deadlines, Waiting
+from picker.flowcontrol.waiting import Deadlines, Waiting, queued_request
 from picker.framework.flow import DEFAULT_SETTLE_SECONDS, QueuedRequest, SettlesLate
-from picker.types import DEFAULT_FAIRNESS_ID, InferenceRequest, Usage
+from picker.types import InferenceRequest, Usage
 
 MOST_PER_LOOK = 8  # before others have their turn: the decisions that follow take 0.5 ms each
 LOOK_AGAIN_SECONDS = 0.25  # detectors and policies know of time; else nobody would ask them
@@ -346,6 +343,11 @@ class FlowCore:
         return bool(displaced)
 
     def _at_capacity(self, waiting: Waiting, cap: Cap, now_seconds: float) -> RefusedError:
+        size_bytes = waiting.item.size_bytes
+        most_bytes = None if self.queue is None else self.queue.most_bytes(waiting.priority)
+        if most_bytes is not None and size_bytes > most_bytes:
+            self._end(waiting, FlowOutcome.REJECTED_CAPACITY, now_seconds)
+            return outcomes.too_large(size_bytes, most_bytes)
         if not self.judge.load.at(now_seconds).num_endpoints:
             self._end(waiting, FlowOutcome.REJECTED_NO_ENDPOINTS, now_seconds)
             return outcomes.at_capacity_without_endpoints(cap)
@@ -370,17 +372,9 @@ class FlowCore:
         self._telling.ended(waiting.labels, outcome, waited)
 
     def _item(self, request: InferenceRequest, now_seconds: float) -> QueuedRequest:
-        if not request.fairness_id:
-            request = replace(request, fairness_id=DEFAULT_FAIRNESS_ID)
         self._sequence += 1
-        return QueuedRequest(
-            request,
-            self._sequence,
-            now_seconds,
-            request.held_bytes or request.size_bytes,
-            estimated_tokens(request),
-            None if self.settings is None else self.settings.request_ttl_seconds,
-        )
+        ttl = None if self.settings is None else self.settings.request_ttl_seconds
+        return queued_request(request, self._sequence, now_seconds, ttl)
 
     def _seen(self, verdict: Verdict) -> Verdict:
         self._pool_seen(verdict.load.num_endpoints, verdict.at_seconds)

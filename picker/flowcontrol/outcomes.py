@@ -31,6 +31,15 @@ def at_capacity(cap: Cap, retry_after_seconds: int) -> RefusedError:
     return RefusedError(Code.RESOURCE_EXHAUSTED, message, DropReason.SATURATED, retry_after_seconds)
 
 
+def too_large(size_bytes: int, most_bytes: int) -> RefusedError:
+    """429: there can never be room for it to wait in, so nothing is said of another attempt."""
+    message = (
+        f"request rejected pre-queue: it takes {size_bytes} bytes, and no more than {most_bytes} "
+        "may ever wait; to send it again is of no use"
+    )
+    return RefusedError(Code.RESOURCE_EXHAUSTED, message, DropReason.SATURATED)
+
+
 def at_capacity_without_endpoints(cap: Cap) -> RefusedError:
     """503: there is nobody to serve it, and no room to wait for somebody."""
     message = f"no endpoints available: queue at capacity ({cap.value})"

@@ -109,6 +109,11 @@ class FlowQueue:
         """The first cap that leaves no room for `item`."""
         return next(iter(self._excess(item, band)), None)
 
+    def most_bytes(self, priority: int) -> int:
+        """What one request in the band of `priority` may take when nothing else waits."""
+        own, in_all = self.band_for(priority).settings.max_bytes, self._settings.max_bytes
+        return own if in_all is None else min(own, in_all)
+
     def displaced_by(self, item: QueuedRequest, band: Band) -> Sequence[QueuedRequest]:
         """Who has to go so that `item`, for which there is no room, may wait in `band` all the
         same; nobody when it has to be refused.

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from picker.errors import RefusedError
+from picker.flowcontrol.cost import estimated_tokens
 from picker.flowcontrol.outcomes import FlowOutcome
 from picker.flowcontrol.removable_heap import RemovableHeap
 from picker.flowcontrol.telling import Labels
 from picker.flowcontrol.tickets import Evict, FlowTicket
 from picker.framework.flow import QueuedRequest
+from picker.types import DEFAULT_FAIRNESS_ID, InferenceRequest
 
 TICK_SECONDS = 0.001  # an event loop wakes up that exactly
+
+
+def queued_request(
+    request: InferenceRequest, sequence: int, now_seconds: float, ttl_seconds: float | None
+) -> QueuedRequest:
+    """What is known of a request when it comes."""
+    if not request.fairness_id:
+        request = replace(request, fairness_id=DEFAULT_FAIRNESS_ID)
+    size_bytes = request.held_bytes or request.size_bytes
+    tokens = estimated_tokens(request)
+    return QueuedRequest(request, sequence, now_seconds, size_bytes, tokens, ttl_seconds)
 
 
 class Waiting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from flow_scene import Scene, Sharing, Slots, band, flow_settings, inference_request, settle
@@ -80,6 +81,26 @@ async def test_no_more_than_so_many_go_for_one() -> None:
     assert (await scene.arrive(priority=5, size_bytes=most + 1)).refusal is not None
     assert (await scene.arrive(priority=5, size_bytes=most)).waits
     assert sum(client.waits for client in low) == most
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("caps", [{"max_bytes": 100}, {"bands": {0: band(max_bytes=100)}}])
+@pytest.mark.parametrize("pool_size", [0, 1])
+async def test_what_can_never_fit_is_not_asked_to_come_again(caps: Any, pool_size: int) -> None:
+    """Whether anybody waits or not, and with an empty pool too; what fits in an empty queue is."""
+    scene = Scene(**caps)
+    await scene.resize(pool_size)
+    for _ in range(2):
+        refusal = (await scene.arrive(size_bytes=101)).refusal
+        assert refusal is not None
+        assert (refusal.status, refusal.retry_after_seconds) == (429, None)
+        assert "it takes 101 bytes, and no more than 100 may ever wait" in refusal.message
+        assert "retry-after" not in dict(refusal.headers)
+        await scene.arrive(size_bytes=0)
+        await scene.arrive(size_bytes=60)
+    refusal = (await scene.arrive(size_bytes=100)).refusal
+    assert refusal is not None
+    assert refusal.retry_after_seconds is not None
 
 
 @pytest.mark.looptime
