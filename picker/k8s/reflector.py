@@ -221,14 +221,14 @@ class Reflector(Generic[R]):
         self._series.count(event.kind)
         metadata = metadata_of(event.object)
         if metadata is None or not metadata.resource_version:
-            self._objects.unreadable(f"{event.kind} without metadata or resourceVersion")
+            self._missed(f"{event.kind} without metadata or resourceVersion")
             return
         version = metadata.resource_version
         changed = False
         if event.kind == "BOOKMARK":
             self._check_onward(version)
         elif not metadata.name or event.kind not in _CHANGES:
-            self._objects.unreadable(f"{event.kind} of {metadata.name or 'an object without name'}")
+            self._missed(f"{event.kind} of {metadata.name or 'an object without name'}")
         elif event.kind == "DELETED":
             changed = self._objects.remove(metadata)
         else:
@@ -238,6 +238,11 @@ class Reflector(Generic[R]):
         self._note(well_again=self._contact.heard(self._clock()))
         if changed:
             self._tell_soon()
+
+    def _missed(self, why: str) -> None:
+        """An event says nothing, though something may have happened: the next list tells, soon."""
+        self._objects.unreadable(why)
+        self._relist_at = min(self._relist_at, self._clock() + self._pace.trust_seconds)
 
     def _note(self, *, well_again: bool) -> None:
         if well_again:

@@ -177,6 +177,16 @@ async def test_an_event_that_makes_no_sense_does_no_harm(line: bytes) -> None:
         await scene.equal()
 
 
+async def test_what_an_unreadable_event_may_have_said_is_listed_soon() -> None:
+    """Within a minute, and not for every such event."""
+    async with following("a") as scene:
+        for _ in range(100):
+            scene.server.watches.inject([b'{"type":"DELETED","object":{"metadata":null}}\n'])
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(50)
+        assert scene.asked("list") == 2
+
+
 @pytest.mark.parametrize(
     "line", [b"garbage\n", b'{"type":"ADD', b'{"type":3,"object":{}}\n', b"\xff\n"]
 )
