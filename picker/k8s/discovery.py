@@ -222,7 +222,8 @@ class KubernetesDiscovery:
                 if watch.news is not None:
                     self._reconciler.use_pods(selector, watch.news, began)
                     watch.news = None
-            due = self._reconciler.apply(began)
+            stale = [one for one, watch in self._pods.items() if watch.reflector.problem()]
+            due = self._reconciler.apply(began, stale)
             self._watch_wanted_pods(api, group)
             spent = self._clock() - began
             await asyncio.sleep(max(GATHER_SECONDS, spent / MAX_SHARE))

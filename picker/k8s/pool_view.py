@@ -116,11 +116,13 @@ class PoolView:
         for record in self._records.values():
             self._judge(record, now)
 
-    def look(self, now: float) -> View:
-        """The endpoints now."""
+    def look(self, now: float, *, is_current: bool = True) -> View:
+        """The endpoints now. Unless what is known `is_current`, no time runs out for a node or for
+        the pool: that they are well again could not be heard.
+        """
         flickering = [one for one in self._serving.values() if one.since is not None]
         if flickering:
-            self._settle(flickering, now)
+            self._settle(flickering, now, is_current=is_current)
         kept = list(self._serving.values())
         if self._contested:
             kept = [one for one in kept if self._has_address(one.record)]
@@ -182,7 +184,7 @@ class PoolView:
 
     # Pods together
 
-    def _settle(self, flickering: Iterable[_Serving], now: float) -> None:
+    def _settle(self, flickering: Iterable[_Serving], now: float, *, is_current: bool) -> None:
         """Find out for how long each is kept, and drop those whose time is over."""
         on_node = Counter(one.record.node for one in self._serving.values())
         unready = Counter(one.record.node for one in flickering)
@@ -191,7 +193,7 @@ class PoolView:
             since, node = one.since or 0.0, one.record.node
             is_node = unready[node] >= max(MIN_FLICKERING, on_node[node] / 2)
             if is_node or is_pool:
-                one.until = since + HOLD_SECONDS
+                one.until = max(one.until, (since if is_current else now) + HOLD_SECONDS)
             elif on_node[node] > 1:
                 one.until = max(one.until, since + GATHER_SECONDS)
         for one in flickering:

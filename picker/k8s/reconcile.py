@@ -13,7 +13,7 @@ half of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -95,8 +95,11 @@ class PoolReconciler:
         """These are all rules of the pool's rewrites."""
         self._rewrites = tuple(sorted(rewrites, key=lambda one: (one.name, one.position)))
 
-    def apply(self, now: float) -> float | None:
-        """Make it so; when to be called again (None: when something changes)."""
+    def apply(self, now: float, stale: Container[str] = ()) -> float | None:
+        """Make it so; when to be called again (None: when something changes).
+
+        `stale` are the selectors of whose Pods nothing can be heard.
+        """
         if self._is_gone:
             self._clear()
             return None
@@ -106,7 +109,7 @@ class PoolReconciler:
             waits_until = self._wait_for_rules(now)
             if waits_until is not None:
                 return waits_until
-        view = self._view.look(now)
+        view = self._view.look(now, is_current=self._selector not in stale)
         rules = RuleSet(self._objectives or (), self._rewrites or ())
         if self._rules.use(rules):
             text = "%s: %d objectives, %d rules of rewrites"

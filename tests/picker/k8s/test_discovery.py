@@ -264,6 +264,23 @@ async def test_ten_minutes_without_an_api_server() -> None:
 
 
 @pytest.mark.looptime
+async def test_an_outage_that_begins_while_a_node_flickers_empties_nothing() -> None:
+    """That its Pods are ready again cannot be heard until the API server is back."""
+    async with following() as scene:
+        await ready(scene, "a", "b")
+        await asyncio.sleep(6)
+        for name in "ab":
+            scene.kubelet.set_ready(name, False)
+        await scene.settled()
+        scene.api.go_away()
+        await asyncio.sleep(10 * MINUTE)
+        assert scene.pods == {"a", "b"}
+        scene.api.come_back()
+        await asyncio.sleep(10)
+        assert scene.pods == set()
+
+
+@pytest.mark.looptime
 @pytest.mark.parametrize("status", [410, 429, 500, 503])
 async def test_refusals_of_the_server_pass(status: int) -> None:
     """What has changed meanwhile is known soon after."""

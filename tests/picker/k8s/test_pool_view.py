@@ -264,3 +264,21 @@ def test_what_makes_no_difference_gives_the_same_endpoints() -> None:
     scene.put("a", created="2027-01-01T00:00:00Z")
     (after,) = scene.view.look(scene.now).endpoints
     assert after is before
+
+
+def test_no_hold_runs_out_while_nothing_can_be_heard() -> None:
+    """What flickered when the API server went away serves on; a second after it is back, all who
+    still lack readiness are out.
+    """
+    scene = Scene()
+    for name in "ab":
+        scene.put(name)
+        scene.put(name, ready=False)
+    scene.wait(0.5)
+    for _ in range(600):
+        view = scene.view.look(scene.now, is_current=False)
+        assert len(view.endpoints) == 2
+        assert view.next_due == scene.now + HOLD_SECONDS
+        scene.wait(1.0)
+    scene.put("a")
+    assert scene.pods == {"a"}
