@@ -15,6 +15,7 @@ from picker.k8s.api import ApiError, UnreachableError, WatchEvent
 MAX_BODY_BYTES: Final = 256 * 2**20
 MAX_LINE_BYTES: Final = 16 * 2**20
 _SHOWN_BYTES: Final = 200
+_MESSAGE_LENGTH: Final = 1000  # of what a server says in refusals, which is logged
 
 
 class ListMetadata(msgspec.Struct, frozen=True):
@@ -121,7 +122,8 @@ def api_error(status: int | None, headers: Mapping[str, str], body: bytes) -> Ap
     if seconds is None:
         seconds = _retry_after(headers)
     code = status or told.code or 500
-    return ApiError(code, told.reason or "", told.message or _shown(body), seconds)
+    message = (told.message or _shown(body))[:_MESSAGE_LENGTH]
+    return ApiError(code, (told.reason or "")[:_SHOWN_BYTES], message, seconds)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

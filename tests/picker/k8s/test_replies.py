@@ -139,3 +139,11 @@ def test_nothing_is_shown_of_an_object_that_cannot_be_read() -> None:
     with pytest.raises(UnreachableError) as raised:
         decode_object(b'{"kind":"TokenReview","spec":{"token":"top-secret"')
     assert "top-secret" not in str(raised.value)
+
+
+def test_a_refusal_without_end_is_cut() -> None:
+    """It is logged, and shown to people."""
+    body = json.dumps({"kind": "Status", "reason": "r" * 10**6, "message": "m" * 10**6}).encode()
+    error = api_error(403, {}, body)
+    assert len(str(error)) < 2000
+    assert error.status == 403
