@@ -64,7 +64,7 @@ class Picker:
         self._config = config_in_use(options, loaded, outside, self._metrics)
         self._watch = self._config_watch(content)
         self._recording = RecordingSide(options, self._config.hash_seed, self._metrics)
-        self._leader = LeaderSide(options, self._metrics)
+        self._leader = LeaderSide(options, loaded.config, self._metrics)
         self._pool = PoolSide(
             options, self._config.assembly, self._metrics, self._inflight, (self._recording,)
         )
@@ -145,7 +145,7 @@ class Picker:
 
     def _start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Begin everything that goes on beside the requests until the end."""
-        tasks = [*self._pool.start(group), *self._requests.start(group)]
+        tasks = [*self._pool.start(group, self._leader.may_follow), *self._requests.start(group)]
         tasks += [*self._recording.start(group), *self._xds.start(group)]
         tasks += self._peers.start(group)
         tasks.append(group.create_task(self._admin.watch(), name="history"))

@@ -13,6 +13,7 @@ from picker.config.findings import Findings
 from picker.config.schema import EndpointPickerConfig
 
 FLOW_CONTROL_GATE = "flowControl"
+STANDBY_GATE = "haPopulateNonLeaderDatastore"  # standbys know the pool, too
 KUBERNETES = "Kubernetes"
 
 _TYPES = {
@@ -22,10 +23,8 @@ _TYPES = {
 PLUGIN_TYPES: Mapping[str, str] = MappingProxyType(
     {name: feature for feature, names in _TYPES.items() for name in names.split()}
 )
-# Gate → its default, and the only setting that is true of this program (None: either may be).
-GATES: Mapping[str, tuple[bool, bool | None]] = MappingProxyType(
-    {FLOW_CONTROL_GATE: (False, None), "haPopulateNonLeaderDatastore": (True, True)}
-)
+# Gate → its default.
+GATES: Mapping[str, bool] = MappingProxyType({FLOW_CONTROL_GATE: False, STANDBY_GATE: True})
 _FLAGS = {
     KUBERNETES: """
         --metrics-endpoint-auth
@@ -61,7 +60,7 @@ def check_supported(config: EndpointPickerConfig, findings: Findings) -> None:
 
 def gate_settings(config: EndpointPickerConfig) -> Mapping[str, bool]:
     """Every gate as the configuration sets it: the last entry that makes sense counts."""
-    settings = {name: default for name, (default, _) in GATES.items()}
+    settings = dict(GATES)
     for entry in config.feature_gates:
         name, value = _entry(entry)
         if name in GATES and value in _ON | _OFF:
@@ -78,17 +77,7 @@ def _check_gates(config: EndpointPickerConfig, findings: Findings) -> None:
         elif value not in _ON | _OFF:
             text = f"'{value}' is neither true nor false"
             findings.error(path, text, (f"{name}=true", f"{name}=false"))
-    settings = gate_settings(config)
-    for name, (_, only) in GATES.items():
-        if only is not None and settings[name] is not only:
-            entries = enumerate(config.feature_gates)
-            last = [index for index, entry in entries if _entry(entry)[0] == name][-1]
-            stated = f"'{config.feature_gates[last]}' is {reason(_GATE_FEATURES[name])}"
-            findings.error(("featureGates", last), stated)
-    _check_flow_control(config, settings[FLOW_CONTROL_GATE], findings)
-
-
-_GATE_FEATURES = {"haPopulateNonLeaderDatastore": "a replica that does not lead"}
+    _check_flow_control(config, gate_settings(config)[FLOW_CONTROL_GATE], findings)
 
 
 def _entry(text: str) -> tuple[str, str]:

@@ -7,6 +7,8 @@ import time
 from datetime import UTC, datetime
 from random import Random
 
+from picker.config.schema import EndpointPickerConfig
+from picker.config.unsupported import STANDBY_GATE, gate_settings
 from picker.k8s.lease import Clocks, LeaseKeeper
 from picker.metrics import PickerMetrics
 from picker.running.kubernetes_side import ClusterAccess
@@ -16,8 +18,11 @@ from picker.running.options import Options
 class LeaderSide:
     """Owns this replica's part in the election; without one, every replica leads."""
 
-    def __init__(self, options: Options, metrics: PickerMetrics) -> None:
+    def __init__(
+        self, options: Options, config: EndpointPickerConfig, metrics: PickerMetrics
+    ) -> None:
         """Asks nobody."""
+        self._standbys_follow = gate_settings(config)[STANDBY_GATE]
         self._keeper: LeaseKeeper | None = None
         if options.election is None or options.kubernetes is None:
             return
@@ -42,9 +47,11 @@ class LeaderSide:
         """Whether requests should come to this replica, as far as others are concerned."""
         return self._keeper is None or self._keeper.is_leader()
 
-    async def led(self) -> None:
-        """Return once this replica has led."""
-        if self._keeper is not None:
+    async def may_follow(self) -> None:
+        """Return once this replica may know the pool: at once, or where standbys are to know
+        nothing (the gate `haPopulateNonLeaderDatastore`) once it has led.
+        """
+        if self._keeper is not None and not self._standbys_follow:
             await self._keeper.led()
 
     def problem(self) -> str | None:

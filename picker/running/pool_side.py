@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -80,12 +80,18 @@ class PoolSide:
         """Why what is known of the pool may be old, in a sentence for people; None: it is not."""
         return self._source.problem()
 
-    def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Keep up with the pool until these are cancelled."""
+    def start(
+        self, group: asyncio.TaskGroup, may_follow: Callable[[], Awaitable[None]]
+    ) -> list[asyncio.Task[None]]:
+        """Keep up with the pool until these are cancelled, once `may_follow` has returned."""
         tasks = [group.create_task(self._scraper.run(), name="scraper")]
         if self._follows_source:
-            tasks.append(group.create_task(self._source.run(), name="discovery"))
+            tasks.append(group.create_task(self._follow(may_follow), name="discovery"))
         return tasks
+
+    async def _follow(self, may_follow: Callable[[], Awaitable[None]]) -> None:
+        await may_follow()
+        await self._source.run()
 
     def _source_of(
         self, options: Options, assembly: Assembly, metrics: PickerMetrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from pathlib import Path
 
@@ -59,6 +60,18 @@ async def test_a_leader_that_stood_still_leads_no_more(tmp_path: Path) -> None:
         assert await scene.standby.is_ready()
         scene.standby.signal(signal.SIGTERM)
         await until_ready(scene.leader)
+
+
+async def test_standbys_may_be_told_to_know_nothing(tmp_path: Path) -> None:
+    """Then one knows the pool once it leads."""
+    config = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
+    config += "featureGates: [haPopulateNonLeaderDatastore=false]\n"
+    async with elected_pickers(tmp_path, "--config-text", config, pods=("127.0.0.1",)) as scene:
+        assert json.loads((await scene.standby.page("/endpoints"))[1])["endpoints"] == []
+        scene.leader.signal(signal.SIGTERM)
+        await until_ready(scene.standby)
+        known = json.loads((await scene.standby.page("/endpoints"))[1])["endpoints"]
+        assert [row["address"] for row in known] == ["127.0.0.1:8000"]
 
 
 async def test_without_the_api_server_nobody_is_ready_and_all_serve(tmp_path: Path) -> None:
