@@ -343,6 +343,11 @@ class PickerMetrics(Declarations):
         self.process_restarts_total = self._own_counter(
             "process_restarts_total", "Serving processes that ended unasked and were replaced."
         )
+        self.admin_failures_total = self._own_counter(
+            "admin_failures_total",
+            "Requests at the HTTP port that an unforeseen error kept from being answered, by page.",
+            ("page",),
+        )
         self.config_reloads_total = self._own_counter(
             "config_reloads_total",
             "Changes of the configuration file, by whether they could be applied.",

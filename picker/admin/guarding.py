@@ -18,6 +18,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from picker.admin.answers import InvalidQueryError, as_error
+from picker.series import Counter
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +82,10 @@ class HostCheck:
         return is_loopback(name) or name in self._names
 
 
-def guarding(check: HostCheck) -> Middleware:
-    """Refuses what `check` does not allow, and makes JSON of all errors."""
+def guarding(check: HostCheck, failures: Counter) -> Middleware:
+    """Refuses what `check` does not allow, and makes JSON of all errors; those that nobody foresaw
+    are counted by their page.
+    """
 
     @web.middleware
     async def guard(
@@ -101,7 +104,9 @@ def guarding(check: HostCheck) -> Middleware:
         except web.HTTPNotFound:
             return as_error(404, "there is no such page")
         except Exception:  # so that whoever asks gets an answer, and the log the reason
-            log.exception("%s cannot be answered", _page_of(request))
+            page = _page_of(request)
+            failures.labels(page).inc()
+            log.exception("%s cannot be answered", page)
             return as_error(500, "this cannot be told; the picker's log says why")
 
     return guard

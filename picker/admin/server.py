@@ -57,6 +57,7 @@ class AdminServer:
             *PageRoutes().routes(),
         ]
         self._check = HostCheck()
+        self._failures = metrics.admin_failures_total
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
@@ -64,7 +65,7 @@ class AdminServer:
 
         Without `tls` the port is plain text.
         """
-        application = web.Application(middlewares=[guarding(self._check)])
+        application = web.Application(middlewares=[guarding(self._check, self._failures)])
         application.add_routes(self._routes)
         application.on_response_prepare.append(add_security_headers)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)

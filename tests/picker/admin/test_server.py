@@ -229,7 +229,7 @@ async def test_the_page_and_its_files_have_their_types(port: Port) -> None:
         assert answer.headers["Content-Type"] == f"text/{kind}; charset=utf-8"
 
 
-async def test_what_goes_wrong_is_a_500_in_json_and_a_line_in_the_log(
+async def test_what_goes_wrong_is_a_500_in_json_counted_and_a_line_in_the_log(
     port: Port, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The reason is for the log alone, and so is what a client put into the path."""
@@ -246,6 +246,8 @@ async def test_what_goes_wrong_is_a_500_in_json_and_a_line_in_the_log(
     assert line.getMessage() == "/decisions/{id} cannot be answered"
     assert line.exc_info is not None
     assert (await port.get("/queues")).status == 200
+    told = [one for one in (await port.get("/metrics")).body.splitlines() if b"admin_fail" in one]
+    assert told[2:] == [b'pointsman_admin_failures_total{page="/decisions/{id}"} 1.0']
 
 
 async def test_a_server_without_a_source_answers_with_nothing() -> None:
