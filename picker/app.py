@@ -30,6 +30,7 @@ from picker.running.config_status import ConfigStatus, problem_of
 from picker.running.draining import until_quiet
 from picker.running.leader_side import LeaderSide
 from picker.running.listeners import Listeners, StartError
+from picker.running.metrics_auth import MetricsAuthSide
 from picker.running.options import Options, Ports
 from picker.running.peer_side import PeerSide
 from picker.running.pool_side import PoolSide
@@ -92,6 +93,7 @@ class Picker:
                 lambda: self._leader.problem() or self._pool.problem(),
             ),
         )
+        self._metrics_auth = MetricsAuthSide(options)
         self._listeners = Listeners(
             options,
             self._requests.director,
@@ -127,6 +129,7 @@ class Picker:
         self._leader.load()
         async with AsyncExitStack() as stack:
             await self._requests.open(stack)
+            await self._metrics_auth.open(stack, self._admin)
             ports = await self._listeners.open(stack)
             ports = replace(ports, xds=await self._xds.open(stack))
             ports = replace(ports, peers=await self._peers.open(stack))

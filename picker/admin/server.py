@@ -1,8 +1,8 @@
 """The HTTP port for people and monitoring: metrics, health, the pool, the queues, the decisions,
 the configuration, and a page that shows it all.
 
-It has no authentication, so it listens on the loopback address unless told otherwise, and nothing
-can be changed through it.
+Unless it is protected (`authorizing`) it asks nobody who they are, so it listens on the loopback
+address unless told otherwise, and nothing can be changed through it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from picker.admin.authorizing import Authorize, authorizing
 from picker.admin.empty_source import EmptySource
 from picker.admin.endpoint_routes import EndpointRoutes
 from picker.admin.guarding import HostCheck, add_security_headers, guarding
@@ -57,8 +58,13 @@ class AdminServer:
             *PageRoutes().routes(),
         ]
         self._check = HostCheck()
+        self._authorize: Authorize | None = None
         self._failures = metrics.admin_failures_total
         self._runner: web.AppRunner | None = None
+
+    def protect(self, authorize: Authorize) -> None:
+        """Answer only those that it lets through; to be called before `start`."""
+        self._authorize = authorize
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listen; returns the bound port (`port` 0 takes a free one). Raises `OSError`.
@@ -66,6 +72,8 @@ class AdminServer:
         Without `tls` the port is plain text.
         """
         application = web.Application(middlewares=[guarding(self._check, self._failures)])
+        if self._authorize is not None:
+            application.middlewares.append(authorizing(self._authorize))
         application.add_routes(self._routes)
         application.on_response_prepare.append(add_security_headers)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)

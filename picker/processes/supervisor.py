@@ -49,6 +49,7 @@ from picker.running.listeners import (
     certificate_made_on_the_spot,
     ext_proc_options,
 )
+from picker.running.metrics_auth import MetricsAuthSide
 from picker.running.options import Options, Ports
 from picker.running.pool_side import PoolSide
 from picker.running.request_side import config_in_use, read_config, speaking_to_others
@@ -102,6 +103,7 @@ class Supervisor:
         self._admin = AdminServer(
             self._metrics, datastore, self._inflight, self.is_ready, self._page, source
         )
+        self._metrics_auth = MetricsAuthSide(options)
         self._beside = SidePorts(options, HealthService(self.is_ready), self._admin)
         self._certificate = certificate_made_on_the_spot(options.tls)
         self._reserved: socket.socket | None = None
@@ -133,6 +135,7 @@ class Supervisor:
         self._pool_writer.publish(self._pool.datastore.snapshot())
         async with AsyncExitStack() as stack:
             stack.enter_context(self._memory)
+            await self._metrics_auth.open(stack, self._admin)
             health, http = await self._beside.open(stack)
             xds = await self._xds.open(stack)
             port = self._reserve(stack)

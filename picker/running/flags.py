@@ -24,6 +24,7 @@ from picker.running.kubernetes_flags import (
     add_kubernetes_flags,
     kubernetes_flags_of,
 )
+from picker.running.metrics_auth import metrics_auth_of
 from picker.running.options import LogFlags, MetricsTls, Options, TlsFlags
 from picker.running.peer_flags import add_peer_flags, peer_flags_of
 from picker.running.record_flags import add_record_flags, record_flags_of
@@ -97,6 +98,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         metrics_port=arguments.metrics_port,
         grpc_stream_metrics=arguments.enable_grpc_stream_metrics,
         metrics_tls=_metrics_tls_of(arguments),
+        metrics_auth=metrics_auth_of(arguments, kubernetes),
         pool_gauges_interval_seconds=arguments.refresh_prometheus_metrics_interval,
         refresh_metrics_interval_seconds=arguments.refresh_metrics_interval,
         metrics_staleness_threshold_seconds=arguments.metrics_staleness_threshold,
@@ -272,6 +274,8 @@ def _add_http(arguments: argparse._ArgumentGroup) -> None:
     group.flag("--metrics-cert-dir", _path, "DIR", text, None)
     text = "CAs (PEM) that must have signed the certificates of its clients"
     group.flag("--metrics-client-ca-file", _path, "FILE", text, None)
+    text = "answer on the HTTP port only whom the cluster lets read nonResourceURLs like /metrics"
+    group.switch("--metrics-endpoint-auth", text)
     text = "how long gauges of the pool are told again (default: computed whenever asked)"
     flag = "--refresh-prometheus-metrics-interval"
     group.flag(flag, duration_seconds, "DURATION", text, "0")

@@ -73,6 +73,7 @@ class Options:
     metrics_port: int = 9090
     grpc_stream_metrics: bool = False
     metrics_tls: MetricsTls | None = None
+    metrics_auth: bool = False
     pool_gauges_interval_seconds: float = 0.0
     refresh_metrics_interval_seconds: float = 0.05
     metrics_staleness_threshold_seconds: float = 2.0

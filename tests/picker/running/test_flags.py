@@ -118,7 +118,7 @@ def test_flags_that_would_have_no_effect_are_refused(argv: list[str]) -> None:
     ("argv", "reason"),
     [
         (["--ha-enable-leader-election=perhaps"], "neither true nor false"),
-        (["--metrics-endpoint-auth"], "Kubernetes"),
+        (["--metrics-endpoint-auth"], "needs a cluster"),
         (["--total-queued-requests-metric", "x"], "engineConfigs"),
         (["--total-running-requests-metric", "x"], "engineConfigs"),
         (["--kv-cache-usage-percentage-metric", "x"], "engineConfigs"),

@@ -1,0 +1,103 @@
+"""Who a token is and what they may read, as an API server says, and for how long that counts."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from picker.k8s.api import ApiError, KubernetesApi, UnreachableError
+from picker.k8s.reviews import (
+    ACCESS_REVIEWS,
+    ALLOWED_SECONDS,
+    MAX_REMEMBERED,
+    REFUSED_SECONDS,
+    TOKEN_REVIEWS,
+    AccessReviews,
+    ReviewError,
+    Verdict,
+)
+
+
+class _Reviewer:
+    """Knows `good`, who may read /metrics; what it was asked is in `asked`."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.error: Exception | None = None
+
+    async def post(self, path: str, document: dict[str, Any]) -> dict[str, Any]:
+        """As a real one answers."""
+        self.asked.append((path, document))
+        if self.error is not None:
+            raise self.error
+        spec = document["spec"]
+        if path == TOKEN_REVIEWS:
+            is_known = spec["token"] == "good"
+            user = {"username": "prometheus", "groups": ["scrapers"]} if is_known else {}
+            return {"status": {"authenticated": is_known, "user": user}}
+        assert (path, spec["user"], spec["groups"]) == (ACCESS_REVIEWS, "prometheus", ["scrapers"])
+        wanted = spec["nonResourceAttributes"]
+        return {"status": {"allowed": wanted == {"path": "/metrics", "verb": "get"}}}
+
+
+class _Scene:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.api = _Reviewer()
+        self.reviews = AccessReviews(cast("KubernetesApi", self.api), lambda: self.now)
+
+
+async def test_the_cluster_decides() -> None:
+    """A token that it knows, and a path that its bearer may get."""
+    scene = _Scene()
+    assert await scene.reviews.verdict("good", "/metrics") is Verdict.ALLOWED
+    assert await scene.reviews.verdict("good", "/decisions/") is Verdict.FORBIDDEN
+    assert await scene.reviews.verdict("bad", "/metrics") is Verdict.UNKNOWN
+
+
+async def test_answers_are_remembered_for_a_while() -> None:
+    """Those that allow for longer; nobody is asked about what cannot be a token."""
+    scene = _Scene()
+    for token, seconds, requests in (("good", ALLOWED_SECONDS, 2), ("bad", REFUSED_SECONDS, 1)):
+        scene.api.asked.clear()
+        await scene.reviews.verdict(token, "/metrics")
+        scene.now += seconds - 0.1
+        await scene.reviews.verdict(token, "/metrics")
+        assert len(scene.api.asked) == requests
+        scene.now += 0.2
+        await scene.reviews.verdict(token, "/metrics")
+        assert len(scene.api.asked) == 2 * requests
+    scene.api.asked.clear()
+    assert await scene.reviews.verdict("x" * 20_000, "/metrics") is Verdict.UNKNOWN
+    assert await scene.reviews.verdict("", "/metrics") is Verdict.UNKNOWN
+    assert scene.api.asked == []
+
+
+async def test_what_is_remembered_is_bounded() -> None:
+    """Whoever tries tokens pushes out the oldest, not more."""
+    scene = _Scene()
+    await scene.reviews.verdict("good", "/metrics")
+    for number in range(MAX_REMEMBERED):
+        await scene.reviews.verdict(f"guess {number}", "/metrics")
+    scene.api.asked.clear()
+    assert await scene.reviews.verdict("good", "/metrics") is Verdict.ALLOWED
+    assert len(scene.api.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ApiError(403, "Forbidden", "no"), "tokenreviews"),
+        (ApiError(500, "", "oh"), "refuses to say"),
+        (UnreachableError("connection refused"), "connection refused"),
+    ],
+)
+async def test_a_cluster_that_does_not_say_allows_nobody(error: Exception, said: str) -> None:
+    """And it is asked again the next time."""
+    scene = _Scene()
+    scene.api.error = error
+    with pytest.raises(ReviewError, match=said):
+        await scene.reviews.verdict("good", "/metrics")
+    scene.api.error = None
+    assert await scene.reviews.verdict("good", "/metrics") is Verdict.ALLOWED
