@@ -19,13 +19,13 @@ from fleet.doctor.findings import Severity
 from fleet.doctor.picker_look import ask_certificate, ask_picker, ask_workers
 from fleet.doctor.registry import CHECKS, diagnose
 from fleet.doctor.report import as_json, text_lines
-from fleet.errors import FleetError
 from fleet.running_picker import picker_url, running_fleets
 from picker.errors import ConfigError
 from picker.running.kubernetes_flags import KubernetesFlags
 from picker.running.kubernetes_side import ClusterAccess
 
 FINE, WARNED, WRONG = 0, 1, 2
+_OF_A_CLUSTER = ("kubeconfig", "kube_context", "user")
 
 Print = Callable[[str], None]
 
@@ -49,11 +49,13 @@ class Options:
 
 
 def doctor_command(argv: Sequence[str], environment: Mapping[str, str], out: Print) -> int:
-    """Run it; returns the exit status: 0 nothing wrong, 1 warnings only, 2 errors.
-
-    Raises `FleetError` when there is no way to look.
+    """Run it; returns the exit status: 0 nothing wrong, 1 warnings only, 2 errors, which is also
+    that of a command line that cannot be understood (`SystemExit`).
     """
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.pool is None and any(getattr(arguments, name) for name in _OF_A_CLUSTER):
+        parser.error("--kubeconfig, --kube-context and --as need --pool NAME")
     if arguments.list:
         for check in CHECKS:
             out(f"{check.name:<28}{check.about}")
@@ -126,8 +128,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _options(given: argparse.Namespace, environment: Mapping[str, str]) -> Options:
-    if given.pool is None and (given.kubeconfig or given.kube_context or given.user):
-        raise FleetError("--kubeconfig, --kube-context and --as need --pool NAME")
     named = given.picker, given.envoy_config, given.envoy_admin, given.certificate, given.pool
     options = Options(
         picker=None if given.picker is None else picker_url(given.picker, environment),

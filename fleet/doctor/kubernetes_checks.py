@@ -126,7 +126,8 @@ def _kinds(cluster: ClusterFacts) -> Iterator[Finding]:
 def _pool(cluster: ClusterFacts) -> Iterator[Finding]:
     where = f"{cluster.namespace}/{cluster.pool_name}"
     if cluster.pool is None:
-        if POOLS.plural not in cluster.unseen and any(cluster.served.values()):
+        is_served = any(cluster.served.get(one, False) for one in (POOLS, LEGACY_POOLS))
+        if is_served and POOLS.plural not in cluster.unseen:
             yield error(
                 f"there is no InferencePool {where}",
                 "a picker that follows it has no endpoints and is never ready",

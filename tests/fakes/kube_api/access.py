@@ -68,16 +68,24 @@ class Access:
 
     def check(self, target: Target, authorization: str | None) -> None:
         """Raises ApiError 401 or 403."""
-        user = "system:anonymous"
-        if self.users:
-            kind, _, token = (authorization or "").partition(" ")
-            if kind != "Bearer" or token not in self.users:
-                raise unauthorized()
-            user = self.users[token]
+        user = self.user_of(authorization)
+        if not self.may(user, target):
+            raise forbidden(target.resource, user, target.verb, target.namespace, target.name or "")
+
+    def user_of(self, authorization: str | None) -> str:
+        """Who asks. Raises ApiError 401."""
+        if not self.users:
+            return "system:anonymous"
+        kind, _, token = (authorization or "").partition(" ")
+        if kind != "Bearer" or token not in self.users:
+            raise unauthorized()
+        return self.users[token]
+
+    def may(self, user: str, target: Target) -> bool:
+        """Whether a user may do something; one that nobody knows may do nothing."""
         refused = any(
             verb in (target.verb, "*") and target.resource.is_called(plural)
             for verb, plural in self.denied
         )
-        allowed = not self.users or any(rule.allows(target) for rule in self.rules[user])
-        if refused or not allowed:
-            raise forbidden(target.resource, user, target.verb, target.namespace, target.name or "")
+        rules = self.rules.get(user, [])
+        return not refused and (not self.users or any(rule.allows(target) for rule in rules))

@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 import msgspec
 from aiohttp import web
+from kube_api import reviews
 from kube_api.access import Access
 from kube_api.discovery import answer_about_itself
 from kube_api.faults import DroppedError, Faults
@@ -70,6 +71,8 @@ class Routes:
             return web.Response(status=500)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "POST" and request.path.startswith(reviews.PATH):
+            return await self._review(request)
         target = target_of(self.catalogue, request.method, request.path, request.query)
         if target is None:
             told = answer_about_itself(self.catalogue, request.method, request.path)
@@ -101,6 +104,13 @@ class Routes:
             "deletecollection": self._delete_all,
         }
         return await verbs[target.verb](target, request)
+
+    async def _review(self, request: web.Request) -> web.StreamResponse:
+        asked, authorization = await _body(request), request.headers.get("Authorization")
+        found = reviews.review(self.access, self.catalogue, request.path, asked, authorization)
+        if found is None:
+            return web.Response(status=404, text="404 page not found\n")
+        return _reply(msgspec.json.encode(found), 201)
 
     async def _get(self, target: Target, _: web.Request) -> web.StreamResponse:
         return _reply(self.store.get(target.resource, target.key).raw)

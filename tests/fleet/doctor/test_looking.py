@@ -1,0 +1,254 @@
+"""Gatherers over real sockets: pages of pickers, workers and Envoys, and what is none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from spoilt_bootstraps import bootstrap
+
+from fleet.doctor.command import FINE, WARNED, WRONG, doctor_command
+from fleet.doctor.envoy_look import ask_envoy
+from fleet.doctor.facts import Facts
+from fleet.doctor.findings import error, warning
+from fleet.doctor.picker_look import ask_certificate, ask_picker, ask_worker, ask_workers
+from fleet.doctor.registry import CHECKS, Told, diagnose
+from fleet.doctor.report import as_json, text_lines
+from picker.extproc.self_signed import self_signed
+
+Pages = dict[str, tuple[int, str, str]]
+METRICS = """# TYPE llm_d_epp_ready_endpoints gauge
+llm_d_epp_ready_endpoints{name="default"} 1
+process_max_fds 65536
+"""
+VLLM = """vllm:num_requests_waiting{engine="0"} 0
+vllm:num_requests_running{engine="0"} 0
+vllm:kv_cache_usage_perc{engine="0"} 0
+vllm:cache_config_info{engine="0"} 1
+"""
+JSON, TEXT, HTML = "application/json", "text/plain", "text/html"
+CONFIG = {"source": "it", "written": "", "effective": "", "loaded_unix_seconds": 0}
+
+
+@contextlib.asynccontextmanager
+async def site(pages: Pages, socket: Path | None = None) -> AsyncIterator[str]:
+    """A server with these pages (status, kind, text), others are 404; where it listens."""
+
+    async def answer(request: web.Request) -> web.Response:
+        status, kind, text = pages.get(request.path, (404, TEXT, "404"))
+        return web.Response(status=status, text=text, content_type=kind)
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        if socket is not None:
+            await web.UnixSite(runner, str(socket)).start()
+            yield f"unix://{socket}"
+        else:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            yield f"127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def picker_pages(worker: str) -> Pages:
+    """A picker with one endpoint whose load it does not know."""
+    endpoint = {
+        "key": "default/one",
+        "name": "one",
+        "namespace": "default",
+        "address": worker,
+        "labels": {},
+        "health": {"state": "healthy"},
+        "inflight_requests": 0,
+    }
+    return {
+        "/readyz": (200, TEXT, "ready\n"),
+        "/endpoints": (200, JSON, json.dumps({"endpoints": [endpoint]})),
+        "/queues": (200, JSON, "{}"),
+        "/config": (200, JSON, json.dumps(CONFIG)),
+        "/metrics": (200, TEXT, METRICS),
+    }
+
+
+def worker_pages(**changes: tuple[int, str, str]) -> Pages:
+    """A worker that is well, but for these pages."""
+    pages = {
+        "health": (200, JSON, "{}"),
+        "metrics": (200, TEXT, VLLM),
+        "v1/models": (200, JSON, json.dumps({"data": [{"id": "m"}]})),
+        "version": (200, JSON, json.dumps({"version": "1.2"})),
+        **changes,
+    }
+    return {f"/{name}": page for name, page in pages.items()}
+
+
+async def test_a_picker_and_its_worker_are_read() -> None:
+    """A page of another program at the worker's port explains why its load is not known."""
+    html = (200, HTML, "<html>")
+    async with site(worker_pages(metrics=html)) as worker, site(picker_pages(worker)) as url:
+        picker = await ask_picker(f"http://{url}")
+        workers = await ask_workers(picker)
+    assert picker.problem is None
+    assert picker.metrics["process_max_fds"] == 65536
+    found = diagnose(Facts(picker=picker, workers=workers))
+    assert [one.check for one in found] == ["picker-scrapes", "worker-metrics"]
+    assert "text/html" in found[1].finding.seen
+
+
+async def test_a_worker_that_is_well() -> None:
+    """Everything that is asked of it is read."""
+    async with site(worker_pages()) as address:
+        facts = await ask_worker(address, ("vllm:num_requests_running",))
+    assert (facts.models, facts.version) == (("m",), "1.2")
+    assert "vllm:num_requests_waiting" in (facts.metrics_names or ())
+    assert diagnose(Facts(workers=(facts,))) == ()
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [
+        {},
+        {"/readyz": (200, HTML, "<html>")},
+        {**picker_pages("a:1"), "/endpoints": (200, JSON, "[]")},
+        {**picker_pages("a:1"), "/metrics": (200, TEXT, "a{ 1")},
+    ],
+)
+async def test_what_is_no_picker_is_one_finding(pages: Pages) -> None:
+    """Whatever answers there."""
+    async with site(pages) as url:
+        facts = await ask_picker(url)
+    assert [one.check for one in diagnose(Facts(picker=facts))] == ["picker-reachable"]
+
+
+async def test_a_clock_that_is_off_is_seen() -> None:
+    """By the time that the answer was given."""
+    later = datetime.now(UTC) + timedelta(hours=1)
+    async with site(picker_pages("a:1")) as url:
+        facts = await ask_picker(url, lambda: later)
+    assert facts.ahead_seconds == pytest.approx(-3600, abs=60)
+
+
+async def test_nobody_there_is_no_crash() -> None:
+    """Of every gatherer."""
+    async with site({}) as gone:
+        pass
+    facts = Facts(
+        picker=await ask_picker(gone),
+        envoys=(await ask_envoy(gone),),
+        workers=(await ask_worker(gone),),
+        certificates=(await ask_certificate(gone),),
+    )
+    assert [one.check for one in diagnose(facts)] == [
+        "picker-reachable",
+        "tls-expiry",
+        "worker-reachable",
+        "envoy-reachable",
+    ]
+
+
+async def test_a_running_envoy_is_read(tmp_path: Path) -> None:
+    """Over a socket: its version, its configuration, and who is well."""
+    address = {"socket_address": {"address": "1.1.1.1", "port_value": 1}}
+    ill = {"eds_health_status": "HEALTHY", "failed_outlier_check": True}
+    pages = {
+        "/config_dump": (200, JSON, json.dumps({"configs": [{"bootstrap": bootstrap()}]})),
+        "/server_info": (200, JSON, json.dumps({"version": "abc/1.36.9/Clean/RELEASE/BoringSSL"})),
+        "/clusters": (
+            200,
+            JSON,
+            json.dumps(
+                {
+                    "cluster_statuses": [
+                        {"name": name, "host_statuses": [{"address": address, **health}]}
+                        for name, health in (("pool", {}), ("picker", {"health_status": ill}))
+                    ]
+                }
+            ),
+        ),
+    }
+    async with site(pages, tmp_path / "admin") as url:
+        found = diagnose(Facts(envoys=(await ask_envoy(url),)))
+    assert [one.check for one in found] == ["envoy-version", "envoy-hosts"]
+    assert "1.1.1.1:1: failed_outlier_check" in found[1].finding.seen
+
+
+async def test_the_days_of_a_certificate_are_counted(tmp_path: Path) -> None:
+    """Of whatever port speaks TLS."""
+    material, pair = self_signed(), tmp_path / "pair.pem"
+    pair.write_bytes(material.private_key + material.certificate_chain)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pair)
+    server = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0, ssl=context)
+    async with server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        now = await ask_certificate(address)
+        later = await ask_certificate(
+            f"https://{address}", lambda: datetime.now(UTC) + timedelta(days=50_000)
+        )
+    assert now.days_left is not None
+    assert now.days_left > 0
+    assert later.days_left is not None
+    assert later.days_left < 0
+
+
+def run(*argv: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
+    """The command's exit status and what it printed."""
+    lines: list[str] = []
+    status = doctor_command(argv, environment or {}, lines.append)
+    return status, "\n".join(lines)
+
+
+def test_the_command_over_files(tmp_path: Path) -> None:
+    """Nothing wrong is 0, warnings are 1, errors are 2; `--only` looks for one thing."""
+    spoilt = bootstrap()
+    clusters = spoilt["static_resources"]["clusters"]
+    del next(one for one in clusters if one["name"] == "picker")["health_checks"]
+    well, doubtful, wrong = (tmp_path / name for name in ("well", "doubtful", "wrong"))
+    well.write_text(json.dumps(bootstrap()))
+    doubtful.write_text(json.dumps(spoilt))
+    wrong.write_text("[]")
+    config = "--envoy-config"
+    assert run(config, str(well))[0] == FINE
+    status, text = run(config, str(doubtful))
+    assert status == WARNED
+    assert "envoy-picker-health-check" in text
+    assert "grpc_health_check" in text
+    assert run(config, str(doubtful), config, str(wrong))[0] == WRONG
+    assert run(config, str(doubtful), "--only", "envoy-version")[0] == FINE
+    status, text = run(config, str(doubtful), "--json")
+    assert json.loads(text)["findings"][0]["severity"] == "warning"
+
+
+def test_a_cluster_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
+    """As is a kubeconfig that there is not, and one that nothing is asked with."""
+    status, text = run("--pool", "it", "--kubeconfig", str(tmp_path / "none"))
+    assert status == WRONG
+    assert "k8s-reachable" in text
+    with pytest.raises(SystemExit, match="2"):
+        run("--kubeconfig", "x")
+
+
+def test_all_checks_are_named() -> None:
+    """By `--list`."""
+    _, text = run("--list")
+    assert all(one.name in text and one.about in text for one in CHECKS)
+
+
+@pytest.mark.parametrize("make", [error, warning], ids=["error", "warning"])
+def test_what_others_wrote_does_not_reach_the_terminal(make: Callable) -> None:
+    """Codes that it would obey are gone; JSON has them escaped."""
+    told = (Told("it", make("a\x1b[2J\nb", "why", "fix")),)
+    text = "\n".join(text_lines(told, ["it"], 80))
+    assert "\x1b" not in text
+    assert "\x1b" not in as_json(told, ["it"])
+    assert all(len(line) <= 80 for line in text.splitlines())

@@ -1,0 +1,182 @@
+"""What a picker and its workers say, and what is made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from fleet.doctor.facts import CertificateFacts, Facts, PickerFacts, WorkerFacts
+from fleet.doctor.findings import Severity
+from fleet.doctor.picker_look import expected_names
+from fleet.doctor.registry import diagnose
+from picker.admin.endpoint_views import HEALTHY, EndpointView
+from picker.admin.sources import ConfigView, HealthView
+from picker.flowcontrol.views import QueuesView
+from picker.types import EndpointMetrics
+
+CONFIG = ConfigView("picker.yaml", "", "", 0.0)
+KIND = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
+VLLM = frozenset(expected_names({}))
+
+
+def endpoint(age: float | None = 0.1, **changes: object) -> EndpointView:
+    """One whose metrics are so old."""
+    known = None if age is None else EndpointMetrics()
+    given = {"health": HEALTHY, "metrics": known, "metrics_age_seconds": age, **changes}
+    return EndpointView(
+        key="default/one",
+        name="one",
+        namespace="default",
+        address="10.0.0.1:8000",
+        labels={},
+        inflight_requests=0,
+        **given,
+    )
+
+
+WELL = PickerFacts(
+    "http://it",
+    readiness="ready",
+    endpoints=(endpoint(),),
+    config=CONFIG,
+    metrics={"llm_d_epp_ready_endpoints": 1.0, "process_max_fds": 65536.0, "process_open_fds": 9.0},
+    ahead_seconds=-0.6,
+)
+WORKER = WorkerFacts("1.1.1.1:1", metrics_names=VLLM, expected=tuple(VLLM), models=("it",))
+
+
+def test_a_picker_and_a_worker_that_are_well() -> None:
+    """Nothing is said of them, nor of what was not looked at."""
+    certificate = CertificateFacts("it:443", days_left=60.0)
+    facts = Facts(picker=WELL, workers=(WORKER,), certificates=(certificate,))
+    assert diagnose(facts) == ()
+    assert diagnose(Facts()) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "severity", "text"),
+    [
+        ({"problem": "refused"}, "picker-reachable", "error", "refused"),
+        (
+            {"is_ready": False, "readiness": "not ready\nno file"},
+            "picker-ready",
+            "error",
+            "no file",
+        ),
+        ({"readiness": "ready\nold since noon"}, "picker-ready", "warning", "old since noon"),
+        ({"endpoints": ()}, "picker-endpoints", "error", "none"),
+        ({"endpoints": (endpoint(None),)}, "picker-scrapes", "error", "never read"),
+        ({"endpoints": (endpoint(), endpoint(90.0))}, "picker-scrapes", "warning", "90.0 s old"),
+        (
+            {
+                "metrics": {
+                    **WELL.metrics,
+                    "llm_d_epp_datalayer_extract_errors_total": 3.0,
+                }
+            },
+            "picker-scrapes",
+            "warning",
+            "3 metrics pages",
+        ),
+        (
+            {"endpoints": (endpoint(health=HealthView("ejected", 3)),)},
+            "picker-health",
+            "warning",
+            "ejected after 3 failures",
+        ),
+        (
+            {"queues": QueuesView(is_on=True, saturation=1.2, queued_requests=7)},
+            "picker-queues",
+            "warning",
+            "7 requests wait",
+        ),
+        ({"metrics": {}}, "picker-gauges", "warning", "llm_d_epp_ready_endpoints"),
+        (
+            {"config": ConfigView("p.yaml", "", "", 0.0, last_error="line 3: no")},
+            "picker-config",
+            "error",
+            "line 3: no",
+        ),
+        (
+            {"config": ConfigView("p.yaml", "", "", 0.0, warnings=("doubtful",))},
+            "picker-config",
+            "warning",
+            "doubtful",
+        ),
+        (
+            {"metrics": {**WELL.metrics, "process_max_fds": 1024.0}},
+            "picker-files",
+            "warning",
+            "1024 files",
+        ),
+        (
+            {"metrics": {**WELL.metrics, "process_open_fds": 60000.0}},
+            "picker-files",
+            "error",
+            "60000 of 65536",
+        ),
+        ({"ahead_seconds": 61.0}, "picker-clock", "warning", "61 s ahead of"),
+        ({"ahead_seconds": -9.0}, "picker-clock", "warning", "9 s behind"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, str) else None,
+)
+def test_what_is_wrong_with_a_picker(
+    changes: dict[str, object], check: str, severity: str, text: str
+) -> None:
+    """Each thing by its own check alone."""
+    (told,) = diagnose(Facts(picker=dataclasses.replace(WELL, **changes)))
+    assert (told.check, told.finding.severity) == (check, Severity(severity))
+    assert text in told.finding.seen
+
+
+def test_experimental_plugins_are_told_of() -> None:
+    """Though the picker was allowed them."""
+    written = f"{KIND}plugins:\n- type: topology-affinity-scorer\n"
+    for plugins, expected in ((written, ["picker-experimental"]), (KIND, [])):
+        config = ConfigView("picker.yaml", plugins, "", 0.0)
+        found = diagnose(Facts(picker=dataclasses.replace(WELL, config=config)))
+        assert [one.check for one in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "text"),
+    [
+        ({"problem": "refused"}, "worker-reachable", "refused"),
+        ({"health_status": 503}, "worker-health", "503"),
+        ({"metrics_names": None, "metrics_kind": "text/html"}, "worker-metrics", "text/html"),
+        (
+            {"metrics_names": frozenset({"sglang:num_running_reqs"})},
+            "worker-metrics",
+            "these are of sglang",
+        ),
+        ({"metrics_names": frozenset({"up"})}, "worker-metrics", "has none of"),
+        ({"models": ()}, "worker-models", "lists no model"),
+        ({"models": None}, "worker-models", "no list"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_is_wrong_with_a_worker(changes: dict[str, object], check: str, text: str) -> None:
+    """Each thing by its own check alone."""
+    (told,) = diagnose(Facts(workers=(dataclasses.replace(WORKER, **changes),)))
+    assert (told.check, told.finding.severity) == (check, Severity.ERROR)
+    assert text in told.finding.seen
+
+
+def test_workers_of_several_versions_are_told_of() -> None:
+    """Once, with who has which."""
+    two = [dataclasses.replace(WORKER, version=one) for one in ("0.1", "0.2")]
+    (told,) = diagnose(Facts(workers=tuple(two)))
+    assert told.check == "worker-versions"
+    assert diagnose(Facts(workers=(two[0], two[0]))) == ()
+
+
+def test_certificates_that_end_are_told_of_in_time() -> None:
+    """A fortnight before, and all the more afterwards."""
+    for certificate, severity in (
+        (CertificateFacts("it:1", days_left=3.0), Severity.WARNING),
+        (CertificateFacts("it:1", days_left=-3.0), Severity.ERROR),
+        (CertificateFacts("it:1", problem="no TLS there"), Severity.ERROR),
+    ):
+        (told,) = diagnose(Facts(certificates=(certificate,)))
+        assert (told.check, told.finding.severity) == ("tls-expiry", severity)
