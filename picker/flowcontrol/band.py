@@ -43,10 +43,13 @@ class Band:
         "settings",
     )
 
-    def __init__(self, priority: int, settings: BandSettings) -> None:
+    def __init__(
+        self, priority: int, settings: BandSettings, fairness: BandFairness | None = None
+    ) -> None:
+        """`fairness` is one that knows of nobody who waits; None: a new one."""
         self.priority = priority
         self.settings = settings
-        fairness: BandFairness = settings.fairness.for_band(priority)
+        fairness = settings.fairness.for_band(priority) if fairness is None else fairness
         self.fairness = fairness
         self.headroom = 0.0  # as was kept last
         self.backlogs = Backlogs(fairness.weight if isinstance(fairness, SharesCapacity) else None)
@@ -61,6 +64,29 @@ class Band:
         """What waits, by flow, in no order."""
         for flow in self.flows.values():
             yield from flow.heap
+
+    def adapted(self, settings: BandSettings) -> Band | None:
+        """The band to go on with by other settings: this one with all that waits, one to fill with
+        it anew that shares as this one did, or None where nothing stays.
+        """
+        if settings.fairness is not self.settings.fairness:
+            return None
+        if settings.ordering is self.settings.ordering:
+            self.settings = settings
+            return self
+        for name in self.flows:
+            self.fairness.head_changed(name, None, _NO_RANK)
+        return Band(self.priority, settings, self.fairness)
+
+    def remember(self, before: Band, now_seconds: float) -> None:
+        """Flows of the band that this one replaces, of which nothing waits here."""
+        for name, since in (
+            *before.idle.items(),
+            *dict.fromkeys(before.flows, now_seconds).items(),
+        ):
+            if name not in self.flows:
+                self.idle[name] = since
+        self.idle = OrderedDict(sorted(self.idle.items(), key=lambda one: one[1]))
 
     def insert(self, item: QueuedRequest) -> None:
         """`item` waits in its flow."""

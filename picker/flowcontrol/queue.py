@@ -19,7 +19,6 @@ nothing waits costs a dictionary entry and what the fairness policy keeps of it,
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from picker.flowcontrol.band import Band
@@ -61,28 +60,30 @@ class FlowQueue:
 
     def use(self, settings: FlowControlSettings, now_seconds: float) -> None:
         """Go on by other settings. All that waits keeps its place among its like, also where there
-        is more of it than the new caps allow.
+        is more of it than the new caps allow; a fairness policy that is the same object as before
+        keeps what it remembers.
         """
-        bands, self._settings = self._bands, settings
-        waiting = sorted(self._band_of)
-        items = {item.sequence: item for band in bands.values() for item in band}
+        before, band_of, self._settings = self._bands, self._band_of, settings
+        waiting = [item for band in before.values() for item in band]
         keep = self._in_use()
         self._bands, self._band_of = {}, {}
-        self.num_requests = self.num_bytes = 0
+        for priority, band in before.items():
+            adapted = band.adapted(self._band_settings(priority))
+            if adapted is not None:
+                self._bands[priority] = adapted
         self._settle_bands(keep)
-        for sequence in waiting:
-            item = items[sequence]
-            self.push(item, self.band_for(item.request.priority))
-        for priority, band in bands.items():
-            new = self._bands.get(priority)
-            moved = dict.fromkeys(band.flows, now_seconds)
-            for name, since in (*band.idle.items(), *moved.items()):
-                if new is None:
-                    self._forgotten(priority, name)
-                elif name not in new.flows:
-                    new.idle[name] = since
-        for band in self._bands.values():
-            band.idle = OrderedDict(sorted(band.idle.items(), key=lambda one: one[1]))
+        for item in sorted(waiting, key=lambda one: one.sequence):
+            old, new = band_of[item.sequence], self.band_for(item.request.priority)
+            self._band_of[item.sequence] = new
+            if old is new:
+                continue
+            if self._bands.get(old.priority) is old:
+                old.delete(item, now_seconds)
+            new.insert(item)
+        for priority, band in before.items():
+            new = self._bands.get(priority, band)
+            if new is not band:
+                new.remember(band, now_seconds)
 
     def want(self, priorities: Iterable[int]) -> None:
         """These have a band of their own from now on; others that have none configured only while

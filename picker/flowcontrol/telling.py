@@ -213,9 +213,14 @@ class FlowTelling:
 
 
 def _share(used: Callable[[], int], cap: int) -> Callable[[], float]:
-    return lambda: used() / cap if cap > 0 else 1.0
+    return lambda: _part(used(), cap)
+
+
+def _part(used: int, cap: int) -> float:
+    return used / cap if cap > 0 else 1.0
 
 
 def _watch_band(band: Band, requests: Gauge, sizes: Gauge) -> None:
-    requests.set_function(_share(lambda: band.num_requests, band.settings.max_requests))
-    sizes.set_function(_share(lambda: band.num_bytes, band.settings.max_bytes))
+    """Its settings may change."""
+    requests.set_function(lambda: _part(band.num_requests, band.settings.max_requests))
+    sizes.set_function(lambda: _part(band.num_bytes, band.settings.max_bytes))

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from flow_scene import FirstOfAll, GlobalStrict, band, flow_settings, inference_request
+from flow_scene import Fcfs, FirstOfAll, GlobalStrict, band, flow_settings, inference_request
 
 from picker.flowcontrol import queue as queues
 from picker.flowcontrol.capacity import Cap
 from picker.flowcontrol.queue import FlowQueue
-from picker.framework.flow import QueuedRequest
+from picker.framework.flow import QueuedRequest, Rank
+from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import (
+    DeficitRoundRobinFairnessPolicy,
+    DeficitRoundRobinFairnessPolicyParameters,
+)
+from picker.types import Usage
 
 
 def item(sequence: int, flow: str = "t", priority: int = 0, size_bytes: int = 10) -> QueuedRequest:
     """One that waits."""
     request = inference_request(fairness_id=flow, priority=priority, size_bytes=size_bytes)
     return QueuedRequest(request, sequence, float(sequence), size_bytes)
+
+
+class Backwards:
+    """Whoever came last goes first."""
+
+    def rank(self, item: QueuedRequest) -> Rank:
+        """By arrival."""
+        return (-item.enqueued_at_seconds,)
 
 
 class Kept:
@@ -124,6 +137,64 @@ def test_a_new_policy_is_told_of_all_who_wait() -> None:
     kept.queue.check_integrity()
     kept.queue.forget_idle(303.0)
     assert kept.forgotten == [(0, "idle")]
+
+
+def told_since(kept: Kept, seen: int) -> list[tuple[object, ...]]:
+    """What the policy of priority 0 was told beyond that."""
+    return kept.fairness(0).told[seen:]
+
+
+def test_an_unchanged_fairness_policy_keeps_what_it_remembers_over_a_reload() -> None:
+    """Other caps are no news to it; another order is told as heads that go and come."""
+    fairness, ordering = GlobalStrict(), Fcfs()
+    kept = Kept(default_band=band(fairness=fairness, ordering=ordering))
+    for sequence, flow in enumerate("aab"):
+        kept.push(item(sequence, flow))
+    before, seen = kept.fairness(0), len(kept.fairness(0).told)
+    wider = band(fairness=fairness, ordering=ordering, max_requests=7)
+    kept.queue.use(flow_settings(default_band=wider), 4.0)
+    assert kept.fairness(0) is before
+    assert (told_since(kept, seen), kept.queue.band_for(0).settings) == ([], wider)
+    kept.queue.check_integrity()
+    kept.queue.use(flow_settings(default_band=band(fairness=fairness, ordering=Backwards())), 5.0)
+    assert kept.fairness(0) is before
+    gone, came = told_since(kept, seen)[:2], told_since(kept, seen)[2:]
+    assert sorted(gone) == [("head", "a", None), ("head", "b", None)]
+    assert came == [("head", "a", 0), ("head", "a", 1), ("head", "b", 2)]
+    kept.queue.check_integrity()
+
+
+def test_who_waits_moves_to_a_new_band_out_of_one_that_stays() -> None:
+    """Its policy is told that they have gone."""
+    fairness, ordering = GlobalStrict(), Fcfs()
+    same = band(fairness=fairness, ordering=ordering)
+    kept = Kept(default_band=same)
+    for sequence, priority in enumerate((0, 5, 5)):
+        kept.push(item(sequence, f"p{priority}", priority))
+    kept.queue.use(flow_settings(default_band=same, bands={5: band()}), 4.0)
+    kept.queue.check_integrity()
+    assert [(one.priority, one.num_requests) for one in kept.queue] == [(5, 2), (0, 1)]
+    assert kept.fairness(0).heads.keys() == {"p0"}
+    assert kept.queue.band_for(0).idle == {"p5": 4.0}
+
+
+def test_debts_outlive_a_reload() -> None:
+    """Whoever was served much waits for the others, as without it."""
+    shares = DeficitRoundRobinFairnessPolicy(DeficitRoundRobinFairnessPolicyParameters())
+    ordering = Fcfs()
+    kept = Kept(default_band=band(fairness=shares, ordering=ordering))
+    for sequence, flow in enumerate("ab"):
+        kept.queue.pass_by(item(sequence, flow), kept.queue.band_for(0), 1.0)
+    kept.queue.completed(item(0, "a"), 0, Usage(50_000, 50_000, 100_000), 2.0)
+    changed = band(fairness=shares, ordering=ordering, max_requests=100)
+    kept.queue.use(flow_settings(default_band=changed), 3.0)
+    for sequence, flow in enumerate("aabb", 2):
+        kept.push(item(sequence, flow))
+    order = []
+    while (first := kept.queue.band_for(0).next(4.0)) is not None:
+        order.append(first.flow)
+        kept.queue.take(first, 4.0)
+    assert "".join(order) == "bbaa"
 
 
 def test_what_exactly_fits_fits() -> None:
