@@ -21,6 +21,7 @@ came or when that began; `next_due_seconds` is exact.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 from picker.errors import DropReason, RefusedError
 from picker.flowcontrol import outcomes
@@ -79,19 +80,20 @@ class FlowCore:
         return min((one for one in due if one is not None), default=None)
 
     def use(self, settings: FlowControlSettings | None, now_seconds: float) -> None:
-        """Go on by other settings; None: let in all who wait, and whoever comes.
+        """Go on by other settings; None: let in whoever comes, and all who
+        wait: some in each `look`.
 
         Who waits keeps the time that it may wait.
         """
         self.settings = settings
         self._told_bands = None
+        if settings is None:
+            self._turn_off()
+            return
         for waiting in self._waiting.values():
             self._telling.waits_no_more(waiting.labels, waiting.item)
         self._telling.use(settings)
-        if settings is None:
-            self._let_in_all(now_seconds)
-        else:
-            self._use(settings, now_seconds)
+        self._use(settings, now_seconds)
         for waiting in self._waiting.values():
             self._telling.waits(waiting.labels, waiting.item)
 
@@ -109,7 +111,7 @@ class FlowCore:
 
     def is_open(self, now_seconds: float) -> bool:
         """Whether whoever comes next is let in at once."""
-        if self.is_shut or self._waiting:
+        if self.is_shut or (self._waiting and self.queue is not None):
             return False
         if self.queue is None:
             return True
@@ -156,7 +158,10 @@ class FlowCore:
         self.has_more = False
         self._looked_at = now_seconds
         queue = self.queue
-        if queue is None:
+        if queue is None:  # nobody waits for anything any more
+            for waiting in list(islice(self._waiting.values(), MOST_PER_LOOK)):
+                self._let_in(waiting, now_seconds)
+            self.has_more = bool(self._waiting)
             return
         for _ in range(MOST_PER_LOOK):
             item = self._next(queue, now_seconds) if self._waiting else None
@@ -168,7 +173,7 @@ class FlowCore:
     def tick(self, now_seconds: float) -> None:
         """Refuse those whose time is over, and forget what was not seen for long."""
         self._telling.timed_out(self.reclaim.tick(now_seconds))
-        if self._waiting:
+        if self._waiting and self.queue is not None:
             self._pool_seen(self.judge.load.at(now_seconds).num_endpoints, now_seconds)
         while (waiting := self._deadlines.due(now_seconds)) is not None:
             self._expire(waiting, now_seconds)
@@ -203,7 +208,7 @@ class FlowCore:
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` when the books do not agree."""
-        queued = 0
+        queued = len(self._waiting)  # of which the last may be on their way out of a queue
         if self.queue is not None:
             self.queue.check_integrity()
             queued = self.queue.num_requests
@@ -219,6 +224,8 @@ class FlowCore:
         queue = self.queue
         if queue is None:
             queue = self.queue = FlowQueue(settings, self._telling.forgotten, self._wanted)
+            for waiting in self._waiting.values():  # the gate was off for a moment
+                queue.push(waiting.item, queue.band_for(waiting.item.request.priority))
         else:
             queue.use(settings, now_seconds)
         self.judge.use(settings.usage_limits)
@@ -235,14 +242,10 @@ class FlowCore:
             waiting.labels = self._telling.labels(waiting.item, waiting.priority)
         self._bands_seen(queue)
 
-    def _let_in_all(self, now_seconds: float) -> None:
-        """The gate is turned off."""
+    def _turn_off(self) -> None:
+        self._telling.use(None)
         self.reclaim.use(None, 0.0, ())
-        for waiting in self._waiting.values():
-            self._end(waiting, FlowOutcome.DISPATCHED, now_seconds)
-            self._deadlines.remove(waiting)
-            waiting.settle(self._dispatch(waiting, now_seconds))
-        self._waiting.clear()
+        self._deadlines.use(None, ())
         self.queue = None
 
     def _without_queue(

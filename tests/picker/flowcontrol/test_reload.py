@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from flow_scene import Scene, Slots, band, settle, with_settings
 
+from picker.flowcontrol.core import MOST_PER_LOOK
+
+LABELS = {
+    "fairness_id": "t",
+    "priority": "0",
+    "inference_pool": "pool",
+    "model_name": "m",
+    "target_model_name": "m",
+}
 pytestmark = pytest.mark.looptime
 
 
@@ -27,6 +37,44 @@ async def test_turning_the_gate_off_lets_everybody_in() -> None:
     await settle()
     assert scene.clients[-1].ticket is not None
     scene.gate.check_integrity()
+
+
+async def test_a_gate_that_is_turned_off_lets_others_have_their_turn_meanwhile() -> None:
+    """Few go at once, nobody is left, and whoever comes meanwhile goes at once."""
+    scene = Scene()
+    for _ in range(10 * MOST_PER_LOOK):
+        await scene.arrive()
+    scene.gate.use(None)
+    left = [scene.gate.num_waiting]
+    while left[-1]:
+        await asyncio.sleep(0)
+        left.append(scene.gate.num_waiting)
+        scene.gate.check_integrity()
+        assert scene.gate.is_open
+    steps = [before - after for before, after in pairwise(left)]
+    assert left[0] == 10 * MOST_PER_LOOK - 1
+    assert max(steps) == MOST_PER_LOOK
+    await settle()
+    assert all(client.ticket is not None for client in scene.clients)
+    assert scene.gauge("queue_size", **LABELS) == 0
+
+
+async def test_a_gate_that_is_turned_on_again_meanwhile_keeps_the_rest() -> None:
+    """They wait in its queue, in their order, and their time counts again."""
+    scene = Scene(request_ttl_seconds=5.0)
+    for _ in range(3 * MOST_PER_LOOK):
+        await scene.arrive()
+    scene.gate.use(None)
+    await asyncio.sleep(0)
+    scene.gate.use(scene.settings)
+    await settle()
+    scene.gate.check_integrity()
+    rest = [client for client in scene.clients if client.waits]
+    assert rest == scene.clients[-len(rest) :]
+    assert 0 < len(rest) == scene.gate.num_waiting == scene.gate.queued()[0]
+    assert scene.gauge("queue_size", **LABELS) == len(rest)
+    await asyncio.sleep(5.1)
+    assert all(client.refusal is not None for client in rest)
 
 
 async def test_a_reload_keeps_who_waits_in_their_order() -> None:
