@@ -38,6 +38,7 @@ class PickerFacts:
 
     `readiness` is the text of `/readyz`; `ahead_seconds` how far its clock is ahead of this one's;
     `metrics` are the samples of its series without labels, and of those with labels their sum.
+    `files` are those that it has open and the limit, known of one on this machine.
     """
 
     url: str
@@ -49,6 +50,7 @@ class PickerFacts:
     config: ConfigView | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     ahead_seconds: float | None = None
+    files: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from picker.config.check import check_config
 
 STALE_SECONDS = 5.0  # an idle pool is asked once a second
 SKEW_SECONDS = 5.0  # the header that tells has whole seconds
-LEAST_FILES = 4096
+LEAST_FILES = 512
+FILES_PER_ENDPOINT = 4  # scrapes, probes and subscriptions
 FILES_SHARE = 0.8
 EXPIRY_WARNING_DAYS = 14.0
 _EXPERIMENTAL = "is experimental"
@@ -174,19 +175,18 @@ def _experimental(picker: PickerFacts) -> Iterator[Finding]:
 
 
 def _files(picker: PickerFacts) -> Iterator[Finding]:
-    limit = picker.metrics.get("process_max_fds")
-    used = picker.metrics.get("process_open_fds", 0.0)
-    if limit is None:
+    if picker.files is None:
         return
+    used, limit = picker.files
     if used > FILES_SHARE * limit:
         yield error(
-            f"the picker has {used:g} of {limit:g} file descriptors open",
+            f"the picker has {used} of {limit} file descriptors open",
             "without one it takes no connection and scrapes no endpoint",
             "ulimit -n 65536 before it starts (systemd: LimitNOFILE=65536)",
         )
-    elif limit < LEAST_FILES:
+    elif limit < LEAST_FILES + FILES_PER_ENDPOINT * len(picker.endpoints):
         yield warning(
-            f"the picker may open {limit:g} files",
+            f"the picker may open {limit} files and has {len(picker.endpoints)} endpoints",
             "it keeps a connection to every endpoint and one to every proxy's thread",
             "ulimit -n 65536 before it starts (systemd: LimitNOFILE=65536)",
         )

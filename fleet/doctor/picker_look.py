@@ -15,6 +15,7 @@ from cryptography import x509
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.doctor.facts import CertificateFacts, PickerFacts, WorkerFacts
+from fleet.doctor.open_files import files_of_listener
 from fleet.doctor.web import NoPageError, Page, Site
 from picker.admin.endpoint_views import EndpointsView, EndpointView
 from picker.admin.sources import ConfigView
@@ -25,6 +26,7 @@ _WORKER_SECONDS = 3.0
 _MOST_WORKERS = 200  # more tell nothing that these do not
 _AT_ONCE = 32
 _TLS_SECONDS = 5.0
+_HERE = ("127.0.0.1", "::1", "localhost")
 _OWN_NAMES = "engineConfigs"
 _METRICS_KINDS = ("text/plain", "application/openmetrics-text")
 T = TypeVar("T")
@@ -52,6 +54,7 @@ async def ask_picker(url: str, now: Now = utc_now) -> PickerFacts:
                 config=_decoded(await site.page("/config"), ConfigView),
                 metrics=_samples(await site.page("/metrics")),
                 ahead_seconds=_ahead(readiness, now()),
+                files=_files(site.url),
             )
         except NoPageError as error:
             return PickerFacts(site.url, problem=str(error))
@@ -76,6 +79,12 @@ def _samples(page: Page) -> dict[str, float]:
     except ValueError as error:
         raise NoPageError(f"/metrics cannot be read: {error}") from error
     return found
+
+
+def _files(url: str) -> tuple[int, int] | None:
+    split = urlsplit(url)
+    is_here = split.hostname in _HERE and split.port is not None
+    return files_of_listener(split.port) if is_here and split.port else None
 
 
 def _ahead(page: Page, now: datetime) -> float | None:

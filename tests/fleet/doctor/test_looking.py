@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import resource
 import ssl
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
@@ -26,7 +27,6 @@ from picker.extproc.self_signed import self_signed
 Pages = dict[str, tuple[int, str, str]]
 METRICS = """# TYPE llm_d_epp_ready_endpoints gauge
 llm_d_epp_ready_endpoints{name="default"} 1
-process_max_fds 65536
 """
 VLLM = """vllm:num_requests_waiting{engine="0"} 0
 vllm:num_requests_running{engine="0"} 0
@@ -99,7 +99,10 @@ async def test_a_picker_and_its_worker_are_read() -> None:
         picker = await ask_picker(f"http://{url}")
         workers = await ask_workers(picker)
     assert picker.problem is None
-    assert picker.metrics["process_max_fds"] == 65536
+    assert picker.metrics["llm_d_epp_ready_endpoints"] == 1
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert picker.files is not None
+    assert picker.files[1] == soft  # the site is of this process
     found = diagnose(Facts(picker=picker, workers=workers))
     assert [one.check for one in found] == ["picker-scrapes", "worker-metrics"]
     assert "text/html" in found[1].finding.seen

@@ -40,8 +40,9 @@ WELL = PickerFacts(
     readiness="ready",
     endpoints=(endpoint(),),
     config=CONFIG,
-    metrics={"llm_d_epp_ready_endpoints": 1.0, "process_max_fds": 65536.0, "process_open_fds": 9.0},
+    metrics={"llm_d_epp_ready_endpoints": 1.0},
     ahead_seconds=-0.6,
+    files=(9, 65536),
 )
 WORKER = WorkerFacts("1.1.1.1:1", metrics_names=VLLM, expected=tuple(VLLM), models=("it",))
 
@@ -105,13 +106,13 @@ def test_a_picker_and_a_worker_that_are_well() -> None:
             "doubtful",
         ),
         (
-            {"metrics": {**WELL.metrics, "process_max_fds": 1024.0}},
+            {"files": (9, 256)},
             "picker-files",
             "warning",
-            "1024 files",
+            "256 files",
         ),
         (
-            {"metrics": {**WELL.metrics, "process_open_fds": 60000.0}},
+            {"files": (60000, 65536)},
             "picker-files",
             "error",
             "60000 of 65536",
