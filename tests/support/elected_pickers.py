@@ -117,7 +117,8 @@ async def until_not_ready(one: ElectedPicker) -> None:
     await until(is_not)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port nobody listens on right now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -125,7 +126,7 @@ def _free_port() -> int:
 
 @contextmanager
 def _running(name: str, environment: dict[str, str], *flags: str) -> Iterator[ElectedPicker]:
-    ports = [_free_port() for _ in range(3)]
+    ports = [free_port() for _ in range(3)]
     command = [sys.executable, "-m", "picker", "--pool-name=pool", "--pool-namespace=default"]
     command += ["--bind-address=127.0.0.1", f"--grpc-port={ports[0]}", "--drain-timeout=2s"]
     command += [f"--grpc-health-port={ports[1]}", f"--metrics-port={ports[2]}"]
