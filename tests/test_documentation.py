@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import fleet.cli
 import fleet.config_command
+import fleet.doctor.command
 import fleet.replay
 import fleet.restart_command
 import picker.__main__
@@ -65,16 +66,17 @@ def test_yaml_examples_are_valid(name: str, text: str) -> None:
 def test_commands_are_taken_by_their_parsers(line: str) -> None:
     """No example uses a flag that does not exist."""
     words = shlex.split(line, comments=True)[1:]
-    parser: argparse.ArgumentParser = {
+    own: dict[str, Callable[[], argparse.ArgumentParser]] = {
         "worker": worker.flags.build_parser,
         "picker": picker.__main__.build_parser,
         "train-draft": worker.training.flags.build_parser,
         "config": fleet.config_command.build_parser,
         "replay": fleet.replay.build_parser,
         "restart": fleet.restart_command.build_parser,
-    }.get(words[0], fleet.cli.build_parser)()
-    has_own = words[0] in ("worker", "picker", "train-draft", "config", "replay", "restart")
-    arguments = words[1:] if has_own else words
+        "doctor": fleet.doctor.command.build_parser,
+    }
+    parser = own.get(words[0], fleet.cli.build_parser)()
+    arguments = words[1:] if words[0] in own else words
     assert parser.parse_args(arguments)
 
 
