@@ -34,7 +34,7 @@ from picker.peers.client import PeerAddress
 from picker.peers.exchange import Exchange, ExchangeSettings
 from picker.peers.knowledge import Knowledge
 from picker.peers.mesh import Mesh
-from picker.peers.server import PeerPort, PeerServer
+from picker.peers.server import Hearing, PeerPort, PeerServer
 from picker.plugins.producers.approx_prefix_cache_producer import (
     ApproxPrefixCacheParameters,
     ApproxPrefixCacheProducer,
@@ -89,7 +89,9 @@ class Deciding:
         self.exchange = Exchange(settings, knowledge, time.monotonic(), time.time())
         self.producer = ApproxPrefixCacheProducer("p", ApproxPrefixCacheParameters(), SEED)
         self.exchange.use({"p": self.producer})
-        self.server = PeerServer(self.exchange, self.series, time.monotonic, lambda: True)
+        self.server = PeerServer(
+            {"pool": Hearing(self.exchange, self.series, lambda: True)}, time.monotonic
+        )
         self.mesh = Mesh(self.exchange, self.series, time.monotonic, None)
 
     async def decide(self, rate: float, seconds: float) -> None:

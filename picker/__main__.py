@@ -54,6 +54,8 @@ def _announce(options: Options, ports: Ports) -> None:
         ports.metrics,
         f", endpoint discovery {options.xds.bind_address}:{ports.xds}" if options.xds else "",
     )
+    for key, port in ports.pools.items():
+        log.info("pool %s alone: ext_proc %s:%d", key, options.bind_address, port)
 
 
 if __name__ == "__main__":

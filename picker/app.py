@@ -17,32 +17,23 @@ from dataclasses import replace
 from importlib.metadata import version
 
 from picker.admin.server import AdminServer
-from picker.config.findings import Finding
-from picker.config.load import LoadedConfig
-from picker.config.watch import ConfigWatch
-from picker.datalayer.inflight import InflightLoad
 from picker.extproc.health import HealthService
+from picker.extproc.server import Exchanges, ExchangesByMetadata
 from picker.extproc.stream_metrics import StreamMetrics
 from picker.metrics import PickerMetrics
 from picker.processes.supervisor import Supervisor
-from picker.running.admin_source import ProcessAdmin
-from picker.running.config_status import ConfigStatus, problem_of
 from picker.running.draining import until_quiet
 from picker.running.leader_side import LeaderSide
-from picker.running.listeners import Listeners, StartError
+from picker.running.listeners import Listeners, OwnPort, StartError
 from picker.running.metrics_auth import MetricsAuthSide
 from picker.running.options import Options, Ports
-from picker.running.peer_side import PeerSide
-from picker.running.pool_side import PoolSide
-from picker.running.recording_side import RecordingSide
-from picker.running.request_side import (
-    KnownPool,
-    RequestSide,
-    config_in_use,
-    read_config,
-    speaking_to_others,
-)
-from picker.running.xds_side import XdsSide
+from picker.running.peer_side import PeerPortSide
+from picker.running.pool_choice import PoolChoice
+from picker.running.pool_group import PoolGroup
+from picker.running.request_side import read_config, speaking_to_others
+from picker.running.served_pool import ServedPool
+from picker.running.several_pools import split
+from picker.running.xds_side import ToldPool, XdsSide, xds_name
 
 log = logging.getLogger(__name__)
 
@@ -52,65 +43,52 @@ __all__ = ["Options", "Picker", "Ports", "StartError", "read_config", "serve"]
 
 
 class Picker:
-    """A composed picker. Owns every collaborator and the state of the drain."""
+    """A composed picker. Owns its pools (one alone has an empty key), what they share, and the
+    state of the drain.
+    """
 
     def __init__(self, options: Options) -> None:
         """Build everything; opens no port. Raises `ConfigError`."""
         self._options = options
         self._draining = False
         self._stopped, self._hurried = asyncio.Event(), asyncio.Event()
-        self._metrics, self._inflight = PickerMetrics(), InflightLoad()
-        outside = speaking_to_others(options)
-        loaded, content = read_config(options)
-        self._config = config_in_use(options, loaded, outside, self._metrics)
-        self._watch = self._config_watch(content)
-        self._recording = RecordingSide(options, self._config.hash_seed, self._metrics)
-        self._leader = LeaderSide(options, loaded.config, self._metrics)
-        self._pool = PoolSide(
-            options, self._config.assembly, self._metrics, self._inflight, (self._recording,)
-        )
-        datastore = self._pool.datastore
-        self._recording.follow(datastore)
-        self._xds = XdsSide(options, datastore, self._metrics)
-        self._requests = RequestSide(
-            options,
-            self._config,
-            outside,
-            self._metrics,
-            self._inflight,
-            KnownPool(datastore, self._pool.snapshots, self._pool.rules),
-        )
-        self._requests.record(self._recording, self._config.assembly)
+        self._metrics = PickerMetrics()
         self._metrics.info.labels("", version("pointsman")).set(1)
-        self._admin = AdminServer(
-            self._metrics,
-            datastore,
-            self._inflight,
-            self.is_ready,
-            source=ProcessAdmin(
-                self._requests,
-                ConfigStatus(self._config, problem_of(self._watch)),
-                lambda: self._leader.problem() or self._pool.problem(),
-            ),
-        )
+        self._outside = speaking_to_others(options)
+        self._leader = LeaderSide(options, read_config(options)[0].config, self._metrics)
+        parts = split(options)
+        self.pools = {
+            part.key: ServedPool(
+                part.options,
+                self._outside,
+                PickerMetrics() if options.pools else self._metrics,
+                self._leader,
+            )
+            for part in parts
+        }
+        self._group = PoolGroup(self.pools, self._metrics, time.monotonic)
+        told = [
+            ToldPool(xds_name(part.options), pool.datastore, pool.metrics)
+            for part, pool in zip(parts, self.pools.values(), strict=True)
+        ]
+        self._xds = XdsSide(options, told, self._metrics)
+        self._peers = PeerPortSide(options, [pool.peers for pool in self.pools.values()])
+        self._admin = self._admin_server()
         self._metrics_auth = MetricsAuthSide(options)
         self._listeners = Listeners(
             options,
-            self._requests.director,
+            self._exchanges(),
             HealthService(self.is_ready),
             self._admin,
             StreamMetrics(self._metrics, time.monotonic),
+            self._own_ports(),
         )
-        self._config.subscribe(self._pool.use)
-        self._config.subscribe(self._requests.use)
-        self._peers = PeerSide(options, self._config, datastore, self._inflight, self._metrics)
 
     def is_ready(self) -> bool:
         """Whether new requests should come here: endpoints are known, no drain has begun, and no
         other replica leads.
         """
-        is_able = self._pool.datastore.synced and not self._draining
-        return is_able and self._leader.is_leader()
+        return self._serves() and self._group.is_known()
 
     def stop(self) -> None:
         """Begin the drain; a second call ends it at once."""
@@ -123,12 +101,10 @@ class Picker:
 
         Raises `ConfigError` for an unusable endpoints file and `StartError` for a busy port.
         """
-        for warning in self._config.assembly.warnings:
-            log.warning("configuration: %s", warning)
-        self._pool.load()
+        self._group.load()
         self._leader.load()
         async with AsyncExitStack() as stack:
-            await self._requests.open(stack)
+            await self._outside.open(stack)
             await self._metrics_auth.open(stack, self._admin)
             ports = await self._listeners.open(stack)
             ports = replace(ports, xds=await self._xds.open(stack))
@@ -143,47 +119,65 @@ class Picker:
                 await self._drain()
                 for task in tasks:
                     task.cancel()
-                await self._requests.flush()
-                await self._recording.close()
+                await self._group.close()
 
     def _start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Begin everything that goes on beside the requests until the end."""
-        tasks = [*self._pool.start(group, self._leader.may_follow), *self._requests.start(group)]
-        tasks += [*self._recording.start(group), *self._xds.start(group)]
-        tasks += self._peers.start(group)
+        tasks = [*self._group.start(group), *self._xds.start(group)]
         tasks.append(group.create_task(self._admin.watch(), name="history"))
-        if self._watch is not None:
-            tasks.append(group.create_task(self._watch.run(), name="configuration"))
-        if self._listeners.follows_certificates:
-            following = self._listeners.follow_certificates()
-            tasks.append(group.create_task(following, name="certificates"))
-        return tasks
+        following = self._listeners.follow_certificates()
+        return [*tasks, *(group.create_task(one, name="certificates") for one in following)]
 
     async def _drain(self) -> None:
         """Say "not serving", but serve on until proxies have stopped sending or time is up."""
         self._draining = True
         self._leader.resign()
-        under_way, waiting = self._inflight.own_total, self._requests.waiting
-        log.info("draining: %d requests under way, %d waiting", under_way, waiting)
+        group = self._group
+        waiting = group.waiting
+        log.info("draining: %d requests under way, %d waiting", group.unfinished - waiting, waiting)
         grace = await until_quiet(
-            lambda: self._inflight.own_total + self._requests.waiting,
-            lambda: self._requests.decisions,
+            lambda: group.unfinished,
+            lambda: group.decisions,
             self._hurried,
             self._options.drain_timeout_seconds,
         )
-        if self._requests.refuse_waiting():
+        if group.refuse_waiting():
             grace = max(grace, REFUSING_SECONDS)
         await self._listeners.close_ext_proc(grace)
 
-    def _config_watch(self, content: bytes | None) -> ConfigWatch | None:
-        path = self._options.config_file
-        if path is None or content is None or not self._options.watch_config:
-            return None
-        return ConfigWatch(path, content, self._apply, self._metrics, time.time)
+    def _serves(self) -> bool:
+        """Whether this process takes requests, whatever is known of a pool."""
+        return not self._draining and self._leader.is_leader()
 
-    async def _apply(self, loaded: LoadedConfig) -> tuple[Finding, ...]:
-        """Put another configuration to use. Raises `ConfigError`."""
-        return self._config.apply(loaded)
+    def _serves_pool(self, pool: ServedPool) -> Callable[[], bool]:
+        return lambda: self._serves() and pool.is_known()
+
+    def _exchanges(self) -> Exchanges:
+        """Who decides the requests at the common port."""
+        if not self._options.pools:
+            return next(iter(self.pools.values())).director
+        directors = {
+            name: self.pools[part.key].director
+            for part in split(self._options)
+            for name in part.names
+        }
+        choice = PoolChoice(directors, tuple(self.pools), self._metrics.unknown_pool_total)
+        return ExchangesByMetadata(choice.choose)
+
+    def _own_ports(self) -> list[OwnPort]:
+        """The ports of those pools that have one."""
+        found = []
+        for flags, (key, pool) in zip(self._options.pools, self.pools.items(), strict=False):
+            if flags.grpc_port is not None:
+                health = HealthService(self._serves_pool(pool))
+                found.append(OwnPort(key, flags.grpc_port, pool.director, health))
+        return found
+
+    def _admin_server(self) -> AdminServer:
+        if not self._options.pools:
+            return AdminServer.of_one(next(iter(self.pools.values())).face, self.is_ready)
+        ready = {key: self._serves_pool(pool) for key, pool in self.pools.items()}
+        return self._group.admin(ready, self.is_ready)
 
 
 async def serve(options: Options, announce: Callable[[Ports], None]) -> None:

@@ -113,6 +113,7 @@ class ElectionSeries(Declarations):
             "Requests about the lease that failed, by HTTP status or unreachable.",
             ("lease", "reason"),
         )
+        self.all = (self.leader, self.renewal_age_seconds, self.changes_total, self.errors_total)
 
     def of(self, lease: str) -> LeaseSeries:
         """Those of one lease."""

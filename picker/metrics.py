@@ -128,6 +128,20 @@ class PickerMetrics(Declarations):
         """All that are declared here, in the order of the exposition."""
         return self._series
 
+    @property
+    def of_process(self) -> Sequence[AnySeries]:
+        """Those that tell of the process and not of the pool, where it has several."""
+        xds, election = self.xds, self.kubernetes.election
+        return (
+            self.info,
+            self.unknown_pool_total,
+            self.process_restarts_total,
+            self.admin_failures_total,
+            *(self.streams.inflight, self.streams.duration_seconds, self.streams.total),
+            *(xds.clients, xds.responses_total, xds.acks_total, xds.nacks_total),
+            *election.all,
+        )
+
     def render(self, series: Iterable[AnySeries] | None = None) -> bytes:
         """The exposition, in `CONTENT_TYPE`; of other numbers than one's own where `series` are
         given.
@@ -340,6 +354,10 @@ class PickerMetrics(Declarations):
         )
 
     def _declare_config(self) -> None:
+        self.unknown_pool_total = self._own_counter(
+            "unknown_pool_total",
+            "Requests refused by a picker of several pools because the proxy named none of them.",
+        )
         self.process_restarts_total = self._own_counter(
             "process_restarts_total", "Serving processes that ended unasked and were replaced."
         )

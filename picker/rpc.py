@@ -5,7 +5,8 @@ Unary calls are streams of one message, on the wire as here.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
 
@@ -15,6 +16,18 @@ from picker.errors import PickerError
 Read: TypeAlias = Callable[[], Awaitable[bytes | None]]
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 Method: TypeAlias = Callable[[Read, Write], Coroutine[Any, Any, None]]
+# What a call says of itself before its first message, by names in lower case.
+Metadata: TypeAlias = Mapping[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class ByMetadata:
+    """Stands for several methods at one path; `choose` must be quick."""
+
+    choose: Callable[[Metadata], Method]
+
+
+Served: TypeAlias = Method | ByMetadata
 
 
 class Status(IntEnum):

@@ -25,7 +25,11 @@ class PageRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """The page, and what it loads."""
-        return [web.get("/", self._show_index), web.get("/page/{name}", self._show_file)]
+        return [web.get("/", self._show_index), *self.file_routes()]
+
+    def file_routes(self) -> list[web.RouteDef]:
+        """What pages load."""
+        return [web.get("/page/{name}", self._show_file)]
 
     async def _show_index(self, _request: web.Request) -> web.Response:
         return self._file(INDEX)

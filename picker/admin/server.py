@@ -7,60 +7,38 @@ address unless told otherwise, and nothing can be changed through it.
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
 from picker.admin.authorizing import Authorize, authorizing
-from picker.admin.empty_source import EmptySource
-from picker.admin.endpoint_routes import EndpointRoutes
 from picker.admin.guarding import HostCheck, add_security_headers, guarding
-from picker.admin.monitoring_routes import MonitoringRoutes
-from picker.admin.page_routes import PageRoutes
-from picker.admin.request_routes import RequestRoutes
-from picker.admin.sampling import HistorySampler
-from picker.admin.sources import AdminSource
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
-from picker.metrics import PickerMetrics
+from picker.admin.pool_face import PoolFace
+from picker.series import Counter
 
 SHUTDOWN_SECONDS = 1.0
 
 
 class AdminServer:
-    """Owns the port, and the pool's last two minutes."""
+    """Owns the port. `failures` counts the requests that an unforeseen error kept from being
+    answered, by page.
+    """
 
     def __init__(
-        self,
-        metrics: PickerMetrics,
-        datastore: Datastore,
-        inflight: InflightLoad,
-        is_ready: Callable[[], bool],
-        page: Callable[[], Awaitable[bytes]] | None = None,
-        source: AdminSource | None = None,
+        self, routes: Sequence[web.RouteDef], faces: Sequence[PoolFace], failures: Counter
     ) -> None:
-        """`page` renders `/metrics` where more than `metrics` is to be told.
-
-        Without a `source` there are no queues and decisions.
-        """
-
-        async def rendered() -> bytes:
-            return metrics.render()
-
-        known = source or EmptySource()
-        self._sampler = HistorySampler(datastore, inflight, known)
-        endpoints = EndpointRoutes(datastore, inflight, known, self._sampler.history)
-        self._routes = [
-            *MonitoringRoutes(page or rendered, is_ready, known.pool_problem).routes(),
-            *endpoints.routes(),
-            *RequestRoutes(known).routes(),
-            *PageRoutes().routes(),
-        ]
+        """`routes` are all there is, of the pools that `faces` tell of."""
+        self._routes, self._faces, self._failures = routes, faces, failures
         self._check = HostCheck()
         self._authorize: Authorize | None = None
-        self._failures = metrics.admin_failures_total
         self._runner: web.AppRunner | None = None
+
+    @classmethod
+    def of_one(cls, face: PoolFace, is_ready: Callable[[], bool]) -> AdminServer:
+        """That of a picker of one pool."""
+        return cls(face.routes(is_ready), [face], face.metrics.admin_failures_total)
 
     def protect(self, authorize: Authorize) -> None:
         """Answer only those that it lets through; to be called before `start`."""
@@ -84,12 +62,13 @@ class AdminServer:
         return int(runner.addresses[0][1])
 
     async def watch(self) -> None:
-        """Keep the pool's last two minutes, until cancelled."""
-        await self._sampler.run()
+        """Keep the pools' last two minutes, until cancelled."""
+        await asyncio.gather(*(face.sampler.run() for face in self._faces))
 
     async def sample(self) -> None:
-        """Look at the pool now: what `watch` does once a second."""
-        await self._sampler.sample()
+        """Look at the pools now: what `watch` does once a second."""
+        for face in self._faces:
+            await face.sampler.sample()
 
     async def stop(self) -> None:
         """Close the port; fine to call when it never opened."""

@@ -70,6 +70,10 @@ class FileDiscovery:
             self._content = content
             self._apply(self._parse(content))
 
+    def is_absent(self) -> bool:
+        """A file that is not there cannot be started with."""
+        return False
+
     def problem(self) -> str | None:
         """Why the file could not be read lately; None: it could."""
         return self._complaint or None

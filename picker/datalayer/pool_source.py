@@ -18,6 +18,10 @@ class PoolSource(Protocol):
         """Follow until cancelled. Fails for nothing that may pass."""
         ...
 
+    def is_absent(self) -> bool:
+        """Whether there is known to be no such pool."""
+        ...
+
     def problem(self) -> str | None:
         """Why what is known may be old, in a sentence for people; None: it is current."""
         ...

@@ -14,7 +14,7 @@ from picker.extproc.options import ServerOptions, TlsMaterial, TlsOptions
 from picker.extproc.pump import StreamFailedError
 from picker.extproc.services import MethodTable
 from picker.extproc.tls import server_context
-from picker.rpc import Method, RpcError
+from picker.rpc import ByMetadata, Metadata, Method, RpcError, Served
 
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -93,15 +93,30 @@ class GrpcioServer:
 class _Table(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Finds the method of a path for grpc; all are streams of bytes both ways."""
 
-    def __init__(self, table: Mapping[str, Method]) -> None:
-        self._rooms = {
-            path: grpc.stream_stream_rpc_method_handler(_served_by(method))
-            for path, method in table.items()
-        }
+    def __init__(self, table: Mapping[str, Served]) -> None:
+        self._table = table
+        self._rooms: dict[Method, Any] = {}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """The method; None is UNIMPLEMENTED to the client."""
-        return self._rooms.get(handler_call_details.method)
+        method = self._table.get(handler_call_details.method)
+        if isinstance(method, ByMetadata):
+            method = method.choose(_metadata(handler_call_details))
+        if method is None:
+            return None
+        room = self._rooms.get(method)
+        if room is None:
+            room = grpc.stream_stream_rpc_method_handler(_served_by(method))
+            self._rooms[method] = room
+        return room
+
+
+def _metadata(details: grpc.HandlerCallDetails) -> Metadata:
+    """Names and values as bytes; the library gives text, but for names that end with `-bin`."""
+    return {
+        name.encode(): value if isinstance(value, bytes) else value.encode()
+        for name, value in details.invocation_metadata
+    }
 
 
 def _served_by(method: Method) -> Any:

@@ -33,7 +33,7 @@ from picker.extproc.h2_stream import CallStream
 from picker.extproc.http2 import Http2Engine, Http2Error, Http2Listener
 from picker.extproc.http2_frames import FrameEngine
 from picker.extproc.http2_wire import graceful_goaway
-from picker.rpc import Method, RpcError, Status
+from picker.rpc import ByMetadata, RpcError, Served, Status
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def __init__(
         self,
-        methods: Mapping[str, Method],
+        methods: Mapping[str, Served],
         max_message_bytes: int,
         on_made: Callable[[GrpcConnection], None],
         on_gone: Callable[[GrpcConnection], None],
@@ -242,6 +242,8 @@ class GrpcConnection(asyncio.Protocol):
             text = f"unknown method {path.decode('ascii', 'replace')}"
             stream.end(trailers(Status.UNIMPLEMENTED, text))
             return
+        if isinstance(method, ByMetadata):
+            method = method.choose(headers)
         task = self._loop.create_task(method(stream.read, stream.write), name="grpc call")
         stream.task = task
         self._tasks.add(task)

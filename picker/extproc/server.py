@@ -17,12 +17,13 @@ from picker.extproc.options import (
     TlsOptions,
     Transport,
 )
-from picker.extproc.pump import ExchangeSource
-from picker.extproc.services import MethodTable, methods
-from picker.rpc import Method
+from picker.extproc.services import Exchanges, ExchangesByMetadata, MethodTable, methods
+from picker.rpc import Served
 
 __all__ = [
     "DEFAULT_MAX_MESSAGE_BYTES",
+    "Exchanges",
+    "ExchangesByMetadata",
     "GrpcServer",
     "ServerOptions",
     "TlsMaterial",
@@ -35,12 +36,15 @@ __all__ = [
 
 
 def build_server(
-    exchanges: ExchangeSource,
+    exchanges: Exchanges,
     *,
     options: ServerOptions,
     health: HealthService | None = None,
 ) -> GrpcServer:
-    """The ext_proc server; `exchanges` is the director. With `health`, the same port answers it."""
+    """The ext_proc server; `exchanges` is the director, or those of several pools.
+
+    With `health`, the same port answers it.
+    """
     return _build(options, _table(options, health, exchanges))
 
 
@@ -49,15 +53,15 @@ def build_health_server(health: HealthService, *, options: ServerOptions) -> Grp
     return _build(options, _table(options, health, None))
 
 
-def build_rpc_server(table: Mapping[str, Method], *, options: ServerOptions) -> GrpcServer:
+def build_rpc_server(table: Mapping[str, Served], *, options: ServerOptions) -> GrpcServer:
     """A server for any other methods; `table` is what they are by their paths."""
     return _build(options, lambda is_stopping: table)
 
 
 def _table(
-    options: ServerOptions, health: HealthService | None, exchanges: ExchangeSource | None
+    options: ServerOptions, health: HealthService | None, exchanges: Exchanges | None
 ) -> MethodTable:
-    def table(is_stopping: Callable[[], bool]) -> Mapping[str, Method]:
+    def table(is_stopping: Callable[[], bool]) -> Mapping[str, Served]:
         return methods(
             exchanges,
             health,

@@ -104,6 +104,11 @@ class KubernetesDiscovery:
         """Why what is known may be old, or that an object is not followed."""
         return next(self._problems(), None)
 
+    def is_absent(self) -> bool:
+        """Whether there is known to be no such pool, or none that could be obeyed."""
+        pool = self._pool
+        return pool is not None and pool.synced and not pool.view
+
     async def run(self) -> None:
         """Follow until cancelled."""
         async with self._connect() as api, asyncio.TaskGroup() as group:

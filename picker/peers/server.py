@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
+from picker.errors import PickerError
 from picker.peer_series import PeerSeries
 from picker.peers.credentials import PeerCredentials
 from picker.peers.exchange import Exchange, PeerRefusedError
-from picker.peers.wire import MAX_MESSAGE_BYTES, TELL_METHOD, PeerMessageError
+from picker.peers.wire import MAX_MESSAGE_BYTES, TELL_METHOD, PeerMessageError, decoded_told
 
 log = logging.getLogger(__name__)
 
@@ -40,23 +41,50 @@ class PeerPort:
     credentials: PeerCredentials | None = None
 
 
-class PeerServer:
-    """Owns the port and the calls on it."""
+class _NotYetError(PickerError):
+    """The pool that a call is about is not known here yet."""
+
+
+class Hearing:
+    """What is heard of one pool. Owns the count of those who tell it.
+
+    Callers are put off until `is_ready`: what is told of endpoints that nobody knows here is lost.
+    """
 
     def __init__(
-        self,
-        exchange: Exchange,
-        series: PeerSeries,
-        clock: Callable[[], float],
-        is_ready: Callable[[], bool],
+        self, exchange: Exchange, series: PeerSeries, is_ready: Callable[[], bool]
     ) -> None:
-        """Callers are put off until `is_ready`: what is told of endpoints that nobody knows here is
-        lost.
-        """
-        self._is_ready = is_ready
-        self._exchange, self._series, self._clock = exchange, series, clock
-        self._server: grpc.aio.Server | None = None
+        self.exchange, self.series, self.is_ready = exchange, series, is_ready
         self._callers: dict[bytes, int] = {}  # calls by who makes them
+
+    def begins(self, peer: bytes, address: str) -> None:
+        """`peer` has called."""
+        self._callers[peer] = self._callers.get(peer, 0) + 1
+        self.series.heard.set(len(self._callers))
+        log.info("peer %s tells what it does (%s)", peer.hex()[:8], address)
+
+    def count(self, message: bytes) -> None:
+        """It has told something."""
+        self.series.messages_total.labels("received").inc()
+        self.series.bytes_total.labels("received").inc(len(message))
+
+    def ends(self, peer: bytes) -> None:
+        """The call is over."""
+        self._callers[peer] -= 1
+        if not self._callers[peer]:
+            del self._callers[peer]
+        self.series.heard.set(len(self._callers))
+        log.info("peer %s does not tell any more", peer.hex()[:8])
+
+
+class PeerServer:
+    """Owns the port and the calls on it. `pools` are what is heard of, by the pools' names."""
+
+    def __init__(self, pools: Mapping[str, Hearing], clock: Callable[[], float]) -> None:
+        """Of one pool and more."""
+        self._pools, self._clock = dict(pools), clock
+        self._first = next(iter(self._pools.values()))
+        self._server: grpc.aio.Server | None = None
         self._calls = 0
 
     async def start(self, port: PeerPort) -> int:
@@ -82,11 +110,13 @@ class PeerServer:
     async def _serve(self, _: object, context: grpc.aio.ServicerContext) -> None:
         if self._calls >= MAX_CALLS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
-        if not self._is_ready():
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the pool is not known here yet")
         self._calls += 1
         try:
+            if not any(one.is_ready() for one in self._pools.values()):
+                raise _NotYetError
             await self._listen(context)
+        except _NotYetError:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the pool is not known here yet")
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "not in time")
         except PeerRefusedError as error:
@@ -102,31 +132,36 @@ class PeerServer:
         first = await _read(context, HELLO_SECONDS)
         if first is None:
             return
-        peer, answer = self._exchange.greeted(first, self._clock())
+        hearing = self._hearing(first)
+        if not hearing.is_ready():
+            raise _NotYetError
+        peer, answer = hearing.exchange.greeted(first, self._clock())
         async with asyncio.timeout(HELLO_SECONDS):  # who reads nothing must not keep a place
             await context.write(answer)
-        if peer == self._exchange.replica_id:
+        if peer == hearing.exchange.replica_id:
             return
-        self._callers[peer] = self._callers.get(peer, 0) + 1
-        self._series.heard.set(len(self._callers))
-        log.info("peer %s tells what it does (%s)", peer.hex()[:8], context.peer())
+        hearing.begins(peer, context.peer())
         try:
             while (message := await _read(context, SILENCE_SECONDS)) is not None:
-                self._count(message)
-                self._exchange.hear(peer, message, self._clock())
+                hearing.count(message)
+                hearing.exchange.hear(peer, message, self._clock())
         finally:
-            self._callers[peer] -= 1
-            if not self._callers[peer]:
-                del self._callers[peer]
-            self._series.heard.set(len(self._callers))
-            log.info("peer %s does not tell any more", peer.hex()[:8])
+            hearing.ends(peer)
 
-    def _count(self, message: bytes) -> None:
-        self._series.messages_total.labels("received").inc()
-        self._series.bytes_total.labels("received").inc(len(message))
+    def _hearing(self, first: bytes) -> Hearing:
+        """Which pool a call is about. Raises `PeerMessageError` or `PeerRefusedError`."""
+        if len(self._pools) == 1:
+            return self._first
+        hello = decoded_told(first).hello
+        if hello is None:
+            raise PeerMessageError("a call begins with a hello")
+        found = self._pools.get(hello.pool)
+        if found is None:
+            raise PeerRefusedError(f"this is a replica of the pools {', '.join(self._pools)}")
+        return found
 
     def _refuse(self, context: grpc.aio.ServicerContext, error: Exception) -> None:
-        self._series.messages_refused_total.inc()
+        self._first.series.messages_refused_total.inc()
         log.warning("%s was refused: %s", context.peer(), error)
 
 

@@ -71,7 +71,7 @@ class ServingProcess:
         self._drain_timeout_seconds = options.drain_timeout_seconds
         self._stopped, self._hurried = asyncio.Event(), asyncio.Event()
         self._metrics, self._inflight = PickerMetrics(), InflightLoad()
-        outside = speaking_to_others(options)
+        outside = self._outside = speaking_to_others(options)
         self._revision = start.configuration.revision
         self._prepared: tuple[Assembly, int] | None = None
         self._config = config_in_use(options, _loaded(start.configuration), outside, self._metrics)
@@ -114,7 +114,7 @@ class ServingProcess:
     async def run(self) -> None:
         """Serve until `stop` or until the parent is gone, then drain. Raises `StartError`."""
         async with AsyncExitStack() as stack:
-            await self._requests.open(stack)
+            await self._outside.open(stack)
             if not self._pool.poll():  # it was published before this process was started
                 raise StartError("the pool cannot be read")
             await self._port.open(stack)

@@ -24,6 +24,7 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from importlib.metadata import version
 
+from picker.admin.pool_face import PoolFace
 from picker.admin.server import AdminServer
 from picker.config.build import Assembly
 from picker.config.findings import Finding
@@ -53,7 +54,7 @@ from picker.running.metrics_auth import MetricsAuthSide
 from picker.running.options import Options, Ports
 from picker.running.pool_side import PoolSide
 from picker.running.request_side import config_in_use, read_config, speaking_to_others
-from picker.running.xds_side import XdsSide
+from picker.running.xds_side import ToldPool, XdsSide, xds_name
 from picker.sharing.block import BlockReader, BlockWriter, create_block
 from picker.sharing.load import LOAD_BYTES, LoadReader, publish_nothing
 from picker.sharing.pace import Pace
@@ -89,7 +90,8 @@ class Supervisor:
             options, self._config.assembly, self._metrics, self._inflight, (lives,)
         )
         self._config.subscribe(self._pool.use)
-        self._xds = XdsSide(options, self._pool.datastore, self._metrics)
+        told = [ToldPool(xds_name(options), self._pool.datastore, self._metrics)]
+        self._xds = XdsSide(options, told, self._metrics)
         self._metrics.info.labels("", version("pointsman")).set(1)
         self._totals = Totals()
         self._memory = _Memory(options.processes)
@@ -100,9 +102,8 @@ class Supervisor:
         datastore = self._pool.datastore
         status = ConfigStatus(self._config, problem_of(self._watch))
         source = FleetAdmin(lambda: self._fleet.members, status, self._problem)
-        self._admin = AdminServer(
-            self._metrics, datastore, self._inflight, self.is_ready, self._page, source
-        )
+        face = PoolFace(self._metrics, datastore, self._inflight, source, self._page)
+        self._admin = AdminServer.of_one(face, self.is_ready)
         self._metrics_auth = MetricsAuthSide(options)
         self._beside = SidePorts(options, HealthService(self.is_ready), self._admin)
         self._certificate = certificate_made_on_the_spot(options.tls)

@@ -28,6 +28,7 @@ from picker.running.metrics_auth import metrics_auth_of
 from picker.running.options import LogFlags, MetricsTls, Options, TlsFlags
 from picker.running.peer_flags import add_peer_flags, peer_flags_of
 from picker.running.record_flags import add_record_flags, record_flags_of
+from picker.running.several_pools import add_pools_flag, pools_of
 from picker.running.xds_flags import add_xds_flags, xds_flags_of
 
 T = TypeVar("T")
@@ -84,6 +85,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         allow_experimental_plugins=arguments.allow_experimental_plugins,
         strict_data_scope=arguments.strict_data_scope,
         endpoints_file=arguments.endpoints_file,
+        pools=pools_of(arguments, kubernetes),
         pool_name=named if kubernetes is None else kubernetes.pool_name,
         kubernetes=kubernetes,
         election=election_flags_of(arguments, kubernetes),
@@ -223,6 +225,7 @@ def _add_pool(arguments: argparse._ArgumentGroup) -> None:
     text = "endpoints, objectives and rewrites in YAML; changes apply at once"
     group.flag("--endpoints-file", _path, "FILE", text, None)
     add_kubernetes_flags(arguments)
+    add_pools_flag(arguments)
     text = "how often endpoints are scraped while requests come; at least 50ms"
     group.flag("--refresh-metrics-interval", duration_seconds, "DURATION", text, "50ms")
     text = "how long failing scrapes may leave old metrics in use"

@@ -20,9 +20,9 @@ DEFAULT_POOL_NAME: Final = "default"
 POOL_GROUPS: Final = (POOLS.group, LEGACY_POOLS.group)
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
+DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+DNS_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _DEPLOYMENT = re.compile(r"(.+)-[a-z0-9]+-[a-z0-9]+")
-_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,8 @@ def kubernetes_flags_of(
         )
     elif arguments.pool_name:
         pool_name = arguments.pool_name
+    elif (first := _first_of_several(arguments)) is not None:
+        pool_name = first
     else:
         _refuse_without_pool(arguments)
         return None
@@ -146,6 +148,11 @@ def _selected_name(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
     return found[1]
 
 
+def _first_of_several(arguments: argparse.Namespace) -> str | None:
+    """The first pool of those that `--pool` names, after which the picker's Lease is called."""
+    return next((one.name for one in arguments.pools if one.endpoints_file is None), None)
+
+
 def _refuse_beside_file(arguments: argparse.Namespace) -> None:
     given = {
         "--endpoint-selector": arguments.endpoint_selector,
@@ -167,7 +174,7 @@ def _refuse_without_pool(arguments: argparse.Namespace) -> None:
         ("--kube-context", arguments.kube_context),
     ):
         if value:
-            raise ConfigError(f"{name} needs --pool-name or --endpoint-selector")
+            raise ConfigError(f"{name} needs --pool-name, --pool or --endpoint-selector")
 
 
 def _own_namespace(environ: Mapping[str, str]) -> str:
@@ -183,7 +190,7 @@ def _own_namespace(environ: Mapping[str, str]) -> str:
 
 
 def _namespace(text: str, source: str = "") -> str:
-    if text and not _DNS_LABEL.fullmatch(text):
+    if text and not DNS_LABEL.fullmatch(text):
         told = f"'{text}' is no name of a namespace; write a DNS label, e.g. team-a"
         if source:
             raise ConfigError(f"{source}: {told}")
@@ -192,7 +199,7 @@ def _namespace(text: str, source: str = "") -> str:
 
 
 def _pool_name(text: str) -> str:
-    if text and not _DNS_NAME.fullmatch(text):
+    if text and not DNS_NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(
             f"'{text}' is no name of an object; write lower case letters, digits, '-' and '.'"
         )

@@ -64,6 +64,10 @@ class KubernetesSource:
         """Follow the cluster until cancelled."""
         await self._discovery.run()
 
+    def is_absent(self) -> bool:
+        """Whether the cluster has no such pool, as far as is known."""
+        return self._discovery.is_absent()
+
     def problem(self) -> str | None:
         """Why what is known may be old, in a sentence for people."""
         return self._discovery.problem()

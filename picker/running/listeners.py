@@ -1,21 +1,24 @@
-"""The picker's three ports: ext_proc, gRPC health, HTTP. Opened together or not at all."""
+"""The picker's ports: ext_proc (of several pools: one more for each that wants its own), gRPC
+health, HTTP. Opened together or not at all.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import socket
 import ssl
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from picker.admin.server import AdminServer
 from picker.errors import ConfigError, PickerError
 from picker.extproc.health import HealthService
-from picker.extproc.pump import ExchangeSource
 from picker.extproc.server import (
+    Exchanges,
     GrpcServer,
     ServerOptions,
     TlsMaterial,
@@ -47,14 +50,19 @@ class ExtProcPort:
     def __init__(
         self,
         options: Options,
-        exchanges: ExchangeSource,
+        exchanges: Exchanges,
         health: HealthService,
         listening: socket.socket | None = None,
         streams: StreamMetrics | None = None,
         certificate: TlsMaterial | None = None,
+        flag: str = "--grpc-port",
     ) -> None:
-        """Opens nothing. Raises `ConfigError` for certificates that cannot be used."""
+        """Opens nothing; `flag` is what the port was asked for with.
+
+        Raises `ConfigError` for certificates that cannot be used.
+        """
         self._certificates = _certificates(options.tls)
+        self._flag = flag
         self._follows = options.tls is not None and options.tls.reload
         self._options = replace(
             ext_proc_options(options),
@@ -68,7 +76,7 @@ class ExtProcPort:
     async def open(self, stack: AsyncExitStack) -> int:
         """Listen until `stack` is closed; the port. Raises `StartError`."""
         stack.push_async_callback(self._server.stop, 0)
-        return await bound(self._server.start(), "--grpc-port", self._options.address)
+        return await bound(self._server.start(), self._flag, self._options.address)
 
     @property
     def follows_certificates(self) -> bool:
@@ -118,19 +126,40 @@ class SidePorts:
         return health, metrics
 
 
+@dataclass(frozen=True, slots=True)
+class OwnPort:
+    """Where one pool of several is served alone; `health` tells of it alone, too."""
+
+    key: str
+    port: int
+    exchanges: Exchanges
+    health: HealthService
+
+
 class Listeners:
-    """Owns all three."""
+    """Owns all of them."""
 
     def __init__(
         self,
         options: Options,
-        exchanges: ExchangeSource,
+        exchanges: Exchanges,
         health: HealthService,
         admin: AdminServer,
         streams: StreamMetrics | None = None,
+        own: Iterable[OwnPort] = (),
     ) -> None:
         """Opens nothing. Raises `ConfigError` for certificates that cannot be used."""
         self._ext_proc = ExtProcPort(options, exchanges, health, streams=streams)
+        self._own = {
+            one.key: ExtProcPort(
+                replace(options, grpc_port=one.port),
+                one.exchanges,
+                one.health,
+                streams=streams,
+                flag=f"--pool {one.key}",
+            )
+            for one in own
+        }
         self._beside = SidePorts(options, health, admin)
 
     async def open(self, stack: AsyncExitStack) -> Ports:
@@ -139,20 +168,21 @@ class Listeners:
         Raises `StartError`.
         """
         health, metrics = await self._beside.open(stack)
-        return Ports(await self._ext_proc.open(stack), health, metrics)
+        port = await self._ext_proc.open(stack)
+        pools = {key: await one.open(stack) for key, one in self._own.items()}
+        return Ports(port, health, metrics, pools=pools)
 
-    @property
-    def follows_certificates(self) -> bool:
-        """Whether `follow_certificates` has anything to do."""
-        return self._ext_proc.follows_certificates
-
-    async def follow_certificates(self) -> None:
-        """Show new certificates as they appear, until cancelled."""
-        await self._ext_proc.follow_certificates()
+    def follow_certificates(self) -> list[Coroutine[None, None, None]]:
+        """What shows new certificates as they appear, until cancelled."""
+        return [one.follow_certificates() for one in self._all if one.follows_certificates]
 
     async def close_ext_proc(self, grace_seconds: float) -> None:
         """Take no new requests, and let those under way end for `grace_seconds`."""
-        await self._ext_proc.close(grace_seconds)
+        await asyncio.gather(*(one.close(grace_seconds) for one in self._all))
+
+    @property
+    def _all(self) -> tuple[ExtProcPort, ...]:
+        return (self._ext_proc, *self._own.values())
 
 
 def ext_proc_options(options: Options) -> ServerOptions:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from picker.extproc.server import DEFAULT_MAX_MESSAGE_BYTES, ServerOptions, Transport
 from picker.running.election_flags import ElectionFlags
 from picker.running.explain_flags import NO_WISHES, ExplainFlags
 from picker.running.health_flags import DEFAULT_FAILURES
-from picker.running.kubernetes_flags import DEFAULT_POOL_NAME, KubernetesFlags
+from picker.running.kubernetes_flags import DEFAULT_POOL_NAME, POOL_GROUPS, KubernetesFlags
 from picker.running.peer_flags import PeerFlags
 from picker.running.record_flags import RecordFlags
 from picker.running.xds_flags import XdsFlags
@@ -44,8 +45,26 @@ class LogFlags:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolFlags:
+    """One pool of several: the InferencePool of that name, or what a file says.
+
+    `grpc_port` is where only this pool is served, None: nowhere. `config_file` None: as the picker.
+    """
+
+    name: str
+    namespace: str = ""
+    group: str = POOL_GROUPS[0]
+    grpc_port: int | None = None
+    endpoints_file: Path | None = None
+    config_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """Ports: 0 takes a free one. `tls` None: plain text.
+
+    `pools` are those of a picker of several, each of which has options of its own made of these
+    (`several_pools.split`), with a `pool_key`; a picker of one pool has neither.
 
     `processes` is how many processes serve ext_proc; 1 is this one, more are children of it.
     `endpoint_ejection_failures` in a row eject an endpoint; 0: none is ever ejected.
@@ -59,6 +78,8 @@ class Options:
     allow_experimental_plugins: bool = False
     strict_data_scope: bool = False
     endpoints_file: Path | None = None
+    pools: tuple[PoolFlags, ...] = ()
+    pool_key: str = ""
     pool_name: str = DEFAULT_POOL_NAME
     kubernetes: KubernetesFlags | None = None
     election: ElectionFlags | None = None
@@ -93,13 +114,17 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a started picker listens; `grpc` 0 is a unix socket, `xds` and `peers` None nowhere."""
+    """Where a started picker listens; `grpc` 0 is a unix socket, `xds` and `peers` None nowhere.
+
+    `pools` are the ports at which one pool of several is served, by its key.
+    """
 
     grpc: int
     health: int
     metrics: int
     xds: int | None = None
     peers: int | None = None
+    pools: Mapping[str, int] = field(default_factory=dict)
 
 
-__all__ = ["LogFlags", "MetricsTls", "Options", "Ports", "TlsFlags"]
+__all__ = ["LogFlags", "MetricsTls", "Options", "PoolFlags", "Ports", "TlsFlags"]

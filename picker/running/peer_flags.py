@@ -25,7 +25,8 @@ class PeerFlags:
 
     Either `names` are resolved, or the EndpointSlices of the Service `slices` are followed.
     Without `cert_path` the exchange is plain text, and who reaches the port is believed. Peers'
-    certificates are of `server_name`, "": of the name that they were found by.
+    certificates are of `server_name`, "": of the name that they were found by. `namespace` is that
+    of the Service, "": the pool's.
     """
 
     names: tuple[PeerName, ...]
@@ -34,6 +35,7 @@ class PeerFlags:
     cert_path: Path | None = None
     server_name: str = ""
     slices: PeerName | None = None
+    namespace: str = ""
 
 
 def add_peer_flags(group: argparse._ArgumentGroup) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from random import Random
 
@@ -19,7 +19,7 @@ from picker.peers.discovery import NamedPeers, peer_addresses
 from picker.peers.exchange import Exchange, ExchangeSettings
 from picker.peers.knowledge import Knowledge
 from picker.peers.mesh import Mesh
-from picker.peers.server import PeerPort, PeerServer
+from picker.peers.server import Hearing, PeerPort, PeerServer
 from picker.running.in_use import ConfigInUse
 from picker.running.kubernetes_side import ClusterAccess
 from picker.running.listeners import bound
@@ -30,7 +30,9 @@ INTERVAL_SECONDS = 0.05  # between two messages to a peer, at least
 
 
 class PeerSide:
-    """Owns the exchange with other replicas, its port and connections; without peers nothing."""
+    """Owns the exchange with other replicas about one pool, and the connections to them; without
+    peers nothing.
+    """
 
     def __init__(
         self,
@@ -50,14 +52,13 @@ class PeerSide:
             return
         credentials = None if flags.cert_path is None else PeerCredentials(flags.cert_path)
         is_configured = options.hash_seed_file is not None
-        settings = ExchangeSettings(options.pool_name, config.hash_seed, is_configured)
+        self._name = options.pool_key or options.pool_name
+        settings = ExchangeSettings(self._name, config.hash_seed, is_configured)
         knowledge, clock = Knowledge(datastore, inflight), time.monotonic
         self._exchange = Exchange(settings, knowledge, clock(), time.time())
         self._mesh = Mesh(self._exchange, metrics.peers, clock, credentials)
         self._discovery = self._discovery_of(flags, options, metrics)
-        host = f"[{flags.bind_address}]" if ":" in flags.bind_address else flags.bind_address
-        self._port = PeerPort(f"{host}:{flags.port}", credentials)
-        self._server = PeerServer(self._exchange, metrics.peers, clock, lambda: datastore.synced)
+        self._hearing = Hearing(self._exchange, metrics.peers, lambda: datastore.synced)
         self.use(config.assembly)
         config.subscribe(self.use)
 
@@ -69,17 +70,15 @@ class PeerSide:
         interval = assembly.data_layer.replica_interval_seconds
         self._mesh.interval_seconds = INTERVAL_SECONDS if interval is None else interval
 
-    async def open(self, stack: AsyncExitStack) -> int | None:
-        """Listen until `stack` is closed; the port, None without peers.
+    @property
+    def hearings(self) -> Mapping[str, Hearing]:
+        """What this pool's replicas tell, by the name that they have for the pool."""
+        return {} if self._exchange is None else {self._name: self._hearing}
 
-        Raises `StartError`, and `ConfigError` for credentials of a cluster that cannot be found.
-        """
-        if self._exchange is None:
-            return None
+    def load(self) -> None:
+        """Find credentials for what tells of replicas. Raises `ConfigError`."""
         if self._access is not None:
             self._access.load()
-        stack.push_async_callback(self._server.stop)
-        return await bound(self._server.start(self._port), "--peer-port", self._port.address)
 
     def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Share until these are cancelled."""
@@ -108,9 +107,32 @@ class PeerSide:
 
         return ServiceAddresses(
             self._access.open,
-            of_service(cluster.pool_namespace, service.host),
+            of_service(flags.namespace or cluster.pool_namespace, service.host),
             follow,
             rng=Random(),
             clock=time.monotonic,
             series=metrics.kubernetes,
         )
+
+
+class PeerPortSide:
+    """Owns the port where other replicas tell what they do; without `options.peers` nothing."""
+
+    def __init__(self, options: Options, sides: Sequence[PeerSide]) -> None:
+        """Opens nothing. Raises `ConfigError` for certificates that cannot be read."""
+        self._server: PeerServer | None = None
+        flags = options.peers
+        if flags is None:
+            return
+        credentials = None if flags.cert_path is None else PeerCredentials(flags.cert_path)
+        host = f"[{flags.bind_address}]" if ":" in flags.bind_address else flags.bind_address
+        self._port = PeerPort(f"{host}:{flags.port}", credentials)
+        pools = {name: one for side in sides for name, one in side.hearings.items()}
+        self._server = PeerServer(pools, time.monotonic)
+
+    async def open(self, stack: AsyncExitStack) -> int | None:
+        """Listen until `stack` is closed; the port, None without peers. Raises `StartError`."""
+        if self._server is None:
+            return None
+        stack.push_async_callback(self._server.stop)
+        return await bound(self._server.start(self._port), "--peer-port", self._port.address)

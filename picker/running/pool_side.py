@@ -80,6 +80,10 @@ class PoolSide:
         """Why what is known of the pool may be old, in a sentence for people; None: it is not."""
         return self._source.problem()
 
+    def is_absent(self) -> bool:
+        """Whether there is known to be no such pool."""
+        return self._source.is_absent()
+
     def start(
         self, group: asyncio.TaskGroup, may_follow: Callable[[], Awaitable[None]]
     ) -> list[asyncio.Task[None]]:

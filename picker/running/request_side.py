@@ -52,6 +52,11 @@ class Outside:
     http: JsonClient
     tracing: Tracing
 
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Be able to speak, until `stack` is closed."""
+        stack.callback(self.tracing.close)
+        await stack.enter_async_context(self.http)
+
 
 @dataclass(frozen=True, slots=True)
 class KnownPool:
@@ -94,7 +99,6 @@ class RequestSide:
         pool: KnownPool,
     ) -> None:
         """Starts nothing."""
-        self._http, self._tracing = outside.http, outside.tracing
         self._flushes = Flushes(time.monotonic, time.time)
         self._flushing: asyncio.Task[None] | None = None
         self._kv_listening = KvListening(pool.datastore, metrics.kv)
@@ -104,7 +108,7 @@ class RequestSide:
         policies = RequestPolicies(
             objectives=pool.rules,
             rewrites=pool.rules,
-            tracer=self._tracing.tracer,
+            tracer=outside.tracing.tracer,
             emit_endpoint_scores=options.emit_endpoint_scores,
             ignore_subset_hint=options.disable_endpoint_subset_filter,
         )
@@ -123,7 +127,8 @@ class RequestSide:
             health=self.health.memory,
             settling=self.health.settling,
         )
-        self._flow = FlowSide(around, pool.datastore, pool.rules, metrics, options.pool_name)
+        name = options.pool_key or options.pool_name
+        self._flow = FlowSide(around, pool.datastore, pool.rules, metrics, name)
         around = replace(around, freed=self._flow.freed)
         self.director = Director(pipeline_of(config.assembly), around)
         pool.rules.subscribe(lambda rules: metrics.pin_models(rules.models))
@@ -170,11 +175,6 @@ class RequestSide:
         """Have all decisions recorded, of which `assembly` makes the first."""
         self._recording = recording
         self.use(assembly)
-
-    async def open(self, stack: AsyncExitStack) -> None:
-        """Be able to ask other servers, until `stack` is closed."""
-        stack.callback(self._tracing.close)
-        await stack.enter_async_context(self._http)
 
     def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Serve the plugins until these are cancelled, and flush them until `flush`."""

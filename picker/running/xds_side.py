@@ -1,9 +1,11 @@
-"""What a picker does to tell proxies of its pool's endpoints, if it was asked to."""
+"""What a picker does to tell proxies of its pools' endpoints, if it was asked to."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 from picker.datalayer.datastore import Datastore
 from picker.extproc.server import ServerOptions, build_rpc_server
@@ -15,17 +17,33 @@ from picker.xds.feed import EndpointFeed
 from picker.xds.server import EndpointDiscovery
 
 
+@dataclass(frozen=True, slots=True)
+class ToldPool:
+    """A pool that proxies are told of as the cluster `name`, and who counts what it is told."""
+
+    name: str
+    datastore: Datastore
+    metrics: PickerMetrics
+
+
+def xds_name(options: Options) -> str:
+    """What proxies call the pool of these options; "" where nobody is told of it."""
+    return "" if options.xds is None else options.xds.cluster_name
+
+
 class XdsSide:
     """Owns the port of endpoint discovery and what is told there; without `options.xds` nothing."""
 
-    def __init__(self, options: Options, datastore: Datastore, metrics: PickerMetrics) -> None:
-        """Opens nothing."""
+    def __init__(self, options: Options, pools: Iterable[ToldPool], metrics: PickerMetrics) -> None:
+        """Opens nothing. `metrics` count what clients do."""
         flags = options.xds
-        self._feed: EndpointFeed | None = None
+        self._feeds: list[EndpointFeed] = []
         if flags is None:
             return
         cache = Cache()
-        self._feed = EndpointFeed(datastore, cache, flags.cluster_name, metrics.xds)
+        self._feeds = [
+            EndpointFeed(one.datastore, cache, one.name, one.metrics.xds) for one in pools
+        ]
         self._options = ServerOptions(
             host=flags.bind_address, port=flags.port, transport=options.grpc_transport
         )
@@ -37,13 +55,11 @@ class XdsSide:
 
         Raises `StartError`.
         """
-        if self._feed is None:
+        if not self._feeds:
             return None
         stack.push_async_callback(self._server.stop, 0)
         return await bound(self._server.start(), "--xds-port", self._options.address)
 
     def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Follow the pool until these are cancelled."""
-        if self._feed is None:
-            return []
-        return [group.create_task(self._feed.run(), name="endpoint discovery")]
+        """Follow the pools until these are cancelled."""
+        return [group.create_task(one.run(), name="endpoint discovery") for one in self._feeds]

@@ -73,6 +73,11 @@ class Cache:
             watcher()
         return True
 
+    def update(self, resource: Resource) -> bool:
+        """Let `resource` be the one of its name; whether that changes anything."""
+        before = {} if self._current is None else dict(self._current.resources)
+        return self.publish((before | {resource.name: resource}).values())
+
     def watch(self, watcher: Callable[[], None]) -> None:
         """Call `watcher` after every change, until it is unwatched. It must be quick."""
         self._watchers.append(watcher)

@@ -23,7 +23,7 @@ MAX_SHARE = 0.05  # of the thread's time, which decisions need: a pool of thousa
 
 
 class EndpointFeed:
-    """Fills `cache` with the endpoints of `datastore`, as those of `cluster`."""
+    """Tells `cache` the endpoints of `datastore`, as those of `cluster`."""
 
     def __init__(self, datastore: Datastore, cache: Cache, cluster: str, series: XdsSeries) -> None:
         self._datastore, self._cache = datastore, cache
@@ -57,7 +57,7 @@ class EndpointFeed:
         for key in sorted(skipped - self._skipped):
             log.warning("a proxy cannot be told of %s: its address is no IP address", key)
         self._skipped = skipped
-        if self._cache.publish([self._encoder.encode(assignment)]):
+        if self._cache.update(self._encoder.encode(assignment)):
             self._series.endpoints.set(assignment.size)
             self._series.version.inc()
 

@@ -68,7 +68,7 @@ async def test_a_good_configuration_starts_and_ends_in_order(tmp_path: Path, cas
     meaning = GOOD[case]
     picker = Picker(options(tmp_path, case, meaning))
     listed = {meaning["handler"], *meaning["producers"], *meaning["hooks"], *meaning["sources"]}
-    assert listed <= picker._config.assembly.instances.keys()
+    assert listed <= picker.pools[""].config.assembly.instances.keys()
     ready: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(picker.run(ready.set_result))
     async with asyncio.timeout(PATIENCE_SECONDS):

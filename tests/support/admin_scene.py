@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from picker.admin.pool_face import PoolFace
 from picker.admin.server import AdminServer
 from picker.admin.sources import ConfigView, HealthView
 from picker.admin.traffic import EndpointTraffic, Recent
@@ -206,13 +207,8 @@ class Scene:
     url: str = ""
 
     def __post_init__(self) -> None:
-        self.server = AdminServer(
-            PickerMetrics(),
-            self.datastore,
-            self.inflight,
-            lambda: True,
-            source=self.source,
-        )
+        face = PoolFace(PickerMetrics(), self.datastore, self.inflight, self.source)
+        self.server = AdminServer.of_one(face, lambda: True)
 
     def pool(self, *names: str) -> None:
         """Make the pool these endpoints; nothing is known of their load."""

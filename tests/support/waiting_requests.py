@@ -113,7 +113,7 @@ class Scene:
 
     def use(self, text: str) -> None:
         """Put another configuration to use."""
-        self.picker.picker._config.apply(load_config(text.encode(), "changed.yaml"))
+        self.picker.pool.config.apply(load_config(text.encode(), "changed.yaml"))
 
 
 @asynccontextmanager

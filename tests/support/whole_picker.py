@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from picker.app import Picker
 from picker.running.options import Options, Ports
+from picker.running.served_pool import ServedPool
 
 PolicyObject = dict[str, Any]
 MAX_MESSAGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -64,6 +65,12 @@ class WholePicker:
     channel: grpc.aio.Channel
     http: aiohttp.ClientSession
     policies: Sequence[PolicyObject] = field(default=(), kw_only=True)
+
+    @property
+    def pool(self) -> ServedPool:
+        """The one that it serves."""
+        (pool,) = self.picker.pools.values()
+        return pool
 
     @asynccontextmanager
     async def stream(self) -> AsyncIterator[GatewayStream]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
+from picker.admin.pool_face import PoolFace
 from picker.admin.server import AdminServer
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.inflight import InflightLoad
@@ -40,7 +41,9 @@ async def test_only_health_needs_no_token(path: str, header: str | None, status:
             return 401, "who?"
         return None if path == "/metrics" else (403, "no")
 
-    server = AdminServer(PickerMetrics(), Datastore(), InflightLoad(), lambda: True)
+    server = AdminServer.of_one(
+        PoolFace(PickerMetrics(), Datastore(), InflightLoad()), lambda: True
+    )
     server.protect(authorize)
     port = await server.start("127.0.0.1", 0)
     headers = {} if header is None else {"Authorization": header}

@@ -14,6 +14,7 @@ from admin_scene import CONFIG, QUEUES, Scene, explained, serving, summary
 
 from picker.admin.endpoint_views import EndpointsView
 from picker.admin.page_routes import page_files
+from picker.admin.pool_face import PoolFace
 from picker.admin.server import AdminServer
 from picker.admin.sources import ConfigView, HealthView
 from picker.datalayer.datastore import Datastore
@@ -252,7 +253,9 @@ async def test_what_goes_wrong_is_a_500_in_json_counted_and_a_line_in_the_log(
 
 async def test_a_server_without_a_source_answers_with_nothing() -> None:
     """Flow control is off, no request is known, and nothing is said of the configuration."""
-    server = AdminServer(PickerMetrics(), Datastore(), InflightLoad(), lambda: False)
+    server = AdminServer.of_one(
+        PoolFace(PickerMetrics(), Datastore(), InflightLoad()), lambda: False
+    )
     scene = Scene()
     scene.server = server
     async with serving(scene), aiohttp.ClientSession() as http:

@@ -151,7 +151,7 @@ async def test_the_pool_changes_under_requests(tmp_path: Path) -> None:
         scene.api.write(objective(poolRef={"name": "pool"}, priority=7))
 
         async def is_known() -> bool:
-            return scene.picker.picker._pool.rules.priority("c") == 7
+            return scene.picker.pool.known.rules.priority("c") == 7
 
         await until(is_known)
 

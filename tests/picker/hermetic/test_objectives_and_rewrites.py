@@ -157,7 +157,7 @@ async def test_models_of_rewrites_are_told_however_many_clients_invent(tmp_path:
     rewrites = [rewrite("r", rule("ours", v2=None))]
     async with whole_picker(tmp_path, pods(page()), rewrites=rewrites) as picker:
         for number in range(MAX_NAMES):
-            picker.picker._metrics.model_label(f"invented-{number}")
+            picker.pool.metrics.model_label(f"invented-{number}")
         await picker.ask(completion("theirs"))
         await picker.ask(completion("ours"))
         assert await picker.requests(model_name="other", target_model_name="other") == 1

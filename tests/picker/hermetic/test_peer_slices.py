@@ -17,7 +17,7 @@ from whole_picker import FOUR_SCORERS, until, whole_picker
 from picker.errors import ConfigError
 from picker.metrics import PickerMetrics
 from picker.peers.discovery import PeerName
-from picker.peers.server import PeerPort, PeerServer
+from picker.peers.server import Hearing, PeerPort, PeerServer
 from picker.running.kubernetes_flags import KubernetesFlags
 from picker.running.peer_flags import PeerFlags
 
@@ -40,7 +40,7 @@ def peers_slice(*addresses: str) -> dict[str, Any]:
 async def test_replicas_are_found_and_given_up_as_slices_say(tmp_path: Path) -> None:
     """A replica that the Service names is told; one that it names no more is not."""
     other, series, now = node(Random(1)), PickerMetrics().peers, 0.0
-    server = PeerServer(other.exchange, series, lambda: now, lambda: True)
+    server = PeerServer({"pool": Hearing(other.exchange, series, lambda: True)}, lambda: now)
     port = await server.start(PeerPort(f"{LOOPBACK}:0"))
 
     def heard() -> float:

@@ -16,7 +16,7 @@ from picker.metrics import PickerMetrics
 from picker.peers.client import PeerAddress
 from picker.peers.inbox import InboxLimits
 from picker.peers.mesh import Mesh
-from picker.peers.server import PeerPort, PeerServer
+from picker.peers.server import Hearing, PeerPort, PeerServer
 from picker.peers.wire import TELL_METHOD
 
 
@@ -34,7 +34,7 @@ class Clock:
 async def listening(one: Node, clock: Clock) -> AsyncIterator[int]:
     """Its port."""
     series = PickerMetrics().peers
-    server = PeerServer(one.exchange, series, clock, lambda: clock.is_ready)
+    server = PeerServer({"pool": Hearing(one.exchange, series, lambda: clock.is_ready)}, clock)
     try:
         yield await server.start(PeerPort(f"{LOOPBACK}:0"))
     finally:

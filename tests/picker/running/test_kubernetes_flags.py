@@ -98,7 +98,11 @@ def test_options_go_by_the_name_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> 
         ((*SELECTED, "--endpoint-target-ports", "1,2,3,4,5,6,7,8"), POD, "9 ports; 8 at most"),
         (SELECTED, {}, "needs the variable POD_NAME"),
         (SELECTED, {"POD_NAME": "bare"}, "no Pod of a Deployment"),
-        (("--kubeconfig", "k"), {}, "--kubeconfig needs --pool-name or --endpoint-selector"),
+        (
+            ("--kubeconfig", "k"),
+            {},
+            "--kubeconfig needs --pool-name, --pool or --endpoint-selector",
+        ),
         (("--kube-context", "c"), {}, "--kube-context needs"),
         (("--endpoints-file", "e", *SELECTED), POD, "take --endpoint-selector away"),
         (("--endpoints-file", "e", "--kubeconfig", "k"), {}, "take --kubeconfig away"),
