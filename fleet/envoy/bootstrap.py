@@ -19,7 +19,7 @@ from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from fleet.envoy.clusters import PICKER, POOL, assignment, picker_cluster, pool_cluster
+from fleet.envoy.clusters import PICKER, POOL, assignment, picker_cluster, pool_clusters
 from fleet.envoy.discovery import discovery_cluster
 from fleet.envoy.listener import listener
 from fleet.envoy.proto import address, packed, seconds
@@ -43,7 +43,7 @@ def build(config: BootstrapConfig) -> bootstrap_pb2.Bootstrap:
 
 
 def _clusters(config: BootstrapConfig) -> list[cluster_pb2.Cluster]:
-    clusters = [pool_cluster(config), picker_cluster(config)]
+    clusters = [*pool_clusters(config), picker_cluster(config)]
     if config.discovery is not None and config.mechanism is Mechanism.OVERRIDE_HOST:
         clusters.append(discovery_cluster(config.discovery))
     return clusters

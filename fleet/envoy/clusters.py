@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from envoy.config.cluster.v3 import circuit_breaker_pb2, cluster_pb2, outlier_detection_pb2
 from envoy.config.core.v3 import health_check_pb2, protocol_pb2
@@ -57,10 +58,22 @@ def assignment(
     return endpoint_pb2.ClusterLoadAssignment(cluster_name=cluster, endpoints=[locality])
 
 
-def pool_cluster(config: BootstrapConfig) -> cluster_pb2.Cluster:
-    """The workers, reached by the mechanism `config` names."""
+def pool_clusters(config: BootstrapConfig) -> list[cluster_pb2.Cluster]:
+    """The workers of each pool, reached by the mechanism `config` names."""
+    if not config.pools:
+        return [_pool_cluster(config, POOL)]
+    return [_pool_cluster(_of_pool(config, name), name) for name in config.pools]
+
+
+def _of_pool(config: BootstrapConfig, name: str) -> BootstrapConfig:
+    if config.discovery is None:
+        return config
+    return replace(config, discovery=replace(config.discovery, pool_name=name))
+
+
+def _pool_cluster(config: BootstrapConfig, name: str) -> cluster_pb2.Cluster:
     cluster = cluster_pb2.Cluster(
-        name=POOL,
+        name=name,
         connect_timeout=seconds(1.0),
         per_connection_buffer_limit_bytes=uint32(1024 * 1024),
         circuit_breakers=_circuit_breakers(config.limits),

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from envoy.config.accesslog.v3 import accesslog_pb2
 from envoy.config.common.mutation_rules.v3 import mutation_rules_pb2
-from envoy.config.core.v3 import grpc_service_pb2, protocol_pb2, substitution_format_string_pb2
+from envoy.config.core.v3 import (
+    base_pb2,
+    grpc_service_pb2,
+    protocol_pb2,
+    substitution_format_string_pb2,
+)
 from envoy.config.listener.v3 import listener_components_pb2, listener_pb2
 from envoy.config.route.v3 import route_components_pb2, route_pb2
 from envoy.extensions.access_loggers.file.v3 import file_pb2
@@ -20,6 +27,7 @@ from fleet.envoy.proto import address, boolean, extension, packed, seconds, uint
 from fleet.envoy.settings import (
     CONTROL_PREFIXES,
     DESTINATION_NAMESPACE,
+    POOL_METADATA,
     ROUTING_HEADERS,
     ROUTING_PREFIXES,
     BootstrapConfig,
@@ -33,6 +41,7 @@ _ACCESS_LOG_LINE = (
     "%RESPONSE_CODE_DETAILS% %UPSTREAM_HOST% attempts=%UPSTREAM_REQUEST_ATTEMPT_COUNT% "
     "%DURATION%ms %REQ(X-REQUEST-ID)%"
 )
+_EXT_PROC = "envoy.filters.http.ext_proc"
 _ENDPOINT_NAME = " endpoint=%UPSTREAM_METADATA(pointsman:name)%"  # as the picker has told it
 
 
@@ -117,21 +126,58 @@ def _strip(trust_control_headers: bool) -> list[mutation_rules_pb2.HeaderMutatio
 
 
 def _routes(config: BootstrapConfig) -> route_pb2.RouteConfiguration:
+    if config.pools:
+        routes = [*(_pool_route(config, name) for name in config.pools), _nowhere(config.pools)]
+    else:
+        routes = [_route(config, POOL, "/")]
+    host = route_components_pb2.VirtualHost(name="pool", domains=["*"], routes=routes)
+    return route_pb2.RouteConfiguration(name="ingress", virtual_hosts=[host])
+
+
+def _pool_route(config: BootstrapConfig, name: str) -> route_components_pb2.Route:
+    """To one of several pools; the picker is told which. It sees the path before the rewrite."""
+    named = base_pb2.HeaderValue(key=POOL_METADATA, value=name)
+    overrides = ext_proc_pb2.ExtProcOverrides(grpc_initial_metadata=[named])
+    route = _route(config, name, f"/{name}/")
+    route.route.prefix_rewrite = "/"
+    _set_ext_proc(route, ext_proc_pb2.ExtProcPerRoute(overrides=overrides))
+    return route
+
+
+def _nowhere(pools: Sequence[str]) -> route_components_pb2.Route:
+    """For requests of no pool, about which the picker has nothing to say."""
+    known = ", ".join(f"/{name}/" for name in pools)
+    route = route_components_pb2.Route(
+        name="nowhere",
+        match=route_components_pb2.RouteMatch(prefix="/"),
+        direct_response=route_components_pb2.DirectResponseAction(
+            status=404, body={"inline_string": f"no pool is here; they are below {known}\n"}
+        ),
+    )
+    _set_ext_proc(route, ext_proc_pb2.ExtProcPerRoute(disabled=True))
+    return route
+
+
+def _set_ext_proc(
+    route: route_components_pb2.Route, settings: ext_proc_pb2.ExtProcPerRoute
+) -> None:
+    route.typed_per_filter_config[_EXT_PROC].CopyFrom(packed(settings))
+
+
+def _route(config: BootstrapConfig, cluster: str, prefix: str) -> route_components_pb2.Route:
     action = route_components_pb2.RouteAction(
-        cluster=POOL,
+        cluster=cluster,
         # An answer may stream for as long as tokens come; only silence ends it.
         timeout=seconds(0),
         idle_timeout=seconds(config.limits.stream_idle_timeout_seconds),
         retry_policy=_retry_policy(config),
     )
-    route = route_components_pb2.Route(
-        name="pool",
-        match=route_components_pb2.RouteMatch(prefix="/"),
+    return route_components_pb2.Route(
+        name=cluster,
+        match=route_components_pb2.RouteMatch(prefix=prefix),
         route=action,
         request_body_buffer_limit={"value": config.limits.request_buffer_bytes},
     )
-    host = route_components_pb2.VirtualHost(name="pool", domains=["*"], routes=[route])
-    return route_pb2.RouteConfiguration(name="ingress", virtual_hosts=[host])
 
 
 def _retry_policy(config: BootstrapConfig) -> route_components_pb2.RetryPolicy:
@@ -198,9 +244,7 @@ def _ext_proc(config: BootstrapConfig) -> http_connection_manager_pb2.Any:
             ),
         ),
     )
-    return http_connection_manager_pb2.HttpFilter(
-        name="envoy.filters.http.ext_proc", typed_config=packed(processor)
-    )
+    return http_connection_manager_pb2.HttpFilter(name=_EXT_PROC, typed_config=packed(processor))
 
 
 def _router() -> http_connection_manager_pb2.Any:

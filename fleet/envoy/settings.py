@@ -7,6 +7,8 @@ from enum import Enum
 
 DESTINATION_KEY = "x-gateway-destination-endpoint"
 DESTINATION_NAMESPACE = "envoy.lb"
+# What a call to a picker of several pools names the pool with.
+POOL_METADATA = "x-pointsman-pool"
 
 # Every header that tells a picker or a worker where to send or take something. A client that could
 # set one would choose the endpoint itself, or make a worker call an address of its choosing.
@@ -92,7 +94,10 @@ class BootstrapConfig:
     `DiscoveryResponse` (see `bootstrap.endpoints_document`) which Envoy re-reads when it is
     replaced by a rename; `endpoints` is then ignored. With `discovery` Envoy asks a picker for the
     endpoints, and both are ignored. Nothing of this matters to `ORIGINAL_DST`, which goes wherever
-    the picker says. `pickers_file`, when set, names such a file for the picker (see
+    the picker says. `pools`, when set, are the names of several pools that the picker serves (its
+    `--pool`): requests below `/NAME/` are for that one, with the rest as their path, and others are
+    answered with 404. Their endpoints come by `discovery`, under the same names, or do not matter.
+    `pickers_file`, when set, names such a file for the picker (see
     `bootstrap.pickers_document`); `picker` and `picker_health` are then ignored. `picker_health` is
     where the picker answers gRPC health checks; None: at the address of the picker itself.
     `trust_control_headers` lets clients set objective, fairness and latency-target headers; headers
@@ -111,6 +116,7 @@ class BootstrapConfig:
     endpoints: tuple[SocketAddress, ...] = ()
     endpoints_file: str | None = None
     discovery: EndpointDiscovery | None = None
+    pools: tuple[str, ...] = ()
     mechanism: Mechanism = Mechanism.OVERRIDE_HOST
     picker_health: SocketAddress | None = None
     pickers_file: str | None = None
@@ -122,6 +128,12 @@ class BootstrapConfig:
     num_retries: int = 3
     access_log_path: str | None = None
     limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for several pools whose endpoints nobody tells apart."""
+        is_told = self.discovery is not None or self.mechanism is Mechanism.ORIGINAL_DST
+        if self.pools and not is_told:
+            raise ValueError("several pools need endpoint discovery, or original-dst")
 
     @property
     def effective_message_timeout_seconds(self) -> float:

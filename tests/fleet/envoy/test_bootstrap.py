@@ -68,6 +68,8 @@ def test_the_script_writes_into_the_folder_it_is_given(tmp_path: Path) -> None:
         {"limits": Limits(request_buffer_bytes=64 << 20, max_heap_bytes=1 << 34)},
         {"discovery": EndpointDiscovery(LOCAL)},
         {"discovery": EndpointDiscovery(LOCAL, "llama", is_delta=True)},
+        {"discovery": EndpointDiscovery(LOCAL), "pools": ("llama", "research/qwen")},
+        {"mechanism": Mechanism.ORIGINAL_DST, "pools": ("llama", "qwen")},
     ],
     ids=lambda changes: "+".join(changes) or "default",
 )
@@ -186,3 +188,28 @@ def test_original_dst_needs_nobody_to_tell_of_endpoints() -> None:
     changes = {"mechanism": Mechanism.ORIGINAL_DST, "discovery": asking}
     document = json.loads(to_json(build(config(**changes))))
     assert [one["name"] for one in document["static_resources"]["clusters"]] == ["pool", "picker"]
+
+
+def test_every_pool_of_one_picker_has_a_route_and_endpoints_of_its_own() -> None:
+    """Each route names its pool to the picker and to Envoy; what is of none never asks."""
+    asking = EndpointDiscovery(LOCAL)
+    document = json.loads(to_json(build(config(discovery=asking, pools=("llama", "qwen")))))
+    chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
+    manager = chain["filters"][0]["typed_config"]
+    *pools, nowhere = manager["route_config"]["virtual_hosts"][0]["routes"]
+    clusters = {one["name"]: one for one in document["static_resources"]["clusters"]}
+    for name, route in zip(("llama", "qwen"), pools, strict=True):
+        settings = route["typed_per_filter_config"]["envoy.filters.http.ext_proc"]
+        metadata = settings["overrides"]["grpc_initial_metadata"]
+        assert metadata == [{"key": "x-pointsman-pool", "value": name}]
+        assert (route["match"]["prefix"], route["route"]["cluster"]) == (f"/{name}/", name)
+        assert clusters[name]["eds_cluster_config"]["service_name"] == name
+    assert nowhere["direct_response"]["status"] == 404
+    settings = nowhere["typed_per_filter_config"]["envoy.filters.http.ext_proc"]
+    assert settings["disabled"] is True
+
+
+def test_several_pools_need_somebody_who_tells_their_endpoints_apart() -> None:
+    """Static endpoints would be those of every pool."""
+    with pytest.raises(ValueError, match="endpoint discovery"):
+        config(pools=("llama", "qwen"))
