@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fleet.broken_pipe import status_of
 from fleet.errors import FleetError
 
 if TYPE_CHECKING:
@@ -21,9 +22,13 @@ _PASSED_ON = ("worker", "picker", "train-draft", "config", "replay", "restart", 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit status. What the user can act on is one line on stderr
-    and status 1.
+    and status 1; output that is not read to its end is status 141.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    return status_of(lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
     try:
         # These have their own flags, in the spelling of the systems they stand in for.
         if arguments and arguments[0] in _PASSED_ON:

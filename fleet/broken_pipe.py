@@ -1,0 +1,61 @@
+"""What becomes of a command whose output is not read to its end (`pointsman doctor | head`)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+
+STATUS = 128 + signal.SIGPIPE  # as a shell tells of programs that a broken pipe ends
+
+
+def status_of(command: Callable[[], int]) -> int:
+    """Run a command, its output written to the end; `STATUS`, without a word, if its reader went
+    away meanwhile. Any other broken pipe is raised.
+    """
+    before = _output()
+    try:
+        try:
+            return command()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except (BrokenPipeError, SystemExit) as error:
+        if before is None or not (_was_replaced(before) or _has_no_reader(error)):
+            raise
+    _discard()
+    return STATUS
+
+
+def _output() -> os.stat_result | None:
+    """What standard output is; None where it is no file."""
+    with contextlib.suppress(OSError, AttributeError, io.UnsupportedOperation, ValueError):
+        return os.fstat(sys.stdout.fileno())
+    return None
+
+
+def _was_replaced(before: os.stat_result) -> bool:
+    """The library that draws tables puts the null device in the place of a pipe that broke, and
+    ends the program.
+    """
+    now = _output()
+    return now is not None and not os.path.samestat(before, now)
+
+
+def _has_no_reader(error: BaseException) -> bool:
+    if not isinstance(error, BrokenPipeError):
+        return False
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _discard() -> None:
+    """Have what is still to be written go nowhere: the interpreter writes it when it ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
