@@ -4,10 +4,12 @@
 
 A child process plays the API server: a list of Pods of 12 KB each (with managed fields), in pages
 for who asks for pages, then a watch on which random Pods flap between ready and unready at the
-rate. Each client is a process of its own: the picker's reflector with its reader of Pods; aiohttp,
-`json.loads` and a dict; the `kubernetes` package's `Watch` with its models. CPU seconds of that
-process are counted, not time, so other programs change little. Fixed seed. Prints a table and
-writes benchmarks/results/reflector.json.
+rate. Each client is a process of its own: the picker's reflector with its reader of Pods; the whole
+of the picker's discovery, down to the endpoints that decisions look at; aiohttp, `json.loads` and a
+dict; the `kubernetes` package's `Watch` with its models. CPU seconds of that process are counted,
+not time, so other programs change little. `pause` is the longest pause of its event loop during the
+list, `lag` what a timer of 1 ms is late while the events come (99th percentile, longest): requests
+would wait as long. Fixed seed. Prints a table and writes benchmarks/results/reflector.json.
 """
 
 from __future__ import annotations
@@ -34,13 +36,19 @@ import aiohttp
 import kubernetes
 import uvloop
 
-from picker.k8s.api import PODS, Selection
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.request_rules import RequestRules
+from picker.k8s.api import PODS, POOLS, Selection
 from picker.k8s.client import KubernetesClient
 from picker.k8s.credentials import Credentials
+from picker.k8s.discovery import KubernetesDiscovery, SelectedPods, Target
+from picker.k8s.object_reader import PoolName
 from picker.k8s.pods import read_pod
 from picker.k8s.reflector import Reflector, Subject
+from picker.k8s.selectors import parse_selector
 from picker.k8s.tls import Access
 from picker.k8s_series import KubernetesSeries
+from picker.metrics import PickerMetrics
 
 SEED = 11
 HOST = "127.0.0.1"
@@ -67,13 +75,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one client took; `longest_pause` is of its event loop during the list."""
+    """What one client took; `longest_pause` is of its event loop during the list, `event_lag` the
+    99th percentile and the longest while the events came.
+    """
 
     client: str
     sync_seconds: float
     sync_cpu_seconds: float
     longest_pause_ms: float | None
     event_cpu_ms: float
+    event_lag_ms: tuple[float, float] | None
     changes: int | None
     memory_mib: float
 
@@ -203,27 +214,32 @@ class Meter:
     def __init__(self) -> None:
         self._began, self._cpu_at = time.monotonic(), time.process_time()
         self._synced: tuple[float, float] | None = None
-        self._pause = 0.0
+        self._pauses: list[float] = []
+        self._longest_at_first: float | None = None
 
     async def watch_pauses(self) -> None:
         """Until cancelled."""
         while True:
             before = time.monotonic()
             await asyncio.sleep(0.001)
-            self._pause = max(self._pause, time.monotonic() - before - 0.001)
+            self._pauses.append(time.monotonic() - before - 0.001)
 
     def synced(self) -> None:
         """The list is known; what follows is of events."""
         self._synced = time.monotonic() - self._began, time.process_time() - self._cpu_at
+        self._longest_at_first = max(self._pauses, default=None)
+        self._pauses.clear()
         self._cpu_at = time.process_time()
 
-    def result(self, client: str, load: Load, changes: int | None, *, paused: bool) -> Result:
+    def result(self, client: str, load: Load, changes: int | None) -> Result:
         """All events have come."""
         assert self._synced is not None
         event = (time.process_time() - self._cpu_at) / load.events
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        pause = self._pause * 1e3 if paused else None
-        return Result(client, *self._synced, pause, event * 1e3, changes, memory)
+        first, lags = self._longest_at_first, sorted(self._pauses)
+        pause = None if first is None else first * 1e3
+        lag = (lags[int(len(lags) * 0.99)] * 1e3, lags[-1] * 1e3) if lags else None
+        return Result(client, *self._synced, pause, event * 1e3, lag, changes, memory)
 
 
 class Fixed:
@@ -254,20 +270,52 @@ async def follow_reflector(url: str, load: Load) -> Result:
         pauses = asyncio.create_task(meter.watch_pauses())
         await synced.wait()
         assert len(reflector.view) == load.pods
-        pauses.cancel()
         meter.synced()
-        counter = series.events_total.labels("pods", "default", "MODIFIED")
-        for _ in range(load.seconds * 80):
-            await asyncio.sleep(0.05)
-            if counter._number() >= load.events:
-                break
-        else:
-            raise RuntimeError(f"only {counter._number():.0f} events came: {reflector.problem()}")
+        await all_events(series, load)
         changes = int(series.changes_total.labels("pods", "default")._number()) - 1
-        result = meter.result("reflector", load, changes, paused=True)
+        result = meter.result("reflector", load, changes)
+        pauses.cancel()
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running
+    return result
+
+
+async def all_events(series: KubernetesSeries, load: Load) -> None:
+    """Return once they were heard."""
+    counter = series.events_total.labels("pods", "default", "MODIFIED")
+    for _ in range(load.seconds * 80):
+        await asyncio.sleep(0.05)
+        if counter._number() >= load.events:
+            return
+    raise RuntimeError(f"only {counter._number():.0f} events came")
+
+
+async def follow_discovery(url: str, load: Load) -> Result:
+    """All that the picker does to know its endpoints."""
+    meter, metrics, datastore = Meter(), PickerMetrics(), Datastore()
+    credentials = Credentials(Fixed(url), time.monotonic)
+    selected = SelectedPods(parse_selector("app=vllm"), (8000,))
+    discovery = KubernetesDiscovery(
+        Target(PoolName("pool", "default", POOLS.group), selected),
+        lambda: KubernetesClient(credentials, rng=Random(1)),
+        datastore,
+        RequestRules(),
+        metrics,
+    )
+    running = asyncio.create_task(discovery.run())
+    pauses = asyncio.create_task(meter.watch_pauses())
+    synced = asyncio.Event()
+    datastore.watch(lambda: synced.set() if datastore.synced else None)
+    await synced.wait()
+    assert len(datastore.snapshot().candidates) == load.pods
+    meter.synced()
+    await all_events(metrics.kubernetes, load)
+    result = meter.result("discovery", load, None)
+    pauses.cancel()
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
     return result
 
 
@@ -283,7 +331,6 @@ async def follow_json(url: str, load: Load) -> Result:
         assert len(pods) == load.pods
         del listing
         await asyncio.sleep(0.01)
-        pauses.cancel()
         meter.synced()
         seen = 0
         async with session.get(path, params={"watch": "1"}) as reply:
@@ -292,7 +339,8 @@ async def follow_json(url: str, load: Load) -> Result:
                 pods[event["object"]["metadata"]["name"]] = event["object"]
                 seen += 1
                 if seen == load.events:
-                    return meter.result("aiohttp + json + dict", load, None, paused=True)
+                    pauses.cancel()
+                    return meter.result("aiohttp + json + dict", load, None)
     raise RuntimeError("the watch ended")
 
 
@@ -314,12 +362,13 @@ def follow_models(url: str, load: Load) -> Result:
         if seen == load.events:
             watch.stop()
             break
-    return meter.result("kubernetes Watch, models", load, None, paused=False)
+    return meter.result("kubernetes Watch, models", load, None)
 
 
 AsyncClient = Callable[[str, Load], Awaitable[Result]]
 CLIENTS: tuple[AsyncClient | Callable[[str, Load], Result], ...] = (
     follow_reflector,
+    follow_discovery,
     follow_json,
     follow_models,
 )
@@ -358,16 +407,22 @@ def measured(index: int, load: Load) -> Result:
 
 def show(results: list[Result]) -> None:
     """The table."""
-    print(f"{'client':26}{'sync s':>8}{'CPU s':>8}{'pause ms':>10}{'event ms':>10}{'MiB':>7}")
+    print(
+        f"{'client':26}{'sync s':>8}{'CPU s':>8}{'pause ms':>10}{'event ms':>10}{'lag ms':>12}"
+        f"{'MiB':>7}"
+    )
     for one in results:
         pause = "" if one.longest_pause_ms is None else f"{one.longest_pause_ms:.0f}"
+        lag = "" if one.event_lag_ms is None else "{:.1f}, {:.0f}".format(*one.event_lag_ms)
         print(
             f"{one.client:26}{one.sync_seconds:8.2f}{one.sync_cpu_seconds:8.2f}{pause:>10}"
-            f"{one.event_cpu_ms:10.3f}{one.memory_mib:7.0f}"
+            f"{one.event_cpu_ms:10.3f}{lag:>12}{one.memory_mib:7.0f}"
         )
     own = results[0]
-    for one in results[1:]:
-        print(f"an event: {one.event_cpu_ms / own.event_cpu_ms:.1f} times in {one.client}")
+    for one in results[2:]:
+        print(
+            f"an event, of the reflector's: {one.event_cpu_ms / own.event_cpu_ms:.1f} times in {one.client}"
+        )
     print(f"calls of listeners for the events: {own.changes}")
 
 
