@@ -420,9 +420,8 @@ def show(results: list[Result]) -> None:
         )
     own = results[0]
     for one in results[2:]:
-        print(
-            f"an event, of the reflector's: {one.event_cpu_ms / own.event_cpu_ms:.1f} times in {one.client}"
-        )
+        ratio = one.event_cpu_ms / own.event_cpu_ms
+        print(f"an event, of the reflector's: {ratio:.1f} times in {one.client}")
     print(f"calls of listeners for the events: {own.changes}")
 
 
