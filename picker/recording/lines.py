@@ -27,7 +27,8 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="line"):
 class Header(Line, frozen=True, tag="header"):
     """The beginning of a run: what a picker needs to know to decide again as this one did.
 
-    `config` is the text of its configuration, `hash_seed` the seed of its prompt hashes.
+    `config` is the text of its configuration, `hash_seed` the seed of its prompt hashes. `again`
+    when it is told anew because lines before it, maybe the header itself, were lost.
     """
 
     format_version: int
@@ -41,6 +42,7 @@ class Header(Line, frozen=True, tag="header"):
     started_at_unix: float
     allow_experimental_plugins: bool = False
     strict_data_scope: bool = False
+    again: bool = False
 
 
 class Config(Line, frozen=True, tag="config"):

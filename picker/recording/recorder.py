@@ -111,6 +111,7 @@ class Recorder:
         self._numbers = count(1)
         self._deltas = CandidateDeltas()
         self._pending: Decision | None = None
+        self._header: Header | None = None  # as it is told after a loss
         self._config = Config(0, 0.0, "", "")
 
     # What is recorded
@@ -122,6 +123,7 @@ class Recorder:
         )
         self._headers.know_names(profiles)
         self._config = Config(0, header.started_at, header.config_name, header.config)
+        self._header = changed(header, again=True)
         self._write(header)
 
     def configured(self, config: ConfigText) -> None:
@@ -276,8 +278,9 @@ class Recorder:
         lost = self._sink.begin_anew()
         self._deltas = CandidateDeltas()
         now = self._clock()
-        self._sink.write(encoded(Lost(lost)), now)
-        self._sink.write(encoded(self._config), now)
+        told = (self._header, Lost(lost), self._config)  # the first of all may be what was lost
+        for line in filter(None, told):
+            self._sink.write(encoded(line), now)
 
 
 class _Failures:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from msgspec.structs import replace as changed
+
 from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.instances import Instance
@@ -193,6 +195,8 @@ class Replay:
     # Configurations
 
     def _begin(self, header: Header) -> None:
+        if header.again and self._run is not None and _is_alike(self._run.header, header):
+            return  # the run goes on
         self.runs += 1
         self._run = run = _Run(header)
         if not header.has_prompts:
@@ -360,6 +364,11 @@ def _built(
     )
     loaded = load_config(content, name)
     return build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options)
+
+
+def _is_alike(one: Header, other: Header) -> bool:
+    """Whether they begin the same run, told again or not."""
+    return changed(one, again=other.again) == other
 
 
 def _refused_or_not(tell: Callable[[], object]) -> None:

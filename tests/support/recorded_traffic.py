@@ -315,6 +315,7 @@ class Replayed:
 
     decisions: list[Redecided]
     notes: Mapping[str, int]
+    runs: int
 
     @property
     def different(self) -> list[Redecided]:
@@ -326,4 +327,5 @@ def replayed(path: Path, other: str | None = None) -> Replayed:
     """The recording decided again, with the configuration `other` where it is given."""
     config = None if other is None else OtherConfig(other.encode(), "other.yaml", True)
     replay = Replay(str(path), config)
-    return Replayed(list(replay.decisions(read_recording(path))), replay.notes)
+    decisions = list(replay.decisions(read_recording(path)))
+    return Replayed(decisions, replay.notes, replay.runs)

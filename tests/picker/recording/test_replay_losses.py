@@ -24,6 +24,35 @@ def test_lost_lines_are_told(tmp_path: Path) -> None:
     assert any("lines were lost while recording" in note for note in found.notes)
     assert len(found.decisions) > 80
     assert found.different == []
+    assert found.runs == 1  # the header that was told again begins no other
+
+
+def test_a_recording_whose_beginning_was_lost_can_be_read(tmp_path: Path) -> None:
+    """The disk was full when the picker started: what it tells anew begins with the header."""
+    traffic = Traffic([BUILT_IN, OTHER], seed=2)
+    traffic.sink.lose("the disk was full", 0.0)
+    traffic.sink.lines.clear()
+    traffic.reload(OTHER)
+    asyncio.run(traffic.run(50))
+    found = replayed(traffic.sink.write_to(tmp_path / "r"))
+    assert any("lines were lost while recording" in note for note in found.notes)
+    assert len(found.decisions) > 40
+    assert found.runs == 1
+
+
+def test_the_lost_beginning_of_another_run_does_not_go_on_with_the_one_before(
+    tmp_path: Path,
+) -> None:
+    """Its header is told anew, and says that it is another."""
+    first, other = Traffic([BUILT_IN], seed=2), Traffic([OTHER], seed=3)
+    content = record(first, 50, tmp_path / "r").read_bytes()
+    other.sink.lose("the disk was full", 0.0)
+    other.sink.lines.clear()
+    path = record(other, 50, tmp_path / "r")
+    path.write_bytes(content + path.read_bytes())
+    found = replayed(path)
+    assert found.runs == 2
+    assert found.different == []
 
 
 def test_a_decision_of_a_configuration_that_was_lost_is_told(tmp_path: Path) -> None:
