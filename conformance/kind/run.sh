@@ -6,7 +6,7 @@
 #
 # --keep leaves the cluster running, and a later run uses it again; --delete only removes it;
 # --only runs one test by its short name. Every step can be repeated. The report goes to
-# conformance/reports/. Versions are variables below, and can be set from outside.
+# conformance/reports/. Versions, and whose report it is, are variables below, and can be set from outside.
 set -euo pipefail
 
 CLUSTER=${CLUSTER:-pointsman-conformance}
@@ -19,6 +19,10 @@ METALLB_VERSION=${METALLB_VERSION:-v0.14.9}
 IMAGE=${IMAGE:-pointsman-picker:conformance}
 TIMEOUT=${TIMEOUT:-60m}
 PYTHON=${PYTHON:-python3}
+# What the report says of whoever made it; its address is left empty unless it is set.
+ORGANIZATION=${ORGANIZATION:-pointsman}
+PROJECT_URL=${PROJECT_URL:-}
+CONTACT=${CONTACT:-pointsman}
 WORK=${WORK:-${XDG_CACHE_HOME:-$HOME/.cache}/pointsman/conformance}
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -205,8 +209,8 @@ run_suite() {
   mkdir -p "$(dirname "$REPORT")"
   set -- -test.run TestConformance -test.timeout "$TIMEOUT" -test.v \
     -gateway-class istio -report-output "$REPORT" \
-    -organization pointsman -project pointsman -url https://example.com/pointsman \
-    -version "$(git -C "$ROOT" describe --always --dirty)" -contact pointsman
+    -organization "$ORGANIZATION" -project pointsman -url "$PROJECT_URL" \
+    -version "$(git -C "$ROOT" describe --always --dirty)" -contact "$CONTACT"
   if [ -n "$only" ]; then
     set -- "$@" -run-test "$only"
   fi
