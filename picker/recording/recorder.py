@@ -278,9 +278,10 @@ class Recorder:
         lost = self._sink.begin_anew()
         self._deltas = CandidateDeltas()
         now = self._clock()
-        told = (self._header, Lost(lost), self._config)  # the first of all may be what was lost
-        for line in filter(None, told):
-            self._sink.write(encoded(line), now)
+        if self._header is not None:  # it may be what was lost
+            self._sink.write(encoded(self._header), now)
+        self._sink.write(encoded(Lost(lost)), now)
+        self._sink.write(encoded(self._config), now)
 
 
 class _Failures:
