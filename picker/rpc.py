@@ -5,7 +5,7 @@ Unary calls are streams of one message, on the wire as here.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
@@ -16,7 +16,7 @@ from picker.errors import PickerError
 Read: TypeAlias = Callable[[], Awaitable[bytes | None]]
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 Method: TypeAlias = Callable[[Read, Write], Coroutine[Any, Any, None]]
-# What a call says of itself before its first message, by names in lower case.
+# What a call says of itself before its first message, by names in lower case; see `joined`.
 Metadata: TypeAlias = Mapping[bytes, bytes]
 
 
@@ -28,6 +28,19 @@ class ByMetadata:
 
 
 Served: TypeAlias = Method | ByMetadata
+
+
+def joined(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Names to values; those of a name that comes several times are joined by commas, as in HTTP.
+    None of them may hide another.
+    """
+    found = dict(fields)
+    if len(found) == len(fields):
+        return found
+    found.clear()
+    for name, value in fields:
+        found[name] = value if name not in found else found[name] + b"," + value
+    return found
 
 
 class Status(IntEnum):

@@ -14,7 +14,7 @@ from picker.extproc.options import ServerOptions, TlsMaterial, TlsOptions
 from picker.extproc.pump import StreamFailedError
 from picker.extproc.services import MethodTable
 from picker.extproc.tls import server_context
-from picker.rpc import ByMetadata, Metadata, Method, RpcError, Served
+from picker.rpc import ByMetadata, Metadata, Method, RpcError, Served, joined
 
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -113,10 +113,12 @@ class _Table(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 def _metadata(details: grpc.HandlerCallDetails) -> Metadata:
     """Names and values as bytes; the library gives text, but for names that end with `-bin`."""
-    return {
-        name.encode(): value if isinstance(value, bytes) else value.encode()
-        for name, value in details.invocation_metadata
-    }
+    return joined(
+        [
+            (name.encode(), value if isinstance(value, bytes) else value.encode())
+            for name, value in details.invocation_metadata
+        ]
+    )
 
 
 def _served_by(method: Method) -> Any:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from hpack import Decoder
 
 from picker.extproc.http2 import Fields
+from picker.rpc import joined
 
 MAX_REMEMBERED = 256
 _STATUS_200 = b"\x88"  # the one whole field of the static table that we send
@@ -21,14 +22,14 @@ class HeaderBlocks:
         self._remembered: dict[bytes, Mapping[bytes, bytes]] = {}
 
     def decode(self, block: bytes) -> Mapping[bytes, bytes]:
-        """Names to values, the last of a name; the same object for the same block.
+        """Names to values, `joined`; the same object for the same block.
 
         Raises `hpack.HPACKError` for what is no block, after which nothing can be read any more.
         """
         known = self._remembered.get(block)
         if known is not None:
             return known
-        fields = dict(self._decoder.decode(block, raw=True))
+        fields = joined(list(self._decoder.decode(block, raw=True)))
         if changes_table(block):
             self._remembered.clear()
         elif len(self._remembered) < MAX_REMEMBERED:

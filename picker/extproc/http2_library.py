@@ -29,6 +29,7 @@ from picker.extproc.http2 import (
     Http2Error,
     Http2Listener,
 )
+from picker.rpc import joined
 
 _DEFAULT_WINDOW_BYTES = 65_535
 _RECOUNT_EVERY = 64  # new streams
@@ -97,7 +98,7 @@ class LibraryEngine:
         listener = self._listener
         match event:
             case events.RequestReceived():
-                listener.on_request(_id(event), dict(event.headers))
+                listener.on_request(_id(event), joined(event.headers))
             case events.DataReceived():
                 listener.on_data(_id(event), event.data, event.flow_controlled_length)
             case events.StreamEnded():

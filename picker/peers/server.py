@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 5.0  # for a caller to say who it is
 SILENCE_SECONDS = 30.0  # after which a call is ended: nobody lives there any more
-MAX_CALLS = 256
+MAX_CALLS = 256  # for each pool
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
@@ -108,7 +108,7 @@ class PeerServer:
             await self._server.stop(0)
 
     async def _serve(self, _: object, context: grpc.aio.ServicerContext) -> None:
-        if self._calls >= MAX_CALLS:
+        if self._calls >= MAX_CALLS * len(self._pools):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
         self._calls += 1
         try:

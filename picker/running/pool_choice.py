@@ -1,9 +1,9 @@
 """Which of several pools a request at their common port is for: the proxy says so.
 
 The proxy's call has the gRPC metadata `x-pointsman-pool`, whose value is the name of a pool, alone
-or after its namespace and a slash. Nothing is guessed: a request whose proxy names no pool, or one
-that is not served here, is refused, with the status that the Gateway API has for a route with an
-invalid backend.
+or after its namespace and a slash. Nothing is guessed: a request whose proxy names no pool, one
+that is not served here, or two, is refused, with the status that the Gateway API has for a route
+with an invalid backend.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PoolChoice:
         named = metadata.get(POOL_METADATA)
         if named is None:
             return self._nobody if self._only is None else self._only
-        source = self._pools.get(named.strip())
+        source = self._pools.get(named) or self._pools.get(_alone(named))
         if source is not None:
             return source
         self._warn(named.decode(errors="replace")[:_SHOWN_LENGTH])
@@ -61,6 +61,12 @@ class PoolChoice:
             f"the proxy asks for {asked}; its gRPC initial metadata {POOL_METADATA.decode()} must "
             f"name one of {self._keys}"
         )
+
+
+def _alone(named: bytes) -> bytes:
+    """The only name there, perhaps several times; else all that was said."""
+    names = {name.strip() for name in named.split(b",")}
+    return names.pop() if len(names) == 1 else named
 
 
 class _Refusing:

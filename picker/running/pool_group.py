@@ -15,7 +15,8 @@ from picker.running.served_pool import ServedPool
 
 log = logging.getLogger(__name__)
 
-# For pools of which nothing can be heard, not even that there are none; then the others go on.
+# For pools of which nothing can be heard, not even that there are none, once something is known of
+# another; then the others go on.
 PATIENCE_SECONDS: Final = 10.0
 
 
@@ -30,7 +31,9 @@ class PoolGroup:
     ) -> None:
         self._keys, self._pools = tuple(pools), tuple(pools.values())
         self._metrics, self._clock = metrics, clock
-        self._patient_until = clock() + PATIENCE_SECONDS
+        self._patient_until: float | None = None  # None: nothing is known of any pool yet
+        for pool in self._pools:
+            pool.datastore.watch(self._look)
 
     @property
     def unfinished(self) -> int:
@@ -53,8 +56,9 @@ class PoolGroup:
         """
         if not any(pool.is_known() for pool in self._pools):
             return False
-        are_heard_of = all(pool.is_known() or pool.is_absent() for pool in self._pools)
-        return are_heard_of or self._clock() >= self._patient_until
+        if all(pool.is_known() or pool.is_absent() for pool in self._pools):
+            return True
+        return self._patient_until is not None and self._clock() >= self._patient_until
 
     def load(self) -> None:
         """Find out for the first time which endpoints exist. Raises `ConfigError`."""
@@ -87,10 +91,15 @@ class PoolGroup:
         }
 
         async def page() -> bytes:
-            return merged(self._metrics, metrics)
+            return await merged(self._metrics, metrics)
 
         several = SeveralPools(faces, page, is_ready, self._problem)
-        return AdminServer(several.routes(), several.faces, self._metrics.admin_failures_total)
+        return several.server(self._metrics.admin_failures_total)
+
+    def _look(self) -> None:
+        """A replica that may know nothing until it leads has to wait for the others then."""
+        if self._patient_until is None and any(pool.is_known() for pool in self._pools):
+            self._patient_until = self._clock() + PATIENCE_SECONDS
 
     def _problem(self) -> str | None:
         told = []

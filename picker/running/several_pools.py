@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from picker.errors import ConfigError
+from picker.extproc.options import UNIX_SCHEME
 from picker.running.kubernetes_flags import (
     DEFAULT_NAMESPACE,
     DNS_LABEL,
@@ -59,8 +60,13 @@ def pools_of(arguments: argparse.Namespace, base: KubernetesFlags | None) -> tup
     asked: Sequence[PoolFlags] = arguments.pools
     if not asked:
         return ()
-    namespace = DEFAULT_NAMESPACE if base is None else base.pool_namespace
-    pools = tuple(replace(one, namespace=one.namespace or namespace) for one in asked)
+    namespace = arguments.pool_namespace or DEFAULT_NAMESPACE
+    if base is not None:
+        namespace = base.pool_namespace
+    pools = tuple(
+        replace(one, namespace=one.namespace or namespace, group=one.group or arguments.pool_group)
+        for one in asked
+    )
     if len(pools) > MAX_POOLS:
         raise ConfigError(f"--pool: {len(pools)} pools; {MAX_POOLS} at most for one picker")
     _refuse_twins(pools)
@@ -80,13 +86,10 @@ def split(options: Options) -> tuple[OnePool, ...]:
 def _one_of(options: Options, pool: PoolFlags, is_alone: bool) -> OnePool:
     qualified = f"{pool.namespace}/{pool.name}"
     key = pool.name if is_alone else qualified
-    cluster = None
-    if pool.endpoints_file is None and options.kubernetes is not None:
+    cluster = options.kubernetes
+    if cluster is not None:  # for a pool of a file too, whose replicas may be found there
         cluster = replace(
-            options.kubernetes,
-            pool_name=pool.name,
-            pool_namespace=pool.namespace,
-            pool_group=pool.group,
+            cluster, pool_name=pool.name, pool_namespace=pool.namespace, pool_group=pool.group
         )
     record = options.record
     if record is not None:
@@ -124,8 +127,8 @@ def _pool(text: str) -> PoolFlags:
         raise argparse.ArgumentTypeError(f"'{text}': '{name}' is no name of a pool; write {_FORMS}")
     if namespace and not DNS_LABEL.fullmatch(namespace):
         raise argparse.ArgumentTypeError(f"'{text}': '{namespace}' is no name of a namespace")
-    group = given.get("group", POOL_GROUPS[0])
-    if group not in POOL_GROUPS:
+    group = given.get("group", "")
+    if group and group not in POOL_GROUPS:
         raise argparse.ArgumentTypeError(
             f"'{text}': group '{group}' has no pools; write {' or '.join(POOL_GROUPS)}"
         )
@@ -192,8 +195,15 @@ def _refuse_shared_ports(pools: Iterable[PoolFlags], arguments: argparse.Namespa
     }
     if arguments.xds_port is not None:
         others[arguments.xds_port] = "--xds-port"
+    if arguments.peers or arguments.peer_service or arguments.peer_slices:
+        others[arguments.peer_port] = "--peer-port"
     for one in pools:
         port = one.grpc_port
+        if port is not None and arguments.bind_address.startswith(("/", UNIX_SCHEME)):
+            raise ConfigError(
+                f"--pool {one.name}: there are no ports at --bind-address {arguments.bind_address};"
+                f" take {port} away, and let the proxy name the pool"
+            )
         if not port:
             continue
         if port in others:

@@ -40,9 +40,10 @@ class XdsSide:
         self._feeds: list[EndpointFeed] = []
         if flags is None:
             return
-        cache = Cache()
+        told = tuple(pools)
+        cache = Cache(one.name for one in told)
         self._feeds = [
-            EndpointFeed(one.datastore, cache, one.name, one.metrics.xds) for one in pools
+            EndpointFeed(one.datastore, cache, one.name, one.metrics.xds) for one in told
         ]
         self._options = ServerOptions(
             host=flags.bind_address, port=flags.port, transport=options.grpc_transport

@@ -25,10 +25,14 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class ResourceSet:
-    """All resources at one moment; `number` counts the sets there have been, from 1."""
+    """All resources at one moment; `number` counts the sets there have been, from 1.
+
+    Of those `awaited` nothing is known yet, not even that they are not there.
+    """
 
     resources: Mapping[str, Resource]
     number: int
+    awaited: frozenset[str] = frozenset()
 
 
 def resource_of(name: str, body: bytes) -> Resource:
@@ -45,9 +49,13 @@ def version_of(resources: Iterable[Resource]) -> str:
 
 
 class Cache:
-    """Owns the set that counts now. `current` None: nothing is known yet, so nothing is said."""
+    """Owns the set that counts now. `current` None: nothing is known yet, so nothing is said.
 
-    def __init__(self) -> None:
+    Nor is anything said of one of `awaited` before it was published.
+    """
+
+    def __init__(self, awaited: Iterable[str] = ()) -> None:
+        self._awaited = frozenset(awaited)
         self._current: ResourceSet | None = None
         self._watchers: list[Callable[[], None]] = []
 
@@ -68,7 +76,8 @@ class Cache:
         if before is not None and dict(before.resources) == fresh:
             return False
         number = 1 if before is None else before.number + 1
-        self._current = ResourceSet(MappingProxyType(fresh), number)
+        self._awaited -= fresh.keys()
+        self._current = ResourceSet(MappingProxyType(fresh), number, self._awaited)
         for watcher in tuple(self._watchers):
             watcher()
         return True

@@ -3,10 +3,11 @@ has changed.
 
 Theory of operation. As in `sotw`, `receive` takes requests and `poll` says what to send now.
 `_known` is what the client has, or was told to have: name → version, None for what does not exist.
-A difference between that and the set of the moment, within the subscription, is what is sent,
-and what is `_due` by the rules of the protocol though nothing differs. What came with a response
-that was refused has not arrived; it goes with the next difference, since alone it would be refused
-again. A client that comes back says which versions it has; what is still so is not told again.
+A difference between that and the set of the moment, within the subscription, is what is sent, and
+what is `_due` by the rules of the protocol though nothing differs. What came with a response that
+was refused has not arrived; it goes with the next difference, since alone it would be refused
+again. Of what nothing is known yet nothing is said: the client keeps what it has. A client that
+comes back says which versions it has; what is still so is not told again.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class DeltaSession:
         removed = tuple(sorted(news - existing.keys()))
         self._known.update({one.name: one.version for one in changed})
         self._known.update(dict.fromkeys(removed))
-        self._due.clear()
+        self._due &= current.awaited
         self._told, self._refused = frozenset(news), frozenset()
         return Response(changed, removed, self._flight.launch())
 
@@ -133,4 +134,5 @@ class DeltaSession:
         }
         had = {name for name, version in known.items() if version is not None}
         never_told = self._wanted.names - known.keys()
-        return news | self._due | ((had | never_told) - existing.keys())
+        gone = (had | never_told) - existing.keys()
+        return (news | self._due | gone) - current.awaited

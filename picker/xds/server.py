@@ -114,6 +114,8 @@ class EndpointDiscovery:
         session.receive(asked.request)
         response = session.poll(self._cache.current)
         if response is None:
+            if session.names & self._cache.current.awaited:
+                raise RpcError(Status.UNAVAILABLE, "the endpoints are not known yet")
             served = _listed(self._cache.current.resources)
             text = f"no endpoints of {_listed(session.names)} here, only of {served}"
             raise RpcError(Status.NOT_FOUND, text)
@@ -223,7 +225,7 @@ class _Client(Generic[Q, R]):
         current = self._cache.current
         if current is None:
             return
-        strange = self._session.names - current.resources.keys() - self._strange
+        strange = self._session.names - current.resources.keys() - current.awaited - self._strange
         if strange and self._lines.take():
             self._strange |= strange
             served = _listed(current.resources)

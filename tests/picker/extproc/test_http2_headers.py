@@ -32,11 +32,14 @@ def test_a_memory_of_blocks_never_changes_their_meaning(
             for name, value, secret in fields
         ]
         block = encoder.encode(kinds, huffman=huffman)
-        expected = dict(twin.decode(block, raw=True))
-        assert remembering.decode(block) == expected
+        expected: dict[bytes, list[bytes]] = {}
+        for name, value in twin.decode(block, raw=True):
+            expected.setdefault(bytes(name), []).append(bytes(value))
+        meant = {name: b",".join(values) for name, values in expected.items()}
+        assert remembering.decode(block) == meant
         # Each block is one message; sent once more it would insert again, so it is only looked at.
         if not changes_table(block):
-            assert remembering.decode(block) == expected
+            assert remembering.decode(block) == meant
 
 
 @pytest.mark.parametrize(
