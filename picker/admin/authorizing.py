@@ -9,6 +9,8 @@ from typing import TypeAlias
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from picker.admin.page_names import PageNames
+
 log = logging.getLogger(__name__)
 
 OPEN = frozenset({"/healthz", "/readyz"})  # for probes, which have no tokens
@@ -19,14 +21,16 @@ _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="pointsman"'}
 Authorize: TypeAlias = Callable[[str, str], Awaitable[tuple[int, str] | None]]
 
 
-def authorizing(authorize: Authorize) -> Middleware:
-    """Answer only requests that `authorize` lets through; 401, 403 and 503 say why not."""
+def authorizing(authorize: Authorize, names: PageNames) -> Middleware:
+    """Answer only requests that `authorize` lets through; 401, 403 and 503 say why not. It is asked
+    for what `names` calls the page.
+    """
 
     @web.middleware
     async def check(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        path = _path(request)
+        path = names.of(request)
         if path in OPEN:
             return await handler(request)
         given = request.headers.getall("Authorization", [])
@@ -37,12 +41,6 @@ def authorizing(authorize: Authorize) -> Middleware:
         return await handler(request) if refusal is None else _refused(*refusal)
 
     return check
-
-
-def _path(request: web.Request) -> str:
-    """As its route is written, up to the first part that varies: there are only so many."""
-    resource = request.match_info.route.resource
-    return "/" if resource is None else resource.canonical.split("{")[0]
 
 
 def _refused(status: int, why: str) -> web.Response:

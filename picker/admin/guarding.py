@@ -18,6 +18,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from picker.admin.answers import InvalidQueryError, as_error
+from picker.admin.page_names import PageNames
 from picker.series import Counter
 
 log = logging.getLogger(__name__)
@@ -82,16 +83,17 @@ class HostCheck:
         return is_loopback(name) or name in self._names
 
 
-def guarding(check: HostCheck, failures: Counter) -> Middleware:
+def guarding(check: HostCheck, failures: Counter, names: PageNames) -> Middleware:
     """Refuses what `check` does not allow, and makes JSON of all errors; those that nobody foresaw
-    are counted by their page.
+    are counted by their page. `names` says which pages are for monitoring.
     """
 
     @web.middleware
     async def guard(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if request.path not in MONITORING and not check.allows(request.headers.get("Host")):
+        is_exempt = names.of(request) in MONITORING
+        if not is_exempt and not check.allows(request.headers.get("Host")):
             text = "this port answers requests for localhost only; use http://127.0.0.1 or a tunnel"
             return as_error(403, text)
         try:

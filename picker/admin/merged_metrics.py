@@ -6,52 +6,71 @@ pages of single pools have anyway.
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from picker.metrics import PickerMetrics
 
 LABEL: Final = "inference_pool"
-_HELP, _TYPE = "# HELP ", "# TYPE "
+_OWN: Final = f'{LABEL}="'
+_HEADS: Final = ("# HELP ", "# TYPE ")
+# One label of a sample: in its value quotes and backslashes are escaped, all else is as it is.
+_ONE_LABEL = re.compile(r'([a-zA-Z_:][\w:]*)="(?:[^"\\]|\\.)*"', re.ASCII)
+
+# Of each family the lines of help and type, by which of both they are, and the samples.
+_Families = dict[str, tuple[dict[str, str], list[str]]]
 
 
-def merged(process: PickerMetrics, pools: Mapping[str, PickerMetrics]) -> bytes:
-    """The exposition; `process` counts what no pool does, `pools` are by what they are called."""
-    families: dict[str, tuple[list[str], list[str]]] = {}
+async def merged(process: PickerMetrics, pools: Mapping[str, PickerMetrics]) -> bytes:
+    """The exposition; `process` counts what no pool does, `pools` are by what they are called.
+
+    Requests on this loop get their turn after each pool.
+    """
+    families: _Families = {}
     _add(families, process.render(process.of_process), "")
     for key, metrics in pools.items():
-        own = frozenset(map(id, metrics.of_process))
-        page = metrics.render(one for one in metrics.series if id(one) not in own)
-        _add(families, page, f'{LABEL}="{key}"')
-    lines = [line for head, samples in families.values() for line in (*head, *samples)]
+        await asyncio.sleep(0)
+        _add(families, of_pool(metrics), f'{_OWN}{key}"')
+    await asyncio.sleep(0)
+    lines = [line for head, samples in families.values() for line in (*head.values(), *samples)]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _add(families: dict[str, tuple[list[str], list[str]]], page: bytes, label: str) -> None:
+def of_pool(metrics: PickerMetrics) -> bytes:
+    """What one of several pools counts: all series but those of the process."""
+    others = frozenset(map(id, metrics.of_process))
+    return metrics.render(one for one in metrics.series if id(one) not in others)
+
+
+def _add(families: _Families, page: bytes, label: str) -> None:
     """Put the lines of `page` to their families, with `label` at each sample."""
     for name, line in _lines(page):
-        head, samples = families.setdefault(name, ([], []))
-        if not line.startswith("#"):
+        head, samples = families.setdefault(name, ({}, []))
+        if line.startswith("#"):
+            head.setdefault(line[: len(_HEADS[0])], line)
+        else:
             samples.append(_labelled(line, label))
-        elif line not in head:
-            head.append(line)
 
 
 def _lines(page: bytes) -> Iterator[tuple[str, str]]:
     """Each line, and its family: the last one that a line of help or type has named."""
     family = ""
-    for line in page.decode().splitlines():
-        if line.startswith((_HELP, _TYPE)):
-            family = line[len(_HELP) :].partition(" ")[0]
-        yield family, line
+    # Clients choose names, and only this ends a line: `splitlines` knows a dozen other ways.
+    for line in page.decode().split("\n"):
+        if line.startswith(_HEADS):
+            family = line[len(_HEADS[0]) :].partition(" ")[0]
+        if line:
+            yield family, line
 
 
 def _labelled(line: str, label: str) -> str:
-    """A sample with `label`, unless it has one of that name: quotes in values are escaped."""
-    if not label or f'{LABEL}="' in line:
+    """A sample with `label`, unless it has one of that name."""
+    if not label or (_OWN in line and LABEL in _ONE_LABEL.findall(line)):
         return line
     name, brace, rest = line.partition("{")
-    if brace and " " not in name:
+    if brace:
         return f"{name}{{{label},{rest}" if rest[0] != "}" else f"{name}{{{label}{rest}"
     name, _, value = line.partition(" ")
     return f"{name}{{{label}}} {value}"

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from picker.admin.authorizing import Authorize, authorizing
 from picker.admin.guarding import HostCheck, add_security_headers, guarding
+from picker.admin.page_names import PageNames
 from picker.admin.pool_face import PoolFace
 from picker.series import Counter
 
@@ -27,10 +28,17 @@ class AdminServer:
     """
 
     def __init__(
-        self, routes: Sequence[web.RouteDef], faces: Sequence[PoolFace], failures: Counter
+        self,
+        routes: Sequence[web.RouteDef],
+        faces: Sequence[PoolFace],
+        failures: Counter,
+        names: PageNames | None = None,
     ) -> None:
-        """`routes` are all there is, of the pools that `faces` tell of."""
+        """`routes` are all there is, of the pools that `faces` tell of; `names` is what their pages
+        are called.
+        """
         self._routes, self._faces, self._failures = routes, faces, failures
+        self._names = names or PageNames()
         self._check = HostCheck()
         self._authorize: Authorize | None = None
         self._runner: web.AppRunner | None = None
@@ -49,9 +57,10 @@ class AdminServer:
 
         Without `tls` the port is plain text.
         """
-        application = web.Application(middlewares=[guarding(self._check, self._failures)])
+        guard = guarding(self._check, self._failures, self._names)
+        application = web.Application(middlewares=[guard])
         if self._authorize is not None:
-            application.middlewares.append(authorizing(self._authorize))
+            application.middlewares.append(authorizing(self._authorize, self._names))
         application.add_routes(self._routes)
         application.on_response_prepare.append(add_security_headers)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)

@@ -7,8 +7,7 @@ of the process, and the list of the pools, for programs and for people.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from html import escape
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -16,38 +15,33 @@ from aiohttp import web
 
 from picker.admin.answers import as_error, as_json
 from picker.admin.monitoring_routes import MonitoringRoutes
-from picker.admin.page_routes import PageRoutes
+from picker.admin.page_names import PageNames
+from picker.admin.page_routes import PageRoutes, pools_page
 from picker.admin.pool_face import PoolFace
+from picker.admin.server import AdminServer
+from picker.series import Counter
 
 PREFIX: Final = "/pools/"
+LIST: Final = "/pools"
 _MOVED: Final = ("/endpoints", "/queues", "/decisions", "/decisions/{id}", "/config")
-_PAGE: Final = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Pools · Pointsman</title>
-<link rel="stylesheet" href="page/style.css">
-</head>
-<body>
-<main>
-<h1>Pools of this picker</h1>
-<ul>
-{items}
-</ul>
-</main>
-</body>
-</html>
-"""
+_SHOWN_LENGTH: Final = 200
 
 
 class PoolView(msgspec.Struct, frozen=True):
-    """One pool, for programs: what it is called, where more is told of it, and how it is."""
+    """One pool: what it is called, where more is told of it, and how it is."""
 
     name: str
     path: str
     ready: bool
+    endpoints: int = 0
+    inflight_requests: int = 0
     problem: str | None = None
+
+
+class PoolsView(msgspec.Struct, frozen=True):
+    """What `/pools` answers."""
+
+    pools: tuple[PoolView, ...]
 
 
 class SeveralPools:
@@ -66,40 +60,49 @@ class SeveralPools:
         self._pools = dict(pools)
         self._monitoring = MonitoringRoutes(page, is_ready, problem)
 
-    @property
-    def faces(self) -> Sequence[PoolFace]:
-        """Those of all pools."""
-        return [face for face, _ in self._pools.values()]
-
-    def routes(self) -> list[web.RouteDef]:
-        """Everything."""
-        found = [*self._monitoring.routes(), web.get("/", self._show_page)]
-        found += PageRoutes().file_routes()
-        found += [web.get("/pools", self._show_pools)]
-        found += [web.get(path, self._say_where) for path in _MOVED]
+    def server(self, failures: Counter) -> AdminServer:
+        """The port. Who may see a page of one pool may see it of all: rights are asked for as if
+        there were one.
+        """
+        routes, names = self._top(), {PREFIX + "{rest}": LIST}
         for key, (face, is_ready) in self._pools.items():
-            found += face.routes(is_ready, PREFIX + key)
-            found.append(web.get(PREFIX + key, self._add_slash))
-        return found
+            for one in face.routes(is_ready, key):
+                routes.append(web.get(PREFIX + key + one.path, one.handler))
+                names.setdefault(PREFIX + key + one.path, one.path)
+        # Last, for a pool NAMESPACE/metrics must not hide the page of a pool called NAMESPACE.
+        for key in self._pools:
+            routes.append(web.get(PREFIX + key, self._add_slash))
+            names.setdefault(PREFIX + key, "/")
+        faces = [face for face, _ in self._pools.values()]
+        return AdminServer(routes, faces, failures, PageNames(names))
 
-    def views(self) -> list[PoolView]:
+    def view(self) -> PoolsView:
         """The pools as programs are told of them."""
+        return PoolsView(tuple(self._view(key) for key in self._pools))
+
+    def _view(self, key: str) -> PoolView:
+        face, is_ready = self._pools[key]
+        return PoolView(
+            name=key,
+            path=f"{PREFIX}{key}/",
+            ready=is_ready(),
+            endpoints=face.num_endpoints,
+            inflight_requests=face.num_under_way,
+            problem=face.problem(),
+        )
+
+    def _top(self) -> list[web.RouteDef]:
+        """What is not of a single pool."""
         return [
-            PoolView(key, f"{PREFIX}{key}/", is_ready(), face.problem())
-            for key, (face, is_ready) in self._pools.items()
+            *self._monitoring.routes(),
+            *PageRoutes(pools_page()).routes(),
+            web.get(LIST, self._show_pools),
+            *(web.get(path, self._say_where) for path in _MOVED),
+            web.get(PREFIX + "{rest:.*}", self._say_which),
         ]
 
     async def _show_pools(self, _request: web.Request) -> web.Response:
-        return as_json({"pools": self.views()})
-
-    async def _show_page(self, _request: web.Request) -> web.Response:
-        items = "\n".join(
-            f'<li><a href="{escape(one.path[1:])}">{escape(one.name)}</a> '
-            f"{'ready' if one.ready else 'not ready'}"
-            f"{'' if one.problem is None else ': ' + escape(one.problem)}</li>"
-            for one in self.views()
-        )
-        return web.Response(text=_PAGE.format(items=items), content_type="text/html")
+        return as_json(self.view())
 
     async def _add_slash(self, request: web.Request) -> web.Response:
         """The page's parts are beside it, so it has to end with a slash; relative, so that it holds
@@ -110,5 +113,17 @@ class SeveralPools:
 
     async def _say_where(self, request: web.Request) -> web.Response:
         """One pool must not be taken for another."""
-        places = ", ".join(f"{PREFIX}{key}{request.path[:200]}" for key in self._pools)
+        asked = request.rel_url.raw_path[:_SHOWN_LENGTH]
+        places = ", ".join(f"{PREFIX}{key}{asked}" for key in self._pools)
         return as_error(404, f"this picker serves several pools; ask one of them: {places}")
+
+    async def _say_which(self, request: web.Request) -> web.Response:
+        """No page of a pool."""
+        asked = request.match_info["rest"]
+        if any(f"{asked}/".startswith(f"{key}/") for key in self._pools):
+            raise web.HTTPNotFound
+        places = ", ".join(f"{PREFIX}{key}/" for key in self._pools)
+        told = (
+            f"there is no pool at {PREFIX}{asked[:_SHOWN_LENGTH]}; those of this picker: {places}"
+        )
+        return as_error(404, told)

@@ -158,6 +158,7 @@ class MadeUpSource:
     asked: list[object] = field(default_factory=list)
     counted: EndpointTraffic = field(default_factory=EndpointTraffic)
     counts_for: list[str] = field(default_factory=list)
+    problem: str | None = None
 
     def remember(self, *summaries: RecordSummary) -> None:
         """Know of requests, the oldest first."""
@@ -189,8 +190,8 @@ class MadeUpSource:
         return self.counted.sample(self.counts_for, 1.0)
 
     def pool_problem(self) -> str | None:
-        """Nothing is wrong."""
-        return None
+        """As it was put in."""
+        return self.problem
 
     def configuration(self) -> ConfigView:
         """As it was put in."""
@@ -207,8 +208,8 @@ class Scene:
     url: str = ""
 
     def __post_init__(self) -> None:
-        face = PoolFace(PickerMetrics(), self.datastore, self.inflight, self.source)
-        self.server = AdminServer.of_one(face, lambda: True)
+        self.face = PoolFace(PickerMetrics(), self.datastore, self.inflight, self.source)
+        self.server = AdminServer.of_one(self.face, lambda: True)
 
     def pool(self, *names: str) -> None:
         """Make the pool these endpoints; nothing is known of their load."""

@@ -4,6 +4,8 @@ import { byId, el, scrolling } from "./dom.js";
 import { badge, bar, stackedBar } from "./drawing.js";
 import { UNKNOWN, bytes, count, deciding, endpointName, moment, outcome, percent, plural, score, seconds } from "./format.js";
 
+const TITLE = document.title; // which may name a pool
+
 /** Show a request's record. */
 export function showExplanation(record) {
   const { summary } = record;
@@ -29,7 +31,7 @@ function fill(requestId, ...content) {
   const back = el("a", { class: "back", href: "#/requests" }, "← All requests");
   const heading = el("h2", { id: "explanation-heading", tabindex: "-1" }, "Request ", el("code", {}, id));
   byId("explanation").replaceChildren(back, heading, ...content.flat().filter(Boolean));
-  document.title = `${id} · Pointsman`;
+  document.title = `${id} · ${TITLE}`;
 }
 
 function verdict(record) {

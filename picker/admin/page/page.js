@@ -1,15 +1,15 @@
 // Asks the picker once a second while somebody looks, and shows what it said.
 
-import { byId, el, keep, setAttribute, setText } from "./dom.js";
+import { EVERY_MS, ask, goneWords, say } from "./asking.js";
+import { byId, el, keep, setText } from "./dom.js";
 import { Samples, showEndpoints } from "./endpoints.js";
 import { showConfiguration } from "./configuration.js";
 import { showExplanation, showNoExplanation } from "./explanation.js";
-import { clock, count, isOver, percent, rate } from "./format.js";
+import { count, isOver, percent, rate } from "./format.js";
 import { showQueues } from "./queues.js";
 import { LIMIT, isHeld, showMore, showRequests } from "./requests.js";
 
-const EVERY_MS = 1000;
-const PATIENCE_MS = 5000;
+const TITLE = document.title;
 const DECISION = "#/decisions/";
 const NAMES = ["endpoints", "queues", "requests", "configuration"];
 
@@ -20,14 +20,6 @@ let asking = false;
 let lastAnswer = null;
 let rounds = 0;
 let chosen = 0; // counts what was looked at
-
-/** What a path of the picker says; throws for anything but what was asked for, in JSON. */
-async function ask(path) {
-  const response = await fetch(path, { signal: AbortSignal.timeout(PATIENCE_MS), cache: "no-store" });
-  if (response.ok) return response.json();
-  const body = await response.json().catch(() => ({}));
-  throw Object.assign(new Error(body.error ?? response.statusText), { status: response.status });
-}
 
 /** Ask for everything at once, and show each answer for itself; what went wrong, by its path. */
 async function round() {
@@ -71,7 +63,7 @@ async function poll() {
     const { problems, isSilent } = await round();
     show();
     if (!problems.length) say("live", "Live");
-    else if (isSilent && !problems.some(([, error]) => error.status)) say("gone", goneWords());
+    else if (isSilent && !problems.some(([, error]) => error.status)) say("gone", goneWords(lastAnswer), lastAnswer !== null);
     else say("partly", partlyWords(problems));
     if (isSilent) rounds = 0; // it may be another picker when it is back, with another configuration
   } finally {
@@ -80,21 +72,9 @@ async function poll() {
   }
 }
 
-function goneWords() {
-  const seen = lastAnswer === null ? "" : ` What is shown is of ${clock(lastAnswer / 1000)}.`;
-  return `The picker does not answer. Trying again.${seen}`;
-}
-
 function partlyWords(problems) {
   const paths = problems.map(([path, error]) => `/${path}${error.status ? ` (${error.status})` : ""}`);
   return `The picker does not answer for ${paths.join(", ")}. Trying again.`;
-}
-
-/** Screen readers hear of it when it changes, not every second. */
-function say(state, text) {
-  setAttribute(byId("status"), "data-state", state);
-  setText(byId("status"), text);
-  document.body.classList.toggle("is-stale", state === "gone" && lastAnswer !== null);
 }
 
 function showSummary() {
@@ -156,7 +136,7 @@ function follow(wasAsked) {
     explain(decoded(hash.slice(DECISION.length)), wasAsked);
     return;
   }
-  document.title = "Pointsman";
+  document.title = TITLE;
   chosen += 1;
   byId("explanation").replaceChildren();
   const name = hash.slice(2);
