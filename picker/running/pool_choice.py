@@ -47,7 +47,7 @@ class PoolChoice:
         source = self._pools.get(named) or self._pools.get(_alone(named))
         if source is not None:
             return source
-        self._warn(named.decode(errors="replace")[:_SHOWN_LENGTH])
+        self._warn(_shown(named))
         return self._others
 
     def _warn(self, name: str) -> None:
@@ -67,6 +67,12 @@ def _alone(named: bytes) -> bytes:
     """The only name there, perhaps several times; else all that was said."""
     names = {name.strip() for name in named.split(b",")}
     return names.pop() if len(names) == 1 else named
+
+
+def _shown(named: bytes) -> str:
+    """What was said, in one line of the log that is not too long."""
+    text = named.decode(errors="replace")[:_SHOWN_LENGTH]
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 class _Refusing:
