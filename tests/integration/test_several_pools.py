@@ -1,0 +1,260 @@
+"""Several pools behind one real Envoy: whoever asks for a pool is served by that pool."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from eds_scene import free_port
+from pool_routes import (
+    Document,
+    add_picker,
+    add_route,
+    add_split,
+    asking,
+    bootstrap,
+    by_cluster,
+    by_metadata,
+    ext_proc,
+)
+from pools_behind_envoy import (
+    Answer,
+    PickerProcess,
+    PoolsScene,
+    pools_scene,
+    running,
+    served_pool,
+)
+
+from fleet.envoy.settings import Mechanism
+from picker.config.pool_file import read_pool_file
+
+pytestmark = pytest.mark.envoy
+ROOT = Path(__file__).parents[2]
+A, B, C = POOLS = ("a", "b", "c")
+MECHANISMS = pytest.mark.parametrize("mechanism", Mechanism, ids=lambda one: one.value)
+SIGMAS = 4.5  # of a share: missed by chance once in 150,000 runs
+
+
+def crossed(answers: Iterable[tuple[str, Answer]]) -> list[tuple[str, Answer]]:
+    """Those not served by a worker of the pool that was asked for, or not by the one picked, or
+    whose path does not begin where the worker's does.
+    """
+    return [
+        (pool, one)
+        for pool, one in answers
+        if one.pool != pool or one.told != one.worker or not (one.path or "").startswith("/v1/")
+    ]
+
+
+def of_all(scene: PoolsScene, *flags: str) -> PickerProcess:
+    """One picker that serves every pool of the scene at its common port."""
+    return PickerProcess(scene.folder, [served_pool(name) for name in scene.workers], *flags)
+
+
+@MECHANISMS
+async def test_one_picker_keeps_three_pools_apart(tmp_path: Path, mechanism: Mechanism) -> None:
+    """Routes that name their pool by metadata: under load each request is served by the worker
+    that was picked, of the pool of its route, whatever its client says; a route that names no pool
+    or an unknown one gets a 500 that says so.
+    """
+    async with pools_scene(tmp_path, *POOLS) as scene:
+        picker = of_all(scene)
+        document = bootstrap(scene, picker, mechanism)
+        add_route(document, "unnamed", A, None)
+        add_route(document, "unknown", A, by_metadata("d"))
+        async with running(picker):
+            await scene.start_envoy(document)
+            for pool in POOLS:
+                await scene.until_picked(pool)
+            before = await scene.counted(picker, "llm_d_epp_request_total")
+            answers = await scene.crowd(POOLS, 60)
+            assert crossed(answers) == []
+            served = Counter(one.worker for _, one in answers)
+            assert set(served) == {one.host_port for both in scene.workers.values() for one in both}
+            after = await scene.counted(picker, "llm_d_epp_request_total")
+            assert {pool: after[pool] - before[pool] for pool in POOLS} == dict.fromkeys(POOLS, 60)
+
+            words = {"unnamed": "asks for no pool", "unknown": "another pool than a, b, c"}
+            for place, one in await scene.crowd(list(words), 10):
+                assert one.status == 500, one
+                assert words[place] in one.text
+            assert await scene.counted(picker, "pointsman_unknown_pool_total") == {"": 20}
+            assert (await scene.ask("nowhere")).status == 404
+            assert await scene.counted(picker, "llm_d_epp_request_total") == after
+
+
+async def test_what_a_route_names_counts_and_not_what_the_filter_names(tmp_path: Path) -> None:
+    """A filter may name a pool for all routes that do not; it is not added to what they name."""
+    async with pools_scene(tmp_path, A, B) as scene:
+        picker = of_all(scene)
+        document = bootstrap(scene, picker)
+        named = {"key": "x-pointsman-pool", "value": A}
+        ext_proc(document)["grpc_service"]["initial_metadata"] = [named]
+        asking(document, A, {})
+        async with running(picker):
+            await scene.start_envoy(document)
+            for pool in (A, B):
+                await scene.until_picked(pool)
+            assert crossed(await scene.crowd([A, B], 20)) == []
+
+
+async def test_each_pool_may_have_a_port_of_its_own(tmp_path: Path) -> None:
+    """One cluster of the picker for each pool, as Gateways make them: no metadata is needed there,
+    and a pool that has no endpoints is refused alone.
+    """
+    async with pools_scene(tmp_path, *POOLS, "empty") as scene:
+        (tmp_path / "empty.yaml").write_text('{"endpoints": []}')
+        ports = {pool: free_port() for pool in scene.workers}
+        pools = [served_pool(pool, f"grpc-port={port}") for pool, port in ports.items()]
+        picker = PickerProcess(tmp_path, pools, "--health-checking")
+        document = bootstrap(scene, picker)
+        for pool, port in ports.items():
+            add_picker(document, f"picker-{pool}", port, port)
+            asking(document, pool, by_cluster(f"picker-{pool}"))
+        add_route(document, "unnamed", A, None)
+        async with running(picker):
+            await scene.start_envoy(document)
+            for pool in POOLS:
+                await scene.until_picked(pool)
+            assert crossed(await scene.crowd(POOLS, 60)) == []
+            assert (await scene.ask("unnamed")).status == 500
+            assert (await scene.ask("empty")).status == 503
+
+
+async def shares(scene: PoolsScene, count: int) -> Counter[str]:
+    """How many requests of a split route each pool has served, each the pool that was chosen."""
+    found: Counter[str] = Counter()
+    for _, one in await scene.crowd(["split"], count):
+        assert one.status == 200, one
+        assert one.chosen is not None
+        assert crossed([(one.chosen, one)]) == []
+        found[one.chosen] += 1
+    return found
+
+
+def is_share(seen: int, count: int, wanted: float) -> bool:
+    """Whether a binomial draw gives it."""
+    return bool(abs(seen - count * wanted) <= SIGMAS * (count * wanted * (1 - wanted)) ** 0.5)
+
+
+@pytest.mark.parametrize("is_one", [False, True], ids=["two-pickers", "one-picker"])
+async def test_requests_are_split_between_pools_by_weight(tmp_path: Path, is_one: bool) -> None:
+    """70 to 30, by two pickers or by one of both pools: Envoy's choice is the pool that serves."""
+    count = 500
+    async with pools_scene(tmp_path, A, B) as scene:
+        both = [of_all(scene)]
+        if not is_one:
+            both = [PickerProcess(tmp_path, [served_pool(pool)]) for pool in (A, B)]
+        document = bootstrap(scene, both[0])
+        ways = {pool: by_metadata(pool) for pool in (A, B)}
+        if not is_one:
+            ways = {pool: _at(document, pool, one) for pool, one in zip((A, B), both, strict=True)}
+        add_split(document, "split", {A: (70, ways[A]), B: (30, ways[B])})
+        async with running(*both):
+            await scene.start_envoy(document)
+            for pool in (A, B):
+                await scene.until_picked(pool)
+            found = await shares(scene, count)
+        assert set(found) == {A, B}
+        assert is_share(found[A], count, 0.7), found
+
+
+def _at(document: Document, pool: str, picker: PickerProcess) -> Document:
+    """How a pool's own picker is asked."""
+    cluster = f"picker-{pool}"
+    add_picker(document, cluster, picker.grpc, picker.health)
+    asking(document, pool, by_cluster(cluster))
+    return by_cluster(cluster)
+
+
+async def test_a_killed_picker_costs_no_request_of_any_pool(tmp_path: Path) -> None:
+    """Where Envoy keeps bodies: requests to all pools go on while their one picker is killed, gone
+    and back; none fails, each is served by its own pool, and with the picker back by who is picked.
+    """
+    async with pools_scene(tmp_path, *POOLS) as scene:
+        picker = of_all(scene)
+        document = bootstrap(scene, picker, Mechanism.OVERRIDE_HOST, buffer_request_body=True)
+        async with running(picker):
+            await scene.start_envoy(document)
+            for pool in POOLS:
+                await scene.until_picked(pool)
+            async with scene.clients(POOLS) as answers:
+                await scene.answered(answers, 30)
+                await picker.kill()
+                await scene.until_healthy("picker", 0)
+                await scene.answered(answers, 60)
+                assert {one.told for _, one in answers[-30:]} == {None}  # nobody picks
+                await picker.start()
+                await scene.until_healthy("picker", 1)
+                await scene.answered(answers, 60)
+            assert [(pool, one) for pool, one in answers if one.pool != pool] == []
+            for pool in POOLS:
+                await scene.until_picked(pool)
+            assert crossed(await scene.crowd(POOLS, 20)) == []
+
+
+def page_block() -> str:
+    """What docs/several-pools.md has a newcomer copy."""
+    text = (ROOT / "docs" / "several-pools.md").read_text().partition("## Envoy by hand")[2]
+    return "".join(re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+
+
+def test_the_page_s_files_are_those_that_its_picker_reads(tmp_path: Path) -> None:
+    """What writes them works in a shell, and each pool has one worker of the page's."""
+    lines = page_block().splitlines()
+    workers = {}
+    for words in map(shlex.split, lines):
+        if words[:2] == ["pointsman", "worker"]:
+            workers[words[words.index("--served-model-name") + 1]] = int(words[-1])
+    (loop,) = (line for line in lines if line.startswith("for "))
+    subprocess.run(["sh", "-c", loop], cwd=tmp_path, check=True)
+    assert sorted(workers) == ["llama", "mixtral", "qwen"]
+    for pool, port in workers.items():
+        flag = f"--pool name={pool},endpoints-file={pool}.yaml"
+        assert flag in page_block()
+        path = tmp_path / f"{pool}.yaml"
+        (endpoint,) = read_pool_file(path.read_bytes(), path.name, pool).contents.endpoints
+        assert endpoint.port == port
+
+
+async def test_the_bootstrap_that_comes_along_serves_the_page_s_picker(tmp_path: Path) -> None:
+    """deploy/envoy/several-pools.yaml and the flags of the page go together. While the picker is
+    gone requests stay within their pools; in full duplex at most the first of them is lost.
+    """
+    (line,) = (one for one in page_block().splitlines() if one.startswith("pointsman picker "))
+    text = (ROOT / "deploy" / "envoy" / "several-pools.yaml").read_text()
+    async with pools_scene(tmp_path, "llama", "qwen", "mixtral") as scene:
+        pools = tuple(scene.workers)
+        picker = PickerProcess(tmp_path, (), *shlex.split(line)[2:], "--config-file=config.yaml")
+        places = {8080: scene.listen, 9901: scene.admin}
+        places |= {9002: picker.grpc, 9003: picker.health, 9004: picker.xds}
+        for written, port in places.items():
+            text, count = re.subn(
+                rf"port_value: {written}$", f"port_value: {port}", text, flags=re.M
+            )
+            assert count == 1
+        async with running(picker):
+            await scene.start_envoy(text)
+            for pool in pools:
+                await scene.until_picked(pool)
+            assert crossed(await scene.crowd(pools, 20)) == []
+            assert await scene.ask("elsewhere") == Answer(
+                404, "no pool is here; they are below /llama/, /qwen/, /mixtral/\n"
+            )
+
+            await picker.kill()
+            answers = [(pool, await scene.ask(pool)) for pool in pools * 10]
+            lost = [one.status for _, one in answers if one.status != 200]
+            assert lost in ([], [500])
+            assert all(one.pool == pool for pool, one in answers if one.status == 200)
+
+            await picker.start()
+            for pool in pools:
+                await scene.until_picked(pool)
+            assert crossed(await scene.crowd(pools, 20)) == []
