@@ -119,7 +119,7 @@ class SeveralPools:
 
     async def _say_which(self, request: web.Request) -> web.Response:
         """No page of a pool."""
-        asked = request.match_info["rest"]
+        asked = request.rel_url.raw_path.partition(PREFIX)[2]
         if any(f"{asked}/".startswith(f"{key}/") for key in self._pools):
             raise web.HTTPNotFound
         places = ", ".join(f"{PREFIX}{key}/" for key in self._pools)

@@ -1,0 +1,305 @@
+"""What the HTTP port of a picker of several pools answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+from admin_scene import Scene, summary
+from pools_port import PoolsPort, asked, serving_pools, whole_pools
+
+from picker.admin.guarding import SECURITY_HEADERS
+from picker.admin.page_routes import page_files
+from picker.admin.pool_face import PoolFace
+from picker.admin.server import AdminServer
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.inflight import InflightLoad
+from picker.metrics import PickerMetrics
+
+KEYS = ("llama", "research/mixtral", "sales/mixtral")
+PAGES = (
+    *("/", "/page/page.js", "/page/style.css", "/endpoints", "/endpoints?history=5", "/queues"),
+    *("/decisions", "/decisions?limit=1", "/decisions/last", "/config"),
+    *("/metrics", "/healthz", "/readyz"),
+)
+MOVED = ("/endpoints", "/queues", "/decisions", "/decisions/last", "/decisions/a%2Fb", "/config")
+
+
+def _scene(key: str) -> Scene:
+    scene = Scene()
+    scene.pool(f"{key}-1", f"{key}-2")
+    scene.source.remember(summary(1, request_id=f"of-{key}", endpoint=f"default/{key}-1"))
+    return scene
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[PoolsPort]:
+    """Three pools, two of which have the same name."""
+    async with serving_pools({key: _scene(key) for key in KEYS}) as one:
+        yield one
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("page", PAGES)
+async def test_every_page_is_there_for_every_pool(port: PoolsPort, key: str, page: str) -> None:
+    """With the guards of any other answer, and only to be read."""
+    path = f"/pools/{key}{page}"
+    answer = await asked(port.url, path)
+    assert answer.status == 200
+    assert SECURITY_HEADERS.items() <= answer.headers.items()
+    assert (await asked(port.url, path, "HEAD")).status == 200
+    refused = await asked(port.url, path, "POST")
+    assert (refused.status, refused.headers["Allow"]) == (405, "GET,HEAD")
+
+
+@pytest.mark.parametrize("key", KEYS)
+async def test_every_pool_tells_of_itself_alone(port: PoolsPort, key: str) -> None:
+    """Endpoints, decisions and readiness."""
+    base = f"{port.url}/pools/{key}"
+    endpoints = (await asked(base, "/endpoints")).json["endpoints"]
+    assert [one["name"] for one in endpoints] == [f"{key}-1", f"{key}-2"]
+    listed = (await asked(base, "/decisions")).json["decisions"]
+    assert [one["request_id"] for one in listed] == [f"of-{key}"]
+    for other in KEYS:
+        found = await asked(base, f"/decisions/of-{other.replace('/', '%2F')}")
+        assert found.status == (200 if other == key else 404)
+    port.away.add(key)
+    for other in KEYS:
+        ready = await asked(port.url, f"/pools/{other}/readyz")
+        assert ready.status == (503 if other == key else 200)
+
+
+@pytest.mark.parametrize("key", KEYS)
+async def test_an_address_without_its_last_slash_leads_to_the_page(
+    port: PoolsPort, key: str
+) -> None:
+    """By a relative address, so that a proxy may add to the path."""
+    answer = await asked(port.url, f"/pools/{key}")
+    name = key.rpartition("/")[2]
+    assert (answer.status, answer.headers["Location"]) == (308, f"{name}/")
+    assert SECURITY_HEADERS.items() <= answer.headers.items()
+
+
+async def test_the_pools_are_listed_for_programs(port: PoolsPort) -> None:
+    """With how each is; a path that is told can be asked."""
+    port.away.add("llama")
+    port.pools["llama"].source.problem = "the API server is silent"
+    port.pools["llama"].inflight.acquire("default/llama-1")
+    listed = (await asked(port.url, "/pools")).json["pools"]
+    assert listed[0] == {
+        "name": "llama",
+        "path": "/pools/llama/",
+        "ready": False,
+        "endpoints": 2,
+        "inflight_requests": 1,
+        "problem": "the API server is silent",
+    }
+    assert [one["name"] for one in listed] == list(KEYS)
+    assert [one["ready"] for one in listed] == [False, True, True]
+    assert [one["problem"] for one in listed[1:]] == [None, None]
+    for one in listed:
+        assert (await asked(port.url, one["path"])).status == 200
+
+
+async def test_the_page_names_its_pool_and_leads_back_to_the_list(port: PoolsPort) -> None:
+    """From however deep it is."""
+    for key, up in (("llama", "../../"), ("research/mixtral", "../../../")):
+        page = (await asked(port.url, f"/pools/{key}/")).body.decode()
+        assert f"<title>{key} · Pointsman</title>" in page
+        assert f'<a href="{up}">All pools</a>' in page
+        assert f">{key}</strong>" in page
+    assert '<h2 id="pools">' in (await asked(port.url, "/")).body.decode()
+
+
+async def test_the_page_of_the_only_pool_is_as_it_is_written() -> None:
+    """No list to lead to."""
+    page = page_files()["index.html"]
+    assert b"<title>Pointsman</title>" in page
+    assert b"All pools" not in page
+    metrics = PickerMetrics()
+    metrics.request_total.labels("a\x85b", "c", 'inference_pool="x', "0").inc()
+    metrics.info.labels("", "1").set(1)
+    face = PoolFace(metrics, Datastore(), InflightLoad())
+    server = AdminServer.of_one(face, lambda: True)
+    url = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    try:
+        assert (await asked(url, "/")).body == page
+        assert (await asked(url, "/metrics")).body == metrics.render()
+        for path in ("/pools", "/pools/default/endpoints"):
+            answer = await asked(url, path)
+            assert (answer.status, answer.json) == (404, {"error": "there is no such page"})
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("path", MOVED)
+async def test_what_only_one_pool_has_is_said_to_be_elsewhere(port: PoolsPort, path: str) -> None:
+    """With addresses that can be asked as they are told."""
+    answer = await asked(port.url, path)
+    assert answer.status == 404
+    words, _, places = answer.json["error"].partition(": ")
+    assert words == "this picker serves several pools; ask one of them"
+    assert places.split(", ") == [f"/pools/{key}{path}" for key in KEYS]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/pools/",
+        "/pools/qwen",
+        "/pools/qwen/",
+        "/pools/qwen/metrics",
+        "/pools/mixtral/metrics",
+        "/pools/research/metrics",
+        "/pools/llam/metrics",
+        "/pools/llamas/",
+        "/pools/research%2Fmixtral/metrics",
+        "/pools/%3Cscript%3E",
+    ],
+)
+async def test_a_pool_that_is_not_here_is_told_from_a_page_that_is_not(
+    port: PoolsPort, path: str
+) -> None:
+    """With those that are."""
+    answer = await asked(port.url, path)
+    assert answer.status == 404
+    words, _, places = answer.json["error"].partition("; those of this picker: ")
+    assert words.startswith("there is no pool at /pools/")
+    assert places == "/pools/llama/, /pools/research/mixtral/, /pools/sales/mixtral/"
+    assert SECURITY_HEADERS.items() <= answer.headers.items()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/nothing", "/pools/llama/nothing", "/pools/research/mixtral/nothing"),
+        *("/pools/llama/page/server.py", "/pools/llama/pools", "/pools/llama//metrics"),
+    ],
+)
+async def test_a_page_that_is_not_there_is_a_404(port: PoolsPort, path: str) -> None:
+    """Of a pool that is, and at the top."""
+    answer = await asked(port.url, path)
+    assert (answer.status, answer.json) == (404, {"error": "there is no such page"})
+
+
+async def test_what_is_sent_back_of_a_path_is_cut(port: PoolsPort) -> None:
+    """Whoever asks for much gets little."""
+    for path in ("/decisions/" + "x" * 5000, "/pools/" + "x" * 5000):
+        assert len((await asked(port.url, path)).body) < 1000
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/pools", "/pools/llama", *(f"/pools/llama{one}" for one in PAGES)]
+)
+async def test_only_monitoring_may_call_this_machine_otherwise(port: PoolsPort, path: str) -> None:
+    """As at the port of a picker of one pool."""
+    is_exempt = path.endswith(("/metrics", "/healthz", "/readyz"))
+    answer = await asked(port.url, path, Host="evil.example")
+    assert answer.status == (200 if is_exempt else 403)
+    assert (await asked(port.url, path, Host="localhost:1")).status != 403
+
+
+class _Cluster:
+    """Lets one token read some paths."""
+
+    def __init__(self, *readable: str) -> None:
+        self.asked: list[str] = []
+        self._readable = readable
+
+    async def authorize(self, token: str, path: str) -> tuple[int, str] | None:
+        """Asked by the port."""
+        self.asked.append(path)
+        return None if path in self._readable else (403, "no")
+
+
+async def _statuses(keys: tuple[str, ...], cluster: _Cluster, *paths: str) -> dict[str, int]:
+    port = PoolsPort({key: _scene(key) for key in keys})
+    port.server.protect(cluster.authorize)
+    url = f"http://127.0.0.1:{await port.server.start('127.0.0.1', 0)}"
+    try:
+        token = {"Authorization": "Bearer good"}
+        return {path: (await asked(url, path, **token)).status for path in paths}
+    finally:
+        await port.server.stop()
+
+
+async def test_one_right_is_for_a_page_of_all_pools() -> None:
+    """A scraper that may read /metrics reads those of the process and of each pool."""
+    metrics = ["/metrics", *(f"/pools/{key}/metrics" for key in KEYS)]
+    cluster = _Cluster("/metrics")
+    assert set((await _statuses(KEYS, cluster, *metrics)).values()) == {200}
+    assert set(cluster.asked) == {"/metrics"}
+    others = {
+        "/pools/llama/endpoints": "/endpoints",
+        "/pools/research/mixtral/decisions/x": "/decisions/",
+        "/pools/llama/page/page.js": "/page/",
+        "/pools/llama/": "/",
+        "/pools/llama": "/",
+        "/": "/",
+        "/pools": "/pools",
+        "/pools/nobody/metrics": "/pools",
+        "/endpoints": "/endpoints",
+    }
+    for path, judged in others.items():
+        cluster = _Cluster("/metrics")
+        assert await _statuses(KEYS, cluster, path) == {path: 403}
+        assert cluster.asked == [judged]
+
+
+async def test_probes_need_no_token_whichever_pool_they_are_about() -> None:
+    """They have none."""
+    port = PoolsPort({key: _scene(key) for key in KEYS})
+    port.server.protect(_Cluster().authorize)
+    url = f"http://127.0.0.1:{await port.server.start('127.0.0.1', 0)}"
+    try:
+        for key in KEYS:
+            assert (await asked(url, f"/pools/{key}/readyz")).status == 200
+            assert (await asked(url, f"/pools/{key}/healthz")).status == 200
+            assert (await asked(url, f"/pools/{key}/metrics")).status == 401
+    finally:
+        await port.server.stop()
+
+
+@pytest.mark.parametrize("keys", [("a", "a/metrics", "b/metrics"), ("a/metrics", "b/metrics", "a")])
+async def test_a_pool_called_as_a_page_hides_nothing(keys: tuple[str, ...]) -> None:
+    """Whichever was named first: both are there, each with the right to it."""
+    cluster = _Cluster("/metrics")
+    paths = "/pools/a/metrics", "/pools/a/metrics/metrics"
+    assert set((await _statuses(keys, cluster, *paths)).values()) == {200}
+    decisions = _Cluster("/", "/metrics")
+    odd = ("a/decisions", "b/decisions", "a")
+    path = "/pools/a/decisions/of-a"
+    assert await _statuses(odd, decisions, path) == {path: 403}
+    assert decisions.asked == ["/decisions/"]
+
+
+async def test_what_goes_wrong_is_counted_for_the_process_by_pool_and_page(
+    port: PoolsPort,
+) -> None:
+    """The others go on."""
+
+    async def fail() -> Mapping[str, object]:
+        raise RuntimeError("a secret")
+
+    port.pools["llama"].source.health = fail  # type: ignore[method-assign,assignment]
+    assert (await asked(port.url, "/pools/llama/endpoints")).status == 500
+    assert (await asked(port.url, "/pools/sales/mixtral/endpoints")).status == 200
+    page = (await asked(port.url, "/metrics")).body.decode()
+    assert 'pointsman_admin_failures_total{page="/pools/llama/endpoints"} 1.0' in page
+
+
+async def test_a_whole_picker_shows_its_pools(tmp_path: Path) -> None:
+    """Two of the same name, one of another; a request is known where it was decided."""
+    pools = {"here/qwen": {"one": 1}, "there/qwen": {"two": 2}, "here/llama": {"three": 3}}
+    async with whole_pools(tmp_path, pools) as whole:
+        assert await whole.ask("there/qwen", "r-1") == "127.0.0.1:2"
+        listed = (await asked(whole.url, "/pools")).json["pools"]
+        assert [one["name"] for one in listed] == ["here/qwen", "there/qwen", "llama"]
+        for one in listed:
+            known = await asked(f"{whole.url}{one['path']}", "decisions/r-1")
+            assert known.status == (200 if one["name"] == "there/qwen" else 404)
+        page = (await asked(whole.url, "/metrics")).body.decode()
+        for key in ("here/qwen", "there/qwen", "llama"):
+            assert f'llm_d_epp_ready_endpoints{{inference_pool="{key}",name=' in page
+        assert page.count("\nllm_d_epp_info{") == 1

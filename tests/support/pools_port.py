@@ -1,0 +1,148 @@
+"""HTTP ports of pickers of several pools: over made-up things, and of whole pickers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import yarl
+from admin_scene import Scene
+from ext_proc_stream import PATIENCE_SECONDS, GatewayStream, completion, destination_of
+from whole_picker import until
+
+from picker.admin.merged_metrics import merged
+from picker.admin.several_pools import SeveralPools
+from picker.app import Picker
+from picker.metrics import PickerMetrics
+from picker.running.options import Options, PoolFlags, Ports
+
+HOST = "127.0.0.1"
+
+
+@dataclass
+class PoolsPort:
+    """A port over the scenes of several pools, by what they are called; what is in `away` is not
+    ready.
+    """
+
+    pools: dict[str, Scene]
+    process: PickerMetrics = field(default_factory=PickerMetrics)
+    away: set[str] = field(default_factory=set)
+    url: str = ""
+
+    def __post_init__(self) -> None:
+        counted = {key: scene.face.metrics for key, scene in self.pools.items()}
+
+        async def page() -> bytes:
+            return await merged(self.process, counted)
+
+        faces = {key: (scene.face, self._readiness(key)) for key, scene in self.pools.items()}
+        several = SeveralPools(faces, page, lambda: not self.away, lambda: None)
+        self.server = several.server(self.process.admin_failures_total)
+
+    def _readiness(self, key: str) -> Any:
+        return lambda: key not in self.away
+
+
+@dataclass
+class Answer:
+    """Of the port."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """Of a JSON answer."""
+        assert self.headers["Content-Type"].startswith("application/json"), self.body
+        return json.loads(self.body)
+
+
+async def asked(url: str, path: str, method: str = "GET", **headers: str) -> Answer:
+    """What is answered at once; `path` goes out as it is given, already escaped."""
+    async with (
+        aiohttp.ClientSession() as http,
+        http.request(
+            method, yarl.URL(url + path, encoded=True), headers=headers, allow_redirects=False
+        ) as answer,
+    ):
+        return Answer(answer.status, answer.headers, await answer.read())
+
+
+@asynccontextmanager
+async def serving_pools(pools: Mapping[str, Scene], **wishes: Any) -> AsyncIterator[PoolsPort]:
+    """Behind a real port."""
+    port = PoolsPort(dict(pools), **wishes)
+    port.url = f"http://127.0.0.1:{await port.server.start(HOST, 0)}"
+    try:
+        yield port
+    finally:
+        await port.server.stop()
+
+
+@dataclass
+class WholePools:
+    """A picker that serves several pools."""
+
+    ports: Ports
+
+    @property
+    def url(self) -> str:
+        """Its HTTP port."""
+        return f"http://127.0.0.1:{self.ports.metrics}"
+
+    async def ask(self, key: str, request_id: str) -> str:
+        """A request for a pool, at its own port; where it goes."""
+        async with grpc.aio.insecure_channel(f"{HOST}:{self.ports.pools[key]}") as channel:
+            stream = GatewayStream(channel)
+            answers = await stream.ask(completion(), {"x-request-id": request_id})
+            await stream.rest()
+            return destination_of(answers)
+
+
+@asynccontextmanager
+async def whole_pools(
+    folder: Path, pools: Mapping[str, Mapping[str, int]]
+) -> AsyncIterator[WholePools]:
+    """A picker of these pools, NAMESPACE/NAME, each with the ports of its endpoints by name."""
+    flags = []
+    for place, (qualified, endpoints) in enumerate(pools.items()):
+        namespace, _, name = qualified.partition("/")
+        path = folder / f"pool-{place}.yaml"
+        listed = [{"name": one, "address": HOST, "port": at} for one, at in endpoints.items()]
+        path.write_text(json.dumps({"endpoints": listed}))
+        flags.append(PoolFlags(name, namespace, grpc_port=0, endpoints_file=path))
+    options = Options(
+        pools=tuple(flags),
+        bind_address=HOST,
+        grpc_port=0,
+        grpc_health_port=0,
+        metrics_port=0,
+    )
+    picker = Picker(options)
+    started: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(picker.run(started.set_result))
+    awaited: list[asyncio.Future[Any]] = [started, task]
+    await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        await task
+    running = WholePools(started.result())
+
+    async def is_ready() -> bool:
+        return (await asked(running.url, "/readyz")).status == 200
+
+    try:
+        await until(is_ready)
+        yield running
+    finally:
+        picker.stop()
+        picker.stop()
+        await asyncio.wait_for(task, PATIENCE_SECONDS)
