@@ -306,6 +306,8 @@ def _found(decision: Decision, endpoint_key: str) -> tuple[int | None, Mapping[s
             kind = key.data_type
             if kind == MATCH_INFO:
                 tokens = found.match_blocks.get(endpoint_key, 0) * found.block_size_tokens
+                if decision.request is not None and decision.request.num_tokens:
+                    tokens = min(tokens, decision.request.num_tokens)  # the last block is partial
                 matched = tokens if matched is None or tokens > matched else matched
             elif kind == SKIPPED_STAGES:
                 stages = found

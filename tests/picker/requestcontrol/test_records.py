@@ -77,6 +77,18 @@ async def test_what_was_expected_in_the_cache_is_told() -> None:
     assert after.matched_prefix_tokens > 100
 
 
+async def test_no_more_than_the_prompt_is_expected_in_the_cache() -> None:
+    """Though its last block is not full."""
+    scene = Scene.of()
+    short = {"model": "m", "prompt": "1234" * 17}
+    for request_id in ("first", "second"):
+        exchange, decision = await scene.at_work.route(short, x_request_id=request_id)
+        scene.at_work.answer(exchange, decision, b"data: [DONE]\n\n")
+    after = scene.records.find("second")
+    assert after is not None
+    assert after.matched_prefix_tokens == 17
+
+
 async def test_a_request_is_there_while_it_is_under_way() -> None:
     """With its decision, and how long it has taken so far."""
     scene = Scene.of()
