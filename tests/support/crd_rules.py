@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -48,7 +49,7 @@ _NAME_RULE = (
 _MAX_NAME_LENGTH = 253
 _RANGES = {"int32": 31, "int64": 63}
 _TIME = re.compile(
-    r"\d{4}-\d\d-\d\d[tT]([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?([zZ]|[+-]\d\d:\d\d)", re.ASCII
+    r"(\d{4}-\d\d-\d\d)[tT]([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([zZ]|[+-]\d\d:\d\d)", re.ASCII
 )
 _TYPES = frozenset({"object", "array", "string", "integer", "number", "boolean"})
 _VALIDATIONS = "x-kubernetes-validations"
@@ -229,12 +230,24 @@ def _check_pattern(_: Any, pattern: str, value: Any, __: Schema) -> Iterator[Any
 
 
 def _check_format(_: Any, name: str, value: Any, __: Schema) -> Iterator[Any]:
-    if name in _RANGES and isinstance(value, int) and not isinstance(value, bool):
+    if name in _RANGES and isinstance(value, int | float) and not isinstance(value, bool):
         limit = 2 ** _RANGES[name]
         if not -limit <= value < limit:
             yield jsonschema.ValidationError("format")
-    elif name == "date-time" and isinstance(value, str) and not _TIME.fullmatch(value):
+    elif name == "date-time" and isinstance(value, str) and not _is_time(value):
         yield jsonschema.ValidationError("format")
+
+
+def _is_time(text: str) -> bool:
+    """Whether it is a day of the calendar and a time of that day; leap seconds are none."""
+    found = _TIME.fullmatch(text)
+    if found is None:
+        return False
+    try:
+        date.fromisoformat(found[1])
+    except ValueError:
+        return False
+    return True
 
 
 _Validator = jsonschema.validators.extend(

@@ -190,3 +190,23 @@ async def test_bodies_that_are_not_the_object_are_bad_requests(cluster: Cluster)
     assert (await cluster.call("POST", path, elsewhere)).short == (400, "BadRequest")
     missing = "/api/v1/namespaces/nowhere-at-all/configmaps"
     assert (await cluster.call("POST", missing, config("c"))).short == (404, "NotFound")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"name": 5},
+        {"labels": ["a"]},
+        {"labels": {"a": 1}},
+        {"annotations": {"a": 1}},
+        {"finalizers": "f"},
+    ],
+)
+async def test_metadata_of_another_type_is_a_bad_request(
+    cluster: Cluster, metadata: dict[str, Any]
+) -> None:
+    """Though no schema of a definition says anything of metadata."""
+    path = cluster.path("inferencepools", group=POOLS)
+    given = pool()
+    given["metadata"] = {"name": "c"} | metadata
+    assert (await cluster.call("POST", path, given)).short == (400, "BadRequest")
