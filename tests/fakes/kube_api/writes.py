@@ -74,7 +74,7 @@ def decoded(resource: Resource, body: Any, validation: FieldValidation) -> tuple
 
 
 def _check_types(resource: Resource, metadata: Object) -> None:
-    """Raises ApiError 400 for what a server decodes into types of its own, whatever a schema says."""
+    """Raises ApiError 400 for what a server decodes into types of its own, without a schema."""
     for field, kind in _METADATA_TYPES.items():
         given = metadata.get(field)
         if given is not None and not _is_of(given, kind):
