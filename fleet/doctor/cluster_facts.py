@@ -7,16 +7,23 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from picker.k8s.api import Resource
+from picker.k8s.lease import LeaseName
 
 Json: TypeAlias = dict[str, Any]
+
+TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews")
+ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews")
 
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """Something that a picker does there. `name` "": with any object of the kind."""
+    """Something that a picker does. `name` "": with any object of the kind. `namespace` "": the
+    kind has none.
+    """
 
     resource: Resource
     verb: str
+    namespace: str
     name: str = ""
 
 
@@ -27,8 +34,8 @@ class ClusterFacts:
     `problem`: the API server was not reached. `unseen` are kinds that could not be read, with the
     reason; what is missing because of that is nobody's fault. `who` is whose rights were asked for,
     `denied` those that are missing, `rights_problem` why nobody could tell. `served` says of kinds
-    whether there are such. `slices` are those of the picker's Service. A `lease` is that of the
-    picker's election, `now` the time in seconds since 1970.
+    whether there are such. `slices` are those of the picker's Service. `lease` is what `lease_name`
+    names: that of the election, None: there is none. `now` is in seconds since 1970.
     """
 
     namespace: str
@@ -45,6 +52,7 @@ class ClusterFacts:
     slices: tuple[Json, ...] | None = None
     policies: tuple[Json, ...] = ()
     lease: Json | None = None
+    lease_name: LeaseName | None = None
     now: float = 0.0
 
 

@@ -7,9 +7,16 @@ from typing import Any
 
 import msgspec
 
-from fleet.doctor.cluster_facts import ClusterFacts, Json, Right
-from fleet.doctor.cluster_view import is_election_on, picker_pods, pool_value
+from fleet.doctor.cluster_facts import (
+    ACCESS_REVIEWS,
+    TOKEN_REVIEWS,
+    ClusterFacts,
+    Json,
+    Right,
+)
+from fleet.doctor.cluster_view import flag_of, is_election_on, is_on, picker_pods, pool_value
 from fleet.doctor.envoy_document import at
+from fleet.doctor.picker_flags import serving_of
 from picker.k8s.api import (
     ENDPOINT_SLICES,
     LEASES,
@@ -26,6 +33,7 @@ from picker.k8s.api import (
     Selection,
     UnreachableError,
 )
+from picker.k8s.lease import LeaseName
 
 SERVICES = Resource("", "v1", "services")
 _KINDS = (POOLS, LEGACY_POOLS, OBJECTIVES, LEGACY_OBJECTIVES, REWRITES, LEGACY_REWRITES)
@@ -83,9 +91,8 @@ class ClusterLook:
         so_far = ClusterFacts(
             self._namespace, self._pool_name, pool=pool, service=service, pods=pods
         )
-        electing = any(map(is_election_on, picker_pods(so_far)))
-        lease = f"epp-{self._namespace}-{self._pool_name}.llm-d.ai"
-        rights = tuple(_needed(served, kind, self._pool_name, lease if electing else None))
+        lease = lease_of(so_far)
+        rights = tuple(_needed(served, kind, so_far, lease))
         who, denied, problem = await self._denied(rights, self._user or _account(so_far))
         return ClusterFacts(
             namespace=self._namespace,
@@ -100,12 +107,16 @@ class ClusterLook:
             service=service,
             slices=slices,
             policies=await self._policies(served),
-            lease=await self._get(LEASES, lease) if electing else None,
+            lease=await self._lease(lease),
+            lease_name=lease,
             now=self._now(),
         )
 
-    async def _get(self, resource: Resource, name: str) -> Json | None:
-        asked = self._api.get(resource, self._namespace, name)
+    async def _lease(self, lease: LeaseName | None) -> Json | None:
+        return None if lease is None else await self._get(LEASES, lease.name, lease.namespace)
+
+    async def _get(self, resource: Resource, name: str, namespace: str = "") -> Json | None:
+        asked = self._api.get(resource, namespace or self._namespace, name)
         found: Json | None = await self._seen(resource, asked)
         return found
 
@@ -155,7 +166,7 @@ class ClusterLook:
 
     async def _may(self, right: Right, user: str | None) -> bool:
         attributes = {
-            "namespace": self._namespace,
+            **({"namespace": right.namespace} if right.namespace else {}),
             "verb": right.verb,
             "group": right.resource.group,
             "version": right.resource.version,
@@ -172,19 +183,38 @@ class ClusterLook:
         return at(answer, "status", "allowed") is True
 
 
+def lease_of(cluster: ClusterFacts) -> LeaseName | None:
+    """The Lease that the picker's Pods elect by; None: they do not elect."""
+    electing = [one for one in picker_pods(cluster) if is_election_on(one)]
+    if not electing:
+        return None
+    told = (serving.lease for one in electing if (serving := serving_of(one)) is not None)
+    space, pool = cluster.namespace, cluster.pool_name
+    return next(filter(None, told), LeaseName(space, f"epp-{space}-{pool}.llm-d.ai"))
+
+
 def _needed(
-    served: dict[Resource, bool], pools: Resource, pool_name: str, lease: str | None
+    served: dict[Resource, bool], pools: Resource, cluster: ClusterFacts, lease: LeaseName | None
 ) -> Iterator[Right]:
     """What a picker does. Kinds that are not there need no rights yet."""
-    yield from (Right(PODS, verb) for verb in ("list", "watch"))
-    yield from (Right(pools, verb, pool_name) for verb in ("get", "list", "watch"))
+    space = cluster.namespace
+    yield from (Right(PODS, verb, space) for verb in ("list", "watch"))
+    yield from (Right(pools, verb, space, cluster.pool_name) for verb in ("get", "list", "watch"))
     for pair in _POLICIES:
         kind = next((one for one in pair if served[one]), None)
         if kind is not None:
-            yield from (Right(kind, verb) for verb in ("list", "watch"))
+            yield from (Right(kind, verb, space) for verb in ("list", "watch"))
     if lease is not None:
-        yield from (Right(LEASES, verb, lease) for verb in ("get", "update"))
-        yield Right(LEASES, "create")
+        yield from (Right(LEASES, verb, lease.namespace, lease.name) for verb in ("get", "update"))
+        yield Right(LEASES, "create", lease.namespace)
+    pickers = picker_pods(cluster)
+    following = next((one for one in pickers if flag_of(one, "--peer-slices")), None)
+    if following is not None:
+        serving = serving_of(following)
+        at_home = space if serving is None else serving.namespace
+        yield from (Right(ENDPOINT_SLICES, verb, at_home) for verb in ("list", "watch"))
+    if any(is_on(one, "--metrics-endpoint-auth") for one in pickers):
+        yield from (Right(kind, "create", "") for kind in (TOKEN_REVIEWS, ACCESS_REVIEWS))
 
 
 def _account(cluster: ClusterFacts) -> str | None:

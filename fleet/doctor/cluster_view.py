@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from fleet.doctor.cluster_facts import ClusterFacts, Json
@@ -11,6 +12,7 @@ from picker.k8s.objects.values import Pool
 
 _ELECTION = "--ha-enable-leader-election"
 _ON = ("", "true", "1", "t", "yes")
+_VARIABLE = re.compile(r"\$\(([^()]+)\)")
 
 
 def pool_value(cluster: ClusterFacts) -> Pool | None:
@@ -52,15 +54,33 @@ def is_ready(pod: Json) -> bool:
     return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
 
 
-def words_of(container: Json) -> list[str]:
-    """Its command line, as far as the Pod states it."""
-    return [str(one) for key in ("command", "args") for one in at(container, key) or []]
+def words_of(pod: Json, container: Json) -> list[str]:
+    """A container's command line, as far as the Pod states it; `$(NAME)` stays where the variable
+    has its value from elsewhere.
+    """
+    known = variables_of(pod, container)
+    parts = [at(container, key) for key in ("command", "args")]
+    words = [str(one) for part in parts if isinstance(part, list) for one in part]
+    return [_VARIABLE.sub(lambda found: known.get(found[1], found[0]), one) for one in words]
+
+
+def variables_of(pod: Json, container: Json) -> dict[str, str]:
+    """The container's environment, as far as the Pod states it."""
+    found: dict[str, str] = {}
+    for one in listed(container, "env"):
+        field = at(one, "valueFrom", "fieldRef", "fieldPath")
+        value = at(one, "value")
+        if isinstance(field, str):
+            value = at(pod, *field.split("."))
+        if isinstance(value, str):
+            found[str(at(one, "name"))] = value
+    return found
 
 
 def flag_of(pod: Json, name: str) -> str | None:
     """The value of a flag in any of its containers, "" for one that stands alone."""
     for container in listed(pod, "spec", "containers"):
-        found = flag_in(words_of(container), name)
+        found = flag_in(words_of(pod, container), name)
         if found is not None:
             return found
     return None
@@ -79,7 +99,12 @@ def flag_in(words: list[str], name: str) -> str | None:
 
 def is_election_on(pod: Json) -> bool:
     """Whether it is a picker that waits to lead."""
-    found = flag_of(pod, _ELECTION)
+    return is_on(pod, _ELECTION)
+
+
+def is_on(pod: Json, switch: str) -> bool:
+    """Whether it was started with a switch that says yes."""
+    found = flag_of(pod, switch)
     return found is not None and found.lower() in _ON
 
 

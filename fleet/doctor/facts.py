@@ -38,7 +38,8 @@ class PickerFacts:
 
     `readiness` is the text of `/readyz`; `ahead_seconds` how far its clock is ahead of this one's;
     `metrics` are the samples of its series without labels, and of those with labels their sum.
-    `files` are those that it has open and the limit, known of one on this machine.
+    `files` are those that it has open and the limit, `words` its command line, both known of one
+    on this machine. `peer_calls` counts its calls to replicas by how they ended.
     """
 
     url: str
@@ -51,6 +52,8 @@ class PickerFacts:
     metrics: Mapping[str, float] = field(default_factory=dict)
     ahead_seconds: float | None = None
     files: tuple[int, int] | None = None
+    words: tuple[str, ...] = ()
+    peer_calls: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
 
-from fleet.doctor.cluster_facts import ClusterFacts, Json, Right
-from fleet.doctor.cluster_view import (
-    flag_of,
-    is_election_on,
-    is_ready,
-    picker_pods,
-    pool_value,
+from fleet.doctor.cluster_facts import (
+    ACCESS_REVIEWS,
+    TOKEN_REVIEWS,
+    ClusterFacts,
+    Json,
+    Right,
 )
+from fleet.doctor.cluster_view import pool_value
 from fleet.doctor.envoy_document import at, listed
 from fleet.doctor.facts import Facts
 from fleet.doctor.findings import Check, Finding, error, warning
-from picker.k8s.api import LEGACY_OBJECTIVES, LEGACY_POOLS, OBJECTIVES, POOLS, REWRITES
+from picker.k8s.api import (
+    ENDPOINT_SLICES,
+    LEASES,
+    LEGACY_OBJECTIVES,
+    LEGACY_POOLS,
+    OBJECTIVES,
+    POOLS,
+    REWRITES,
+)
 from picker.k8s.objects.findings import ObjectFinding, Severity
 from picker.k8s.objects.reading import read_policy, read_pool
 from picker.k8s.objects.values import PickerReference
 
 _GRPC_PROTOCOLS = (None, "grpc", "http2", "kubernetes.io/h2c", "https")
-_PEER_FLAGS = ("--peers", "--peer-service")
+_NO_PAGES = "its HTTP port answers 503 to all who ask with a token: no metrics, no pages"
 
 Judge = Callable[[ClusterFacts], Iterable[Finding]]
 
@@ -66,21 +73,26 @@ def _rights(cluster: ClusterFacts) -> Iterator[Finding]:
         )
     for right in cluster.denied:
         named = f" '{right.name}'" if right.name else ""
+        where = f" in {right.namespace}" if right.namespace else ""
+        role = "Role" if right.namespace == cluster.namespace else f"Role{where}"
         yield error(
-            f"{cluster.who} may not {right.verb} {right.resource.qualified}{named} "
-            f"in {cluster.namespace}",
+            f"{cluster.who} may not {right.verb} {right.resource.qualified}{named}{where}",
             _loss(right),
-            f"add to the Role: {_rule(right)}",
+            f"add to the {role if right.namespace else 'ClusterRole'}: {_rule(right)}",
         )
 
 
 def _loss(right: Right) -> str:
     kind = right.resource.plural
-    if kind == "leases":
-        return "it never leads, and is never ready"
-    if kind in (OBJECTIVES.plural, REWRITES.plural):
-        return f"{kind} have no effect"
-    return "it knows no endpoints and is never ready"
+    lost = {
+        OBJECTIVES.plural: f"{kind} have no effect",
+        REWRITES.plural: f"{kind} have no effect",
+        LEASES.plural: "it never leads, and is never ready",
+        ENDPOINT_SLICES.plural: "it finds no other replica, and shares nothing",
+        TOKEN_REVIEWS.plural: _NO_PAGES,
+        ACCESS_REVIEWS.plural: _NO_PAGES,
+    }
+    return lost.get(kind, "it knows no endpoints and is never ready")
 
 
 def _rule(right: Right) -> str:
@@ -247,51 +259,6 @@ def _policies(cluster: ClusterFacts) -> Iterator[Finding]:
             )
 
 
-def _replicas(cluster: ClusterFacts) -> Iterator[Finding]:
-    ready = [one for one in picker_pods(cluster) if is_ready(one)]
-    alone = [
-        one
-        for one in ready
-        if not is_election_on(one) and not any(flag_of(one, flag) for flag in _PEER_FLAGS)
-    ]
-    if len(alone) > 1:
-        names = ", ".join(str(at(one, "metadata", "name")) for one in alone)
-        yield warning(
-            f"{len(alone)} pickers serve the pool and know nothing of each other ({names})",
-            "each sees a part of the load and of the prefixes: cache hits fall, endpoints are "
-            "overrun",
-            "start them with --peer-service NAME (deploy/k8s/components/active-active) or with "
-            "--ha-enable-leader-election (deploy/k8s/components/leader-election)",
-        )
-
-
-def _lease(cluster: ClusterFacts) -> Iterator[Finding]:
-    electing = [one for one in picker_pods(cluster) if is_election_on(one)]
-    if not electing or "leases" in cluster.unseen:
-        return
-    name = f"epp-{cluster.namespace}-{cluster.pool_name}.llm-d.ai"
-    spec = at(cluster.lease, "spec") or {}
-    holder, renewed = spec.get("holderIdentity"), _time(spec.get("renewTime"))
-    fix = f"kubectl get lease {name} -n {cluster.namespace} -o yaml, and the pickers' logs"
-    why = "no picker leads, so none is ready"
-    if not holder:
-        yield error(f"Lease {cluster.namespace}/{name} has no holder", why, fix)
-    elif renewed is not None and cluster.now - renewed > (spec.get("leaseDurationSeconds") or 15):
-        yield error(
-            f"Lease {cluster.namespace}/{name}, held by {holder}, was renewed "
-            f"{cluster.now - renewed:.0f} s ago",
-            why,
-            fix,
-        )
-
-
-def _time(text: object) -> float | None:
-    try:
-        return datetime.fromisoformat(str(text)).timestamp()
-    except ValueError:
-        return None
-
-
 CHECKS = (
     Check("k8s-reachable", "the API server answers", _reachable),
     Check("k8s-unseen", "this run may read what it judges", of_cluster(_unseen)),
@@ -301,6 +268,4 @@ CHECKS = (
     Check("k8s-parents", "gateways accept the pool", of_cluster(_parents)),
     Check("k8s-service", "gateways can ask the picker", of_cluster(_service)),
     Check("k8s-policies", "objectives and rewrites are valid", of_cluster(_policies)),
-    Check("k8s-replicas", "several pickers know of each other", of_cluster(_replicas)),
-    Check("k8s-lease", "somebody leads", of_cluster(_lease)),
 )

@@ -104,7 +104,7 @@ def _probes(cluster: ClusterFacts) -> Iterator[Finding]:
 def _grace(cluster: ClusterFacts) -> Iterator[Finding]:
     told: set[tuple[str, float]] = set()
     for pod, container in every_container((*pool_pods(cluster), *picker_pods(cluster))):
-        flag, drain = _drain(words_of(container))
+        flag, drain = _drain(words_of(pod, container))
         if drain is None:
             continue
         waits = number(at(container, "lifecycle", "preStop", "sleep", "seconds")) or 0

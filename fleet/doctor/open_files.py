@@ -1,9 +1,10 @@
-"""How many files a process of this machine may open, by what Linux says of it."""
+"""What Linux says of a process of this machine: its open files, and how it was started."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 _LISTENING = "0A"
@@ -11,9 +12,17 @@ _LIMIT = "Max open files"
 _PROC = Path("/proc")
 
 
-def files_of_listener(port: int) -> tuple[int, int] | None:
-    """Open files and their limit, of the process that listens at a TCP port here; None where it is
-    not found, or belongs to somebody else.
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A process: how many files it has open and may open, and its command line."""
+
+    files: tuple[int, int]
+    words: tuple[str, ...]
+
+
+def listener_at(port: int) -> Listener | None:
+    """The process that listens at a TCP port here; None where it is not found, or belongs to
+    somebody else.
     """
     inodes = _inodes(port)
     for folder in _PROC.glob("[0-9]*") if inodes else ():
@@ -21,7 +30,8 @@ def files_of_listener(port: int) -> tuple[int, int] | None:
             names = [_target(one) for one in (folder / "fd").iterdir()]
             limit = _limit((folder / "limits").read_text())
             if limit is not None and any(f"socket:[{one}]" in names for one in inodes):
-                return len(names), limit
+                line = (folder / "cmdline").read_bytes().decode(errors="replace")
+                return Listener((len(names), limit), tuple(line.split("\0")[:-1]))
     return None
 
 

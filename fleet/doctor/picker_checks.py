@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 
 from fleet.doctor.facts import Facts, PickerFacts
@@ -17,6 +18,8 @@ LEAST_FILES = 512
 FILES_PER_ENDPOINT = 4  # scrapes, probes and subscriptions
 FILES_SHARE = 0.8
 EXPIRY_WARNING_DAYS = 14.0
+# With an election all but one are so; those that wait for the first leader, or cannot ask, are not.
+_STANDS_BY = re.compile(r"stands by; the leader is (?!nobody yet)")
 _EXPERIMENTAL = "is experimental"
 _SHOWN = 5
 _ENDPOINTS = "llm_d_epp_ready_endpoints"
@@ -49,12 +52,14 @@ def _reachable(facts: Facts) -> Iterator[Finding]:
 
 def _ready(picker: PickerFacts) -> Iterator[Finding]:
     first, _, detail = picker.readiness.partition("\n")
+    if not picker.is_ready and _STANDS_BY.match(detail):
+        return
     if not picker.is_ready:
         yield error(
             f"{picker.url}/readyz: {first or 'not ready'}" + (f" ({detail})" if detail else ""),
             "gateways send nothing to a picker that is not ready",
-            f"it is ready once its pool is known: {detail or 'see its log'}; a picker that drains, "
-            "or stands by for a leader, is not ready on purpose",
+            f"it is ready once its pool is known: {detail or 'see its log'}; a picker that drains "
+            "is not ready on purpose",
         )
     elif detail:
         yield warning(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 from cryptography import x509
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.doctor.facts import CertificateFacts, PickerFacts, WorkerFacts
-from fleet.doctor.open_files import files_of_listener
+from fleet.doctor.open_files import Listener, listener_at
 from fleet.doctor.web import NoPageError, Page, Site
 from picker.admin.endpoint_views import EndpointsView, EndpointView
 from picker.admin.sources import ConfigView
@@ -29,6 +30,7 @@ _TLS_SECONDS = 5.0
 _HERE = ("127.0.0.1", "::1", "localhost")
 _OWN_NAMES = "engineConfigs"
 _METRICS_KINDS = ("text/plain", "application/openmetrics-text")
+_PEER_CALLS = "pointsman_peer_calls_total"
 T = TypeVar("T")
 Now = Callable[[], datetime]
 
@@ -45,6 +47,8 @@ async def ask_picker(url: str, now: Now = utc_now) -> PickerFacts:
             readiness = await site.page("/readyz")
             if readiness.status not in (200, 503):
                 raise NoPageError(f"/readyz answers {readiness.status}: that is no picker")
+            listener = _listener(site.url)
+            families = _families(await site.page("/metrics"))
             return PickerFacts(
                 url=site.url,
                 is_ready=readiness.status == 200,
@@ -52,9 +56,11 @@ async def ask_picker(url: str, now: Now = utc_now) -> PickerFacts:
                 endpoints=_decoded(await site.page("/endpoints"), EndpointsView).endpoints,
                 queues=_decoded(await site.page("/queues"), QueuesView),
                 config=_decoded(await site.page("/config"), ConfigView),
-                metrics=_samples(await site.page("/metrics")),
+                metrics=_samples(families),
                 ahead_seconds=_ahead(readiness, now()),
-                files=_files(site.url),
+                files=None if listener is None else listener.files,
+                words=() if listener is None else listener.words,
+                peer_calls=_by_label(families, _PEER_CALLS, "result"),
             )
         except NoPageError as error:
             return PickerFacts(site.url, problem=str(error))
@@ -69,22 +75,36 @@ def _decoded(page: Page, kind: type[T]) -> T:
         raise NoPageError("what answers there is not this picker") from error
 
 
-def _samples(page: Page) -> dict[str, float]:
-    """Samples by name; those with labels summed up."""
-    found: dict[str, float] = {}
+def _families(page: Page) -> list[Metric]:
     try:
-        for family in text_string_to_metric_families(page.content.decode(errors="replace")):
-            for sample in family.samples:
-                found[sample.name] = found.get(sample.name, 0.0) + sample.value
+        return list(text_string_to_metric_families(page.content.decode(errors="replace")))
     except ValueError as error:
         raise NoPageError(f"/metrics cannot be read: {error}") from error
+
+
+def _samples(families: Iterable[Metric]) -> dict[str, float]:
+    """Samples by name; those with labels summed up."""
+    found: dict[str, float] = {}
+    for family in families:
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
     return found
 
 
-def _files(url: str) -> tuple[int, int] | None:
+def _by_label(families: Iterable[Metric], name: str, label: str) -> dict[str, float]:
+    """A series' samples by one of its labels."""
+    return {
+        sample.labels.get(label, ""): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def _listener(url: str) -> Listener | None:
     split = urlsplit(url)
     is_here = split.hostname in _HERE and split.port is not None
-    return files_of_listener(split.port) if is_here and split.port else None
+    return listener_at(split.port) if is_here and split.port else None
 
 
 def _ahead(page: Page, now: datetime) -> float | None:

@@ -9,7 +9,9 @@ from fleet.doctor import (
     envoy_cluster_checks,
     envoy_filter_checks,
     kubernetes_checks,
+    kubernetes_picker_checks,
     kubernetes_pod_checks,
+    peer_checks,
     picker_checks,
     worker_checks,
 )
@@ -18,10 +20,12 @@ from fleet.doctor.findings import Check, Finding
 
 CHECKS: tuple[Check, ...] = (
     *picker_checks.CHECKS,
+    *peer_checks.CHECKS,
     *worker_checks.CHECKS,
     *envoy_filter_checks.CHECKS,
     *envoy_cluster_checks.CHECKS,
     *kubernetes_checks.CHECKS,
+    *kubernetes_picker_checks.CHECKS,
     *kubernetes_pod_checks.CHECKS,
 )
 

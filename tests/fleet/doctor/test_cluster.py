@@ -2,145 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
+from doctor_cluster import (
+    ACCOUNT,
+    POOL_RULE,
+    ROLE,
+    Object,
+    cluster_in_order,
+    edited,
+    look,
+    objective,
+    told,
+)
 from kube_api.access import Rule
-from kube_api.kubelet import pod
-from kube_api.server import KubeApi, running_kube_api
-from wired_client import client_of
+from kube_api.server import KubeApi
 
-from fleet.doctor.cluster_facts import ClusterFacts
-from fleet.doctor.cluster_look import ClusterLook
 from fleet.doctor.facts import Facts
 from fleet.doctor.findings import Severity
-from fleet.doctor.registry import Told, diagnose
-from picker.k8s.tls import Access
-
-CRDS = sorted((Path(__file__).parents[3] / "crds").glob("*.yaml"))
-NOW = 1_790_000_000.0
-ACCOUNT = "system:serviceaccount:default:picker"
-WORKERS, PICKERS = {"app": "worker"}, {"app": "picker"}
-POOL_RULE = Rule(
-    ["inference.networking.k8s.io"], ["inferencepools"], ["get", "list", "watch"], ["it"]
-)
-ROLE = [
-    Rule([""], ["pods"], ["list", "watch"]),
-    POOL_RULE,
-    Rule(["llm-d.ai"], ["inferenceobjectives", "inferencemodelrewrites"], ["list", "watch"]),
-]
-LEASE_ROLE = [
-    Rule(["coordination.k8s.io"], ["leases"], ["get", "update"], ["epp-default-it.llm-d.ai"]),
-    Rule(["coordination.k8s.io"], ["leases"], ["create"]),
-]
-EVERYTHING = [Rule(["*"], ["*"], ["*"])]
-Object = dict[str, Any]
-
-
-def pool() -> Object:
-    """A pool as in the manifests."""
-    return {
-        "apiVersion": "inference.networking.k8s.io/v1",
-        "kind": "InferencePool",
-        "metadata": {"name": "it"},
-        "spec": {
-            "selector": {"matchLabels": WORKERS},
-            "targetPorts": [{"number": 8000}],
-            "endpointPickerRef": {"name": "picker", "port": {"number": 9002}},
-        },
-    }
-
-
-def service() -> Object:
-    """The picker's."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "picker"},
-        "spec": {
-            "selector": PICKERS,
-            "ports": [{"name": "grpc", "port": 9002, "appProtocol": "http2"}],
-        },
-    }
-
-
-def slices() -> Object:
-    """Of the picker's Service."""
-    return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {"name": "picker-1", "labels": {"kubernetes.io/service-name": "picker"}},
-        "addressType": "IPv4",
-        "endpoints": [{"addresses": ["10.0.0.9"], "conditions": {"ready": True}}],
-    }
-
-
-def running(name: str, labels: dict[str, str], *args: str, port: int = 8000) -> Object:
-    """A Pod that is ready, with a probe and a port."""
-    made = pod(name, f"10.0.0.{len(name)}", labels)
-    container = made["spec"]["containers"][0]
-    container |= {
-        "args": list(args),
-        "ports": [{"containerPort": port}],
-        "readinessProbe": {"httpGet": {"path": "/health", "port": port}},
-    }
-    made["spec"] |= {"serviceAccountName": "picker", "terminationGracePeriodSeconds": 30}
-    return made
-
-
-def lease(renewed: str = "2026-09-21T14:13:15.000000Z", holder: str = "a") -> Object:
-    """That of the picker's election; NOW is five seconds after."""
-    return {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {"name": "epp-default-it.llm-d.ai"},
-        "spec": {"holderIdentity": holder, "renewTime": renewed, "leaseDurationSeconds": 15},
-    }
-
-
-def objective(**spec: object) -> Object:
-    """One about the pool."""
-    return {
-        "apiVersion": "llm-d.ai/v1alpha2",
-        "kind": "InferenceObjective",
-        "metadata": {"name": "chat"},
-        "spec": {"poolRef": {"name": "it"}, "priority": 1, **spec},
-    }
+from fleet.doctor.registry import diagnose
 
 
 @pytest_asyncio.fixture
 async def api() -> AsyncIterator[KubeApi]:
     """A server with a pool, two workers and a picker, all in order."""
-    async with asyncio.timeout(20), running_kube_api(None, *CRDS) as server:
-        server.access.grant("admin", "admin", EVERYTHING)
-        server.access.grant("picker", ACCOUNT, ROLE)
-        for document in (
-            pool(),
-            service(),
-            slices(),
-            objective(),
-            running("worker-1", WORKERS),
-            running("worker-22", WORKERS, "--shutdown-timeout=20"),
-            running("picker-333", PICKERS, "--drain-timeout", "25s", port=9002),
-        ):
-            server.write(document)
+    async with cluster_in_order() as server:
         yield server
-
-
-async def look(server: KubeApi, token: str = "admin", user: str | None = None) -> ClusterFacts:
-    """What there is to see."""
-    async with client_of(Access(server.url, f"Bearer {token}")) as client:
-        return await ClusterLook(client, "default", "it", user, lambda: NOW).look()
-
-
-async def told(server: KubeApi, token: str = "admin", user: str | None = None) -> tuple[Told, ...]:
-    """What is said of it."""
-    return diagnose(Facts(cluster=await look(server, token, user)))
 
 
 async def test_a_cluster_in_order(api: KubeApi) -> None:
@@ -149,15 +38,6 @@ async def test_a_cluster_in_order(api: KubeApi) -> None:
     assert diagnose(Facts(cluster=facts)) == ()
     assert facts.who == ACCOUNT
     assert facts.problem is None
-
-
-async def test_a_picker_with_an_election_in_order(api: KubeApi) -> None:
-    """Two of them, a lease that is fresh, and the rights for it."""
-    api.access.grant("picker", ACCOUNT, ROLE + LEASE_ROLE)
-    for name in ("picker-333", "picker-4444"):
-        api.write(running(name, PICKERS, "--ha-enable-leader-election", port=9002))
-    api.write(lease())
-    assert await told(api) == ()
 
 
 @pytest.mark.parametrize("rule", range(len(ROLE)))
@@ -201,17 +81,6 @@ async def test_rights_of_somebody_else(api: KubeApi) -> None:
     assert len(found) == 9
 
 
-def edited(plural: str, name: str, change: Callable[[Object], object]) -> Callable[[KubeApi], None]:
-    """Change an object as it stands."""
-
-    def apply(server: KubeApi) -> None:
-        found = copy.deepcopy(server.read(plural, name))
-        change(found)
-        server.write(found)
-
-    return apply
-
-
 def _pool(change: Callable[[Object], object]) -> Callable[[KubeApi], None]:
     return edited("inferencepools.inference.networking.k8s.io", "it", change)
 
@@ -219,19 +88,6 @@ def _pool(change: Callable[[Object], object]) -> Callable[[KubeApi], None]:
 def _both_unready(server: KubeApi) -> None:
     for name in ("worker-1", "worker-22"):
         edited("pods", name, lambda one: one["status"].update(conditions=[]))(server)
-
-
-def _electing(server: KubeApi) -> None:
-    server.access.grant("picker", ACCOUNT, ROLE + LEASE_ROLE)
-    server.write(running("picker-333", PICKERS, "--ha-enable-leader-election", port=9002))
-
-
-def _with_lease(**how: str) -> Callable[[KubeApi], None]:
-    def apply(server: KubeApi) -> None:
-        _electing(server)
-        server.write(lease(**how))
-
-    return apply
 
 
 def _refusing(one: Object) -> None:
@@ -317,14 +173,6 @@ SPOILT: list[tuple[str, str, Callable[[KubeApi], object]]] = [
         ),
     ),
     ("k8s-policies", "spec.priority", lambda api: api.write(objective(priority="high"))),
-    (
-        "k8s-replicas",
-        "2 pickers serve the pool",
-        lambda api: api.write(running("picker-4444", PICKERS, port=9002)),
-    ),
-    ("k8s-lease", "has no holder", _electing),
-    ("k8s-lease", "has no holder", _with_lease(holder="")),
-    ("k8s-lease", "ago", _with_lease(renewed="2026-09-21T14:12:00.000000Z")),
     ("k8s-unseen", "pods", lambda api: api.access.deny("list", "pods")),
 ]
 
@@ -350,10 +198,3 @@ async def test_an_api_server_that_is_away(api: KubeApi) -> None:
     await api.go_away()
     (found,) = await told(api)
     assert found.check == "k8s-reachable"
-
-
-async def test_pickers_that_know_of_each_other(api: KubeApi) -> None:
-    """Peers may be many."""
-    for name in ("picker-333", "picker-4444"):
-        api.write(running(name, PICKERS, "--peer-service=picker-peers", port=9002))
-    assert await told(api) == ()

@@ -7,6 +7,7 @@ import contextlib
 import json
 import resource
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,6 +28,9 @@ from picker.extproc.self_signed import self_signed
 Pages = dict[str, tuple[int, str, str]]
 METRICS = """# TYPE llm_d_epp_ready_endpoints gauge
 llm_d_epp_ready_endpoints{name="default"} 1
+# TYPE pointsman_peer_calls_total counter
+pointsman_peer_calls_total{result="self"} 1
+pointsman_peer_calls_total{result="unreachable"} 2
 """
 VLLM = """vllm:num_requests_waiting{engine="0"} 0
 vllm:num_requests_running{engine="0"} 0
@@ -103,6 +107,8 @@ async def test_a_picker_and_its_worker_are_read() -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert picker.files is not None
     assert picker.files[1] == soft  # the site is of this process
+    assert picker.words == tuple(sys.orig_argv)
+    assert picker.peer_calls == {"self": 1.0, "unreachable": 2.0}
     found = diagnose(Facts(picker=picker, workers=workers))
     assert [one.check for one in found] == ["picker-scrapes", "worker-metrics"]
     assert "text/html" in found[1].finding.seen

@@ -65,6 +65,12 @@ def test_a_picker_and_a_worker_that_are_well() -> None:
             "error",
             "no file",
         ),
+        (
+            {"is_ready": False, "readiness": "not ready\nstands by; the leader is nobody yet"},
+            "picker-ready",
+            "error",
+            "nobody yet",
+        ),
         ({"readiness": "ready\nold since noon"}, "picker-ready", "warning", "old since noon"),
         ({"endpoints": ()}, "picker-endpoints", "error", "none"),
         ({"endpoints": (endpoint(None),)}, "picker-scrapes", "error", "never read"),
@@ -129,6 +135,41 @@ def test_what_is_wrong_with_a_picker(
     (told,) = diagnose(Facts(picker=dataclasses.replace(WELL, **changes)))
     assert (told.check, told.finding.severity) == (check, Severity(severity))
     assert text in told.finding.seen
+
+
+def test_a_picker_that_stands_by_is_well() -> None:
+    """It is not ready on purpose while another one leads."""
+    text = "not ready\nstands by; the leader is picker-1_9f"
+    standby = dataclasses.replace(WELL, is_ready=False, readiness=text, endpoints=())
+    assert diagnose(Facts(picker=standby)) == ()
+
+
+@pytest.mark.parametrize(
+    ("connected", "heard", "peers", "calls", "others"),
+    [
+        (0, 0, "", {}, None),
+        (2, 2, "", {}, None),
+        (2, 1, "", {}, 2),
+        (1, 2, "", {}, 2),
+        (1, 1, "a:1,b:1,c:1", {"self": 1.0}, 2),
+        (2, 2, "a:1,b:1,c:1", {"self": 1.0, "unreachable": 9.0}, None),
+        (2, 2, "a:1, b:1,b:1", {}, None),
+        (0, 0, "a:1", {"unreachable": 9.0}, 1),
+        (1, 1, "a:1,b:1", {"known": 3.0}, None),
+    ],
+)
+def test_replicas_that_are_not_heard(
+    connected: float, heard: float, peers: str, calls: dict[str, float], others: int | None
+) -> None:
+    """Fewer than are told, or than are named; this one may be named too, or one of them twice."""
+    series = {"pointsman_peers_connected": float(connected), "pointsman_peers_heard": float(heard)}
+    words = ("pointsman", "picker", "--peers", peers) if peers else ()
+    picker = dataclasses.replace(
+        WELL, metrics={**WELL.metrics, **series}, words=words, peer_calls=calls
+    )
+    found = diagnose(Facts(picker=picker))
+    assert [one.check for one in found] == ([] if others is None else ["picker-peers"])
+    assert all(f"of {others} other replicas it hears {heard}" in one.finding.seen for one in found)
 
 
 def test_experimental_plugins_are_told_of() -> None:

@@ -1,0 +1,264 @@
+"""Pickers in the test API server, by the flags of their Pods: in order, and then not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+from doctor_cluster import (
+    ACCOUNT,
+    LEASE_ROLE,
+    PICKERS,
+    ROLE,
+    Object,
+    cluster_in_order,
+    edited,
+    lease,
+    look,
+    running,
+    told,
+)
+from kube_api.access import Rule
+from kube_api.server import KubeApi
+
+from fleet.doctor.facts import Facts, PickerFacts
+from fleet.doctor.findings import Severity
+from fleet.doctor.registry import diagnose
+from picker.admin.endpoint_views import HEALTHY, EndpointView
+from picker.types import EndpointMetrics
+
+ELECTION, AUTH = "--ha-enable-leader-election", "--metrics-endpoint-auth"
+SLICES_ROLE = [
+    Rule(["discovery.k8s.io"], ["endpointslices"], ["list", "watch"], namespace="default")
+]
+AUTH_ROLE = [
+    Rule(["authentication.k8s.io"], ["tokenreviews"], ["create"]),
+    Rule(["authorization.k8s.io"], ["subjectaccessreviews"], ["create"]),
+]
+EXTRA = {
+    "election": ([ELECTION], LEASE_ROLE),
+    "slices": (["--peer-slices=picker-peers:9005"], SLICES_ROLE),
+    "auth": ([AUTH], AUTH_ROLE),
+}
+
+
+@pytest_asyncio.fixture
+async def api() -> AsyncIterator[KubeApi]:
+    """A server with a pool, two workers and a picker, all in order."""
+    async with cluster_in_order() as server:
+        yield server
+
+
+def start(server: KubeApi, *args: str, name: str = "picker-333", is_ready: bool = True) -> None:
+    """A picker with these flags, in place of the one of that name."""
+    server.write(running(name, PICKERS, *args, port=9002, is_ready=is_ready))
+
+
+def elect(server: KubeApi, *args: str, **how: str) -> None:
+    """Two pickers that elect, of which one leads, with the rights for it."""
+    server.access.grant("picker", ACCOUNT, ROLE + LEASE_ROLE)
+    start(server, ELECTION, *args)
+    start(server, ELECTION, *args, name="picker-4444", is_ready=False)
+    server.write(lease(**how))
+
+
+@pytest.mark.parametrize("extra", EXTRA.values(), ids=EXTRA)
+async def test_rights_that_a_flag_asks_for(
+    api: KubeApi, extra: tuple[list[str], list[Rule]]
+) -> None:
+    """They are missed while the flag is there and they are not, each with its rule."""
+    flags, rules = extra
+    start(api, *flags)
+    api.write(lease())
+    found = [one.finding for one in await told(api)]
+    assert len(found) == sum(len(one.verbs) * len(one.resources) for one in rules)
+    for rule in rules:
+        for verb in rule.verbs:
+            (fix,) = [
+                one.fix
+                for one in found
+                if f"resources: [{rule.resources[0]}]" in one.fix and f"verbs: [{verb}]" in one.fix
+            ]
+            assert f'apiGroups: ["{rule.groups[0]}"]' in fix
+            assert (f"resourceNames: [{''.join(rule.names)}]" in fix) == bool(rule.names)
+    api.access.grant("picker", ACCOUNT, ROLE + rules)
+    assert await told(api) == ()
+    api.access.grant("picker", ACCOUNT, ROLE)
+    start(api, *(f"{one}=false" for one in flags if one in (ELECTION, AUTH)))
+    assert await told(api) == ()
+
+
+async def test_reviews_need_a_cluster_role(api: KubeApi) -> None:
+    """What a Role of the namespace grants does not count, and the fix says so."""
+    start(api, AUTH)
+    api.access.grant(
+        "picker", ACCOUNT, ROLE + [replace(one, namespace="default") for one in AUTH_ROLE]
+    )
+    found = [one.finding for one in await told(api)]
+    assert len(found) == 2
+    assert all("ClusterRole" in one.fix and " in default" not in one.seen for one in found)
+
+
+async def test_an_election_in_order(api: KubeApi) -> None:
+    """One leads and is ready, the other one stands by."""
+    elect(api)
+    assert await told(api) == ()
+    elect(api, holder="somebody_1")
+    edited("pods", "picker-333", lambda one: one["spec"].update(hostNetwork=True))(api)
+    assert await told(api) == ()  # called after the host, whatever that is
+
+
+@pytest.mark.parametrize(
+    ("how", "severity", "text"),
+    [
+        ({"holder": ""}, "error", "has no holder"),
+        ({"renewed": "2026-09-21T14:12:00.000000Z"}, "error", "was renewed 80 s ago"),
+        ({"holder": "picker-9_6f0a"}, "warning", "held by picker-9_6f0a, none of the Pods"),
+    ],
+)
+async def test_a_lease_that_none_of_them_holds(
+    api: KubeApi, how: dict[str, str], severity: str, text: str
+) -> None:
+    """Nobody, somebody who does not renew it, somebody else."""
+    elect(api, **how)
+    (found,) = await told(api)
+    assert (found.check, found.finding.severity) == ("k8s-lease", Severity(severity))
+    assert text in found.finding.seen
+
+
+async def test_a_lease_that_is_not_there(api: KubeApi) -> None:
+    """As one that nobody holds."""
+    elect(api)
+    api.erase("leases", "epp-default-it.llm-d.ai")
+    (found,) = await told(api)
+    assert "has no holder" in found.finding.seen
+
+
+async def test_two_that_are_ready(api: KubeApi) -> None:
+    """Though only one of them can lead."""
+    elect(api)
+    start(api, ELECTION, name="picker-4444")
+    (found,) = await told(api)
+    assert (found.check, found.finding.severity) == ("k8s-lease", Severity.WARNING)
+    assert "2 pickers are ready though one leads (picker-333, picker-4444)" in found.finding.seen
+
+
+async def test_the_lease_of_several_pools_is_called_after_the_first(api: KubeApi) -> None:
+    """In the picker's namespace, with the rights there."""
+    pools = ("--pool=name=file,endpoints-file=f.yaml", "--pool=x/first", "--pool", "it:9002")
+    space = {"name": "NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}
+    elect(api, *pools)
+    for name in ("picker-333", "picker-4444"):
+        edited("pods", name, lambda one: one["spec"]["containers"][0].update(env=[space]))(api)
+    facts = await look(api)
+    assert str(facts.lease_name) == "default/epp-default-first.llm-d.ai"
+    assert {one.name for one in facts.denied} == {"epp-default-first.llm-d.ai"}
+    made = lease()
+    made["metadata"]["name"] = "epp-default-first.llm-d.ai"
+    api.write(made)
+    assert {one.check for one in await told(api)} == {"k8s-rights"}
+
+
+def to_port(target: object, port: int = 9002) -> Object:
+    """The picker's Service has one port, which leads there."""
+    return {"ports": [{"port": port, "targetPort": target, "appProtocol": "http2"}]}
+
+
+IN_ORDER: list[tuple[list[str], object]] = [
+    (["--pool-name=it"], None),
+    (["--pool-name", "it", "--pool-namespace=$(NAMESPACE)"], None),  # not known: passed over
+    (["--pool-name=it", "--grpc-port=9102"], 9102),
+    (["--pool-name=it"], "server"),
+    (["--pool=it"], 9002),
+    (["--pool=other", "--pool=it:9013"], 9013),
+    (["--pool=other:9014", "--pool=default/it:9013", "--grpc-port=9002"], 9013),
+    (["--pool=other", "--pool=name=it,grpc-port=0"], 9013),
+]
+AMISS: list[tuple[list[str], object, str, str]] = [
+    (["--pool-name=other"], None, "error", "serves default/other and not default/it"),
+    (["--pool-name=it", "--pool-namespace=b"], None, "error", "serves b/it and not default/it"),
+    (["--pool=b/it:9002", "--pool=c"], None, "error", "serves b/it, default/c and not default/it"),
+    (["--pool-name=it", "--grpc-port=9102"], None, "error", "which serves the pool at 9102"),
+    (["--pool-name=it"], 9003, "error", "leads to port 9003"),
+    (["--pool=other", "--pool=it:9013"], None, "error", "which serves the pool at 9013"),
+    (["--pool=other", "--pool=it:9013"], "server", "error", "leads to port 9002"),
+    (["--pool=other:9013", "--pool=it"], None, "warning", "where it serves 2 pools"),
+]
+
+
+@pytest.mark.parametrize(("flags", "target"), IN_ORDER, ids=[str(one) for one in IN_ORDER])
+async def test_a_port_at_which_the_pool_is_served(
+    api: KubeApi, flags: list[str], target: object
+) -> None:
+    """By the picker of one pool or of several, with or without a port of its own."""
+    start(api, *flags)
+    _name_port(api)
+    edited("services", "picker", lambda one: one["spec"].update(to_port(target)))(api)
+    assert await told(api) == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "target", "severity", "text"), AMISS, ids=[str(one[:2]) for one in AMISS]
+)
+async def test_a_port_at_which_it_is_not(
+    api: KubeApi, flags: list[str], target: object, severity: str, text: str
+) -> None:
+    """Another port, another pool, or one that gateways have to name."""
+    start(api, *flags)
+    _name_port(api)
+    edited("services", "picker", lambda one: one["spec"].update(to_port(target)))(api)
+    (found,) = await told(api)
+    assert (found.check, found.finding.severity) == ("k8s-picker-port", Severity(severity))
+    assert text in found.finding.seen
+
+
+def _name_port(server: KubeApi) -> None:
+    def change(one: Object) -> None:
+        one["spec"]["containers"][0]["ports"] = [{"name": "server", "containerPort": 9002}]
+
+    edited("pods", "picker-333", change)(server)
+
+
+async def test_pickers_that_know_nothing_of_each_other(api: KubeApi) -> None:
+    """They are told of once there are two."""
+    start(api, name="picker-4444")
+    (found,) = await told(api)
+    assert found.check == "k8s-replicas"
+    assert "2 pickers serve the pool" in found.finding.seen
+
+
+@pytest.mark.parametrize(
+    "flag", ["--peers=a:9005,b:9005", "--peer-service=picker-peers", "--peer-slices=picker-peers"]
+)
+async def test_pickers_that_know_of_each_other(api: KubeApi, flag: str) -> None:
+    """They may be many; how many of them a picker hears is seen at that picker."""
+    api.access.grant("picker", ACCOUNT, ROLE + SLICES_ROLE)
+    start(api, flag)
+    start(api, flag, name="picker-4444")
+    start(api, flag, "--pool-name=other", name="picker-55555", is_ready=False)
+    facts = Facts(cluster=await look(api))
+    assert "k8s-replicas" not in {one.check for one in diagnose(facts)}
+    for heard, expected in ((1.0, []), (0.0, ["picker-peers"])):
+        series = {
+            "llm_d_epp_ready_endpoints": 1.0,
+            "pointsman_peers_connected": 1.0,
+            "pointsman_peers_heard": heard,
+        }
+        picker = PickerFacts("http://it", endpoints=(_ENDPOINT,), metrics=series)
+        found = diagnose(replace(facts, picker=picker))
+        assert [one.check for one in found if one.check.startswith("picker")] == expected
+
+
+_ENDPOINT = EndpointView(
+    key="default/one",
+    name="one",
+    namespace="default",
+    address="10.0.0.1:8000",
+    labels={},
+    inflight_requests=0,
+    health=HEALTHY,
+    metrics=EndpointMetrics(),
+    metrics_age_seconds=0.1,
+)

@@ -1,0 +1,154 @@
+"""A pool in the test API server, all in order, and what the doctor says of it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from kube_api.access import Rule
+from kube_api.kubelet import pod
+from kube_api.server import KubeApi, running_kube_api
+from wired_client import client_of
+
+from fleet.doctor.cluster_facts import ClusterFacts
+from fleet.doctor.cluster_look import ClusterLook
+from fleet.doctor.facts import Facts
+from fleet.doctor.registry import Told, diagnose
+from picker.k8s.tls import Access
+
+CRDS = sorted((Path(__file__).parents[2] / "crds").glob("*.yaml"))
+NOW = 1_790_000_000.0
+ACCOUNT = "system:serviceaccount:default:picker"
+WORKERS, PICKERS = {"app": "worker"}, {"app": "picker"}
+POOL_RULE = Rule(
+    ["inference.networking.k8s.io"], ["inferencepools"], ["get", "list", "watch"], ["it"]
+)
+ROLE = [
+    Rule([""], ["pods"], ["list", "watch"]),
+    POOL_RULE,
+    Rule(["llm-d.ai"], ["inferenceobjectives", "inferencemodelrewrites"], ["list", "watch"]),
+]
+LEASE_ROLE = [
+    Rule(["coordination.k8s.io"], ["leases"], ["get", "update"], ["epp-default-it.llm-d.ai"]),
+    Rule(["coordination.k8s.io"], ["leases"], ["create"]),
+]
+EVERYTHING = [Rule(["*"], ["*"], ["*"])]
+Object = dict[str, Any]
+
+
+def pool() -> Object:
+    """A pool as in the manifests."""
+    return {
+        "apiVersion": "inference.networking.k8s.io/v1",
+        "kind": "InferencePool",
+        "metadata": {"name": "it"},
+        "spec": {
+            "selector": {"matchLabels": WORKERS},
+            "targetPorts": [{"number": 8000}],
+            "endpointPickerRef": {"name": "picker", "port": {"number": 9002}},
+        },
+    }
+
+
+def service() -> Object:
+    """The picker's."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "picker"},
+        "spec": {
+            "selector": PICKERS,
+            "ports": [{"name": "grpc", "port": 9002, "appProtocol": "http2"}],
+        },
+    }
+
+
+def slices() -> Object:
+    """Of the picker's Service."""
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "picker-1", "labels": {"kubernetes.io/service-name": "picker"}},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": ["10.0.0.9"], "conditions": {"ready": True}}],
+    }
+
+
+def running(
+    name: str, labels: dict[str, str], *args: str, port: int = 8000, is_ready: bool = True
+) -> Object:
+    """A Pod that is ready, with a probe and a port."""
+    made = pod(name, f"10.0.0.{len(name)}", labels, ready=is_ready)
+    container = made["spec"]["containers"][0]
+    container |= {
+        "args": list(args),
+        "ports": [{"containerPort": port}],
+        "readinessProbe": {"httpGet": {"path": "/health", "port": port}},
+    }
+    made["spec"] |= {"serviceAccountName": "picker", "terminationGracePeriodSeconds": 30}
+    return made
+
+
+def lease(renewed: str = "2026-09-21T14:13:15.000000Z", holder: str = "picker-333_6f0a") -> Object:
+    """That of the picker's election; NOW is five seconds after."""
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": "epp-default-it.llm-d.ai"},
+        "spec": {"holderIdentity": holder, "renewTime": renewed, "leaseDurationSeconds": 15},
+    }
+
+
+def objective(**spec: object) -> Object:
+    """One about the pool."""
+    return {
+        "apiVersion": "llm-d.ai/v1alpha2",
+        "kind": "InferenceObjective",
+        "metadata": {"name": "chat"},
+        "spec": {"poolRef": {"name": "it"}, "priority": 1, **spec},
+    }
+
+
+@asynccontextmanager
+async def cluster_in_order() -> AsyncIterator[KubeApi]:
+    """A server with a pool, two workers and a picker, all in order."""
+    async with asyncio.timeout(20), running_kube_api(None, *CRDS) as server:
+        server.access.grant("admin", "admin", EVERYTHING)
+        server.access.grant("picker", ACCOUNT, ROLE)
+        for document in (
+            pool(),
+            service(),
+            slices(),
+            objective(),
+            running("worker-1", WORKERS),
+            running("worker-22", WORKERS, "--shutdown-timeout=20"),
+            running("picker-333", PICKERS, "--drain-timeout", "25s", port=9002),
+        ):
+            server.write(document)
+        yield server
+
+
+async def look(server: KubeApi, token: str = "admin", user: str | None = None) -> ClusterFacts:
+    """What there is to see."""
+    async with client_of(Access(server.url, f"Bearer {token}")) as client:
+        return await ClusterLook(client, "default", "it", user, lambda: NOW).look()
+
+
+async def told(server: KubeApi, token: str = "admin", user: str | None = None) -> tuple[Told, ...]:
+    """What is said of it."""
+    return diagnose(Facts(cluster=await look(server, token, user)))
+
+
+def edited(plural: str, name: str, change: Callable[[Object], object]) -> Callable[[KubeApi], None]:
+    """Change an object as it stands."""
+
+    def apply(server: KubeApi) -> None:
+        found = copy.deepcopy(server.read(plural, name))
+        change(found)
+        server.write(found)
+
+    return apply
