@@ -56,7 +56,9 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 @dataclass
 class WholePicker:
-    """A picker that serves, the pods it knows, and what it says of itself."""
+    """A picker that serves, the pods it knows, and what it says of itself; of one with several
+    pools what it is as the picker of the one that is called `key`.
+    """
 
     picker: Picker
     ports: Ports
@@ -65,12 +67,12 @@ class WholePicker:
     channel: grpc.aio.Channel
     http: aiohttp.ClientSession
     policies: Sequence[PolicyObject] = field(default=(), kw_only=True)
+    key: str = field(default="", kw_only=True)
 
     @property
     def pool(self) -> ServedPool:
-        """The one that it serves."""
-        (pool,) = self.picker.pools.values()
-        return pool
+        """What it is made of."""
+        return self.picker.pools[self.key]
 
     @asynccontextmanager
     async def stream(self) -> AsyncIterator[GatewayStream]:
@@ -94,7 +96,9 @@ class WholePicker:
 
     async def get(self, path: str) -> tuple[int, str]:
         """A page of the HTTP port."""
-        async with self.http.get(f"http://127.0.0.1:{self.ports.metrics}{path}") as response:
+        below = f"/pools/{self.key}" if self.key else ""
+        url = f"http://127.0.0.1:{self.ports.metrics}{below}{path}"
+        async with self.http.get(url) as response:
             return response.status, await response.text()
 
     async def endpoints(self) -> dict[str, dict[str, Any]]:
@@ -230,15 +234,7 @@ async def whole_picker(
             "metrics_port": 0,
             "allow_experimental_plugins": True,
         }
-        picker = Picker(Options(**options | changes))
-        started: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(picker.run(started.set_result))
-        awaited: list[asyncio.Future[Any]] = [started, task]
-        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            await task
-        ports = started.result()
-        try:
+        async with started_picker(Options(**options | changes)) as (picker, ports):
             address = f"127.0.0.1:{ports.grpc}"
             async with (
                 grpc.aio.insecure_channel(address, options=MAX_MESSAGE) as channel,
@@ -247,7 +243,21 @@ async def whole_picker(
                 running = WholePicker(picker, ports, pods, path, channel, http, policies=policies)
                 await until(running.has_read_pages)
                 yield running
-        finally:
-            picker.stop()
-            picker.stop()
-            await asyncio.wait_for(task, PATIENCE_SECONDS)
+
+
+@asynccontextmanager
+async def started_picker(options: Options) -> AsyncIterator[tuple[Picker, Ports]]:
+    """A picker that has opened its ports; at the end it has no time to drain."""
+    picker = Picker(options)
+    started: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(picker.run(started.set_result))
+    awaited: list[asyncio.Future[Any]] = [started, task]
+    await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        await task
+    try:
+        yield picker, started.result()
+    finally:
+        picker.stop()
+        picker.stop()
+        await asyncio.wait_for(task, PATIENCE_SECONDS)
