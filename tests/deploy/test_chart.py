@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,17 @@ import pytest
 import yaml
 from crd_rules import CrdRules
 from deploy_wiring import loose_ends
-from manifests import CHART, Object, charted, kustomized, name_of, of_kind, pod_of, workloads
+from manifests import (
+    CHART,
+    DEPLOY,
+    Object,
+    charted,
+    kustomized,
+    name_of,
+    of_kind,
+    pod_of,
+    workloads,
+)
 from pod_security import violations, wishes
 
 pytestmark = pytest.mark.usefixtures("kubectl", "helm")
@@ -19,6 +30,15 @@ HASH = re.compile(r"(pointsman-envoy)-[a-z0-9]{10}\b")
 QUIET = ("gateway.create=false", "route.create=false", "pool.create=false", "objectives=null")
 OVERLAYS = "deploy/k8s/overlays"
 ADDONS = "deploy/k8s/addons"
+POOLS = (
+    "pools[0].name=llama",
+    "pools[0].grpcPort=9012",
+    "pools[1].name=qwen",
+    "pools[1].grpcPort=9013",
+    "pools[2].name=mixtral",
+    "pools[2].namespace=research",
+    "pools[2].grpcPort=9014",
+)
 # What the chart renders with these values → the folders that say the same.
 SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "base": (QUIET, ("deploy/k8s/base",)),
@@ -32,6 +52,15 @@ SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("picker.highAvailability=active-active", "picker.replicas=2"),
         (f"{OVERLAYS}/active-active",),
     ),
+    "several pools": (
+        (*POOLS[:4], "networkPolicy.enabled=true"),
+        (
+            f"{OVERLAYS}/several-pools",
+            f"{ADDONS}/network-policy",
+            f"{ADDONS}/network-policy-pools",
+        ),
+    ),
+    "several namespaces": (POOLS, (f"{OVERLAYS}/several-namespaces",)),
     "workers": (
         ("workers.sim.enabled=true", "workers.gpu.enabled=true"),
         (f"{OVERLAYS}/gateway", f"{OVERLAYS}/sim-workers", f"{OVERLAYS}/gpu-workers"),
@@ -70,6 +99,8 @@ def plain(obj: Object) -> Object:
         container["ports"].sort(key=lambda port: port["containerPort"])
         if container["name"] == "worker":
             container["args"].sort()
+    if same["kind"] == "Service":
+        same["spec"]["ports"].sort(key=lambda port: port["port"])
     for volumes in (template.get("spec", {}).get("volumes", []),):
         volumes.sort(key=lambda volume: volume["name"])
     if same["kind"] == "ConfigMap":
@@ -95,13 +126,103 @@ def test_both_render_the_same(settings: tuple[str, ...], folders: tuple[str, ...
         assert one == theirs[name], name
 
 
-def test_a_certificate_for_peers_is_mounted() -> None:
-    """As components/peer-tls does, but for the certificates themselves."""
-    settings = ("picker.highAvailability=active-active", "picker.replicas=2")
-    ours = by_name(charted(*settings, "picker.peerCertificateSecret=pointsman-picker-peers"))
-    theirs = by_name(kustomized(f"{OVERLAYS}/active-active-tls"))
+# As above, where cert-manager is asked for a certificate: of the chart's a secret is asked for.
+CERTIFIED = {
+    "peers": (
+        (*SAME["active-active"][0], "picker.peerCertificateSecret=pointsman-picker-peers"),
+        (f"{OVERLAYS}/active-active-tls",),
+    ),
+    "metrics": (
+        (
+            "picker.metrics.auth=true",
+            "picker.metrics.certificateSecret=pointsman-picker-metrics",
+            "monitoring.enabled=true",
+        ),
+        (f"{OVERLAYS}/metrics-auth", f"{ADDONS}/monitoring-auth"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "folders"), CERTIFIED.values(), ids=CERTIFIED.keys())
+def test_both_use_certificates_alike(settings: tuple[str, ...], folders: tuple[str, ...]) -> None:
+    """But for the certificates themselves."""
+    theirs = [one for folder in folders for one in kustomized(folder)]
+    made = of_kind(theirs, "Certificate") + of_kind(theirs, "Issuer")
+    assert made
+    assert by_name(charted(*settings)) == by_name([one for one in theirs if one not in made])
+
+
+def test_a_seed_of_ones_own_is_mounted(kubectl: Path, tmp_path: Path) -> None:
+    """As components/hash-seed does, beside other components."""
+    shutil.copytree(DEPLOY / "k8s", tmp_path / "k8s")
+    (tmp_path / "kustomization.yaml").write_text(
+        "namespace: pointsman\nresources: [k8s/overlays/active-active-tls]\n"
+        "components: [k8s/components/hash-seed, k8s/components/metrics-auth]\n"
+    )
+    command = [kubectl, "kustomize", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    theirs = by_name(list(yaml.safe_load_all(done.stdout)))
+    settings = [one for given, _ in CERTIFIED.values() for one in given]
+    ours = by_name(charted(*settings, "picker.hashSeedSecret=pointsman-picker-hash-seed"))
     name = ("Deployment", "pointsman-picker")
     assert ours[name] == theirs[name]
+
+
+def test_the_picker_of_pools_of_other_namespaces_asks_nothing_in_its_own() -> None:
+    """Its Role is empty, and not one with the rights to a pool that it does not follow."""
+    objects = charted("pools[0].name=a", "pools[0].grpcPort=9012", "pools[0].namespace=team-b")
+    roles = {one["metadata"]["namespace"]: one["rules"] for one in of_kind(objects, "Role")}
+    assert roles["pointsman"] == []
+    assert [rule["resources"] for rule in roles["team-b"]][:2] == [["pods"], ["inferencepools"]]
+    assert loose_ends(objects) == []
+
+
+def test_pools_have_what_they_are_given() -> None:
+    """Labels, ports, models and objectives of their own, where the release's are others."""
+    settings = (
+        *POOLS[:4],
+        "pools[0].selector.app=vllm",
+        "pools[0].targetPorts={8000,8001}",
+        "pools[0].models={llama-8b,llama-70b}",
+        "pools[0].objectives[0].name=batch",
+        "pools[0].objectives[0].priority=-1",
+        "picker.highAvailability=leader-election",
+    )
+    objects = charted(*settings, release="chat", namespace="team-a")
+    assert loose_ends(objects) == []
+    llama, qwen = of_kind(objects, "InferencePool")
+    assert llama["spec"]["selector"] == {"matchLabels": {"app": "vllm"}}
+    assert [port["number"] for port in llama["spec"]["targetPorts"]] == [8000, 8001]
+    assert qwen["spec"]["selector"] == {"matchLabels": {"app": "qwen"}}
+    route = next(one for one in of_kind(objects, "HTTPRoute") if name_of(one)[1] == "llama")
+    matches = route["spec"]["rules"][0]["matches"]
+    assert [one["headers"][0]["value"] for one in matches] == ["llama-8b", "llama-70b"]
+    [objective] = of_kind(objects, "InferenceObjective")
+    assert objective["spec"]["poolRef"]["name"] == "llama"
+    [role] = of_kind(objects, "Role")
+    named = [name for rule in role["rules"] for name in rule.get("resourceNames", ())]
+    assert named == ["llama", "qwen", "epp-team-a-llama.llm-d.ai"]
+
+
+CONTRADICTIONS = {
+    "one port for two pools": (*POOLS[:3], "pools[1].grpcPort=9012"),
+    "one pool twice": (*POOLS[:2], "pools[1].name=llama", "pools[1].grpcPort=9013"),
+    "pools without a gateway": (*POOLS[:2], "mode=standalone"),
+    "one autoscaler of several pools": (*POOLS[:4], "autoscaling.kind=hpa"),
+    "tokens in plain text": ("picker.metrics.auth=true",),
+}
+
+
+@pytest.mark.parametrize("settings", CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
+def test_values_that_contradict_each_other_are_refused(
+    helm: Path, settings: tuple[str, ...]
+) -> None:
+    """With a word about which they are."""
+    flags = [word for setting in settings for word in ("--set", setting)]
+    command = [str(helm), "template", "pointsman", str(CHART), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert re.search(r"execution error at .*: (pools|picker\.metrics\.auth)", done.stderr)
 
 
 @pytest.mark.parametrize("mode", ["gateway", "standalone"])
@@ -139,8 +260,13 @@ def test_a_pool_of_other_labels_is_valid() -> None:
 
 def test_notes_say_where_to_look(helm: Path) -> None:
     """In either mode, and without a cluster."""
-    for mode, word in (("gateway", "InferencePool pointsman"), ("standalone", "Envoy")):
-        command = [helm, "install", "pointsman", CHART, "--dry-run=client", "--set", f"mode={mode}"]
+    several = f"mode=gateway,{','.join(POOLS)}"
+    for setting, word in (
+        ("mode=gateway", "InferencePool pointsman"),
+        ("mode=standalone", "Envoy"),
+        (several, "research/mixtral:9014"),
+    ):
+        command = [helm, "install", "pointsman", CHART, "--dry-run=client", "--set", setting]
         told = subprocess.run(command, capture_output=True, text=True, check=True)
         assert word in told.stdout.split("NOTES:")[1]
 
@@ -155,6 +281,8 @@ REFUSED = {
     "a flag without dashes": "picker.extraArgs={processes=2}",
     "a name with capitals": "fullnameOverride=Chat",
     "another failure mode": "pool.failureMode=Fail",
+    "a pool without a port": "pools[0].name=llama",
+    "a pool at the port of health": "pools[0].name=llama,pools[0].grpcPort=9003",
 }
 
 

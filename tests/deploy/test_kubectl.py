@@ -16,7 +16,7 @@ from kube_api.server import KubeApi, running_kube_api
 from manifests import BUILDS, ROOT, Object, kustomized, name_of
 
 KINDS = {
-    "v1": ("ServiceAccount",),
+    "v1": ("ServiceAccount", "Secret"),
     "apps/v1": ("Deployment",),
     "policy/v1": ("PodDisruptionBudget",),
     "autoscaling/v2": ("HorizontalPodAutoscaler",),
@@ -29,10 +29,11 @@ KINDS = {
     "cert-manager.io/v1": ("Issuer", "Certificate"),
 }
 CLUSTER_WIDE = {
+    "rbac.authorization.k8s.io/v1": ("ClusterRole", "ClusterRoleBinding"),
     "admissionregistration.k8s.io/v1": (
         "ValidatingAdmissionPolicy",
         "ValidatingAdmissionPolicyBinding",
-    )
+    ),
 }
 
 

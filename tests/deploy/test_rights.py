@@ -5,39 +5,63 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from manifests import BUILDS, Object, charted, kustomized, of_kind
+from manifests import (
+    BUILDS,
+    NAMESPACE,
+    Object,
+    charted,
+    kustomized,
+    of_kind,
+    pod_of,
+    workloads,
+)
+
+from picker.k8s.reviews import ACCESS_REVIEWS, TOKEN_REVIEWS
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 Right = tuple[str, str, str, str]  # group, resource, name or "", verb
 
-PODS = {("", "pods", "", verb) for verb in ("list", "watch")}
-POOL = {
-    ("inference.networking.k8s.io", "inferencepools", "pointsman", verb)
-    for verb in ("get", "list", "watch")
-}
-POLICIES = {
+PODS: set[Right] = {("", "pods", "", verb) for verb in ("list", "watch")}
+POLICIES: set[Right] = {
     ("llm-d.ai", resource, "", verb)
     for resource in ("inferenceobjectives", "inferencemodelrewrites")
     for verb in ("list", "watch")
 }
+
+
+def pools(*names: str) -> set[Right]:
+    """What a picker asks about these pools of one namespace."""
+    group, resource = "inference.networking.k8s.io", "inferencepools"
+    verbs = ("get", "list", "watch")
+    return PODS | POLICIES | {(group, resource, name, verb) for name in names for verb in verbs}
+
+
+POOL = pools("pointsman")
 LEASE = {
     ("coordination.k8s.io", "leases", "epp-pointsman-pointsman.llm-d.ai", "get"),
     ("coordination.k8s.io", "leases", "epp-pointsman-pointsman.llm-d.ai", "update"),
     ("coordination.k8s.io", "leases", "", "create"),
 }
+PEERS = {("discovery.k8s.io", "endpointslices", "", verb) for verb in ("list", "watch")}
 EXPECTED = {
-    "base": PODS | POOL | POLICIES,
-    "gateway": PODS | POOL | POLICIES,
+    "base": POOL,
+    "gateway": POOL,
     "standalone": PODS,
-    "active-active": PODS | POOL | POLICIES,
-    "ha": PODS | POOL | POLICIES | LEASE,
+    "active-active": POOL | PEERS,
+    "active-active-tls": POOL | PEERS,
+    "ha": POOL | LEASE,
+    "several-pools": pools("llama", "qwen"),
+    "several-namespaces": pools("llama", "qwen"),
+    "metrics-auth": POOL,
 }
+ASKING = "pointsman-pointsman-picker-reviews"
+READING = "pointsman-pointsman-metrics-reader"
 
 
-def rights(objects: list[Object]) -> Iterator[Right]:
-    """One by one what all Roles of a rendering allow."""
+def rights(objects: list[Object], namespace: str = NAMESPACE) -> Iterator[Right]:
+    """One by one what all Roles of a namespace allow."""
     for role in of_kind(objects, "Role"):
-        for rule in role["rules"]:
+        for rule in role["rules"] if role["metadata"]["namespace"] == namespace else ():
             for group in rule["apiGroups"]:
                 for resource in rule["resources"]:
                     for name in rule.get("resourceNames", [""]):
@@ -53,21 +77,87 @@ def test_rights_are_exactly_these(name: str) -> None:
     assert len(found) == len(set(found))
 
 
+def test_another_namespace_gives_rights_about_its_own_pool() -> None:
+    """And about nothing else; to the picker, which is not of that namespace."""
+    objects = kustomized("deploy/k8s/overlays/several-namespaces")
+    assert set(rights(objects, "research")) == pools("mixtral")
+
+
 @pytest.mark.parametrize("folder", BUILDS)
 def test_nothing_is_allowed_beyond_the_namespace(folder: str) -> None:
-    """No cluster role, no binding but the picker's, no wildcard, nothing about secrets."""
+    """No wildcard, nothing about secrets, no binding but the picker's; no cluster role, unless
+    tokens are asked about.
+    """
     objects = kustomized(folder)
-    assert not of_kind(objects, "ClusterRole") + of_kind(objects, "ClusterRoleBinding")
-    for group, resource, _, verb in rights(objects):
+    for group, resource, _, verb in (*rights(objects), *rights(objects, "research")):
         assert "*" not in (group, resource, verb)
         assert resource not in ("secrets", "serviceaccounts", "pods/exec")
     for binding in of_kind(objects, "RoleBinding"):
-        assert [one["name"] for one in binding["subjects"]] == ["pointsman-picker"]
+        assert subjects(binding) == [(NAMESPACE, "pointsman-picker")]
+    expected = {ASKING, READING} if folder.endswith("/metrics-auth") else set()
+    for kind in ("ClusterRole", "ClusterRoleBinding"):
+        assert {one["metadata"]["name"] for one in of_kind(objects, kind)} == expected
+
+
+def subjects(binding: Object) -> list[tuple[str, str]]:
+    """Whom a binding is for."""
+    return [(one["namespace"], one["name"]) for one in binding["subjects"]]
+
+
+def _cluster_wide(objects: list[Object], name: str) -> tuple[list[Object], list[tuple[str, str]]]:
+    [role] = [one for one in of_kind(objects, "ClusterRole") if one["metadata"]["name"] == name]
+    [binding] = [
+        one for one in of_kind(objects, "ClusterRoleBinding") if one["roleRef"]["name"] == name
+    ]
+    return role["rules"], subjects(binding)
+
+
+def test_a_picker_that_asks_about_tokens_may_ask_that_alone() -> None:
+    """Of the whole cluster: exactly the reviews that it posts."""
+    rules, bearers = _cluster_wide(kustomized("deploy/k8s/overlays/metrics-auth"), ASKING)
+    assert bearers == [(NAMESPACE, "pointsman-picker")]
+    posted = []
+    for path in (TOKEN_REVIEWS, ACCESS_REVIEWS):
+        _, _, group, _, resource = path.split("/")
+        posted.append({"apiGroups": [group], "resources": [resource], "verbs": ["create"]})
+    assert rules == posted
+
+
+def test_a_scraper_may_read_metrics_alone() -> None:
+    """The page that Prometheus asks for, and no decisions; as an account that mounts nothing."""
+    objects = kustomized("deploy/k8s/overlays/metrics-auth")
+    monitors = of_kind(kustomized("deploy/k8s/addons/monitoring-auth"), "ServiceMonitor")
+    [endpoint] = [one for monitor in monitors for one in monitor["spec"]["endpoints"]]
+    rules, bearers = _cluster_wide(objects, READING)
+    assert rules == [{"nonResourceURLs": [endpoint["path"]], "verbs": ["get"]}]
+    [secret] = of_kind(objects, "Secret")
+    of_account = secret["metadata"]["annotations"]["kubernetes.io/service-account.name"]
+    assert bearers == [(NAMESPACE, of_account)]
+    assert secret["type"] == "kubernetes.io/service-account-token"
+    shown = endpoint["authorization"]
+    assert shown["type"] == "Bearer"
+    assert shown["credentials"] == {"name": secret["metadata"]["name"], "key": "token"}
+    accounts = {one["metadata"]["name"]: one for one in of_kind(objects, "ServiceAccount")}
+    assert accounts[of_account]["automountServiceAccountToken"] is False
+
+
+def test_a_scraper_knows_the_picker_by_its_certificate() -> None:
+    """The one that is mounted, of the name that is asked for, by the authority of its secret."""
+    objects = kustomized("deploy/k8s/overlays/metrics-auth")
+    monitors = of_kind(kustomized("deploy/k8s/addons/monitoring-auth"), "ServiceMonitor")
+    [endpoint] = [one for monitor in monitors for one in monitor["spec"]["endpoints"]]
+    certificates = {one["spec"]["secretName"]: one for one in of_kind(objects, "Certificate")}
+    [workload] = workloads(objects)
+    volumes = {one["name"]: one for one in pod_of(workload)["volumes"]}
+    mounted = volumes["metrics-certificate"]["secret"]["secretName"]
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"]["ca"]["secret"] == {"name": mounted, "key": "ca.crt"}
+    assert [endpoint["tlsConfig"]["serverName"]] == certificates[mounted]["spec"]["dnsNames"]
 
 
 @pytest.mark.usefixtures("helm")
 def test_rights_of_another_release_are_about_its_own_pool() -> None:
     """Names in the chart's Role follow the release and the namespace."""
     objects = charted("picker.highAvailability=leader-election", release="chat", namespace="team-a")
-    named = {name for _, _, name, _ in rights(objects)}
+    named = {name for _, _, name, _ in rights(objects, "team-a")}
     assert named == {"", "chat", "epp-team-a-chat.llm-d.ai"}

@@ -178,6 +178,7 @@ BROKEN = {
     "route to another pool": _set(
         "other", "HTTPRoute", "spec", "rules", 0, "backendRefs", 0, "name"
     ),
+    "route at another gateway": _set("other", "HTTPRoute", "spec", "parentRefs", 0, "name"),
     "objective of another pool": _set("other", "InferenceObjective", "spec", "poolRef", "name"),
 }
 
@@ -188,3 +189,37 @@ def test_each_loose_end_is_found(change: Callable[[list[Object]], None]) -> None
     objects = copy.deepcopy(kustomized("deploy/k8s/overlays/gateway"))
     change(objects)
     assert loose_ends(objects)
+
+
+ELSEWHERE = {
+    "pool without its port": _set(
+        9002, "InferencePool", "spec", "endpointPickerRef", "port", "number"
+    ),
+    "a pool that no flag names": _set("other", "InferencePool", "metadata", "name"),
+    "a pool of another namespace": _set("other", "InferencePool", "metadata", "namespace"),
+    "route to where no picker is": _set("research", "HTTPRoute", "metadata", "namespace"),
+    "role of another namespace": _set("other", "Role", "metadata", "namespace"),
+}
+
+
+@pytest.mark.parametrize("change", ELSEWHERE.values(), ids=ELSEWHERE.keys())
+def test_each_loose_end_of_several_pools_is_found(
+    change: Callable[[list[Object]], None],
+) -> None:
+    """The same of pools in several namespaces."""
+    objects = copy.deepcopy(kustomized("deploy/k8s/overlays/several-namespaces"))
+    assert loose_ends(objects) == []
+    change(objects)
+    assert loose_ends(objects)
+
+
+def test_a_route_to_a_pool_whose_picker_is_elsewhere_is_found() -> None:
+    """A gateway would look for the picker's Service beside the pool, in vain."""
+    objects = copy.deepcopy(kustomized("deploy/k8s/overlays/several-namespaces"))
+    moved = copy.deepcopy(of_kind(objects, "HTTPRoute")[0])
+    moved["metadata"]["namespace"] = "research"
+    moved["spec"]["rules"][0]["backendRefs"][0]["name"] = "mixtral"
+    gateway = copy.deepcopy(of_kind(objects, "Gateway")[0])
+    gateway["metadata"]["namespace"] = "research"
+    ends = loose_ends([*objects, moved, gateway])
+    assert [end for end in ends if "in another namespace" in end] == ends != []

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from manifests import Object, containers, of_kind, pod_of, takes, workloads
+
+Place: TypeAlias = tuple[str | None, str]  # namespace and name
 
 
 def loose_ends(objects: Sequence[Object]) -> list[str]:
@@ -107,35 +110,74 @@ def _patience(at: str, container: Object, pod: Object) -> Iterator[str]:
 
 
 def _bindings(objects: Sequence[Object]) -> Iterator[str]:
-    accounts = {one["metadata"]["name"] for one in of_kind(objects, "ServiceAccount")}
-    roles = {one["metadata"]["name"] for one in of_kind(objects, "Role")}
-    for binding in of_kind(objects, "RoleBinding"):
-        name = binding["metadata"]["name"]
-        if binding["roleRef"]["name"] not in roles:
-            yield f"{name}: there is no Role {binding['roleRef']['name']}"
-        for subject in binding["subjects"]:
-            if subject["name"] not in accounts:
-                yield f"{name}: there is no ServiceAccount {subject['name']}"
-            if subject.get("namespace") != binding["metadata"]["namespace"]:
-                yield f"{name}: the account is of another namespace"
+    accounts = {_place(one) for one in of_kind(objects, "ServiceAccount")}
+    for kind in ("Role", "ClusterRole"):
+        roles = {_place(one) for one in of_kind(objects, kind)}
+        for binding in of_kind(objects, f"{kind}Binding"):
+            name, (namespace, _) = binding["metadata"]["name"], _place(binding)
+            role = binding["roleRef"]
+            if role["kind"] != kind or (namespace, role["name"]) not in roles:
+                yield f"{name}: there is no {kind} {role['name']}"
+            for subject in binding["subjects"]:
+                if (subject.get("namespace"), subject["name"]) not in accounts:
+                    yield f"{name}: there is no ServiceAccount {subject['name']} there"
     for workload in workloads(objects):
-        if pod_of(workload)["serviceAccountName"] not in accounts:
+        if (_place(workload)[0], pod_of(workload)["serviceAccountName"]) not in accounts:
             yield f"{workload['metadata']['name']}: its ServiceAccount is missing"
 
 
+def _place(one: Object) -> Place:
+    return one["metadata"].get("namespace"), one["metadata"]["name"]
+
+
 def _references(objects: Sequence[Object]) -> Iterator[str]:
-    services = {one["metadata"]["name"]: one for one in of_kind(objects, "Service")}
-    pools = {one["metadata"]["name"] for one in of_kind(objects, "InferencePool")}
-    for pool in of_kind(objects, "InferencePool"):
-        picker = pool["spec"]["endpointPickerRef"]
-        service = services.get(picker["name"], {"spec": {"ports": ()}})
-        if picker["port"]["number"] not in {port["port"] for port in service["spec"]["ports"]}:
-            yield f"{pool['metadata']['name']}: no Service {picker['name']} has its picker's port"
+    pools = {_place(one): one for one in of_kind(objects, "InferencePool")}
+    for pool in pools.values():
+        if not _has_picker(pool, of_kind(objects, "Service")):
+            yield f"{pool['metadata']['name']}: no Service has its picker's port"
+    gateways = {_place(one) for one in of_kind(objects, "Gateway")}
     for route in of_kind(objects, "HTTPRoute"):
+        name, (namespace, _) = route["metadata"]["name"], _place(route)
+        if not {(namespace, one["name"]) for one in route["spec"]["parentRefs"]} <= gateways:
+            yield f"{name}: its gateway is missing"
         for backend in (b for rule in route["spec"]["rules"] for b in rule["backendRefs"]):
-            if backend["name"] not in pools:
-                yield f"{route['metadata']['name']}: there is no pool {backend['name']}"
-    yield from _aims(objects, pools)
+            found = pools.get((namespace, backend["name"]))
+            if found is None:
+                yield f"{name}: there is no pool {backend['name']}"
+            elif not _has_picker(found, of_kind(objects, "Service"), namespace):
+                yield f"{name}: the picker of {backend['name']} is in another namespace"
+    yield from _flagged(objects, pools)
+    yield from _aims(objects, {name for _, name in pools})
+
+
+def _has_picker(pool: Object, services: Sequence[Object], namespace: str | None = None) -> bool:
+    """Whether the picker that a pool names has its port, in `namespace` or anywhere: gateways look
+    for it where the pool is, and other proxies know where it is.
+    """
+    picker = pool["spec"]["endpointPickerRef"]
+    ports = [
+        port["port"]
+        for one in services
+        if one["metadata"]["name"] == picker["name"]
+        and namespace in (None, one["metadata"]["namespace"])
+        for port in one["spec"]["ports"]
+    ]
+    return picker["port"]["number"] in ports
+
+
+def _flagged(objects: Sequence[Object], pools: Mapping[Place, Object]) -> Iterator[str]:
+    """A picker of several pools has each at the port that the pool names, and no other pool."""
+    for workload in workloads(objects):
+        home = _place(workload)[0]
+        words = [word for one in containers(pod_of(workload)) for word in one.get("args", ())]
+        given = [word.removeprefix("--pool=") for word in words if word.startswith("--pool=")]
+        asked = {
+            f"{name if namespace == home else f'{namespace}/{name}'}:"
+            f"{pool['spec']['endpointPickerRef']['port']['number']}"
+            for (namespace, name), pool in pools.items()
+        }
+        if given and set(given) != asked:
+            yield f"{workload['metadata']['name']}: serves {given}, and there are {sorted(asked)}"
 
 
 def _aims(objects: Sequence[Object], pools: set[str]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 {{- end -}}
 
 {{- define "pointsman.picker" -}}{{ include "pointsman.name" . }}-picker{{- end -}}
+{{- define "pointsman.metricsReader" -}}{{ include "pointsman.name" . }}-metrics-reader{{- end -}}
 {{- define "pointsman.worker" -}}{{ include "pointsman.name" . }}-worker{{- end -}}
 
 {{- define "pointsman.pool" -}}
@@ -53,17 +54,17 @@ imagePullSecrets:
 {{/* Probes by HTTP; ready: the path that says so; start: seconds between and number of tries at the start. */}}
 {{- define "pointsman.httpProbes" -}}
 startupProbe:
-  httpGet: {path: {{ .alive }}, port: {{ .port }}}
+  httpGet: {path: {{ .alive }}, port: {{ .port }}{{ with .scheme }}, scheme: {{ . }}{{ end }}}
   periodSeconds: {{ .startPeriod | default 1 }}
   timeoutSeconds: 2
   failureThreshold: {{ .startTries | default 60 }}
 livenessProbe:
-  httpGet: {path: {{ .alive }}, port: {{ .port }}}
+  httpGet: {path: {{ .alive }}, port: {{ .port }}{{ with .scheme }}, scheme: {{ . }}{{ end }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: {{ .deadTries | default 3 }}
 readinessProbe:
-  httpGet: {path: {{ .ready }}, port: {{ .port }}}
+  httpGet: {path: {{ .ready }}, port: {{ .port }}{{ with .scheme }}, scheme: {{ . }}{{ end }}}
   periodSeconds: 2
   timeoutSeconds: 2
   failureThreshold: 2
@@ -108,6 +109,7 @@ readinessProbe:
 {{/* The picker's container, which is a sidecar of Envoy's in mode standalone. */}}
 {{- define "pointsman.pickerContainer" -}}
 {{- $standalone := eq .Values.mode "standalone" -}}
+{{- $pools := (include "pointsman.pools" . | fromYaml).all -}}
 - name: picker
   image: {{ .Values.images.picker.repository }}:{{ .Values.images.picker.tag }}
   {{- if $standalone }}
@@ -121,7 +123,11 @@ readinessProbe:
   - --xds-port=9004
   - --xds-cluster-name=default
   {{- else }}
+  {{- range $pools }}
+  - --pool={{ include "pointsman.poolFlag" . }}
+  {{- else }}
   - --pool-name={{ include "pointsman.pool" . }}
+  {{- end }}
   {{- end }}
   - --pool-namespace=$(NAMESPACE)
   - --config-file=/config/picker.yaml
@@ -133,8 +139,17 @@ readinessProbe:
   - --ha-enable-leader-election
   {{- end }}
   {{- if eq .Values.picker.highAvailability "active-active" }}
-  - --peer-service={{ include "pointsman.picker" . }}-peers:9005
+  - --peer-slices={{ include "pointsman.picker" . }}-peers:9005
   - {{ empty .Values.picker.peerCertificateSecret | ternary "--peer-insecure" "--peer-cert-path=/peers" }}
+  {{- end }}
+  {{- if .Values.picker.hashSeedSecret }}
+  - --hash-seed-file=/hash-seed/seed
+  {{- end }}
+  {{- if .Values.picker.metrics.certificateSecret }}
+  - --metrics-cert-dir=/metrics-certificate
+  {{- end }}
+  {{- if .Values.picker.metrics.auth }}
+  - --metrics-endpoint-auth
   {{- end }}
   {{- range .Values.picker.extraArgs }}
   - {{ . | quote }}
@@ -153,13 +168,17 @@ readinessProbe:
   {{- if not $standalone }}
   - {name: grpc, containerPort: 9002}
   - {name: grpc-health, containerPort: 9003}
+  {{- range $pools }}
+  - {name: grpc-{{ .grpcPort }}, containerPort: {{ .grpcPort }}}
+  {{- end }}
   {{- end }}
   - {name: metrics, containerPort: 9090}
   {{- if eq .Values.picker.highAvailability "active-active" }}
   - {name: peers, containerPort: 9005}
   {{- end }}
   {{- if $standalone }}
-  {{- include "pointsman.httpProbes" (dict "alive" "/healthz" "ready" "/readyz" "port" "metrics") | nindent 2 }}
+  {{- $scheme := empty .Values.picker.metrics.certificateSecret | ternary "" "HTTPS" }}
+  {{- include "pointsman.httpProbes" (dict "alive" "/healthz" "ready" "/readyz" "port" "metrics" "scheme" $scheme) | nindent 2 }}
   {{- else }}
   {{- include "pointsman.grpcProbes" . | nindent 2 }}
   lifecycle:
@@ -174,6 +193,12 @@ readinessProbe:
   - {name: tmp, mountPath: /tmp}
   {{- if and (eq .Values.picker.highAvailability "active-active") .Values.picker.peerCertificateSecret }}
   - {name: peers, mountPath: /peers, readOnly: true}
+  {{- end }}
+  {{- if .Values.picker.hashSeedSecret }}
+  - {name: hash-seed, mountPath: /hash-seed, readOnly: true}
+  {{- end }}
+  {{- if .Values.picker.metrics.certificateSecret }}
+  - {name: metrics-certificate, mountPath: /metrics-certificate, readOnly: true}
   {{- end }}
 {{- end -}}
 
