@@ -1,0 +1,248 @@
+"""The metrics of several pools on one page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pools_port import asked, whole_pools
+from prometheus_client.core import Metric
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
+
+from picker.admin.merged_metrics import LABEL, merged, of_pool
+from picker.metrics import Collector, PickerMetrics
+
+Sample = tuple[str, frozenset[tuple[str, str]], float]
+KEYS = ("llama", "research/mixtral", "sales/mixtral")
+ODD = (
+    'a"b',
+    "a\\",
+    "a\nb",
+    "a,b",
+    "{a}",
+    "} 7",
+    "a b",
+    'inference_pool="x"',
+    "inference_pool=",
+    ",inference_pool=",
+    '",inference_pool="',
+    "# HELP x y",
+    "\n# TYPE llm_d_epp_info counter\n",
+    *(f"a{space}b" for space in "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"),
+    "ü",
+    "",
+)
+
+
+class _Computed(Collector):
+    """A gauge that is only known when it is asked for."""
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def collect(self) -> Iterator[Metric]:
+        """One sample."""
+        found = GaugeMetricFamily("llm_d_epp_computed", "One.", labels=("name",))
+        found.add_metric([self._value], 3)
+        yield found
+
+
+def _busy(model: str, pool: str, count: int = 1) -> PickerMetrics:
+    """A pool that has counted something of every kind."""
+    metrics = PickerMetrics()
+    labels = metrics.request_labels(model, model, "tenant", 1)
+    metrics.request_total.labels(*labels).inc(count)
+    metrics.request_running.labels(*labels).set(count)
+    for value in (0.001, 0.3, 1e9):
+        metrics.request_duration_seconds.labels(*labels).observe(value)
+    metrics.flow.pool_saturation.labels(pool, "s").set(0.5)
+    metrics.discovery_errors_total.inc(count)
+    metrics.register(_Computed(model))
+    return metrics
+
+
+def _page(process: PickerMetrics, pools: Mapping[str, PickerMetrics]) -> bytes:
+    return asyncio.run(merged(process, pools))
+
+
+def _samples(page: bytes) -> list[Sample]:
+    families = text_string_to_metric_families(page.decode())
+    return [
+        (one.name, frozenset(one.labels.items()), one.value)
+        for family in families
+        for one in family.samples
+    ]
+
+
+def _with_label(samples: list[Sample], key: str) -> list[Sample]:
+    return [
+        (name, labels if LABEL in dict(labels) else labels | {(LABEL, key)}, value)
+        for name, labels, value in samples
+    ]
+
+
+def _check_form(page: bytes) -> None:
+    """What the format asks for and the parser does not."""
+    text = page.decode()
+    assert text.endswith("\n")
+    family, told, finished = "", Counter[str](), set()
+    for line in text.removesuffix("\n").split("\n"):
+        if line.startswith("# "):
+            kind, name = line.split(" ")[1:3]
+            told[f"{kind} {name}"] += 1
+            if name != family:
+                assert name not in finished, f"{name} is told in two places"
+                finished.add(family)
+                family = name
+            continue
+        name = line.partition("{")[0].partition(" ")[0]
+        assert name in {family, *(f"{family}_{end}" for end in ("bucket", "count", "sum"))}, line
+    assert set(told.values()) == {1}
+    names = {one.partition(" ")[2] for one in told}
+    assert told.keys() == {f"{kind} {name}" for kind in ("HELP", "TYPE") for name in names}
+
+
+def _check_histograms(page: bytes) -> None:
+    """Buckets of one label set are beside each other, in order, and the last is the count."""
+    lines: dict[tuple[str, frozenset[tuple[str, str]]], list[tuple[float, float]]] = {}
+    counts = {}
+    previous = None
+    for name, labels, value in _samples(page):
+        own = dict(labels)
+        le = own.pop("le", None)
+        place = name.removesuffix("_bucket"), frozenset(own.items())
+        if le is not None:
+            assert place == previous or place not in lines
+            lines.setdefault(place, []).append((float(le), value))
+        elif name.endswith("_count"):
+            counts[name.removesuffix("_count"), labels] = value
+        previous = place
+    assert lines
+    for place, buckets in lines.items():
+        assert buckets == sorted(buckets)
+        values = [value for _, value in buckets]
+        assert values == sorted(values)
+        assert buckets[-1] == (float("inf"), counts[place])
+
+
+@pytest.mark.parametrize("model", ODD)
+def test_names_that_clients_choose_change_nothing_but_their_label(model: str) -> None:
+    """Each sample of a pool has its label once, and all else as at the pool's own page."""
+    pools = {key: _busy(model, key) for key in KEYS}
+    page = _page(PickerMetrics(), pools)
+    _check_form(page)
+    _check_histograms(page)
+    samples = Counter(_samples(page))
+    assert set(samples.values()) == {1}
+    for key, metrics in pools.items():
+        own = _with_label(_samples(of_pool(metrics)), key)
+        assert own
+        assert Counter(own) <= samples
+
+
+# Any character that can be encoded, and those above more often than they would come by themselves.
+MODELS = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
+    st.lists(st.sampled_from([*ODD, '"', "\\", "=", LABEL]), max_size=6).map("".join),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(KEYS), st.tuples(MODELS, st.integers(1, 9)), min_size=1),
+    st.integers(0, 9),
+)
+def test_it_says_what_the_single_pages_say(told: dict[str, tuple[str, int]], refused: int) -> None:
+    """No sample more and none less: those of the process once, those of each pool with its name."""
+    process = PickerMetrics()
+    process.unknown_pool_total.inc(refused)
+    pools = {key: _busy(model, key, count) for key, (model, count) in told.items()}
+    page = _page(process, pools)
+    _check_form(page)
+    expected = _samples(process.render(process.of_process))
+    for key, metrics in pools.items():
+        expected += _with_label(_samples(of_pool(metrics)), key)
+    found = _samples(page)
+    assert Counter(found) == Counter(expected)
+    assert len({sample[:2] for sample in found}) == len(found)
+
+
+def test_series_of_the_process_are_told_once_and_without_a_pool() -> None:
+    """Whatever a pool has counted there: nobody counts there."""
+    process, pools = PickerMetrics(), {key: _busy("m", key) for key in KEYS}
+    process.info.labels("", "1").set(1)
+    process.unknown_pool_total.inc(7)
+    lines = _page(process, pools).decode().splitlines()
+    assert lines.count("pointsman_unknown_pool_total 7.0") == 1
+    assert sum(line.startswith("pointsman_unknown_pool_total") for line in lines) == 1
+    assert sum(line.startswith("llm_d_epp_info{") for line in lines) == 1
+    for metrics in pools.values():
+        assert b"pointsman_unknown_pool_total" not in of_pool(metrics)
+
+
+def test_series_that_name_a_pool_already_keep_that_name() -> None:
+    """They come from flow control; a label twice would make the page unreadable."""
+    page = _page(PickerMetrics(), {"llama": _busy("m", "as-it-was")}).decode()
+    (line,) = [one for one in page.splitlines() if one.startswith("llm_d_epp_flow_control_pool_s")]
+    assert (
+        line == 'llm_d_epp_flow_control_pool_saturation{inference_pool="as-it-was",stage="s"} 0.5'
+    )
+
+
+def test_without_labels_and_without_numbers() -> None:
+    """A sample without labels gets some; a series that nobody counted is told by its type alone."""
+    lines = _page(PickerMetrics(), {"a": _busy("m", "a", 2), "b": PickerMetrics()}).splitlines()
+    assert b'pointsman_discovery_errors_total{inference_pool="a"} 2.0' in lines
+    assert b'pointsman_discovery_errors_total{inference_pool="b"} 0.0' in lines
+    assert lines.count(b"# TYPE llm_d_epp_request_total counter") == 1
+    assert not [
+        line for line in lines if line.startswith(b'llm_d_epp_request_total{inference_pool="b')
+    ]
+
+
+async def test_others_get_their_turn_after_each_pool() -> None:
+    """The page is made in the thread that routes requests."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count())
+    await merged(PickerMetrics(), {str(number): PickerMetrics() for number in range(8)})
+    counting.cancel()
+    assert turns >= 8
+
+
+async def test_the_page_of_a_whole_picker_is_the_sum_of_its_pools_pages(tmp_path: Path) -> None:
+    """Whatever its plugins and collectors add, with requests in two of the pools."""
+    pools = {"here/qwen": {"one": 1}, "there/qwen": {"two": 2}, "here/llama": {"three": 3}}
+    async with whole_pools(tmp_path, pools) as whole:
+        for number, key in enumerate(("here/qwen", "there/qwen", "there/qwen")):
+            await whole.ask(key, f"r-{number}")
+        page = (await asked(whole.url, "/metrics")).body
+        _check_form(page)
+        _check_histograms(page)
+        found = _samples(page)
+        assert len({sample[:2] for sample in found}) == len(found)
+        routed = {
+            dict(labels)[LABEL]: value
+            for name, labels, value in found
+            if name == "llm_d_epp_request_total"
+        }
+        assert routed == {"here/qwen": 1, "there/qwen": 2}
+        of_pools = {sample[:2] for sample in found if LABEL in dict(sample[1])}
+        single: list[Sample] = []
+        for key in ("here/qwen", "there/qwen", "llama"):
+            single += _with_label(
+                _samples((await asked(whole.url, f"/pools/{key}/metrics")).body), key
+            )
+        assert {sample[:2] for sample in single} == of_pools
