@@ -6,29 +6,31 @@ Only ports and files are others than in a Pod; the API server is that of the tes
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from aiohttp import ClientConnectionError, ClientSession, web
-from kube_api.access import Rule
+from deployed_picker import (
+    FIXED,
+    LIMIT_SECONDS,
+    account,
+    picker_command,
+    running,
+    some_ports,
+    until,
+)
 from kube_api.kubelet import Kubelet
-from kube_api.server import KubeApi, running_kube_api
-from manifests import NAMESPACE, ROOT, containers, kustomized, of_kind, pod_of, workloads
+from kube_api.server import running_kube_api
+from manifests import NAMESPACE, containers, kustomized, of_kind, pod_of, workloads
 
 from fleet.envoy.binary import find_envoy
-from fleet.ports import free_ports
 
 pytestmark = [pytest.mark.usefixtures("kubectl"), pytest.mark.envoy]
 FOLDER = "deploy/k8s/overlays/standalone"
-PORTS = {"http": 8080, "admin": 9901, "grpc": 9002, "health": 9003, "xds": 9004}
 LABELS = {"app.kubernetes.io/name": "pointsman-worker"}
-LIMIT_SECONDS = 60
 
 
 @dataclass
@@ -74,69 +76,6 @@ async def _page(_: web.Request) -> web.Response:
     return web.Response(text="".join(f"vllm:{name} 0\n" for name in names))
 
 
-@contextmanager
-def running(command: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A program for the length of the block."""
-    process = subprocess.Popen(command, env=os.environ | environment)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(LIMIT_SECONDS)
-
-
-async def until(check: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until `check` says yes."""
-    async with asyncio.timeout(LIMIT_SECONDS):
-        while not await check():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-
-
-def _account(api: KubeApi, overlay: str, folder: Path) -> dict[str, str]:
-    """The environment of a Pod that may do what the rendered Role allows, and nothing else."""
-    [role] = of_kind(kustomized(overlay), "Role")
-    rules = [
-        Rule(
-            one["apiGroups"],
-            one["resources"],
-            one["verbs"],
-            one.get("resourceNames", ()),
-            NAMESPACE,
-        )
-        for one in role["rules"]
-    ]
-    api.access.grant("the-token", "the-picker", rules)
-    config = api.write_kubeconfig(folder / "kubeconfig", token="the-token")
-    return {"KUBECONFIG": str(config), "POD_NAME": "pointsman-picker-6c9h2-abcde"}
-
-
-def _picker(overlay: str, ports: dict[str, int], folder: Path) -> list[str]:
-    """The picker's command, as rendered, at other ports."""
-    objects = kustomized(overlay)
-    [workload] = workloads(objects)
-    [container] = [one for one in containers(pod_of(workload)) if one["name"] == "picker"]
-    [text] = [
-        one["data"]["picker.yaml"]
-        for one in of_kind(objects, "ConfigMap")
-        if "picker.yaml" in one["data"]
-    ]
-    (folder / "picker.yaml").write_text(text)
-    others = {
-        "--pool-namespace": NAMESPACE,
-        "--config-file": str(folder / "picker.yaml"),
-        "--endpoint-target-ports": str(ports["worker"]),
-        "--metrics-bind-address": "127.0.0.1",
-        "--xds-port": str(ports["xds"]),
-    }
-    flags = dict(word.split("=", 1) for word in container["args"] if "=" in word)
-    flags |= {name: value for name, value in others.items() if name in flags}
-    bare = [word for word in container["args"] if "=" not in word]
-    own = [f"--grpc-port={ports['grpc']}", f"--grpc-health-port={ports['health']}"]
-    own += [f"--metrics-port={ports['metrics']}"]
-    given = [f"{name}={value}" for name, value in flags.items()]
-    return [sys.executable, "-m", "picker", *given, *bare, *own]
-
-
 def _envoy(ports: dict[str, int], folder: Path) -> list[str]:
     """Envoy's command, as rendered, at other ports."""
     objects = kustomized(FOLDER)
@@ -144,7 +83,7 @@ def _envoy(ports: dict[str, int], folder: Path) -> list[str]:
     [container] = [one for one in containers(pod_of(workload)) if one["name"] == "envoy"]
     [data] = [one["data"] for one in of_kind(objects, "ConfigMap") if "envoy.yaml" in one["data"]]
     text = data["envoy.yaml"].replace("address: 0.0.0.0", "address: 127.0.0.1")
-    for name, port in PORTS.items():
+    for name, port in FIXED.items():
         text = text.replace(f"port_value: {port}\n", f"port_value: {ports[name]}\n")
     (folder / "envoy.yaml").write_text(text)
     (folder / "drain.sh").write_text(data["drain.sh"])
@@ -186,15 +125,10 @@ class Scene:
         return len(pool.get("host_statuses", ())) == number
 
 
-def some_ports() -> list[int]:
-    """Seven free ones, where other test processes do not look."""
-    return free_ports("127.0.0.1", 7, 21000 + os.getpid() % 400 * 20)
-
-
 @asynccontextmanager
 async def standing(folder: Path) -> AsyncIterator[Scene]:
     """Envoy, picker and two Pods, of which the picker may know what its Role allows."""
-    ports = dict(zip((*PORTS, "metrics", "worker"), some_ports(), strict=True))
+    ports = some_ports()
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(running_kube_api())
         serving = await stack.enter_async_context(
@@ -205,8 +139,8 @@ async def standing(folder: Path) -> AsyncIterator[Scene]:
         for number in (2, 3):
             nodes.run(f"w{number}", f"127.0.0.{number}", LABELS, namespace=NAMESPACE)
         nodes.run("other", "127.0.0.9", {"app": "other"}, namespace=NAMESPACE)
-        environment = _account(api, FOLDER, folder)
-        stack.enter_context(running(_picker(FOLDER, ports, folder), environment))
+        environment = account(api, FOLDER, folder)
+        stack.enter_context(running(picker_command(FOLDER, ports, folder), environment))
         stack.enter_context(running(_envoy(ports, folder), {}))
         url = f"http://127.0.0.1:{ports['http']}"
         yield Scene(url, ports, serving, nodes, session, folder / "drain.sh")
@@ -258,42 +192,3 @@ async def test_the_end_does_not_wait_for_ever(tmp_path: Path) -> None:
             assert await drain.wait() == 0
         assert not slow.done()
         slow.cancel()
-
-
-async def test_rights_are_those_that_the_picker_uses(tmp_path: Path) -> None:
-    """Of the gateway's form: it becomes ready with them, and none is there for nothing."""
-    overlay = "deploy/k8s/overlays/gateway"
-    async with AsyncExitStack() as stack:
-        definitions = sorted((ROOT / "crds").glob("*.yaml"))
-        api = await stack.enter_async_context(running_kube_api(None, *definitions))
-        session = await stack.enter_async_context(ClientSession())
-        for kind in ("InferencePool", "InferenceObjective"):
-            for one in of_kind(kustomized(overlay), kind):
-                api.write(one)
-        Kubelet(api).run("w", "127.0.0.2", LABELS, namespace=NAMESPACE)
-        ports = dict(zip((*PORTS, "metrics", "worker"), some_ports(), strict=True))
-        environment = _account(api, overlay, tmp_path)
-        stack.enter_context(running(_picker(overlay, ports, tmp_path), environment))
-
-        async def is_ready() -> bool:
-            try:
-                async with session.get(f"http://127.0.0.1:{ports['metrics']}/readyz") as reply:
-                    return reply.status == 200
-            except ClientConnectionError:
-                return False
-
-        async def asked_for_all() -> bool:
-            # It lists the one pool; `get` is for whoever asks about it in the picker's name.
-            asked = {(one.plural, one.verb) for one in api.asked}
-            return granted - asked == {("inferencepools", "get")}
-
-        [role] = of_kind(kustomized(overlay), "Role")
-        granted = {
-            (resource, verb)
-            for rule in role["rules"]
-            for resource in rule["resources"]
-            for verb in rule["verbs"]
-        }
-        await until(is_ready)
-        await until(asked_for_all)
-        assert {(one.plural, one.verb) for one in api.asked} <= granted

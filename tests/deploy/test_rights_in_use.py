@@ -1,0 +1,88 @@
+"""Rights are those that the picker uses: run as rendered it becomes ready with them, and none is
+there for nothing.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientConnectionError, ClientSession
+from deployed_picker import account, picker_command, running, some_ports, until
+from kube_api.kubelet import Kubelet
+from kube_api.server import KubeApi, running_kube_api
+from manifests import ROOT, kustomized, of_kind
+
+pytestmark = pytest.mark.usefixtures("kubectl")
+OVERLAYS = ["gateway", "active-active", "ha", "several-pools", "several-namespaces"]
+# It lists the one pool; `get` is for whoever asks about it in the picker's name.
+UNUSED = ("inferencepools", "get")
+Use = tuple[str, str, str]  # namespace, resource, verb
+
+
+def granted(overlay: str) -> set[Use]:
+    """All that the Roles of a rendering allow."""
+    return {
+        (role["metadata"]["namespace"], resource, verb)
+        for role in of_kind(kustomized(overlay), "Role")
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        if (resource, verb) != UNUSED
+    }
+
+
+def asked(api: KubeApi) -> set[Use]:
+    """All that was asked for so far."""
+    return {(one.namespace or "", one.plural, one.verb) for one in api.asked}
+
+
+def furnish(api: KubeApi, overlay: str) -> None:
+    """The pools of a rendering, with their objectives and a Pod each."""
+    objects = kustomized(overlay)
+    for namespace in sorted({one["metadata"]["namespace"] for one in objects}):
+        api.write({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    for kind in ("InferencePool", "InferenceObjective"):
+        for one in of_kind(objects, kind):
+            api.write(one)
+    nodes = Kubelet(api)
+    for number, pool in enumerate(of_kind(objects, "InferencePool"), 2):
+        labels = pool["spec"]["selector"]["matchLabels"]
+        namespace = pool["metadata"]["namespace"]
+        nodes.run(f"w{number}", f"127.0.0.{number}", labels, namespace=namespace)
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+async def test_rights_are_those_that_the_picker_uses(tmp_path: Path, name: str) -> None:
+    """In every namespace where it has any; it asks for nothing else either."""
+    overlay = f"deploy/k8s/overlays/{name}"
+    async with AsyncExitStack() as stack:
+        definitions = sorted((ROOT / "crds").glob("*.yaml"))
+        api = await stack.enter_async_context(running_kube_api(None, *definitions))
+        session = await stack.enter_async_context(ClientSession())
+        furnish(api, overlay)
+        ports, environment = some_ports(), account(api, overlay, tmp_path)
+        stack.enter_context(running(picker_command(overlay, ports, tmp_path), environment))
+
+        async def is_ready() -> bool:
+            try:
+                async with session.get(f"http://127.0.0.1:{ports['metrics']}/readyz") as reply:
+                    return reply.status == 200
+            except ClientConnectionError:
+                return False
+
+        async def asked_for_all() -> bool:
+            return granted(overlay) <= asked(api)
+
+        await until(is_ready)
+        await until(asked_for_all)
+        assert asked(api) == granted(overlay)
+        if name.startswith("several"):
+            pools = {
+                one["metadata"]["name"] for one in of_kind(kustomized(overlay), "InferencePool")
+            }
+            async with session.get(f"http://127.0.0.1:{ports['metrics']}/metrics") as reply:
+                page = await reply.text()
+            for pool in pools:
+                assert f'llm_d_epp_ready_endpoints{{inference_pool="{pool}"' in page
