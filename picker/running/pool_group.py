@@ -32,6 +32,7 @@ class PoolGroup:
         self._keys, self._pools = tuple(pools), tuple(pools.values())
         self._metrics, self._clock = metrics, clock
         self._patient_until: float | None = None  # None: nothing is known of any pool yet
+        self._has_begun = False  # somebody was told that requests may come
         for pool in self._pools:
             pool.datastore.watch(self._look)
 
@@ -51,14 +52,13 @@ class PoolGroup:
         return sum(pool.decisions for pool in self._pools)
 
     def is_known(self) -> bool:
-        """Whether there are endpoints to speak of: of each pool that there is, as long as it may
-        be heard of soon, and of at least one.
+        """Whether there are endpoints to speak of: at the start of each pool that there is, as
+        long as it may be heard of soon, and then of at least one, whatever pools appear.
         """
         if not any(pool.is_known() for pool in self._pools):
             return False
-        if all(pool.is_known() or pool.is_absent() for pool in self._pools):
-            return True
-        return self._patient_until is not None and self._clock() >= self._patient_until
+        self._has_begun = self._has_begun or self._is_patience_over()
+        return self._has_begun
 
     def load(self) -> None:
         """Find out for the first time which endpoints exist. Raises `ConfigError`."""
@@ -100,6 +100,11 @@ class PoolGroup:
         """A replica that may know nothing until it leads has to wait for the others then."""
         if self._patient_until is None and any(pool.is_known() for pool in self._pools):
             self._patient_until = self._clock() + PATIENCE_SECONDS
+
+    def _is_patience_over(self) -> bool:
+        if all(pool.is_known() or pool.is_absent() for pool in self._pools):
+            return True
+        return self._patient_until is not None and self._clock() >= self._patient_until
 
     def _problem(self) -> str | None:
         told = []

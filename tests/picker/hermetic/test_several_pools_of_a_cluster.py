@@ -1,0 +1,313 @@
+"""A whole picker that follows several pools of a cluster, and one of a file, under requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ext_proc_stream import completion
+from kube_api.access import Rule
+from kube_api.kubelet import Kubelet
+from kube_api.server import KubeApi, running_kube_api
+from kubernetes_objects import CRDS, objective, pool
+from metrics_pages import Pod
+from pools_scene import SeveralPools, file_of, pool_flags, pools_picker
+from steady_requests import Traffic
+from whole_picker import FOUR_SCORERS, WholePicker, until, write_endpoints
+
+from picker.k8s.lease import LeaseName, Timings
+from picker.running.election_flags import ElectionFlags
+from picker.running.kubernetes_flags import KubernetesFlags
+from picker.running.options import PoolFlags
+
+POOLS = "inferencepools"
+KEYS = ("llama", "x/qwen", "y/qwen")
+PLACES = {"llama": "127.0.0.11:8000", "x/qwen": "127.0.0.12:8000", "y/qwen": "127.0.0.13:8000"}
+K8S, OWN = "inference.networking.k8s.io", "llm-d.ai"
+
+
+def parted(key: str) -> tuple[str, str]:
+    """Namespace and name of a pool."""
+    namespace, _, name = key.rpartition("/")
+    return namespace or "default", name
+
+
+def write_pool(api: KubeApi, key: str, **spec: Any) -> None:
+    """The pool of that key, of the Pods that are labelled after its name."""
+    namespace, name = parted(key)
+    made = pool(name=name, selector={"matchLabels": {"app": name}}, **spec)
+    made["metadata"]["namespace"] = namespace
+    api.write(made)
+
+
+def erase_pool(api: KubeApi, key: str) -> None:
+    """Take it away; its Pods stay."""
+    namespace, name = parted(key)
+    api.erase(POOLS, name, namespace)
+
+
+def run_pod(kubelet: Kubelet, key: str, ip: str, name: str = "pod") -> None:
+    """A Pod of the pool; those of all pools have one name, and two pools have one label."""
+    namespace, app = parted(key)
+    kubelet.run(name, ip, {"app": app}, namespace=namespace, grace_seconds=600)
+
+
+@dataclass
+class Scene:
+    """A cluster, and the picker that follows it."""
+
+    api: KubeApi
+    kubelet: Kubelet
+    several: SeveralPools
+
+    @asynccontextmanager
+    async def under_requests(self, *keys: str) -> AsyncIterator[Mapping[str, Traffic]]:
+        """To each of these pools one request after the other, of which none may fail, and the
+        process is ready all the while.
+        """
+        traffic = {key: Traffic(self.several[key]) for key in keys}
+        unready: list[str] = []
+
+        async def watch() -> None:
+            while True:
+                status, text = await self.several.common.get("/readyz")
+                if status != 200:
+                    unready.append(text)
+
+        tasks = [asyncio.create_task(one.run()) for one in traffic.values()]
+        tasks.append(asyncio.create_task(watch()))
+        try:
+            yield traffic
+            assert not any(task.done() for task in tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert [one.failed for one in traffic.values()] == [[]] * len(keys)
+        assert unready == []
+
+
+@asynccontextmanager
+async def cluster(*keys: str) -> AsyncIterator[tuple[KubeApi, Kubelet]]:
+    """A cluster with a Pod for every pool, and those pools."""
+    async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
+        kubelet = Kubelet(api)
+        for key, place in PLACES.items():
+            run_pod(kubelet, key, place.partition(":")[0])
+        for key in keys:
+            write_pool(api, key)
+        yield api, kubelet
+
+
+@asynccontextmanager
+async def following(
+    folder: Path,
+    *there: str,
+    keys: Sequence[str] = KEYS,
+    more: Sequence[PoolFlags] = (),
+    rules: Sequence[Rule] = (Rule(["*"], ["*"], ["*"]),),
+    **changes: Any,
+) -> AsyncIterator[Scene]:
+    """A picker of `keys`, of which those that are `there` are; `rules` say what it may."""
+    async with cluster(*there) as (api, kubelet):
+        api.access.grant("token", "picker", rules)
+        path = api.write_kubeconfig(folder / "kubeconfig", "token")
+        given = {
+            "pools": (*map(pool_flags, keys), *more),
+            "kubernetes": KubernetesFlags(parted(keys[0])[1], kubeconfig=path),
+            "config_text": FOUR_SCORERS,
+        }
+        async with pools_picker(folder, given | changes) as several:
+            yield Scene(api, kubelet, several)
+
+
+async def is_ready(picker: WholePicker) -> bool:
+    """Whether the process is, or the pool."""
+    return (await picker.get("/readyz"))[0] == 200
+
+
+async def status_of(picker: WholePicker) -> int:
+    """Of the picker's own answer to a request; 0: it is served."""
+    return int((await picker.ask(completion()))[0].immediate_response.status.code)
+
+
+async def test_each_pool_is_its_own_namespaces(tmp_path: Path) -> None:
+    """Although names, labels and names of Pods are alike."""
+    async with following(tmp_path, *KEYS) as scene:
+        several = scene.several
+        await until(lambda: is_ready(several.common))
+        for key, place in PLACES.items():
+            assert {await several[key].destination(completion()) for _ in range(3)} == {place}
+            assert [row["address"] for row in (await several[key].endpoints()).values()] == [place]
+            async with several.at_its_port(key) as picker:
+                assert await picker.destination(completion()) == place
+
+
+async def test_objectives_are_those_of_the_pools_namespace(tmp_path: Path) -> None:
+    """For a pool of that name in another namespace they mean nothing."""
+    async with following(tmp_path, *KEYS) as scene:
+        made = objective(poolRef={"name": "qwen"}, priority=7)
+        made["metadata"]["namespace"] = "x"
+        scene.api.write(made)
+
+        async def is_known() -> bool:
+            return scene.several["x/qwen"].pool.known.rules.priority("c") == 7
+
+        await until(is_known)
+        headers = {"x-llm-d-inference-objective": "c"}
+        for key in KEYS:
+            await until(lambda key=key: is_ready(scene.several[key]))
+            await scene.several[key].ask(completion(), headers)
+        assert await scene.several["x/qwen"].requests(priority="7") == 1
+        assert await scene.several["y/qwen"].requests(priority="0") == 1
+        assert await scene.several["llama"].requests(priority="0") == 1
+
+
+async def test_a_pool_comes_and_goes_under_the_requests_of_the_others(tmp_path: Path) -> None:
+    """None of theirs fails, and the process stays ready; its own get 503 while it is away."""
+    async with following(tmp_path, *KEYS) as scene:
+        several, key = scene.several, "x/qwen"
+        await until(lambda: is_ready(several.common))
+        assert await status_of(several[key]) == 0
+        async with scene.under_requests("llama", "y/qwen") as traffic:
+            for _ in range(3):
+                erase_pool(scene.api, key)
+
+                async def is_away() -> bool:
+                    return await status_of(several[key]) == 503
+
+                await until(is_away)
+                assert not await is_ready(several[key])
+                assert not await several[key].endpoints()
+                write_pool(scene.api, key)
+                await until(lambda: is_ready(several[key]))
+                assert await several[key].destination(completion()) == PLACES[key]
+            run_pod(scene.kubelet, "y/qwen", "127.0.0.23", "another")
+            await traffic["y/qwen"].only_at([PLACES["y/qwen"], "127.0.0.23:8000"])
+            await traffic["llama"].only_at([PLACES["llama"]])
+
+
+async def test_a_pool_that_is_not_there_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """The process is ready without it; its own port and page say that it is not."""
+    async with following(tmp_path, "llama", "y/qwen") as scene:
+        several, missing = scene.several, "x/qwen"
+        await until(lambda: is_ready(several.common))
+        assert await status_of(several[missing]) == 503
+        assert await status_of(several["llama"]) == 0
+        async with several.at_its_port(missing) as picker:
+            assert await status_of(picker) == 503
+        assert not await is_ready(several[missing])
+        async with scene.under_requests("llama", "y/qwen"):
+            write_pool(scene.api, missing)
+            await until(lambda: is_ready(several[missing]))
+            assert await several[missing].destination(completion()) == PLACES[missing]
+
+
+async def test_without_any_pool_the_process_is_not_ready(tmp_path: Path) -> None:
+    """As a picker of one pool is not; it is with the first."""
+    async with following(tmp_path) as scene:
+        several = scene.several
+        for key in KEYS:
+            pool_side = several[key].pool
+
+            async def is_known_to_be_absent(side: Any = pool_side) -> bool:
+                return bool(side.is_absent())
+
+            await until(is_known_to_be_absent)
+        assert not await is_ready(several.common)
+        write_pool(scene.api, "y/qwen")
+        await until(lambda: is_ready(several.common))
+        assert [await status_of(several[key]) for key in KEYS] == [503, 503, 0]
+
+
+async def test_a_namespace_without_a_role_is_that_pools_problem(tmp_path: Path) -> None:
+    """The others are followed and served all the while, and the page says whose it is."""
+    rules = [
+        Rule([""], ["pods"], ["list", "watch"], (), namespace) for namespace in ("default", "y")
+    ]
+    rules += [
+        Rule([K8S], [POOLS], ["get", "list", "watch"], (), namespace)
+        for namespace in ("default", "y")
+    ]
+    rules += [Rule([OWN], ["inferenceobjectives", "inferencemodelrewrites"], ["list", "watch"])]
+    async with following(tmp_path, *KEYS, rules=rules) as scene:
+        several = scene.several
+        for key in ("llama", "y/qwen"):
+            await until(lambda key=key: is_ready(several[key]))
+            assert await several[key].destination(completion()) == PLACES[key]
+
+        async def is_told() -> bool:
+            return "x/qwen: " in (await several.common.get("/readyz"))[1]
+
+        await until(is_told)
+        assert "forbidden" in (await several["x/qwen"].get("/readyz"))[1].lower()
+        assert "y/qwen: " not in (await several.common.get("/readyz"))[1]
+        assert not several["x/qwen"].pool.is_absent()
+        assert await status_of(several["x/qwen"]) == 503
+        scene.api.access.grant("token", "picker", [Rule(["*"], ["*"], ["*"])])
+        await until(lambda: is_ready(several["x/qwen"]))
+        await until(lambda: is_ready(several.common))
+        assert await several["x/qwen"].destination(completion()) == PLACES["x/qwen"]
+
+
+async def test_pools_of_a_file_and_of_a_cluster_stand_side_by_side(tmp_path: Path) -> None:
+    """Though the cluster has a pool of that name, the file says what it is."""
+    pod = Pod("mine", "127.0.0.31", None, port=9000)
+    write_endpoints(file_of(tmp_path, "mistral"), [pod])
+    flags = pool_flags("mistral", endpoints_file=file_of(tmp_path, "mistral"))
+    async with following(tmp_path, "llama", keys=("llama",), more=(flags,)) as scene:
+        several = scene.several
+        write_pool(scene.api, "mistral")
+        run_pod(scene.kubelet, "mistral", "127.0.0.41", "theirs")
+        await until(lambda: is_ready(several.common))
+        assert await several["mistral"].destination(completion()) == pod.host_port
+        assert await several["llama"].destination(completion()) == PLACES["llama"]
+        await scene.api.go_away()
+
+        async def is_told() -> bool:
+            return "llama: " in (await several.common.get("/readyz"))[1]
+
+        await until(is_told)
+        assert "mistral" not in (await several.common.get("/readyz"))[1]
+        assert await several["llama"].destination(completion()) == PLACES["llama"]
+
+
+@pytest.mark.parametrize("populates", [True, False], ids=["follows", "waits"])
+async def test_one_lease_is_for_all_pools(tmp_path: Path, populates: bool) -> None:
+    """A replica that stands by is not ready for any of them; when it leads, for all at once."""
+    gate = "" if populates else "featureGates: [haPopulateNonLeaderDatastore=false]\n"
+    text = FOUR_SCORERS.replace("plugins:", f"{gate}plugins:", 1)
+    name = LeaseName("default", "epp-default-llama.llm-d.ai")
+    timings = Timings(3.0, 2.0, 0.2)
+    async with following(
+        tmp_path,
+        *KEYS,
+        config_text=text,
+        health_checking=True,
+        election=ElectionFlags(name, "first", timings),
+    ) as scene:
+        await until(lambda: is_ready(scene.several.common))
+        second = {
+            "pools": tuple(map(pool_flags, KEYS)),
+            "kubernetes": KubernetesFlags("llama", kubeconfig=tmp_path / "kubeconfig"),
+            "config_text": text,
+            "election": ElectionFlags(name, "second", timings),
+        }
+        async with pools_picker(tmp_path, second) as standby:
+
+            async def is_told() -> bool:
+                return "the leader is first" in (await standby.common.get("/readyz"))[1]
+
+            await until(is_told)
+            assert not any([await is_ready(standby[key]) for key in KEYS])
+            scene.several.picker.stop()
+            await until(lambda: is_ready(standby.common))
+            assert [await status_of(standby[key]) for key in KEYS] == [0, 0, 0]
+            assert all([await is_ready(standby[key]) for key in KEYS])
+            held = scene.api.read("leases", name.name)["spec"]["holderIdentity"]
+            assert held == "second"
