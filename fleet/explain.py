@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from fleet.errors import FleetError
 from fleet.explain_text import SHOWN_CANDIDATES, Page, explained
+from fleet.several_pools import PoolAddress, is_of_all, list_of, pools_of, which_to_name
 from fleet.top_text import ASCII, Glyphs
 from picker.requestcontrol.record_views import RecordView
 
@@ -27,6 +29,16 @@ class Options:
     shows_all: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A record as the picker told it; `pools` are those that know the request, where a picker of
+    several was asked, that of the record first.
+    """
+
+    content: bytes
+    pools: tuple[PoolAddress, ...] = ()
+
+
 def explain(
     options: Options, console: Console, transport: httpx.BaseTransport | None = None
 ) -> int:
@@ -35,35 +47,91 @@ def explain(
     `transport` is how to get to the picker, by TCP when None. Raises `FleetError` when nobody
     answers, or nothing is known of the request.
     """
-    content = _fetch(options, transport)
+    with httpx.Client(transport=transport, timeout=TIMEOUT_SECONDS, trust_env=False) as client:
+        found = _Search(options, client.get).run()
     if options.as_json:
-        console.file.write(msgspec.json.format(content, indent=2).decode() + "\n")
+        console.file.write(msgspec.json.format(found.content, indent=2).decode() + "\n")
         return 0
-    try:
-        record = msgspec.json.decode(content, type=RecordView)
-    except msgspec.MsgspecError as error:
-        raise FleetError(f"what answers at {options.url} is not this picker: {error}") from error
+    record = _decoded(options.url, found.content)
     glyphs = Glyphs() if console.encoding.lower().startswith("utf") else ASCII
     limit = None if options.shows_all else SHOWN_CANDIDATES
-    for part in explained(record, Page(glyphs, limit=limit)):
+    page = Page(glyphs, limit=limit)
+    for number, one in enumerate(found.pools):
+        said = "also known to pool" if number else "pool"
+        console.print(page.text(f"{said} {one.name} ({one.url})"), soft_wrap=True)
+    for part in explained(record, page):
         console.print(part, highlight=False, markup=False)
     return 0
 
 
-def _fetch(options: Options, transport: httpx.BaseTransport | None) -> bytes:
-    wanted = "last" if options.request_id is None else quote(options.request_id, safe="")
-    url = f"{options.url}/decisions/{wanted}"
-    try:
-        with httpx.Client(transport=transport, timeout=TIMEOUT_SECONDS, trust_env=False) as client:
-            answer = client.get(url)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        hint = "name it with --picker URL, or start a fleet with `pointsman up`"
-        raise FleetError(f"no picker answers at {options.url}: {error}; {hint}") from error
-    if answer.status_code == 404:
+class _Search:
+    """Looks for the request at the address that was named, and in all pools that are below it."""
+
+    def __init__(self, options: Options, get: Callable[[str], httpx.Response]) -> None:
+        self._options, self._get_page = options, get
+        wanted = "last" if options.request_id is None else quote(options.request_id, safe="")
+        self._path = f"/decisions/{wanted}"
+
+    def run(self) -> _Found:
+        """Raises `FleetError` for what is not found."""
+        url = self._options.url
+        answer = self._get(url + self._path)
+        if answer.status_code != 404:
+            return _Found(self._content(answer))
+        listed = self._get(list_of(url))
+        pools = pools_of(url, listed.content) if listed.status_code == 200 else ()
+        if pools and is_of_all(url):
+            return self._in_any(pools)
+        told = which_to_name(url, pools)
+        if told is not None:
+            raise FleetError(f"{url}: {told}")
         raise FleetError(_said(answer, "nothing is known of this request, or not any more"))
-    if answer.status_code != 200:
-        raise FleetError(_said(answer, f"{url} answers {answer.status_code}"))
-    return answer.content
+
+    def _in_any(self, pools: tuple[PoolAddress, ...]) -> _Found:
+        """The newest of that id; that a pool cannot tell matters where no other knows it."""
+        found, failed = [], []
+        for pool in pools:
+            answer = self._get(pool.url + self._path)
+            if answer.status_code == 200:
+                record = _decoded(pool.url, answer.content)
+                found.append((record.summary.received_unix_seconds, answer.content, pool))
+            elif answer.status_code != 404:
+                failed.append(answer)
+        if not found and failed:
+            self._content(failed[0])
+        if not found:
+            names = ", ".join(pool.name for pool in pools)
+            wanted = self._options.request_id
+            raise FleetError(
+                f"none of the pools {names} had a request yet"
+                if wanted is None
+                else f"none of the pools {names} knows of request '{wanted[:200]}', or not any more"
+            )
+        found.sort(key=lambda one: one[0], reverse=True)
+        known = (pool for _, _, pool in found)
+        is_last = self._options.request_id is None
+        return _Found(found[0][1], (found[0][2],) if is_last else tuple(known))
+
+    def _content(self, answer: httpx.Response) -> bytes:
+        if answer.status_code != 200:
+            raise FleetError(_said(answer, f"{answer.request.url} answers {answer.status_code}"))
+        return answer.content
+
+    def _get(self, address: str) -> httpx.Response:
+        try:
+            return self._get_page(address)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            hint = "name it with --picker URL, or start a fleet with `pointsman up`"
+            raise FleetError(
+                f"no picker answers at {self._options.url}: {error}; {hint}"
+            ) from error
+
+
+def _decoded(url: str, content: bytes) -> RecordView:
+    try:
+        return msgspec.json.decode(content, type=RecordView)
+    except msgspec.MsgspecError as error:
+        raise FleetError(f"what answers at {url} is not this picker: {error}") from error
 
 
 def _said(answer: httpx.Response, otherwise: str) -> str:

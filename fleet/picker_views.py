@@ -10,6 +10,7 @@ import httpx
 import msgspec
 
 from fleet.errors import FleetError
+from fleet.several_pools import refuse_several
 from picker.admin.endpoint_views import EndpointsView
 from picker.flowcontrol.views import QueuesView
 from picker.requestcontrol.record_views import RecordSummary
@@ -52,7 +53,7 @@ class PickerViews:
     def look(self, samples: int, decisions: int) -> Seen:
         """Everything there is, with the last `samples` of the pool's history and so many decisions.
 
-        Raises `NoPickerError`.
+        Raises `NoPickerError`, and `SeveralPoolsError` where a pool has to be named.
         """
         return Seen(
             pool=self._ask(f"/endpoints?history={samples}", _decoder(EndpointsView)),
@@ -61,16 +62,25 @@ class PickerViews:
         )
 
     def _ask(self, path: str, decode: Callable[[bytes], T]) -> T:
-        try:
-            answer = self._http.get(self._url + path)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise NoPickerError(f"no picker answers at {self._url}: {error}") from error
+        answer = self._get(self._url + path)
+        if answer.status_code == 404:
+            refuse_several(self._url, self._content)
         if answer.status_code != 200:
             raise NoPickerError(f"{self._url}{path} answers {answer.status_code}")
         try:
             return decode(answer.content)
         except msgspec.MsgspecError as error:
             raise NoPickerError(f"what answers at {self._url} is not this picker") from error
+
+    def _content(self, address: str) -> bytes | None:
+        answer = self._get(address)
+        return answer.content if answer.status_code == 200 else None
+
+    def _get(self, address: str) -> httpx.Response:
+        try:
+            return self._http.get(address)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise NoPickerError(f"no picker answers at {self._url}: {error}") from error
 
 
 def _decoder(kind: type[T]) -> Callable[[bytes], T]:

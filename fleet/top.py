@@ -47,7 +47,8 @@ def top(options: Options, console: Console, keyboard: TextIO) -> int:
     """Show the picker until `q` or Ctrl-C; returns the exit status 0.
 
     Where `console` is no terminal, or once is enough, prints a single picture as plain text. Raises
-    `NoPickerError` when there is nothing to be printed.
+    `NoPickerError` when there is nothing to be printed, and `SeveralPoolsError` where a pool has to
+    be named.
     """
     with PickerViews(options.url) as views:
         if options.once or not console.is_terminal:

@@ -17,7 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.doctor.facts import CertificateFacts, PickerFacts, WorkerFacts
 from fleet.doctor.open_files import Listener, listener_at
-from fleet.doctor.web import NoPageError, Page, Site
+from fleet.doctor.web import NO_JSON, NoPageError, Page, Site
+from fleet.several_pools import list_of, pools_of, which_to_name
 from picker.admin.endpoint_views import EndpointsView, EndpointView
 from picker.admin.sources import ConfigView
 from picker.datalayer.engines import PROCESS_START, EngineTable
@@ -30,6 +31,9 @@ _TLS_SECONDS = 5.0
 _HERE = ("127.0.0.1", "::1", "localhost")
 _OWN_NAMES = "engineConfigs"
 _METRICS_KINDS = ("text/plain", "application/openmetrics-text")
+_WANTS_TOKEN = (
+    "it tells nobody without a token (--metrics-endpoint-auth); look at one without that flag"
+)
 _PEER_CALLS = "pointsman_peer_calls_total"
 T = TypeVar("T")
 Now = Callable[[], datetime]
@@ -45,15 +49,19 @@ async def ask_picker(url: str, now: Now = utc_now) -> PickerFacts:
     async with Site(url) as site:
         try:
             readiness = await site.page("/readyz")
+            endpoints = await site.page("/endpoints")
+            if endpoints.status == 404:
+                await _refuse_several(site.url)
             if readiness.status not in (200, 503):
                 raise NoPageError(f"/readyz answers {readiness.status}: that is no picker")
+            pool = _decoded(endpoints, EndpointsView)
             listener = _listener(site.url)
             families = _families(await site.page("/metrics"))
             return PickerFacts(
                 url=site.url,
                 is_ready=readiness.status == 200,
                 readiness=readiness.text,
-                endpoints=_decoded(await site.page("/endpoints"), EndpointsView).endpoints,
+                endpoints=pool.endpoints,
                 queues=_decoded(await site.page("/queues"), QueuesView),
                 config=_decoded(await site.page("/config"), ConfigView),
                 metrics=_samples(families),
@@ -66,19 +74,33 @@ async def ask_picker(url: str, now: Now = utc_now) -> PickerFacts:
             return PickerFacts(site.url, problem=str(error))
 
 
+async def _refuse_several(url: str) -> None:
+    """Raise `NoPageError` where `url` is of a picker of several pools, and of none of them."""
+    try:
+        async with Site(list_of(url)) as site:
+            page = await site.page("")
+    except NoPageError:
+        return
+    told = which_to_name(url, pools_of(url, page.content))
+    if told is not None:
+        raise NoPageError(told)
+
+
 def _decoded(page: Page, kind: type[T]) -> T:
+    if page.status in (401, 403):
+        raise NoPageError(f"it answers {page.status}: {_WANTS_TOKEN}")
     if page.status != 200:
         raise NoPageError(f"it answers {page.status}: {page.text[:200]}")
     try:
         return msgspec.json.decode(page.content, type=kind)
-    except msgspec.MsgspecError as error:
+    except NO_JSON as error:
         raise NoPageError("what answers there is not this picker") from error
 
 
 def _families(page: Page) -> list[Metric]:
     try:
         return list(text_string_to_metric_families(page.content.decode(errors="replace")))
-    except ValueError as error:
+    except (ValueError, LookupError) as error:
         raise NoPageError(f"/metrics cannot be read: {error}") from error
 
 
@@ -112,7 +134,7 @@ def _ahead(page: Page, now: datetime) -> float | None:
         told = parsedate_to_datetime(page.date or "")
     except ValueError:
         return None
-    return (told - now).total_seconds()
+    return None if told.tzinfo is None else (told - now).total_seconds()
 
 
 async def ask_workers(picker: PickerFacts) -> tuple[WorkerFacts, ...]:
@@ -185,15 +207,15 @@ def _version(page: Page) -> str | None:
 def _json(page: Page) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(page.content) if page.status == 200 else None
-    except msgspec.DecodeError:
+    except NO_JSON:
         return {}
     return found if isinstance(found, dict) else {}
 
 
 async def ask_certificate(address: str, now: Now = utc_now) -> CertificateFacts:
     """What HOST:PORT (or an https URL) shows who connects; whether to trust it is not asked."""
-    split = urlsplit(address if "://" in address else f"//{address}")
     try:
+        split = urlsplit(address if "://" in address else f"//{address}")
         host, port = split.hostname or "", split.port or 443
         async with asyncio.timeout(_TLS_SECONDS):
             pem = await asyncio.to_thread(
@@ -201,5 +223,7 @@ async def ask_certificate(address: str, now: Now = utc_now) -> CertificateFacts:
             )
         until = x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc
     except (OSError, ValueError) as error:
-        return CertificateFacts(address, problem=f"no TLS there ({error or type(error).__name__})")
+        return CertificateFacts(
+            address, problem=f"no TLS there ({str(error) or type(error).__name__})"
+        )
     return CertificateFacts(address, days_left=(until - now()).total_seconds() / 86_400)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-import msgspec
 from aiohttp import web
 
 from picker.admin.answers import as_error, as_json
@@ -18,30 +17,12 @@ from picker.admin.monitoring_routes import MonitoringRoutes
 from picker.admin.page_names import PageNames
 from picker.admin.page_routes import PageRoutes, pools_page
 from picker.admin.pool_face import PoolFace
+from picker.admin.pool_views import LIST, PREFIX, PoolsView, PoolView
 from picker.admin.server import AdminServer
 from picker.series import Counter
 
-PREFIX: Final = "/pools/"
-LIST: Final = "/pools"
 _MOVED: Final = ("/endpoints", "/queues", "/decisions", "/decisions/{id}", "/config")
 _SHOWN_LENGTH: Final = 200
-
-
-class PoolView(msgspec.Struct, frozen=True):
-    """One pool: what it is called, where more is told of it, and how it is."""
-
-    name: str
-    path: str
-    ready: bool
-    endpoints: int = 0
-    inflight_requests: int = 0
-    problem: str | None = None
-
-
-class PoolsView(msgspec.Struct, frozen=True):
-    """What `/pools` answers."""
-
-    pools: tuple[PoolView, ...]
 
 
 class SeveralPools:
