@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 HELLO_SECONDS = 5.0  # for a caller to say who it is
 SILENCE_SECONDS = 30.0  # after which a call is ended: nobody lives there any more
 MAX_CALLS = 256  # for each pool
+MAX_COMPLAINTS = 256  # that are remembered, not to be logged again
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
@@ -86,6 +88,7 @@ class PeerServer:
         self._first = next(iter(self._pools.values()))
         self._server: grpc.aio.Server | None = None
         self._calls = 0
+        self._complaints: deque[tuple[str, str]] = deque(maxlen=MAX_COMPLAINTS)
 
     async def start(self, port: PeerPort) -> int:
         """Listen; the port. Raises `OSError` when it cannot be had."""
@@ -157,12 +160,19 @@ class PeerServer:
             raise PeerMessageError("a call begins with a hello")
         found = self._pools.get(hello.pool)
         if found is None:
-            raise PeerRefusedError(f"this is a replica of the pools {', '.join(self._pools)}")
+            served = ", ".join(self._pools)
+            raise PeerRefusedError(
+                f"this is a replica of the pools {served}, not of {hello.pool!r}"
+            )
         return found
 
     def _refuse(self, context: grpc.aio.ServicerContext, error: Exception) -> None:
         self._first.series.messages_refused_total.inc()
-        log.warning("%s was refused: %s", context.peer(), error)
+        # Who serves other pools, too, tries again every few seconds, and is told again.
+        complaint = (context.peer().rpartition(":")[0], str(error))
+        if complaint not in self._complaints:
+            self._complaints.append(complaint)
+            log.warning("%s was refused: %s", context.peer(), error)
 
 
 class _OneMethod(grpc.GenericRpcHandler):  # type: ignore[misc]

@@ -1,0 +1,238 @@
+"""A picker of several pools tells replicas and proxies of each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from envoy.service.discovery.v3 import discovery_pb2
+from ext_proc_stream import completion
+from kube_api.server import running_kube_api
+from kubernetes_objects import CRDS, pool
+from metrics_pages import Pod, page, pods, serving
+from pools_scene import SeveralPools, file_of, pool_flags, pools_picker
+from replicas_scene import CONFIG, LOOPBACK, free_ports, peer_flags, until_connected
+from whole_picker import WholePicker, until, write_endpoints
+from xds_call import assignments
+
+from picker.peers.discovery import PeerName
+from picker.running.kubernetes_flags import KubernetesFlags
+from picker.running.options import PoolFlags
+from picker.running.peer_flags import PeerFlags
+from picker.running.xds_flags import XdsFlags
+from picker.xds import wire
+
+PROMPT = "the same beginning " * 100
+DeltaRequest = discovery_pb2.DeltaDiscoveryRequest
+
+
+@asynccontextmanager
+async def several(
+    folder: Path, pools: dict[str, list[Pod]], **changes: Any
+) -> AsyncIterator[SeveralPools]:
+    """A picker of pods that are served already."""
+    folder.mkdir()  # noqa: ASYNC240 (it takes no time)
+    flags: list[PoolFlags] = []
+    for key, some in pools.items():
+        write_endpoints(file_of(folder, key), some)
+        flags.append(pool_flags(key, endpoints_file=file_of(folder, key)))
+    given = {"pools": tuple(flags), "config_text": CONFIG, **changes}
+    async with pools_picker(folder, given, pools) as scene:
+        for one in scene.pools.values():
+            await until(one.has_read_pages)
+        yield scene
+
+
+async def learned(picker: WholePicker) -> float:
+    """How many prompts others have told of."""
+    name = "pointsman_peer_entries_total"
+    return await picker.series(name, result="placement") or 0.0
+
+
+async def test_replicas_share_the_pools_that_both_have(tmp_path: Path) -> None:
+    """And no other: although all have the same pods, nothing of one is known in another."""
+    some, ports = pods(*[page()] * 4), free_ports(2)
+    async with AsyncExitStack() as stack:
+        for pod in some:
+            await stack.enter_async_context(serving(pod))
+        first, second = [
+            await stack.enter_async_context(
+                several(
+                    tmp_path / keys,
+                    dict.fromkeys(keys, some),
+                    peers=peer_flags(port, ports),
+                )
+            )
+            for keys, port in zip(("ab", "bc"), ports, strict=True)
+        ]
+        for scene in (first, second):
+            await until_connected(scene["b"])
+        sent = {}
+        for number in range(6):
+            for key in "ab":
+                await first[key].ask(completion(prompt=f"{key} {number} {PROMPT}"))
+            body = completion(prompt=f"b {number} {PROMPT}")
+            sent[number] = await first["b"].destination(body)
+
+        async def has_learned() -> bool:
+            return await learned(second["b"]) >= 6
+
+        await until(has_learned)
+        for number, place in sent.items():
+            body = completion(prompt=f"b {number} {PROMPT}")
+            assert await second["b"].destination(body) == place
+        assert await learned(second["c"]) == 0
+        assert await learned(first["a"]) == 0
+
+        async def is_refused() -> bool:
+            name = "pointsman_peer_calls_total"
+            return bool(await first["a"].series(name, result="refused"))
+
+        await until(is_refused)
+        for lonely in (first["a"], second["c"]):
+            assert not await lonely.series("pointsman_peers_connected")
+            assert not await lonely.series("pointsman_peers_heard")
+
+
+async def test_many_pools_are_shared_at_one_port(tmp_path: Path) -> None:
+    """More than one connection may carry calls."""
+    keys, ports = [f"p{number}" for number in range(8)], free_ports(2)
+    async with AsyncExitStack() as stack:
+        both = [
+            await stack.enter_async_context(
+                several(
+                    tmp_path / str(port),
+                    {key: [] for key in keys},
+                    peers=peer_flags(port, ports),
+                )
+            )
+            for port in ports
+        ]
+        for scene in both:
+            for key in keys:
+                await until_connected(scene[key])
+
+
+async def test_replicas_of_a_pool_of_a_file_are_found_in_the_cluster(tmp_path: Path) -> None:
+    """By the slices of the picker's namespace, as those of a pool of any namespace are."""
+    async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
+        made = pool(name="a")
+        made["metadata"]["namespace"] = "x"
+        api.write(made)
+        ports = free_ports(2)
+        api.write(
+            {
+                "apiVersion": "discovery.k8s.io/v1",
+                "kind": "EndpointSlice",
+                "metadata": {
+                    "name": "replicas-x",
+                    "namespace": "home",
+                    "labels": {"kubernetes.io/service-name": "replicas"},
+                },
+                "addressType": "IPv4",
+                "endpoints": [{"addresses": [LOOPBACK]}],
+            }
+        )
+        path = api.write_kubeconfig(tmp_path / "kubeconfig")
+        async with AsyncExitStack() as stack:
+            both = []
+            for own, other in (ports, ports[::-1]):
+                slices = PeerName("replicas", other)
+                folder = tmp_path / str(own)
+                folder.mkdir()
+                write_endpoints(file_of(folder, "f"), [])
+                given = {
+                    "pools": (
+                        pool_flags("x/a"),
+                        pool_flags("f", endpoints_file=file_of(folder, "f")),
+                    ),
+                    "config_text": CONFIG,
+                    "kubernetes": KubernetesFlags("a", "home", kubeconfig=path),
+                    "peers": PeerFlags((), own, slices=slices),
+                }
+                both.append(await stack.enter_async_context(pools_picker(folder, given)))
+            for scene in both:
+                for key in ("a", "f"):
+                    await until_connected(scene[key])
+
+
+@asynccontextmanager
+async def subscribed(scene: SeveralPools, *names: str, **had: str) -> AsyncIterator[Any]:
+    """A client of the incremental variant that has heard of `had` before."""
+    async with grpc.aio.insecure_channel(f"{LOOPBACK}:{scene.ports.xds}") as channel:
+        call = channel.stream_stream(
+            wire.DELTA_ENDPOINTS,
+            request_serializer=DeltaRequest.SerializeToString,
+            response_deserializer=discovery_pb2.DeltaDiscoveryResponse.FromString,
+        )()
+        await call.write(
+            DeltaRequest(resource_names_subscribe=names, initial_resource_versions=had)
+        )
+        yield call
+        call.cancel()
+
+
+async def told(call: Any) -> dict[str, list[str]]:
+    """The clusters of the next response and where they are; it is taken over."""
+    response = await call.read()
+    await call.write(DeltaRequest(response_nonce=response.nonce))
+    assert list(response.removed_resources) == []
+    return {name: sorted(found) for name, found in assignments(response).items()}
+
+
+async def test_proxies_are_told_of_each_pool_as_a_cluster(tmp_path: Path) -> None:
+    """Called as the pool is; a change of one is no news of another."""
+    one, two, three = pods(page(), page(), page())
+    keys = {"llama": [one], "x/qwen": [two], "y/qwen": []}
+    async with AsyncExitStack() as stack:
+        for pod in (one, two, three):
+            await stack.enter_async_context(serving(pod))
+        scene = await stack.enter_async_context(
+            several(tmp_path / "p", keys, xds=XdsFlags(0, cluster_name="for one pool"))
+        )
+        call = await stack.enter_async_context(subscribed(scene, *keys))
+        found: dict[str, list[str]] = {}
+        while len(found) < len(keys):
+            found |= await told(call)
+        assert found == {"llama": [one.host_port], "x/qwen": [two.host_port], "y/qwen": []}
+        scene["y/qwen"].list_endpoints([three])
+        assert await told(call) == {"y/qwen": [three.host_port]}
+        scene["llama"].list_endpoints([])
+        assert await told(call) == {"llama": []}
+        name = "pointsman_xds_endpoints"
+        counts = [await scene.common.series(name, inference_pool=key) for key in keys]
+        assert counts == [0, 1, 1]
+        assert await scene.common.series("pointsman_xds_clients") == 1
+
+
+@pytest.mark.parametrize("is_again", [False, True], ids=["new", "again"])
+async def test_nothing_is_taken_from_a_proxy_before_its_pool_is_known(
+    tmp_path: Path, is_again: bool
+) -> None:
+    """A picker that has just begun knows one pool before the other; of that it is silent, and does
+    not say that it is gone.
+    """
+    async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
+        write_endpoints(file_of(tmp_path, "f"), [])
+        given = {
+            "pools": (
+                pool_flags("f", endpoints_file=file_of(tmp_path, "f")),
+                pool_flags("a"),
+            ),
+            "config_text": CONFIG,
+            "kubernetes": KubernetesFlags(
+                "a", kubeconfig=api.write_kubeconfig(tmp_path / "kubeconfig")
+            ),
+            "xds": XdsFlags(0),
+        }
+        async with (
+            pools_picker(tmp_path, given) as scene,
+            subscribed(scene, "a", "f", **({"a": "before"} if is_again else {})) as call,
+        ):
+            assert await told(call) == {"f": []}
+            api.write(pool(name="a"))
+            assert await told(call) == {"a": []}

@@ -1,0 +1,127 @@
+"""What is told of several pools while one of them is not known yet."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from envoy.service.discovery.v3 import discovery_pb2
+from xds_call import assignments, calling
+
+from picker.metrics import PickerMetrics
+from picker.rpc import Status
+from picker.xds import delta, sotw, wire
+from picker.xds.assignment import assignment_of
+from picker.xds.cache import Cache, Resource, ResourceSet, resource_of
+from picker.xds.delta import DeltaSession
+from picker.xds.server import EndpointDiscovery
+from picker.xds.sotw import SotwSession
+
+
+def resource(name: str, text: str) -> Resource:
+    """One with this content."""
+    return resource_of(name, text.encode())
+
+
+def known(*awaited: str, **contents: str) -> ResourceSet:
+    """A set of `contents`, while `awaited` and no others are still to come."""
+    cache = Cache((*awaited, *contents))
+    for name, text in contents.items():
+        cache.update(resource(name, text))
+    assert cache.current is not None
+    return cache.current
+
+
+def said(response: delta.Response | None) -> tuple[dict[str, str], set[str]] | None:
+    """Name → content, and what does not exist."""
+    if response is None:
+        return None
+    return {r.name: r.body.decode() for r in response.resources}, set(response.removed)
+
+
+def test_what_was_published_is_awaited_no_more() -> None:
+    """Nor is it when it is gone later."""
+    cache = Cache(("a", "b", "c"))
+    assert cache.current is None
+    cache.update(resource("a", "1"))
+    assert cache.current is not None
+    assert cache.current.awaited == {"b", "c"}
+    cache.publish([resource("b", "1")])
+    assert cache.current.awaited == {"c"}
+    assert known("b", a="1").awaited == {"b"}
+
+
+@pytest.mark.parametrize("had", [{}, {"b": "old"}], ids=["new", "again"])
+def test_of_what_is_awaited_nothing_is_said(had: dict[str, str]) -> None:
+    """Above all not that it does not exist; of what nobody awaits that is said."""
+    session = DeltaSession()
+    session.receive(delta.Request(("a", "b", "z"), initial_versions=had))
+    response = session.poll(known("b", a="1"))
+    assert said(response) == ({"a": "1"}, {"z"})
+    assert response is not None
+    session.receive(delta.Request(nonce=response.nonce))
+    assert session.poll(known("b", a="1")) is None
+    assert said(session.poll(known(a="1", b="1"))) == ({"b": "1"}, set())
+
+
+def test_a_client_of_all_names_keeps_what_is_awaited() -> None:
+    """It names none, and has some from before."""
+    session = DeltaSession()
+    session.receive(delta.Request(initial_versions={"b": "old", "z": "old"}))
+    assert said(session.poll(known("b", a="1"))) == ({"a": "1"}, {"z"})
+
+
+def test_who_asks_again_is_told_when_it_is_known() -> None:
+    """Even if it has the same version: it may have forgotten the content."""
+    session = DeltaSession()
+    has = resource("b", "1").version
+    session.receive(delta.Request(("a", "b"), initial_versions={"b": has}))
+    response = session.poll(known("b", a="1"))
+    assert said(response) == ({"a": "1"}, set())
+    assert response is not None
+    session.receive(delta.Request(("b",), nonce=response.nonce))
+    response = session.poll(known("b", a="2"))
+    assert said(response) == ({"a": "2"}, set())
+    assert response is not None
+    session.receive(delta.Request(nonce=response.nonce))
+    assert said(session.poll(known(a="2", b="1"))) == ({"b": "1"}, set())
+
+
+def test_what_was_known_and_is_gone_is_said() -> None:
+    """As it always was."""
+    session = DeltaSession()
+    session.receive(delta.Request(("a", "b")))
+    cache = Cache(("a", "b"))
+    cache.publish([resource("a", "1"), resource("b", "1")])
+    response = session.poll(cache.current)
+    assert response is not None
+    session.receive(delta.Request(nonce=response.nonce))
+    cache.publish([resource("a", "1")])
+    assert said(session.poll(cache.current)) == ({}, {"b"})
+
+
+def test_the_other_variant_is_silent_too() -> None:
+    """What is not in a response stays as it was."""
+    session = SotwSession(lambda name: resource(name, "emptied"))
+    session.receive(sotw.Request(("a", "b")))
+    response = session.poll(known("b", a="1"))
+    assert response is not None
+    assert [one.name for one in response.resources] == ["a"]
+
+
+async def test_who_asks_once_is_asked_to_come_again(caplog: pytest.LogCaptureFixture) -> None:
+    """A name that is awaited is neither strange nor missing."""
+    cache = Cache(("a", "b"))
+    methods = EndpointDiscovery(cache, PickerMetrics().xds).methods()
+    cache.update(wire.AssignmentEncoder().encode(assignment_of("a", [])))
+    request: Any = discovery_pb2.DiscoveryRequest
+    for names, status in ((["b"], Status.UNAVAILABLE), (["z"], Status.NOT_FOUND)):
+        async with calling(methods[wire.FETCH_ENDPOINTS], discovery_pb2.DiscoveryResponse) as call:
+            call.send(request(resource_names=names))
+            assert (await call.failure()).status is status
+    with caplog.at_level(logging.WARNING, "picker.xds.server"):
+        async with calling(methods[wire.STREAM_ENDPOINTS], discovery_pb2.DiscoveryResponse) as call:
+            call.send(request(resource_names=["a", "b"]))
+            assert assignments(await call.receive()) == {"a": []}
+    assert caplog.records == []
