@@ -152,6 +152,18 @@ def test_both_use_certificates_alike(settings: tuple[str, ...], folders: tuple[s
     assert by_name(charted(*settings)) == by_name([one for one in theirs if one not in made])
 
 
+def test_probes_of_a_port_with_a_certificate_speak_tls() -> None:
+    """Beside Envoy the kubelet asks the HTTP port, which has no plain text then."""
+    settings = ("mode=standalone", "picker.metrics.certificateSecret=c", "picker.metrics.auth=true")
+    [workload] = workloads(charted(*settings))
+    [picker] = pod_of(workload)["initContainers"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert picker[probe]["httpGet"]["scheme"] == "HTTPS"
+        assert picker[probe]["httpGet"]["path"] in ("/healthz", "/readyz")  # without a token
+    [plain] = pod_of(workloads(charted("mode=standalone"))[0])["initContainers"]
+    assert "scheme" not in plain["readinessProbe"]["httpGet"]
+
+
 def test_a_seed_of_ones_own_is_mounted(kubectl: Path, tmp_path: Path) -> None:
     """As components/hash-seed does, beside other components."""
     shutil.copytree(DEPLOY / "k8s", tmp_path / "k8s")

@@ -12,12 +12,15 @@ import pytest
 import yaml
 from manifests import DEPLOY, ROOT, kustomized, of_kind
 
+from picker.metrics import PickerMetrics
+
 WRITTEN = re.compile(r"`((?:llm_d_epp_|pointsman_|pointsman:|vllm:|http_)[a-z0-9_:]+)`")
 TABLE = re.compile(r"^\| (?P<names>[^|]+) \| (?P<type>counter|gauge|histogram|summary) \|", re.M)
 GRAFANA = {
     "$__rate_interval": "5m",
     "$__interval": "1m",
     "$instance": ".*",
+    "$inference_pool": ".*",
     "$pool": ".*",
     "$model": ".*",
 }
@@ -36,11 +39,11 @@ def documented() -> set[str]:
     return found
 
 
-def selectors(node: Any) -> Iterator[str]:
-    """The names that a parsed query asks for."""
+def selectors(node: Any) -> Iterator[promql_parser.VectorSelector]:
+    """What a parsed query asks for."""
     if isinstance(node, promql_parser.VectorSelector):
         assert node.name
-        yield node.name
+        yield node
     for part in ("expr", "lhs", "rhs", "vector_selector", "vs", "param"):
         inner = getattr(node, part, None)
         if inner is not None and not isinstance(inner, str | float | int):
@@ -49,11 +52,23 @@ def selectors(node: Any) -> Iterator[str]:
         yield from selectors(inner)
 
 
-def asked(query: str) -> set[str]:
-    """As `selectors`, of a query with Grafana's variables."""
+def parsed(query: str) -> list[promql_parser.VectorSelector]:
+    """As `selectors`, of a query with Grafana's variables at their `All`."""
     for name, value in GRAFANA.items():
         query = query.replace(name, value)
-    return set(selectors(promql_parser.parse(query)))
+    return list(selectors(promql_parser.parse(query)))
+
+
+def asked(query: str) -> set[str]:
+    """The names of series that a query asks for."""
+    return {str(one.name) for one in parsed(query)}
+
+
+def of_process() -> set[str]:
+    """The names of series that have no label `inference_pool` however many pools there are."""
+    metrics = PickerMetrics()
+    lines = metrics.render(metrics.of_process).decode().splitlines()
+    return {line.split()[2] for line in lines if line.startswith("# TYPE")}
 
 
 def targets(dashboard: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -82,6 +97,41 @@ def test_legends_name_labels_that_queries_keep(path) -> None:
             assert re.search(rf"by \([^)]*\b{label}\b[^)]*\)", query), (query, legend)
 
 
+def test_the_dashboard_of_pickers_is_of_the_pools_that_are_chosen() -> None:
+    """What tells of a pool is filtered by it, and so that series without the label are shown where
+    all are chosen: a picker of one pool has no such label. What tells of the process is not.
+    """
+    dashboard = json.loads((DEPLOY / "grafana" / "picker.json").read_text())
+    variables = {one["name"]: one for one in dashboard["templating"]["list"]}
+    chosen = variables["inference_pool"]
+    assert (chosen["includeAll"], chosen["multi"], chosen["allValue"]) == (True, True, ".*")
+    assert chosen["current"]["value"] == "$__all"
+    assert chosen["query"].endswith(", inference_pool)")
+    assert set(parsed_names(chosen["query"])) <= documented() - of_process()
+    filtered = 'inference_pool=~"$inference_pool"'
+    for query, _ in targets(dashboard):
+        for one in parsed(query):
+            name = re.sub(r"_(bucket|sum|count)$", "", str(one.name))
+            is_pools = not {name, str(one.name)} & of_process()
+            patterns = [m.value for m in one.matchers.matchers if m.name == "inference_pool"]
+            assert (filtered in query) == is_pools == (".*" in patterns), query
+
+
+def parsed_names(variable: str) -> list[str]:
+    """The series that a variable's `label_values(SERIES, LABEL)` asks."""
+    return re.findall(r"label_values\(([a-z_]+)", variable)
+
+
+def test_the_dashboard_of_pickers_shows_all_that_replicas_tell() -> None:
+    """Of peers, of who leads and of pools that nobody serves, but for how many messages it was."""
+    dashboard = json.loads((DEPLOY / "grafana" / "picker.json").read_text())
+    shown = {name for query, _ in targets(dashboard) for name in asked(query)}
+    about = re.compile(r"pointsman_(peers?|leader|lease|unknown_pool)(_|$)")
+    told = {name for name in documented() if about.match(name)}
+    assert len(told) > 10
+    assert told - shown == {"pointsman_peer_messages_total"}
+
+
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_panels_have_room(path) -> None:
     """Ids are unique and no two panels overlap."""
@@ -95,6 +145,23 @@ def test_panels_have_room(path) -> None:
     ]
     assert len(set(cells)) == len(cells)
     assert max(x for x, _ in cells) == 23
+
+
+def test_alerts_of_several_pickers_ask_for_what_tells_of_them() -> None:
+    """No leader or two, pools that nobody serves, and replicas that do not hear each other."""
+    groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())["groups"]
+    queries = {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+    assert asked(queries["PointsmanLeaderMissing"]) == {"pointsman_leader"}
+    assert asked(queries["PointsmanUnknownPool"]) == {"pointsman_unknown_pool_total"}
+    # A picker without peers tells that it hears none, too, but calls nobody.
+    silent = PickerMetrics().render().decode().splitlines()
+    assert "pointsman_peers_heard 0.0" in silent
+    assert not [line for line in silent if line.startswith("pointsman_peer_calls_total")]
+    assert not [line for line in silent if line.startswith("pointsman_leader")]
+    missing = promql_parser.parse(queries["PointsmanPeersMissing"])
+    assert str(missing.op) == "and"
+    assert {one.name for one in selectors(missing.lhs)} == {"pointsman_peers_heard"}
+    assert {one.name for one in selectors(missing.rhs)} == {"pointsman_peer_calls_total"}
 
 
 def test_alerts_ask_for_series_that_exist() -> None:
