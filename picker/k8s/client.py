@@ -7,10 +7,11 @@ asks the server to end it soon (`Limits.watch_seconds`), and one on which nothin
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from random import Random
 from types import TracebackType
@@ -40,6 +41,8 @@ from picker.k8s.replies import (
 )
 
 _LIST_ATTEMPTS: Final = 3
+_REFUSAL_BYTES: Final = 2**20
+_REFUSAL_SECONDS: Final = 5.0
 _EXPIRED: Final = 410
 _UNAUTHORIZED: Final = 401
 _OK: Final = range(200, 300)
@@ -133,7 +136,7 @@ class KubernetesClient:
         path = resource.path(selection.namespace)
         response = await self._open("GET", path, query=query, timeout=timeout)
         try:
-            async with aclosing(_events(response)) as events:
+            async with aclosing(_events(response, self._limits.silent_seconds)) as events:
                 yield events
         finally:
             response.close()
@@ -207,9 +210,8 @@ class KubernetesClient:
                 response = await self._send(renewed, method, path, body, query, timeout)
         if response.status in _OK:
             return response
-        with _translated():
-            async with response:
-                raise api_error(response.status, response.headers, await _beginning(response))
+        async with response:
+            raise api_error(response.status, response.headers, await _beginning(response))
 
     async def _send(
         self,
@@ -226,18 +228,20 @@ class KubernetesClient:
         if body is not None:
             headers["Content-Type"] = _JSON
         with _translated():
-            return await self._session.request(
-                method,
-                access.url + path,
-                params=query,
-                data=body,
-                headers=headers,
-                ssl=access.tls or True,
-                server_hostname=access.tls_server_name,
-                proxy=access.proxy,
-                timeout=timeout,
-                allow_redirects=False,
-            )
+            # The limits of a watch are for its socket, and bind no proxy and no name server.
+            async with asyncio.timeout(timeout.total or timeout.sock_read):
+                return await self._session.request(
+                    method,
+                    access.url + path,
+                    params=query,
+                    data=body,
+                    headers=headers,
+                    ssl=access.tls or True,
+                    server_hostname=access.tls_server_name,
+                    proxy=access.proxy,
+                    timeout=timeout,
+                    allow_redirects=False,
+                )
 
     def _timeout(
         self, total: float | None = None, sock_read: float | None = None
@@ -252,19 +256,37 @@ def _selectors(selection: Selection) -> dict[str, str]:
     return {name: text for name, text in given.items() if text}
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[WatchEvent, None]:
-    """The events of a watch. All lines of a piece come without giving way in between."""
-    lines = WatchLines()
+async def _events(
+    response: aiohttp.ClientResponse, silent_seconds: float
+) -> AsyncGenerator[WatchEvent, None]:
+    """The events of a watch. All lines of a piece come without giving way in between.
+
+    Bytes that end no line are silence too: something on the way may send blanks to keep it open.
+    """
+    loop, lines = asyncio.get_running_loop(), WatchLines()
     with _translated(SilentError):
-        async for piece in response.content.iter_any():
+        silent_at = loop.time() + silent_seconds
+        while True:
+            async with asyncio.timeout_at(silent_at):
+                piece = await response.content.readany()
+            if not piece:
+                break
             for line in lines.added(piece):
+                silent_at = loop.time() + silent_seconds
                 yield decode_event(line)
         lines.check_whole()
 
 
 async def _beginning(response: aiohttp.ClientResponse) -> bytes:
-    """What a refusal says; one that is too long to be one is cut."""
-    return await response.content.read(MAX_BODY_BYTES)
+    """What a refusal says, or what came of it: its status counts, whatever befalls its words."""
+    said = b""
+    with suppress(aiohttp.ClientError, OSError):
+        async with asyncio.timeout(_REFUSAL_SECONDS):
+            async for piece in response.content.iter_any():
+                said += piece
+                if len(said) >= _REFUSAL_BYTES:
+                    break
+    return said
 
 
 @contextmanager

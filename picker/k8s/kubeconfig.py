@@ -25,6 +25,7 @@ class _Context:
     name: str
     namespace: str
     plugin: str | None  # what gives credentials that are dear: they are kept while they last
+    token_file: str | None
 
 
 class KubeconfigFiles:
@@ -49,8 +50,8 @@ class KubeconfigFiles:
                 self._configuration = self._read(context)
             self._configuration.get_api_key_with_prefix(_TOKEN)  # refreshes it when it expires
             access = _access(self._configuration, context.namespace, self._contexts)
-            if context.plugin is not None and access.authorization is None:
-                self._check_plugin(context)
+            if access.authorization is None:
+                self._check_told(context)
         return self._kept(access)
 
     def _kept(self, access: Access) -> Access:
@@ -69,11 +70,17 @@ class KubeconfigFiles:
         )
         return configuration
 
-    def _check_plugin(self, context: _Context) -> None:
-        if self._configuration.cert_file is None:
+    def _check_told(self, context: _Context) -> None:
+        """No token came of the files: nobody is to ask without the one that they name."""
+        if context.plugin is not None and self._configuration.cert_file is None:
             raise ConfigError(
                 f"{self._told_by}: the plugin {context.plugin!r} of context {context.name!r} gave "
                 f"no credentials; run it by hand to see why"
+            )
+        if context.token_file is not None:
+            raise ConfigError(
+                f"{self._told_by}: the token file {context.token_file!r} of context "
+                f"{context.name!r} is empty; write a token into it"
             )
 
     def _context(self) -> _Context:
@@ -91,7 +98,10 @@ class KubeconfigFiles:
             what = f"no context {name!r}" if name else "no current-context"
             raise ConfigError(f"{self._told_by}: {what}; the files have: {known}")
         user = _named(documents, "users", "user").get(str(found.get("user")), {})
-        return _Context(str(name), str(found.get("namespace") or "default"), _plugin(user))
+        namespace, token_file = found.get("namespace") or "default", user.get("tokenFile")
+        return _Context(
+            str(name), str(namespace), _plugin(user), str(token_file) if token_file else None
+        )
 
     def _document(self, path: Path) -> dict[str, Any]:
         try:

@@ -136,6 +136,29 @@ async def test_files_with_tokens_are_read_again(tmp_path: Path, clock: Clock) ->
     assert (await credentials.renewed(await credentials.access())).authorization == "Bearer three"
 
 
+@pytest.mark.parametrize("text", ["", "\n", None])
+async def test_a_token_file_without_a_token_changes_nothing(
+    tmp_path: Path, clock: Clock, text: str | None
+) -> None:
+    """As while it is being written: nobody asks without a token meanwhile."""
+    token = tmp_path / "token"
+    token.write_text("one")
+    path = kubeconfig(tmp_path / "config", {"tokenFile": "token"})
+    credentials = found(clock, tmp_path, path)
+    if text is None:
+        token.unlink()
+    else:
+        token.write_text(text)
+    clock.now += 60
+    access = await credentials.access()
+    assert (await credentials.renewed(access)).authorization == "Bearer one"
+    with pytest.raises(ConfigError, match="token"):
+        found(clock, tmp_path, path)
+    token.write_text("two")
+    clock.now += 60
+    assert (await credentials.access()).authorization == "Bearer two"
+
+
 async def test_a_plugin_runs_again_only_when_its_token_expires(
     tmp_path: Path, clock: Clock
 ) -> None:

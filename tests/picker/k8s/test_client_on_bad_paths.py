@@ -1,0 +1,119 @@
+"""The client behind what forwards nothing, too little, or something else instead."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import pytest
+from kube_api import statuses
+from wired_client import answering, client_of
+
+from picker.k8s.api import PODS, ApiError, Selection, SilentError, UnreachableError
+from picker.k8s.client import KubernetesClient, Limits
+from picker.k8s.tls import Access
+
+ALL = Selection("default")
+QUICK = Limits(silent_seconds=0.4, connect_seconds=2, request_seconds=0.4, list_seconds=0.4)
+DRIP_SECONDS = 0.1  # between two pieces: shorter than any limit
+PATIENCE_SECONDS = 20
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@asynccontextmanager
+async def dripping(head: bytes, drops: Iterable[bytes]) -> AsyncIterator[str]:
+    """A server that says a beginning, and then something again and again."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(head)
+            for drop in drops:
+                writer.write(drop)
+                await writer.drain()
+                await asyncio.sleep(DRIP_SECONDS)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+async def watched(client: KubernetesClient) -> None:
+    """The first event of a watch, which is to fail."""
+    async with asyncio.timeout(PATIENCE_SECONDS), client.watch(PODS, ALL, "1") as events:
+        await anext(events)
+
+
+async def test_a_proxy_that_does_not_answer_is_given_up() -> None:
+    """It takes the connection and never says whether there is a way to the server."""
+    async with (
+        answering(holds=True) as url,
+        client_of(Access("https://10.0.0.1", proxy=url), limits=QUICK) as client,
+    ):
+        with pytest.raises(UnreachableError, match="no answer in time"):
+            await watched(client)
+        with pytest.raises(UnreachableError, match="no answer in time"):
+            await client.list(PODS, ALL)
+
+
+async def test_an_answer_whose_head_does_not_end_is_given_up() -> None:
+    """Though something comes all the time."""
+    headers = (b"X-%d: y\r\n" % number for number in range(300))
+    async with (
+        dripping(b"HTTP/1.1 200 OK\r\n", headers) as url,
+        client_of(Access(url), limits=QUICK) as client,
+    ):
+        with pytest.raises(UnreachableError, match="no answer in time"):
+            await watched(client)
+
+
+async def test_blanks_do_not_keep_a_watch_alive() -> None:
+    """A proxy's heartbeat says nothing of the server behind it."""
+    async with (
+        dripping(CHUNKED, (b"2\r\n \n\r\n" for _ in range(300))) as url,
+        client_of(Access(url), limits=QUICK) as client,
+    ):
+        with pytest.raises(SilentError):
+            await watched(client)
+
+
+async def test_events_keep_a_watch_alive() -> None:
+    """For longer than a silent one lasts, each in two pieces."""
+    line = b'{"type":"ADDED","object":{"metadata":{"name":"a"}}}\n'
+    halves = [line[:20], line[20:]]
+    chunks = [b"%x\r\n%s\r\n" % (len(half), half) for half in halves]
+    async with (
+        asyncio.timeout(PATIENCE_SECONDS),
+        dripping(CHUNKED, [*chunks * 5, b"0\r\n\r\n"]) as url,
+        client_of(Access(url), limits=QUICK) as client,
+        client.watch(PODS, ALL, "1") as events,
+    ):
+        assert len([event async for event in events]) == 5
+
+
+async def test_a_refusal_that_comes_in_pieces_is_read_whole() -> None:
+    """What it says of waiting stands at its end."""
+    body = json.dumps(statuses.too_many_requests("busy", 7).body()).encode()
+    head = b"HTTP/1.1 429 Busy\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with dripping(head, (body[:20], body[20:])) as url, client_of(Access(url)) as client:
+        with pytest.raises(ApiError, match="TooManyRequests: busy") as raised:
+            await client.list(PODS, ALL)
+    assert raised.value.retry_after_seconds == 7
+
+
+async def test_a_refusal_that_breaks_off_is_one() -> None:
+    """Its status says enough: a version that is too old must not be tried again."""
+    head = b'HTTP/1.1 410 Gone\r\nContent-Length: 100\r\n\r\n{"kind":'
+    async with answering(head) as url, client_of(Access(url), limits=QUICK) as client:
+        with pytest.raises(ApiError) as raised:
+            await watched(client)
+    assert raised.value.status == 410
