@@ -32,6 +32,7 @@ class Provision(StrEnum):
     TLS = "tls"
     GATEWAY = "gateway"
     API_OUTAGE = "api-outage"
+    SEVERAL_POOLS = "several-pools"
 
 
 PROVISIONS: dict[Provision, str] = {
@@ -46,6 +47,7 @@ PROVISIONS: dict[Provision, str] = {
     Provision.TLS: "the picker's port speaks TLS",
     Provision.GATEWAY: "an Envoy binary, and a pool whose addresses this machine can serve",
     Provision.API_OUTAGE: "the suite may take the Kubernetes API server away",
+    Provision.SEVERAL_POOLS: "the suite knows how to start one picker for several InferencePools",
 }
 
 

@@ -63,11 +63,11 @@ def conclude(report: Report, path: Path | None) -> int:
     return 0 if report.passed else 1
 
 
-def words_of(command: str, places: Sequence[str]) -> tuple[str, ...]:
+def words_of(command: str, places: Sequence[str], flag: str = "--command") -> tuple[str, ...]:
     """A command line in words, `{python}` filled in. Raises `CannotRun` for unknown `{places}`."""
     unknown = unknown_places(command, places)
     if unknown:
-        raise CannotRun(f"--command has unknown places: {', '.join(unknown)}")
+        raise CannotRun(f"{flag} has unknown places: {', '.join(unknown)}")
     return tuple(word.replace("{python}", sys.executable) for word in shlex.split(command))
 
 

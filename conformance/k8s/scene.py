@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from conformance.case import Violation, expect
+from conformance.case import NotApplicable, Violation, expect
 from conformance.epp.scene import Reply, Scene
 from conformance.gateway.envoy import Envoy
 from conformance.k8s.api import KubeApi
@@ -69,6 +69,34 @@ class Side:
         return [f"{self.plan.addresses[index]}:{port}" for index in indices for port in wanted]
 
 
+def of_several(pool: str) -> str:
+    """What the gateway calls a pool where the picker of several serves it."""
+    return f"several-{pool}"
+
+
+@dataclass(slots=True)
+class SeveralPools:
+    """One picker of several of the pools, each at a port of its own, which its side has. It runs
+    only where cases ask for it.
+    """
+
+    sides: Mapping[str, Side]
+
+    @asynccontextmanager
+    async def running(self, envoy: Envoy) -> AsyncIterator[Mapping[str, Side]]:
+        """It runs, knows all pools, and the gateway uses it, for the length of the block."""
+        try:
+            for name, side in self.sides.items():
+                await side.scene.until_ready()
+                await side.until_endpoints(side.plan.endpoints, f"{name} is known")
+                await envoy.until_healthy(of_several(name), 1)
+            yield self.sides
+        finally:
+            for side in self.sides.values():
+                await side.scene.disconnect()
+                await side.scene.picker.kill()
+
+
 @dataclass(slots=True)
 class Traffic:
     """Requests of clients that go on and on; what became of them."""
@@ -95,7 +123,8 @@ class Traffic:
 
 @dataclass(slots=True)
 class ClusterScene:
-    """The sole owner of the suite's objects. `server` is None for a real API server.
+    """The sole owner of the suite's objects. `server` is None for a real API server, and `several`
+    without `Provision.SEVERAL_POOLS`.
 
     A change of an object may take `follow_seconds` to be followed.
     """
@@ -105,6 +134,7 @@ class ClusterScene:
     sides: Mapping[str, Side]
     envoy: Envoy
     server: TestServer | None = None
+    several: SeveralPools | None = None
     follow_seconds: float = FOLLOW_SECONDS
     _is_touched: bool = False
 
@@ -206,6 +236,14 @@ class ClusterScene:
         """Wait until the picker of a pool routes, and Envoy uses it."""
         await self.side(name).scene.until_ready()
         await self.envoy.until_healthy(self.side(name).plan.name, 1)
+
+    @asynccontextmanager
+    async def several_pools(self) -> AsyncIterator[Mapping[str, Side]]:
+        """The sides of the picker of several, which runs for the length of the block."""
+        if self.several is None:
+            raise NotApplicable("nobody said how one picker is started for several pools")
+        async with self.several.running(self.envoy) as sides:
+            yield sides
 
     # Requests
 

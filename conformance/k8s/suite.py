@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,11 +24,13 @@ from conformance.gateway.bootstrap import PickerAt, bootstrap
 from conformance.gateway.envoy import Envoy, GatewayError, running_envoy
 from conformance.k8s.api import ApiRefusalError, KubeApi, api_at
 from conformance.k8s.objects import PodState, PoolPlan
-from conformance.k8s.plans import behind, listeners, plans
-from conformance.k8s.scene import FOLLOW_SECONDS, LATE, ClusterScene, Side
+from conformance.k8s.plans import SEVERAL, behind, behind_several, listeners, plans
+from conformance.k8s.scene import FOLLOW_SECONDS, LATE, ClusterScene, SeveralPools, Side
 from conformance.k8s.server_process import NoServerError, TestServer, running_test_server
 from conformance.pickers.by_command import CommandError, CommandPicker
-from conformance.pickers.picker import Implementation
+from conformance.pickers.by_port import PortOf
+from conformance.pickers.picker import Implementation, Picker
+from conformance.ports import free_ports
 from conformance.report import Outcome, Report, Result
 from conformance.running import outcomes
 from conformance.waiting import until
@@ -40,9 +42,13 @@ _END_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What to test, and through which API server; `kubeconfig` None: the one of the tests."""
+    """What to test, and through which API server; `kubeconfig` None: the one of the tests.
+
+    `several_command` starts one picker for several pools, where there is such a picker.
+    """
 
     command: tuple[str, ...]
+    several_command: tuple[str, ...] | None
     provides: frozenset[Provision]
     config: Path
     implementation: Implementation
@@ -98,6 +104,7 @@ async def play(
 def _provisions(scene: ClusterScene, asked: Asked) -> frozenset[Provision]:
     given = {Provision.GATEWAY, Provision.RESTART}
     given |= {Provision.API_OUTAGE} if scene.server is not None else set()
+    given |= {Provision.SEVERAL_POOLS} if scene.several is not None else set()
     own = next(iter(scene.sides.values())).scene.picker.provides - {Provision.POOL_CHANGES}
     return asked.provides | own | given
 
@@ -120,11 +127,20 @@ async def _set(
     await _install(api)
     namespace = await stack.enter_async_context(_namespace(api))
     pools = plans()
-    pickers = _pickers(pools, asked, folder, kubeconfig, namespace)
+    starting = _Starting(asked, folder, kubeconfig, namespace)
+    pickers = {plan.name: starting.picker_of(plan) for plan in pools}
     stack.push_async_callback(_end_all, list(pickers.values()))
-    envoy = await stack.enter_async_context(_gateway(binary, pools, pickers, folder))
+    ports = starting.ports_of_several()
+    stack.push_async_callback(_end_all, list(ports.values()))
+    envoy = await stack.enter_async_context(_gateway(binary, pools, pickers, ports, folder))
     sides = {plan.name: Side(plan, _side(plan, pickers[plan.name], envoy, asked)) for plan in pools}
     scene = ClusterScene(api, namespace, sides, envoy, server)
+    if ports:
+        own = {
+            name: Side(sides[name].plan, _side(sides[name].plan, port, envoy, asked))
+            for name, port in ports.items()
+        }
+        scene.several = SeveralPools(own)
     stack.push_async_callback(_disconnect, scene)
     await _serve(scene, stack)
     await _begin(scene, pickers)
@@ -149,34 +165,53 @@ async def _begin(scene: ClusterScene, pickers: dict[str, CommandPicker]) -> None
         raise CannotRun(f"{violation}\n{words}") from violation
 
 
-def _side(plan: PoolPlan, picker: CommandPicker, envoy: Envoy, asked: Asked) -> Scene:
+def _side(plan: PoolPlan, picker: Picker, envoy: Envoy, asked: Asked) -> Scene:
     return Scene(picker, EchoPool(plan.served), envoy, patience_seconds=asked.patience_seconds)
 
 
-def _pickers(
-    pools: Sequence[PoolPlan], asked: Asked, folder: Path, kubeconfig: Path, namespace: str
-) -> dict[str, CommandPicker]:
-    found: dict[str, CommandPicker] = {}
-    for plan in pools:
-        place = folder / plan.name
+@dataclass(frozen=True, slots=True)
+class _Starting:
+    """What the command lines of pickers are filled in with."""
+
+    asked: Asked
+    folder: Path
+    kubeconfig: Path
+    namespace: str
+
+    def picker_of(self, plan: PoolPlan) -> CommandPicker:
+        """That of one pool."""
+        return self._picker(self.asked.command, plan.name, {"pool_name": plan.name})
+
+    def ports_of_several(self) -> dict[str, PortOf]:
+        """Where one picker serves several pools; none where nobody said how it is started."""
+        command = self.asked.several_command
+        if command is None:
+            return {}
+        ports = dict(zip(SEVERAL, free_ports(len(SEVERAL)), strict=True))
+        places: dict[str, str] = {}
+        for at, (name, port) in enumerate(ports.items(), 1):
+            places |= {f"pool_{at}": name, f"port_{at}": str(port)}
+        picker = self._picker(command, "several", places)
+        return {name: PortOf(picker, f"127.0.0.1:{port}") for name, port in ports.items()}
+
+    def _picker(
+        self, command: Sequence[str], name: str, places: Mapping[str, str]
+    ) -> CommandPicker:
+        place = self.folder / name
         place.mkdir()
-        found[plan.name] = CommandPicker(
-            asked.command,
+        known = {"namespace": self.namespace, "kubeconfig": str(self.kubeconfig)}
+        return CommandPicker(
+            command,
             place,
             (),
-            provides=asked.provides,
-            config=asked.config,
-            places={
-                "pool_name": plan.name,
-                "namespace": namespace,
-                "kubeconfig": str(kubeconfig),
-            },
-            environment={"KUBECONFIG": str(kubeconfig), "NAMESPACE": namespace},
+            provides=self.asked.provides,
+            config=self.asked.config,
+            places={**known, **places},
+            environment={"KUBECONFIG": str(self.kubeconfig), "NAMESPACE": self.namespace},
         )
-    return found
 
 
-async def _end_all(pickers: Sequence[CommandPicker]) -> None:
+async def _end_all(pickers: Sequence[Picker]) -> None:
     """Processes that the suite has started do not outlive it."""
     for picker in pickers:
         if picker.is_running:
@@ -209,14 +244,19 @@ async def _serve(scene: ClusterScene, stack: AsyncExitStack) -> None:
 async def _gateway(
     binary: Path,
     pools: Sequence[PoolPlan],
-    pickers: dict[str, CommandPicker],
+    pickers: Mapping[str, Picker],
+    several: Mapping[str, Picker],
     folder: Path,
 ) -> AsyncIterator[Envoy]:
-    def at(plan: PoolPlan) -> PickerAt:
-        picker = pickers[plan.name]
+    def at(picker: Picker) -> PickerAt:
         return PickerAt(picker.address, picker.health_address, picker.is_tls)
 
-    document = bootstrap([behind(plan, at(plan)) for plan in pools], listeners(pools))
+    shared = [plan for plan in pools if plan.name in several]
+    known = [
+        *(behind(plan, at(pickers[plan.name])) for plan in pools),
+        *(behind_several(plan, shared, at(several[plan.name])) for plan in shared),
+    ]
+    document = bootstrap(known, listeners(pools, tuple(several)))
     async with running_envoy(binary, document, folder) as envoy:
         yield envoy
 

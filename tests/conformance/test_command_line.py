@@ -13,6 +13,7 @@ import yaml
 from conformance.case import Case, Provision
 from conformance.epp.__main__ import PLACES, main
 from conformance.epp.cases import ALL
+from conformance.k8s.__main__ import asked_of, parser
 from conformance.k8s.__main__ import main as k8s_main
 from conformance.k8s.cases import ALL as K8S
 from conformance.pickers.by_address import RunningPicker
@@ -68,7 +69,22 @@ def test_the_other_suite_says_what_it_cannot_run(capsys: pytest.CaptureFixture[s
     assert k8s_main(["--list", "--only", "pool-*"]) == 0
     assert k8s_main(["--only", "nothing-like-that"]) == 2
     assert k8s_main(["--command", "p {endpoints_file}"]) == 2
-    assert "unknown places: endpoints_file" in capsys.readouterr().out
+    assert k8s_main(["--several-pools-command", "p {pool_name}"]) == 2
+    said = capsys.readouterr().out
+    assert "--command has unknown places: endpoints_file" in said
+    assert "--several-pools-command has unknown places: pool_name" in said
+
+
+def test_a_picker_that_cannot_serve_several_pools_is_not_asked_to() -> None:
+    """Of another picker only where it is said how."""
+    only = ["--kubeconfig", "/nonexistent"]
+    for given, is_asked in (
+        ([], True),
+        (["--command", "p"], False),
+        (["--command", "p", "--several-pools-command", "p {pool_1} {port_3}"], True),
+    ):
+        asked = asked_of(parser().parse_args([*only, *given]))
+        assert (asked.several_command is not None) is is_asked
 
 
 def test_a_command_is_filled_in(tmp_path: Path) -> None:

@@ -21,18 +21,27 @@ from conformance.gateway.binary import find_envoy
 from conformance.gateway.bootstrap import Listener, PickerAt, Route, bootstrap
 from conformance.gateway.envoy import Envoy, running_envoy
 from conformance.k8s.api import KubeApi, api_at
-from conformance.k8s.cases import following, outages, pods
-from conformance.k8s.objects import PodState
-from conformance.k8s.plans import behind, plans
-from conformance.k8s.scene import LATE, PRIMARY, ClusterScene, Side
+from conformance.k8s.cases import extension, following, outages, pods
+from conformance.k8s.objects import PodState, PoolPlan
+from conformance.k8s.plans import behind, behind_several, plans
+from conformance.k8s.scene import (
+    LATE,
+    PRIMARY,
+    SECONDARY,
+    ClusterScene,
+    SeveralPools,
+    Side,
+    of_several,
+)
 from conformance.k8s.suite import play
+from conformance.pickers.by_port import PortOf
 from conformance.report import Outcome, Result, broken
 
 CRDS = sorted((Path(__file__).parents[2] / "crds").glob("*.yaml"))
-CASES = (*following.CASES, *pods.CASES, *outages.CASES)
+CASES = (*following.CASES, *pods.CASES, *outages.CASES, *extension.CASES)
 FOLLOW_SECONDS, FAIL_SECONDS = 10.0, 1.0
 PATIENCE_SECONDS = 5.0
-GIVEN = frozenset({Provision.SELECTION, Provision.HEALTH, Provision.API_OUTAGE, Provision.GATEWAY})
+GIVEN = frozenset(Provision) - {Provision.RESTART}
 # Played with every misreading: those that are not about it leave it alone.
 CONTROL = {"pod-never-ready"}
 M = Misreading
@@ -53,6 +62,8 @@ EXPECTED: dict[Misreading, set[str]] = {
     M.GOES_BY_ADDRESS: {"pod-replaced"},
     M.EMPTIES_ON_A_FLAP: {"pods-flap-together"},
     M.EMPTIES_IN_AN_OUTAGE: {"api-server-away", "api-server-away-again-and-again"},
+    M.TAKES_PODS_OF_EVERY_POOL: {"several-pools-kept-apart", "several-pools-one-deleted"},
+    M.EMPTIES_WITH_ANY_POOL: {"several-pools-one-deleted"},
     M.ENDS_WITH_AN_OUTAGE: {"api-server-away", "api-server-away-again-and-again"},
 }
 
@@ -73,31 +84,50 @@ class OutageOf:
         self.tasks.create_task(self.server.come_back(forget_changes=True))
 
 
+class Staying(PortOf):
+    """A port of a picker that is not ended between cases."""
+
+    async def kill(self) -> None:
+        """It runs on."""
+
+
 @asynccontextmanager
 async def set_scene(
     folder: Path, stack: AsyncExitStack
 ) -> AsyncIterator[tuple[ClusterScene, list[Follower]]]:
-    """Two pools, one of them without an object, and a picker that follows each."""
+    """Three pools, one of them without an object, a picker that follows each, and one more port for
+    each of the others that stands for the picker of several.
+    """
     server = await stack.enter_async_context(running_kube_api(None, *CRDS))
     api = await stack.enter_async_context(api_at(server.write_kubeconfig(folder / "kubeconfig")))
     server.write({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "suite"}})
-    chosen = [plan for plan in plans() if plan.name in (PRIMARY, LATE)]
-    sides, followers = {}, []
+    chosen = [plan for plan in plans() if plan.name in (PRIMARY, SECONDARY, LATE)]
+    sides: dict[str, Side] = {}
+    several: dict[str, Side] = {}
+    followers: list[Follower] = []
+
+    async def side_of(plan: PoolPlan, pool: EchoPool, kind: type[PortOf]) -> Side:
+        epp = await stack.enter_async_context(running_mutant(pool))
+        followers.append(Follower(api, "suite", plan.name, epp))
+        picker = kind(epp, epp.address)
+        return Side(
+            plan, Scene(picker, pool, None, PATIENCE_SECONDS, FOLLOW_SECONDS), FOLLOW_SECONDS
+        )
+
     async with asyncio.TaskGroup() as tasks:
         for plan in chosen:
             pool = EchoPool(plan.served)
-            epp = await stack.enter_async_context(running_mutant(pool))
             stack.push_async_callback(pool.stop)
             await pool.start()
-            follower = Follower(api, "suite", plan.name, epp)
-            followers.append(follower)
-            scene = Scene(epp, pool, None, PATIENCE_SECONDS, FOLLOW_SECONDS)
-            sides[plan.name] = Side(plan, scene, FOLLOW_SECONDS)
-        envoy = await stack.enter_async_context(_envoy(folder, sides))
-        for side in sides.values():
+            sides[plan.name] = await side_of(plan, pool, PortOf)
+            if plan.has_object:
+                several[plan.name] = await side_of(plan, pool, Staying)
+        envoy = await stack.enter_async_context(_envoy(folder, sides, several))
+        for side in (*sides.values(), *several.values()):
             side.scene.envoy = envoy
         outage = OutageOf(server, tasks)
         scene = ClusterScene(api, "suite", sides, envoy, outage, FOLLOW_SECONDS)  # type: ignore[arg-type]
+        scene.several = SeveralPools(several)
         following_tasks = [tasks.create_task(follower.run()) for follower in followers]
         await _begin(api, scene)
         try:
@@ -110,16 +140,25 @@ async def set_scene(
 
 
 @asynccontextmanager
-async def _envoy(folder: Path, sides: dict[str, Side]) -> AsyncIterator[Envoy]:
+async def _envoy(
+    folder: Path, sides: dict[str, Side], several: dict[str, Side]
+) -> AsyncIterator[Envoy]:
     binary = find_envoy()
     assert binary is not None
+    shared = [side.plan for side in several.values()]
     pools = [
-        behind(side.plan, PickerAt(side.scene.picker.address, side.scene.picker.health_address))
-        for side in sides.values()
+        *(behind(side.plan, _at(side)) for side in sides.values()),
+        *(behind_several(side.plan, shared, _at(side)) for side in several.values()),
     ]
-    listeners = [Listener("main", [Route("/primary", {PRIMARY: 1}), Route("/", {LATE: 1})])]
+    named = [PRIMARY, *map(of_several, several)]
+    routes = [Route(f"/{name}", {name: 1}) for name in named]
+    listeners = [Listener("main", [*routes, Route("/", {LATE: 1})])]
     async with running_envoy(binary, bootstrap(pools, listeners), folder) as envoy:
         yield envoy
+
+
+def _at(side: Side) -> PickerAt:
+    return PickerAt(side.scene.picker.address, side.scene.picker.health_address)
 
 
 async def _begin(api: KubeApi, scene: ClusterScene) -> None:
@@ -136,7 +175,8 @@ def with_followers(
     """The case, during which the followers err; before and after they put everything right."""
 
     def limit(scene: ClusterScene, seconds: float) -> None:
-        for part in (scene, *scene.sides.values()):
+        assert scene.several is not None
+        for part in (scene, *scene.sides.values(), *scene.several.sides.values()):
             part.follow_seconds = seconds
 
     async def check(scene: ClusterScene) -> None:

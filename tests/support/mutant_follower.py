@@ -14,6 +14,7 @@ from conformance.k8s.api import ApiRefusalError, KubeApi
 
 EVERY_SECONDS = 0.03
 HOLD_SECONDS = 1.0
+_READY = {"type": "Ready", "status": "True"}
 
 
 class Misreading(Enum):
@@ -36,6 +37,8 @@ class Misreading(Enum):
     EMPTIES_ON_A_FLAP = auto()
     EMPTIES_IN_AN_OUTAGE = auto()
     ENDS_WITH_AN_OUTAGE = auto()
+    TAKES_PODS_OF_EVERY_POOL = auto()
+    EMPTIES_WITH_ANY_POOL = auto()
 
 
 class Follower:
@@ -74,6 +77,7 @@ class Follower:
         try:
             pool = await self._api.read("InferencePool", self._pool, self._namespace)
             pods = [pod for space in self._spaces() for pod in await self._api.items("Pod", space)]
+            pools = await self._api.items("InferencePool", self._namespace)
         except (aiohttp.ClientError, OSError):
             self._has_ended = self.wrong is Misreading.ENDS_WITH_AN_OUTAGE
             if self.wrong is Misreading.EMPTIES_IN_AN_OUTAGE:
@@ -86,7 +90,13 @@ class Follower:
             if self.wrong is not Misreading.KEEPS_A_DELETED_POOL:
                 await self._epp.use_pool([])
             return
+        most = self._first["pools"] = max(len(pools), self._first.get("pools", 0))
+        if self.wrong is Misreading.EMPTIES_WITH_ANY_POOL and len(pools) < most:
+            await self._epp.use_pool([])
+            return
         await self._use(pool["spec"], pods)
+        if self.wrong is Misreading.TAKES_PODS_OF_EVERY_POOL:
+            await self._epp.use_pool([one for each in pools for one in _planned(each, pods)])
 
     def _spaces(self) -> list[str]:
         if self.wrong is Misreading.LOOKS_INTO_EVERY_NAMESPACE:
@@ -143,7 +153,7 @@ class Follower:
     def _is_ready(self, pod: dict[str, Any]) -> bool:
         conditions = pod["status"].get("conditions") or ()
         uid = pod["metadata"]["uid"]
-        if {"type": "Ready", "status": "True"} in conditions:
+        if _READY in conditions:
             self._was_ready.add(uid)
             return True
         if uid in self._was_ready:
@@ -155,3 +165,13 @@ class Follower:
         if self.wrong is Misreading.KEEPS_THE_FIRST_ADDRESS:
             return str(self._first.setdefault(f"ip of {pod['metadata']['uid']}", ip))
         return ip
+
+
+def _planned(pool: dict[str, Any], pods: list[dict[str, Any]]) -> Iterator[str]:
+    """The endpoints of a pool of the suite, whose Pods are told by one label."""
+    app = pool["spec"]["selector"]["matchLabels"]["app"]
+    for pod in pods:
+        is_ready = _READY in pod.get("status", {}).get("conditions", ())
+        if is_ready and pod["metadata"]["labels"].get("app") == app:
+            for port in pool["spec"]["targetPorts"]:
+                yield f"{pod['status']['podIP']}:{port['number']}"

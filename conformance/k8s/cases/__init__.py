@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.case import Case
-from conformance.k8s.cases import following, outages, pods, upstream
+from conformance.k8s.cases import extension, following, outages, pods, upstream
 from conformance.k8s.scene import ClusterScene
 
 ALL: tuple[Case[ClusterScene], ...] = (
@@ -11,4 +11,5 @@ ALL: tuple[Case[ClusterScene], ...] = (
     *following.CASES,
     *pods.CASES,
     *outages.CASES,
+    *extension.CASES,
 )
