@@ -1,0 +1,245 @@
+"""The pages of several pools as a real browser shows them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from admin_scene import Scene, busy_scene, summary
+from aiohttp import ClientSession, web
+from browser import Browser, browser
+from pools_port import PoolsPort, serving_pools, whole_pools
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LIVE = "document.querySelector('#status').dataset.state === 'live'"
+GONE = "document.querySelector('#status').dataset.state === 'gone'"
+EXPLAINED = "document.querySelector('#explanation .facts')"
+ROWS = "document.querySelectorAll('#pools-rows > tr').length"
+TEXTS = (
+    "[...document.querySelectorAll('#pools-rows > tr')]"
+    ".map((row) => [...row.children].map((cell) => cell.innerText.replace(/\\s+/g, ' ')))"
+)
+DESKTOP, PHONE = 1280, 375
+LONG = "-".join(["a-team-that-likes-long-names"] * 8)[:63] + "/" + "x" * 100 + ".of-a-model"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def window() -> AsyncIterator[Browser]:
+    """One for all tests here."""
+    async with browser() as one:
+        yield one
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def port() -> AsyncIterator[PoolsPort]:
+    """A busy pool, one that is not ready, and one with a long name."""
+    empty, long = Scene(), Scene()
+    empty.source.problem = "the API server at https://10.0.0.1:443 is silent for 31 s: timed out"
+    long.pool("only")
+    pools = {"llama": await busy_scene(), "research/mixtral": empty, LONG: long}
+    async with serving_pools(pools, away={"research/mixtral"}) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The source of axe-core, which checks what machines can of accessibility."""
+    return files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+
+
+async def _open(window: Browser, url: str, width: int = DESKTOP) -> None:
+    await window.look(width)
+    await window.open(url)
+    await window.until(LIVE)
+
+
+async def test_every_pool_is_listed_with_how_it_is(window: Browser, port: PoolsPort) -> None:
+    """A word and a symbol, what it has, and what troubles it; as it is now."""
+    await _open(window, port.url)
+    assert await window.run(TEXTS) == [
+        ["llama", "✓ ready", "10", "15", "none"],
+        [
+            "research/mixtral",
+            "✕ not ready",
+            "0",
+            "0",
+            port.pools["research/mixtral"].source.problem,
+        ],
+        [LONG, "✓ ready", "1", "0", "none"],
+    ]
+    hint = "document.querySelector('#pools-hint').innerText"
+    assert (await window.run(hint)).startswith("2 of 3 ready.")
+    port.away.clear()
+    port.pools["research/mixtral"].pool("new")
+    port.pools["research/mixtral"].source.problem = None
+    await window.until(f"{hint}.startsWith('3 of 3 ready.')")
+    assert (await window.run(TEXTS))[1] == ["research/mixtral", "✓ ready", "1", "0", "none"]
+    assert window.complaints == []
+
+
+async def test_the_list_leads_to_each_pool_and_back(window: Browser, port: PoolsPort) -> None:
+    """By keys alone; each page says of which pool it is, and shows that pool."""
+    for key, endpoints in (("llama", 10), (LONG, 1)):
+        await _open(window, port.url)
+        await window.run(
+            "[...document.querySelectorAll('#pools-rows a')]"
+            f".find((one) => one.textContent === '{key}').focus()"
+        )
+        await window.press("Enter")
+        await window.until(f"location.pathname === '/pools/{key}/' && {LIVE}")
+        await window.until(
+            f"document.querySelectorAll('#endpoints-rows > tr').length === {endpoints}"
+        )
+        assert await window.run("document.querySelector('#pool').innerText") == key
+        assert await window.run("document.title") == f"{key} · Pointsman"
+        await window.run("document.querySelector('nav.which a').focus()")
+        await window.press("Enter")
+        await window.until(f"location.pathname === '/' && {ROWS} === 3")
+    assert window.complaints == []
+
+
+async def test_the_page_of_a_pool_is_live(window: Browser, port: PoolsPort) -> None:
+    """Its own requests, and their explanations, under the name of the pool."""
+    await _open(window, f"{port.url}/pools/llama/")
+    port.pools["llama"].source.remember(summary(41, request_id="new"))
+    port.pools[LONG].source.remember(summary(42, request_id="of another"))
+    await window.until("document.querySelector('#requests-rows a').textContent === 'new'")
+    await window.run("document.querySelector('#requests-rows a').click()")
+    await window.until(EXPLAINED)
+    assert await window.run("document.title") == "new · llama · Pointsman"
+    assert await window.run("location.pathname + location.hash") == "/pools/llama/#/decisions/new"
+    await window.press("Escape")
+    await window.until("document.title === 'llama · Pointsman'")
+    assert window.complaints == []
+
+
+async def test_an_address_without_its_last_slash_works(window: Browser, port: PoolsPort) -> None:
+    """As people type it."""
+    await _open(window, f"{port.url}/pools/research/mixtral")
+    assert await window.run("location.pathname") == "/pools/research/mixtral/"
+    assert await window.run("document.querySelector('#pool').innerText") == "research/mixtral"
+
+
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_nothing_stands_in_the_way_of_anybody(
+    window: Browser, port: PoolsPort, axe: str, width: int, scheme: str
+) -> None:
+    """axe-core finds nothing wrong, contrast included, and nothing needs sideways scrolling."""
+    await window.look(width, scheme=scheme)
+    for path in ("/", "/pools/llama/", f"/pools/{LONG}/"):
+        await window.open(f"{port.url}{path}")
+        await window.until(LIVE)
+        wide = await window.run("[document.documentElement.scrollWidth, innerWidth]")
+        assert wide[0] <= wide[1], path
+        await window.run(f"{axe};0")
+        found = await window.run(
+            "axe.run(document, { resultTypes: ['violations'] }).then((result) => result.violations"
+            ".map((one) => [one.id, one.help, one.nodes.map((node) => node.html)]))"
+        )
+        assert found == [], path
+
+
+async def test_on_a_small_screen_every_pool_is_a_card(window: Browser, port: PoolsPort) -> None:
+    """Within the window, with names for its numbers."""
+    await _open(window, port.url, PHONE)
+    cards = await window.run(
+        "[...document.querySelectorAll('#pools-rows > tr')].map((one) => {"
+        "const box = one.getBoundingClientRect(); return [box.left, box.right, box.height]; })"
+    )
+    assert all(left >= 0 and right <= PHONE and height > 80 for left, right, height in cards)
+    cut = await window.run(
+        "[...document.querySelectorAll('#pools-rows a')]"
+        ".map((one) => one.scrollWidth - one.clientWidth)"
+    )
+    assert max(cut) <= 0  # two names may differ at their ends alone
+    labels = await window.run(
+        "[...document.querySelectorAll('#pools-rows > tr:first-child > *')]"
+        ".map((one) => getComputedStyle(one, '::before').content)"
+    )
+    assert labels == ["none", "none", '"Endpoints"', '"Under way"', '"Trouble"']
+
+
+async def test_the_list_says_when_the_picker_is_gone_and_goes_on_when_it_is_back(
+    window: Browser, port: PoolsPort
+) -> None:
+    """What was seen last stays, marked as such."""
+    await _open(window, port.url)
+    number = int(port.url.rsplit(":", 1)[1])
+    await port.server.stop()
+    await window.until(GONE)
+    said = await window.run("document.querySelector('#status').textContent")
+    assert said.startswith("The picker does not answer. Trying again. What is shown is of ")
+    assert await window.run("document.body.classList.contains('is-stale')")
+    assert await window.run(ROWS) == 3
+    await port.server.start("127.0.0.1", number)
+    await window.until(LIVE)
+    assert not await window.run("document.body.classList.contains('is-stale')")
+
+
+async def test_what_a_picker_is_troubled_by_is_never_more_than_text(
+    window: Browser, port: PoolsPort
+) -> None:
+    """It has words of others in it."""
+    canary = '<img src=x onerror="window.pwned=1">'
+    port.pools["llama"].source.problem = canary
+    await _open(window, port.url)
+    assert (await window.run(TEXTS))[0][4] == canary
+    assert await window.run("document.querySelectorAll('img').length") == 0
+    assert await window.run("window.pwned") is None
+    assert window.complaints == []
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def test_it_works_behind_a_proxy_that_adds_to_the_path(
+    window: Browser, port: PoolsPort
+) -> None:
+    """Every address is relative: to the list, to a pool, and back."""
+    async with ClientSession() as http:
+
+        async def passed_on(request: web.Request) -> web.Response:
+            path = request.path_qs.removeprefix("/some/place")
+            async with http.get(port.url + path, allow_redirects=False) as answer:
+                kept: Mapping[str, str] = {
+                    name: answer.headers[name]
+                    for name in ("Content-Type", "Content-Security-Policy", "Location")
+                    if name in answer.headers
+                }
+                return web.Response(status=answer.status, body=await answer.read(), headers=kept)
+
+        app = web.Application()
+        app.router.add_get("/some/place/{rest:.*}", passed_on)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            place = f"http://127.0.0.1:{runner.addresses[0][1]}/some/place"
+            await _open(window, f"{place}/")
+            await window.run("document.querySelector('#pools-rows a').click()")
+            await window.until(f"location.pathname === '/some/place/pools/llama/' && {LIVE}")
+            await window.run("document.querySelector('nav.which a').click()")
+            await window.until(f"location.pathname === '/some/place/' && {LIVE}")
+            await _open(window, f"{place}/pools/research/mixtral")
+            assert await window.run("location.pathname") == "/some/place/pools/research/mixtral/"
+        finally:
+            await runner.cleanup()
+
+
+async def test_a_whole_picker_of_several_pools_is_watched(window: Browser, tmp_path: Path) -> None:
+    """A request appears at its pool, and at no other."""
+    pools = {"here/qwen": {"one": 1}, "there/qwen": {"two": 2}}
+    async with whole_pools(tmp_path, pools) as whole:
+        await _open(window, f"{whole.url}/pools/there/qwen/")
+        await whole.ask("there/qwen", "r-1")
+        await window.until("document.querySelector('#requests-rows a')?.textContent === 'r-1'")
+        text = await window.run("document.querySelector('#endpoints-rows').innerText")
+        assert "two" in text
+        await _open(window, f"{whole.url}/pools/here/qwen/")
+        assert await window.run("document.querySelectorAll('#requests-rows > tr').length") == 0
+        assert window.complaints == []
