@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from fleet.doctor.envoy_document import at
 from picker.k8s.api import Resource
 from picker.k8s.lease import LeaseName
 
@@ -60,6 +61,6 @@ def failure_mode(cluster: ClusterFacts | None) -> str | None:
     """What the pool says of a picker that is away: FailOpen or FailClose; None: no pool known."""
     if cluster is None or cluster.pool is None:
         return None
-    spec = cluster.pool.get("spec") or {}
-    reference = spec.get("endpointPickerRef") or spec.get("extensionRef") or {}
-    return str(reference.get("failureMode") or "FailClose")
+    spec = cluster.pool.get("spec")
+    reference = at(spec, "endpointPickerRef") or at(spec, "extensionRef")
+    return str(at(reference, "failureMode") or "FailClose")

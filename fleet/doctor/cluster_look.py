@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from fleet.doctor.cluster_facts import (
 from fleet.doctor.cluster_view import flag_of, is_election_on, is_on, picker_pods, pool_value
 from fleet.doctor.envoy_document import at
 from fleet.doctor.picker_flags import serving_of
+from fleet.doctor.web import NO_JSON
 from picker.k8s.api import (
     ENDPOINT_SLICES,
     LEASES,
@@ -46,11 +48,13 @@ _KIND_NAMES = {
 }
 _REVIEWS = "/apis/authorization.k8s.io/v1/"
 _NOT_FOUND, _FORBIDDEN = 404, 403
+LOOK_SECONDS = 60.0  # some thirty questions, one after the other
 
 
 class ClusterLook:
     """One look at a pool. `user` is whose rights are asked for, None: the picker's own, if its
-    Pods are found, else those of whoever asks. `now` is in seconds since 1970.
+    Pods are found, else those of whoever asks. `now` is in seconds since 1970; all of it may take
+    `seconds`.
     """
 
     def __init__(
@@ -60,20 +64,27 @@ class ClusterLook:
         pool_name: str,
         user: str | None,
         now: Callable[[], float],
+        seconds: float = LOOK_SECONDS,
     ) -> None:
         self._api = api
         self._namespace = namespace
         self._pool_name = pool_name
         self._user = user
         self._now = now
+        self._seconds = seconds
         self._unseen: dict[str, str] = {}
 
     async def look(self) -> ClusterFacts:
         """Everything there is to judge."""
         try:
-            return await self._look()
+            async with asyncio.timeout(self._seconds):
+                return await self._look()
+        except TimeoutError:
+            problem = f"it did not answer all that was asked within {self._seconds:g} s"
+            return ClusterFacts(self._namespace, self._pool_name, problem=problem)
         except (ApiError, UnreachableError) as error:
-            return ClusterFacts(self._namespace, self._pool_name, problem=str(error))
+            problem = str(error).rstrip(": ")
+            return ClusterFacts(self._namespace, self._pool_name, problem=problem)
 
     async def _look(self) -> ClusterFacts:
         served = {one: await self._api.has(one) for one in _KINDS}
@@ -127,7 +138,10 @@ class ClusterLook:
             return None
         kind = {"apiVersion": resource.api_version, "kind": _KIND_NAMES[resource.plural]}
         # Lists leave out of their items what all of them are.
-        return tuple(kind | msgspec.json.decode(one, type=dict) for one in listing.items)
+        try:
+            return tuple(kind | msgspec.json.decode(one, type=dict) for one in listing.items)
+        except NO_JSON as error:
+            raise UnreachableError(f"a list of {resource.plural} holds no objects") from error
 
     async def _seen(self, resource: Resource, asked: Awaitable[Any]) -> Any:
         """The answer; None when there is none, which is remembered if it may not be had."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from fleet.doctor.cluster_facts import ClusterFacts, Json
-from fleet.doctor.envoy_document import at, listed
+from fleet.doctor.envoy_document import at, listed, mapped
 from picker.k8s.objects.reading import read_pool
 from picker.k8s.objects.values import Pool
 
@@ -30,7 +30,7 @@ def pool_pods(cluster: ClusterFacts) -> tuple[Json, ...]:
 
 def picker_pods(cluster: ClusterFacts) -> tuple[Json, ...]:
     """The Pods behind the picker's Service."""
-    selector = at(cluster.service, "spec", "selector") or {}
+    selector = mapped(cluster.service, "spec", "selector")
     if not selector:
         return ()
     return tuple(

@@ -12,6 +12,7 @@ from fleet.doctor.envoy_document import (
     at,
     is_original_destination,
     listed,
+    mapped,
     number,
     override_host,
     picker_name,
@@ -97,7 +98,7 @@ def _http2(setup: EnvoySetup) -> Iterator[Finding]:
 def _speaks_http2(cluster: Json) -> bool:
     if at(cluster, "http2_protocol_options") is not None:
         return True
-    options = at(cluster, "typed_extension_protocol_options") or {}
+    options = mapped(cluster, "typed_extension_protocol_options")
     for name, one in options.items():
         if name.endswith(_HTTP_OPTIONS):
             explicit = at(one, "explicit_http_config", "http2_protocol_options")

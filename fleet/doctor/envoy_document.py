@@ -38,6 +38,18 @@ def listed(value: Any, *path: str) -> list[Json]:
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
+def mapped(value: Any, *path: str) -> Json:
+    """The mapping there; empty where there is none."""
+    found = at(value, *path)
+    return found if isinstance(found, dict) else {}
+
+
+def texts(value: Any, *path: str) -> list[str]:
+    """The texts of a list there; empty where there is none."""
+    found = at(value, *path)
+    return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
+
+
 def seconds(value: Any) -> float | None:
     """A duration as JSON spells it ("0.250s"); None for anything else."""
     if not isinstance(value, str) or not value.endswith("s"):
@@ -246,14 +258,14 @@ def _effective(one: Json, route: Json) -> Json | None:
     is_off = bool(at(one, "disabled"))
     if isinstance(own, dict):
         if type_of(own).endswith(".FilterConfig"):
-            is_off, own = bool(at(own, "disabled")), at(own, "config") or {}
+            is_off, own = bool(at(own, "disabled")), mapped(own, "config")
         else:
             is_off = False
         if at(own, "disabled"):
             return None
     if is_off or not isinstance(base, dict):
         return None
-    return {**base, **(at(own, "overrides") or {})}
+    return {**base, **mapped(own, "overrides")}
 
 
 def _destinations(route: Json) -> tuple[str, ...]:
@@ -271,7 +283,7 @@ def _normalised(value: Any) -> Any:
         return value
     found = {_field(str(key)): _normalised(one) for key, one in value.items()}
     if str(found.get("@type", "")).endswith(".TypedStruct"):
-        return {**(found.get("value") or {}), "@type": found.get("type_url", "")}
+        return {**mapped(found, "value"), "@type": found.get("type_url", "")}
     return found
 
 

@@ -18,6 +18,7 @@ from fleet.doctor.envoy_document import (
     override_host,
     reads_metadata,
     seconds,
+    texts,
     type_of,
 )
 from fleet.doctor.facts import Facts
@@ -273,11 +274,11 @@ def _namespaces(lane: Lane) -> Iterator[Finding]:
 
 def _has_namespace(lane: Lane, group: str, name: str) -> bool:
     found = at(lane.processor, "metadata_options", group)
-    return any(name in (at(found, kind) or ()) for kind in ("untyped", "typed"))
+    return any(name in texts(found, kind) for kind in ("untyped", "typed"))
 
 
 def _attributes(lane: Lane) -> Iterator[Finding]:
-    given = at(lane.processor, "response_attributes") or []
+    given = texts(lane.processor, "response_attributes")
     wanted = ("upstream.address", "upstream.request_attempt_count")
     missing = [name for name in wanted if name not in given]
     if missing:

@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 import yaml
 
-from fleet.doctor.envoy_document import Version, at, listed, read_setup
+from fleet.doctor.envoy_document import Version, at, listed, mapped, read_setup
 from fleet.doctor.facts import EnvoyFacts, HostSeen
-from fleet.doctor.web import NoPageError, Page, Site
+from fleet.doctor.web import NO_JSON, NoPageError, Page, Site
 from fleet.envoy.binary import parse_version
 from fleet.errors import FleetError
 
+_TOO_DEEP = "holds more within each other than a configuration does"
 _DUMP_SECONDS = 20.0  # thousands of clusters are tens of megabytes
 
 
@@ -22,13 +23,15 @@ def read_envoy_file(path: Path) -> EnvoyFacts:
     source = str(path)
     try:
         document = _parsed(path.read_bytes())
+        if not isinstance(document, dict) or not _is_envoy(document):
+            return EnvoyFacts(source, problem="is neither a bootstrap nor a config dump of Envoy")
+        return EnvoyFacts(source, read_setup(document))
     except OSError as error:
         return EnvoyFacts(source, problem=f"cannot be read: {error.strerror or error}")
+    except RecursionError:
+        return EnvoyFacts(source, problem=_TOO_DEEP)
     except (ValueError, yaml.YAMLError) as error:
         return EnvoyFacts(source, problem=f"is neither YAML nor JSON: {_first_line(error)}")
-    if not isinstance(document, dict) or not _is_envoy(document):
-        return EnvoyFacts(source, problem="is neither a bootstrap nor a config dump of Envoy")
-    return EnvoyFacts(source, read_setup(document))
 
 
 async def ask_envoy(url: str) -> EnvoyFacts:
@@ -36,11 +39,15 @@ async def ask_envoy(url: str) -> EnvoyFacts:
     async with Site(url, _DUMP_SECONDS) as site:
         try:
             dump = _decoded(await site.page("/config_dump"), "/config_dump")
+            if not isinstance(at(dump, "configs"), list):
+                raise NoPageError("/config_dump answers no config dump: is that an admin port?")
             info = _decoded(await site.page("/server_info"), "/server_info")
             clusters = _decoded(await site.page("/clusters?format=json"), "/clusters")
+            setup = read_setup(dump, _version(at(info, "version")))
         except NoPageError as error:
             return EnvoyFacts(site.url, problem=f"its admin port does not answer ({error})")
-    setup = read_setup(dump, _version(at(info, "version")))
+        except RecursionError:
+            return EnvoyFacts(site.url, problem=_TOO_DEEP)
     return EnvoyFacts(site.url, setup, _hosts(clusters))
 
 
@@ -48,7 +55,7 @@ def _parsed(content: bytes) -> Any:
     if content.lstrip().startswith(b"{"):
         try:
             return msgspec.json.decode(content)
-        except msgspec.DecodeError:
+        except NO_JSON:
             pass  # a mapping in YAML's short form
     return yaml.safe_load(content)
 
@@ -65,7 +72,7 @@ def _decoded(page: Page, path: str) -> Any:
         raise NoPageError(f"{path} answers {page.status}")
     try:
         return msgspec.json.decode(page.content)
-    except msgspec.DecodeError as error:
+    except NO_JSON as error:
         raise NoPageError(f"{path} answers no JSON: is that an admin port?") from error
 
 
@@ -87,7 +94,7 @@ def _host(one: dict[str, Any]) -> HostSeen:
     found = at(one, "address", "socket_address")
     pipe = at(one, "address", "pipe", "path")
     address = pipe or f"{at(found, 'address')}:{at(found, 'port_value')}"
-    health = at(one, "health_status") or {}
+    health = mapped(one, "health_status")
     # Whatever ails an endpoint is a field of its own, beside the health that discovery states.
     ailments = [name for name, value in health.items() if value is True]
     if health.get("eds_health_status") in ("UNHEALTHY", "TIMEOUT"):

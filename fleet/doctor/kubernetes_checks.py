@@ -12,7 +12,7 @@ from fleet.doctor.cluster_facts import (
     Right,
 )
 from fleet.doctor.cluster_view import pool_value
-from fleet.doctor.envoy_document import at, listed
+from fleet.doctor.envoy_document import at, listed, mapped, texts
 from fleet.doctor.facts import Facts
 from fleet.doctor.findings import Check, Finding, error, warning
 from picker.k8s.api import (
@@ -172,7 +172,7 @@ def _object_finding(what: str, one: ObjectFinding) -> Finding:
 
 def _parents(cluster: ClusterFacts) -> Iterator[Finding]:
     for parent in listed(cluster.pool, "status", "parents"):
-        reference = at(parent, "parentRef") or {}
+        reference = mapped(parent, "parentRef")
         name = f"{reference.get('kind', 'Gateway')} {reference.get('name')}"
         for condition in listed(parent, "conditions"):
             if condition.get("status") == "False" and condition.get("type") != "Exported":
@@ -233,12 +233,12 @@ def _ready_addresses(slices: Iterable[Json]) -> list[str]:
         for one in slices
         for endpoint in listed(one, "endpoints")
         if at(endpoint, "conditions", "ready") is not False
-        for address in at(endpoint, "addresses") or []
+        for address in texts(endpoint, "addresses")
     ]
 
 
 def _selector(service: Json) -> str:
-    labels = at(service, "spec", "selector") or {}
+    labels = mapped(service, "spec", "selector")
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
@@ -247,7 +247,7 @@ def _policies(cluster: ClusterFacts) -> Iterator[Finding]:
     for document in cluster.policies:
         kind, name = at(document, "kind"), at(document, "metadata", "name")
         what = f"{kind} {cluster.namespace}/{name}"
-        reference = at(document, "spec", "poolRef") or {}
+        reference = mapped(document, "spec", "poolRef")
         named = reference.get("name"), reference.get("group", POOLS.group)
         if named == (cluster.pool_name, group or POOLS.group):
             yield from (_object_finding(what, one) for one in read_policy(document).findings)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 import httpx
+import msgspec
 
 TIMEOUT_SECONDS = 5.0
-_UNIX = "unix://"
+MAX_BYTES = 128 * 2**20
+NO_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_UNIX = "unix"
 
 
 class NoPageError(Exception):
@@ -34,12 +39,20 @@ class Site:
     """Asks one server. An asynchronous context manager that keeps the connection."""
 
     def __init__(self, url: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        """`url`: http://HOST:PORT, HOST:PORT or unix:///PATH. A certificate is not verified here:
-        what it is worth is judged by a check of its own.
+        """`url`: http://HOST:PORT, HOST:PORT or unix:///PATH. A page has to be there to its last
+        byte within the timeout. A certificate is not verified here: what it is worth is judged by a
+        check of its own.
         """
         self.url = url if "://" in url else f"http://{url}"
         self.url = self.url.rstrip("/")
-        path = unquote(urlsplit(self.url).path) if self.url.startswith(_UNIX) else None
+        self._problem, path = None, None
+        try:
+            split = urlsplit(self.url)
+            path = unquote(split.path) if split.scheme == _UNIX else None
+            _ = split.port  # looked at only here
+        except ValueError as error:
+            self._problem = f"that is no address: {error}"
+        self._seconds = timeout_seconds
         self._base = self.url if path is None else "http://localhost"
         transport = httpx.AsyncHTTPTransport(verify=False, uds=path)
         self._http = httpx.AsyncClient(
@@ -54,9 +67,28 @@ class Site:
 
     async def page(self, path: str) -> Page:
         """The answer to GET. Raises `NoPageError`."""
+        if self._problem is not None:
+            raise NoPageError(self._problem)
         try:
-            answer = await self._http.get(self._base + path)
+            async with (
+                asyncio.timeout(self._seconds),
+                self._http.stream("GET", self._base + path) as answer,
+            ):
+                content = await _bounded(answer)
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise NoPageError(f"no answer within {self._seconds:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise NoPageError(str(error) or type(error).__name__) from error
         kind = answer.headers.get("content-type", "").partition(";")[0].strip()
-        return Page(answer.status_code, answer.content, kind, answer.headers.get("date"))
+        return Page(answer.status_code, content, kind, answer.headers.get("date"))
+
+
+async def _bounded(answer: httpx.Response) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in answer.aiter_bytes():
+        size += len(piece)
+        if size > MAX_BYTES:
+            raise NoPageError(f"an answer of more than {MAX_BYTES} bytes")
+        pieces.append(piece)
+    return b"".join(pieces)

@@ -1,0 +1,103 @@
+"""Documents in which anything may stand anywhere: they are judged, or told of, never a crash."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctor_cluster import NOW, PICKERS, WORKERS, lease, objective, pool, running, service, slices
+from nearly_valid_objects import places
+from spoilt_bootstraps import bootstrap
+
+from fleet.doctor.cluster_facts import ClusterFacts
+from fleet.doctor.cluster_look import lease_of
+from fleet.doctor.envoy_document import read_setup
+from fleet.doctor.envoy_look import read_envoy_file
+from fleet.doctor.facts import EnvoyFacts, Facts, PickerFacts
+from fleet.doctor.registry import diagnose
+from picker.k8s.api import LEGACY_POOLS, OBJECTIVES, POOLS, REWRITES
+
+ODD = [None, -1, 2**70, "", "x", [], [None], {"x": 1}]
+PICKER = PickerFacts(
+    "http://it", metrics={"pointsman_peers_connected": 0.0, "pointsman_peers_heard": 0.0}
+)
+ENVOY = EnvoyFacts("it", read_setup(bootstrap()))
+
+
+def _cluster() -> dict[str, Any]:
+    """Objects of all kinds that are read."""
+    flags = ("--pool=other", "--pool", "it:9013", "--ha-enable-leader-election", "--peers=a,b")
+    picker = running("picker-1", PICKERS, *flags, "--drain-timeout=20", port=9002)
+    picker["spec"]["containers"][0] |= {
+        "command": ["pointsman", "picker"],
+        "env": [{"name": "X", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}],
+        "lifecycle": {"preStop": {"sleep": {"seconds": 10}}},
+    }
+    made = pool()
+    condition = {"type": "Accepted", "status": "False", "reason": "No", "message": "no"}
+    made["status"] = {"parents": [{"parentRef": {"name": "gw"}, "conditions": [condition]}]}
+    return {
+        "pool": made,
+        "pods": [running("worker-1", WORKERS), picker, running("picker-2", PICKERS)],
+        "service": service(),
+        "slices": [slices()],
+        "policies": [objective()],
+        "lease": lease(),
+    }
+
+
+def _spoilt(document: Any) -> Iterator[tuple[str, Any]]:
+    """The document with something odd in every place of it, one at a time."""
+    for path in places(document):
+        for odd in ODD:
+            made = copy.deepcopy(document)
+            around = made
+            for step in path[:-1]:
+                around = around[step]
+            around[path[-1]] = copy.deepcopy(odd)
+            yield f"{path} = {odd}", made
+
+
+@pytest.mark.parametrize("part", ["pool", "pods", "service", "slices", "policies", "lease"])
+def test_odd_objects_of_a_cluster(part: str) -> None:
+    """An API server checks some of it, and only of kinds whose definitions say what to check."""
+    whole = _cluster()
+    for where, spoilt in _spoilt(whole[part]):
+        found = whole | {part: spoilt}
+        given: dict[str, Any] = {
+            name: tuple(one) if isinstance(one, list) else one for name, one in found.items()
+        }
+        facts = ClusterFacts(
+            "default",
+            "it",
+            served=dict.fromkeys((POOLS, LEGACY_POOLS, OBJECTIVES, REWRITES), True),
+            now=NOW,
+            **given,
+        )
+        try:
+            facts = replace(facts, lease_name=lease_of(facts))
+            told = diagnose(Facts(picker=PICKER, cluster=facts, envoys=(ENVOY,)))
+        except Exception as error:
+            raise AssertionError(where) from error
+        assert all(one.finding.fix for one in told)
+
+
+def test_odd_bootstraps() -> None:
+    """Of Envoy, which checks all of it; of gateways and templates, which do not."""
+    for where, spoilt in _spoilt(bootstrap()):
+        try:
+            diagnose(Facts(envoys=(EnvoyFacts("it", read_setup(spoilt)),)))
+        except Exception as error:
+            raise AssertionError(where) from error
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, '{"node":' + '{"a":' * 800 + "1" + "}" * 801])
+def test_files_that_go_too_deep(tmp_path: Path, text: str) -> None:
+    """They cannot be read, and that is said."""
+    path = tmp_path / "it"
+    path.write_text(text)
+    assert read_envoy_file(path).problem is not None
