@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -12,12 +14,15 @@ import pytest
 from ext_proc_stream import completion, destination_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from metrics_pages import Pod, page, pods
-from pools_scene import of_pool, refusal, several_pools
+from pools_scene import of_pool, pool_flags, pools_picker, refusal, several_pools
 from prometheus_client.parser import text_string_to_metric_families
 from waiting_requests import Scene, config, status_of
 from whole_picker import HEAD, WholePicker, objective, rewrite, rule, until
 
+from picker.app import StartError
+from picker.errors import ConfigError
 from picker.running.draining import QUIET_SECONDS
+from picker.running.options import PoolFlags
 
 UNKNOWN = "pointsman_unknown_pool_total"
 READY = "ready\n"
@@ -327,3 +332,45 @@ async def test_the_drain_waits_for_the_requests_of_all_pools(tmp_path: Path) -> 
             await asyncio.sleep(2 * QUIET_SECONDS)  # only one pool has anything to do now
             assert await scene["llama"].destination(completion())
             assert await other.respond([b"{}"]) == b"{}"
+
+
+async def test_who_waits_until_the_end_of_the_drain_is_told(tmp_path: Path) -> None:
+    """In every pool, and by its own port too; those under way have had their time."""
+    changes = {"drain_timeout_seconds": 0.2}
+    async with (
+        several_pools(tmp_path, shared(1), config(), **changes) as scene,
+        scene.at_its_port("a") as own,
+    ):
+        waiters = []
+        for picker in (own, scene["b"]):
+            pool = Scene(picker)
+            await pool.serve()
+            waiters.append(await pool.wait(1))
+        scene.picker.stop()
+        assert [status_of(await one.answer()) for one in waiters] == [503, 503]
+
+
+async def test_what_one_pool_cannot_begin_with_is_told_with_its_name(tmp_path: Path) -> None:
+    """Its port, its endpoints or its configuration; the picker does not begin without it."""
+    file = tmp_path / "llama.yaml"
+    file.write_text('{"endpoints": []}')
+    flags = pool_flags("llama", endpoints_file=file)
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        taken = replace(flags, grpc_port=port)
+        with pytest.raises(
+            StartError, match=rf":{port} \(--pool llama\): the port is already in use"
+        ):
+            await begin(tmp_path, taken)
+    with pytest.raises(ConfigError, match=r"missing\.yaml"):
+        await begin(tmp_path, replace(flags, endpoints_file=tmp_path / "missing.yaml"))
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("plugins: [{type: nothing-of-the-kind}]")
+    with pytest.raises(ConfigError, match=r"broken\.yaml"):
+        await begin(tmp_path, replace(flags, config_file=broken))
+
+
+async def begin(folder: Path, *flags: PoolFlags) -> None:
+    """Start a picker of these pools, and end it."""
+    async with pools_picker(folder, {"pools": flags}):
+        pass
