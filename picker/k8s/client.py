@@ -47,6 +47,7 @@ _EXPIRED: Final = 410
 _UNAUTHORIZED: Final = 401
 _OK: Final = range(200, 300)
 _JSON: Final = "application/json"
+_HTML: Final = "text/html"  # of whatever stands before the server: a watch would seem to open
 _AGENT: Final = "pointsman-picker"
 # As `socket.getaddrinfo` tells it.
 _AddressInfo: TypeAlias = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, Any]
@@ -209,7 +210,10 @@ class KubernetesClient:
                 response.close()
                 response = await self._send(renewed, method, path, body, query, timeout)
         if response.status in _OK:
-            return response
+            if response.content_type != _HTML:
+                return response
+            response.close()
+            raise UnreachableError("the answer is a page for people (text/html), not an API's")
         async with response:
             raise api_error(response.status, response.headers, await _beginning(response))
 

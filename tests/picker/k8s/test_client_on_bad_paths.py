@@ -117,3 +117,16 @@ async def test_a_refusal_that_breaks_off_is_one() -> None:
         with pytest.raises(ApiError) as raised:
             await watched(client)
     assert raised.value.status == 410
+
+
+async def test_a_page_for_people_is_no_watch() -> None:
+    """What asks to sign in says 200 to everything; it must not pass for a server that is well."""
+    page = b"<html>Sign in</html>"
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n"
+    sent = head + b"Content-Length: %d\r\n\r\n" % len(page) + page
+    async with answering(sent) as url, client_of(Access(url)) as client:
+        with pytest.raises(UnreachableError, match="text/html"):
+            async with client.watch(PODS, ALL, "1"):
+                pytest.fail("it opened")
+        with pytest.raises(UnreachableError, match="text/html"):
+            await client.list(PODS, ALL)
