@@ -15,12 +15,12 @@ from picker.metrics import PickerMetrics
 
 LABEL: Final = "inference_pool"
 _OWN: Final = f'{LABEL}="'
-_HEADS: Final = ("# HELP ", "# TYPE ")
+_HELP: Final = "\n# HELP "
 # One label of a sample: in its value quotes and backslashes are escaped, all else is as it is.
 _ONE_LABEL = re.compile(r'([a-zA-Z_:][\w:]*)="(?:[^"\\]|\\.)*"', re.ASCII)
 
-# Of each family the lines of help and type, by which of both they are, and the samples.
-_Families = dict[str, tuple[dict[str, str], list[str]]]
+# Of each family the lines of help and type, and the samples: a text of each pool.
+_Families = dict[str, tuple[str, list[str]]]
 
 
 async def merged(process: PickerMetrics, pools: Mapping[str, PickerMetrics]) -> bytes:
@@ -34,8 +34,8 @@ async def merged(process: PickerMetrics, pools: Mapping[str, PickerMetrics]) -> 
         await asyncio.sleep(0)
         _add(families, of_pool(metrics), f'{_OWN}{key}"')
     await asyncio.sleep(0)
-    lines = [line for head, samples in families.values() for line in (*head.values(), *samples)]
-    return "".join(f"{line}\n" for line in lines).encode()
+    texts = [text for head, samples in families.values() for text in (head, *samples)]
+    return "".join(f"{text}\n" for text in texts).encode()
 
 
 def of_pool(metrics: PickerMetrics) -> bytes:
@@ -45,32 +45,38 @@ def of_pool(metrics: PickerMetrics) -> bytes:
 
 
 def _add(families: _Families, page: bytes, label: str) -> None:
-    """Put the lines of `page` to their families, with `label` at each sample."""
-    for name, line in _lines(page):
-        head, samples = families.setdefault(name, ({}, []))
-        if line.startswith("#"):
-            head.setdefault(line[: len(_HEADS[0])], line)
-        else:
-            samples.append(_labelled(line, label))
+    """Put the samples of `page` to their families, each with `label`."""
+    for name, head, samples in _blocks(page):
+        _, known = families.setdefault(name, (head, []))
+        if samples:
+            known.append(_labelled(samples, label) if label else samples)
 
 
-def _lines(page: bytes) -> Iterator[tuple[str, str]]:
-    """Each line, and its family: the last one that a line of help or type has named."""
-    family = ""
-    # Clients choose names, and only this ends a line: `splitlines` knows a dozen other ways.
-    for line in page.decode().split("\n"):
-        if line.startswith(_HEADS):
-            family = line[len(_HEADS[0]) :].partition(" ")[0]
-        if line:
-            yield family, line
+def _blocks(page: bytes) -> Iterator[tuple[str, str, str]]:
+    """Name, head and samples of each: it begins with its help, and then tells its type.
+
+    Clients choose names, and nothing but a line feed ends a line, which names never have: it is
+    escaped in them.
+    """
+    for block in f"\n{page.decode()}".split(_HELP)[1:]:
+        told, _, rest = block.partition("\n")
+        kind, _, samples = rest.partition("\n")
+        yield told.partition(" ")[0], f"{_HELP[1:]}{told}\n{kind}", samples.strip("\n")
 
 
-def _labelled(line: str, label: str) -> str:
-    """A sample with `label`, unless it has one of that name."""
-    if not label or (_OWN in line and LABEL in _ONE_LABEL.findall(line)):
-        return line
+def _labelled(samples: str, label: str) -> str:
+    """Samples with `label`, but for those that have one of that name."""
+    begin, alone = f"{{{label},", f"{{{label}}} "
+    lines = samples.split("\n")
+    if _OWN in samples:
+        return "\n".join(
+            line if LABEL in _ONE_LABEL.findall(line) else _with(line, begin, alone)
+            for line in lines
+        )
+    return "\n".join([_with(line, begin, alone) for line in lines])
+
+
+def _with(line: str, begin: str, alone: str) -> str:
+    """A sample whose labels begin with `begin`; `alone` is before the value where it had none."""
     name, brace, rest = line.partition("{")
-    if brace:
-        return f"{name}{{{label},{rest}" if rest[0] != "}" else f"{name}{{{label}{rest}"
-    name, _, value = line.partition(" ")
-    return f"{name}{{{label}}} {value}"
+    return f"{name}{begin}{rest}" if brace else line.replace(" ", alone, 1)
