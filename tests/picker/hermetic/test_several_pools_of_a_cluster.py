@@ -197,6 +197,7 @@ async def test_a_pool_that_is_not_there_keeps_nobody_waiting(tmp_path: Path) -> 
     async with following(tmp_path, "llama", "y/qwen") as scene:
         several, missing = scene.several, "x/qwen"
         await until(lambda: is_ready(several.common))
+        assert several[missing].pool.is_absent()  # so that patience had no part in it
         assert await status_of(several[missing]) == 503
         assert await status_of(several["llama"]) == 0
         async with several.at_its_port(missing) as picker:
