@@ -6,7 +6,7 @@ With `KUBECONFIG` set the same calls go to a real API server.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,38 @@ POOLS = {
 }
 
 
+ABOUT_STATUS = (
+    "status dropped on create",
+    "again",
+    "status via main",
+    "status via sub",
+    "cond dup cond",
+    "cond empty reason",
+    "cond bad status",
+    "cond bad time",
+    "cond ok",
+    "label patch keeps generation",
+    "spec patch bumps",
+    "stale PUT",
+    "no-op keeps rv",
+)
+ABOUT_REFUSALS = ("smp on CR", "fieldSelector", "missing", "unknown group", "bad selector")
+CREATED_PODS = ("pod", "pod")
+ABOUT_PODS = (
+    "list by label",
+    "set selector",
+    "name selector",
+    "watch rv unset",
+    "watch from list rv",
+    "watch rv=1",
+    "timeoutSeconds=1",
+    "sendInitialEvents",
+    "selector moves, graceful delete",
+    "resume replays the same",
+)
+ABOUT_LEASES = ("lease", "lease put", "lease stale put")
+
+
 def told(answer: Answer) -> str:
     """An answer to a create as the recording writes it."""
     if answer.reason is not None:
@@ -104,10 +136,16 @@ async def cluster() -> AsyncIterator[Cluster]:
         yield opened
 
 
-def test_every_recorded_pool_is_asked_about() -> None:
-    """No line of the recording about pools is left out."""
-    recorded = {name.removeprefix("pool ") for name, _ in LINES if name.startswith("pool ")}
-    assert recorded == set(POOLS)
+def test_every_recorded_line_is_asked_about() -> None:
+    """None of the recording is left out, and a name that stands there twice is compared twice."""
+    asked = [f"pool {name}" for name in POOLS]
+    asked += [*ABOUT_STATUS, *ABOUT_REFUSALS, *CREATED_PODS, *ABOUT_PODS, *ABOUT_LEASES]
+    assert sorted(name for name, _ in LINES) == sorted(asked)
+
+
+def recorded(names: Iterable[str]) -> dict[str, str]:
+    """What the recording has under these names."""
+    return {name: RECORDED[name] for name in names}
 
 
 @pytest.mark.parametrize("name", POOLS)
@@ -172,7 +210,7 @@ async def test_the_status_of_a_pool_is_its_own_subresource(cluster: Cluster) -> 
     found["stale PUT"] = str((await cluster.call("PUT", one, label.body)).short)
     again = await cluster.call("PATCH", one, {"spec": {"targetPorts": ports(8001)}})
     found["no-op keeps rv"] = str(again.version == spec.version)
-    assert found == {name: RECORDED[name] for name in found}
+    assert found == recorded(ABOUT_STATUS)
 
 
 async def test_requests_that_make_no_sense_are_refused_as_recorded(cluster: Cluster) -> None:
@@ -192,7 +230,7 @@ async def test_requests_that_make_no_sense_are_refused_as_recorded(cluster: Clus
         ),
     }
     assert unknown.body == "404 page not found\n"
-    assert found == {name: RECORDED[name] for name in found}
+    assert found == recorded(ABOUT_REFUSALS)
 
 
 def pod(name: str, app: str) -> dict[str, Any]:
@@ -207,9 +245,10 @@ async def test_pods_are_listed_and_watched_by_selector_as_recorded(cluster: Clus
     """Entering and leaving a selector, graceful deletion and a resumed watch, event by event."""
     path = cluster.path("pods")
     found = {}
-    for name, app in (("a", "x"), ("b", "y")):
-        made = await cluster.call("POST", path, pod(name, app))
-        assert str(made.code) == RECORDED["pod"]
+    created = [await cluster.call("POST", path, pod(*one)) for one in (("a", "x"), ("b", "y"))]
+    assert [("pod", str(made.code)) for made in created] == [
+        one for one in LINES if one[0] == "pod"
+    ]
     by_label = await cluster.call("GET", path, labelSelector="app=x")
     found["list by label"] = str([one["metadata"]["name"] for one in by_label.body["items"]])
     by_set = await cluster.call("GET", path, labelSelector="app in (x, y)")
@@ -234,7 +273,7 @@ async def test_pods_are_listed_and_watched_by_selector_as_recorded(cluster: Clus
     await cluster.call("POST", path, pod("c", "x"))
     for name in ("selector moves, graceful delete", "resume replays the same"):
         found[name] = names(await cluster.watch(path, events=7, **since))
-    assert found == {name: RECORDED[name] for name in found}
+    assert found == recorded(ABOUT_PODS)
 
 
 async def test_a_lease_is_taken_and_lost_as_recorded(cluster: Cluster) -> None:
@@ -252,4 +291,4 @@ async def test_a_lease_is_taken_and_lost_as_recorded(cluster: Cluster) -> None:
         "lease put": str(put.short),
         "lease stale put": str(stale.short),
     }
-    assert found == {name: RECORDED[name] for name in found}
+    assert found == recorded(ABOUT_LEASES)
