@@ -1,0 +1,50 @@
+"""A picker of several pools: each of them is looked at as a picker of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+from metrics_pages import page, pods
+from pools_scene import SeveralPools, several_pools
+
+from fleet.doctor.facts import Facts
+from fleet.doctor.picker_look import ask_picker
+from fleet.doctor.registry import diagnose
+
+
+@pytest_asyncio.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[SeveralPools]:
+    """Three pools, two of them of the same name; one has no endpoints."""
+    known = pods(page(), page())
+    pools = {"llama": known, "a/qwen": known[:1], "b/qwen": ()}
+    async with several_pools(tmp_path, pools) as made:
+        yield made
+
+
+async def test_each_pool_has_findings_of_its_own(scene: SeveralPools) -> None:
+    """Readiness, endpoints, configuration and series are those below its prefix."""
+    root = f"http://127.0.0.1:{scene.ports.metrics}"
+    for key, endpoints, checks in (
+        ("llama", 2, set()),
+        ("a/qwen", 1, set()),
+        ("b/qwen", 0, {"picker-endpoints"}),
+    ):
+        facts = await ask_picker(f"{root}/pools/{key}/")
+        assert facts.problem is None
+        assert len(facts.endpoints) == endpoints
+        assert facts.config is not None
+        assert facts.metrics["llm_d_epp_ready_endpoints"] == endpoints
+        assert facts.files is not None
+        found = {one.check for one in diagnose(Facts(picker=facts))}
+        assert found == checks
+
+
+async def test_the_address_of_all_and_of_none(scene: SeveralPools) -> None:
+    """Both are told of, and no pool is taken for another."""
+    root = f"http://127.0.0.1:{scene.ports.metrics}"
+    for url in (root, f"{root}/pools", f"{root}/pools/other"):
+        (found,) = diagnose(Facts(picker=await ask_picker(url)))
+        assert found.check == "picker-reachable"
+        assert url in found.finding.seen
