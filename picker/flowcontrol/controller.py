@@ -93,8 +93,8 @@ class FlowController:
 
     def use(self, settings: FlowControlSettings | None) -> None:
         """Go on by other settings. Whoever waits keeps their place; where there are more of them
-        than the new caps allow, only newcomers are refused. None: all who wait are let in at once,
-        and so is whoever comes.
+        than the new caps allow, only newcomers are refused. None: all who wait are let in, some at
+        a time, and whoever comes goes at once.
         """
         self._core.use(settings, self._clock())
         self._ask()
