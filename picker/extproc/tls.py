@@ -92,10 +92,12 @@ def _as_file(content: bytes) -> Iterator[str]:
 
 
 class CertificateFolder:
-    """A folder with `tls.crt` and `tls.key`. Owns the memory of which pair was read last."""
+    """A folder with `tls.crt` and `tls.key`, named by `flag`. Owns the memory of which pair was
+    read last.
+    """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, flag: str = "--cert-path") -> None:
+        self._path, self._flag = path, flag
         self._last: TlsMaterial | None = None
 
     def load(self) -> TlsMaterial:
@@ -107,7 +109,7 @@ class CertificateFolder:
             _show(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), material)
         except OSError as error:  # ssl.SSLError is one
             raise ConfigError(
-                f"--cert-path: {CERTIFICATE_FILE} and {KEY_FILE} in {self._path} cannot be used: "
+                f"{self._flag}: {CERTIFICATE_FILE} and {KEY_FILE} in {self._path} cannot be used: "
                 f"{error}"
             ) from error
         self._last = material
@@ -144,5 +146,5 @@ class CertificateFolder:
             return path.read_bytes()
         except OSError as error:
             raise ConfigError(
-                f"--cert-path: cannot read {path}: {error.strerror or error}"
+                f"{self._flag}: cannot read {path}: {error.strerror or error}"
             ) from error

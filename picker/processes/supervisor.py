@@ -175,6 +175,8 @@ class Supervisor:
             group.create_task(self._admin.watch(), name="history"),
             group.create_task(self._telling.run(), name="rules"),
         ]
+        following = self._beside.follow_certificates()
+        tasks += [group.create_task(one, name="certificates") for one in following]
         if self._watch is not None:
             tasks.append(group.create_task(self._watch.run(), name="configuration"))
         return tasks

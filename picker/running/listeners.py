@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Coroutine, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from picker.admin.server import AdminServer
@@ -27,7 +28,12 @@ from picker.extproc.server import (
     build_server,
 )
 from picker.extproc.stream_metrics import StreamMetrics
-from picker.extproc.tls import CertificateFolder, cipher_suites, min_version
+from picker.extproc.tls import (
+    CertificateFolder,
+    cipher_suites,
+    min_version,
+    replace_certificate,
+)
 from picker.running.options import MetricsTls, Options, Ports, TlsFlags
 
 log = logging.getLogger(__name__)
@@ -100,7 +106,7 @@ class SidePorts:
         """Opens nothing. Raises `ConfigError` for certificates that cannot be used."""
         self._options = options
         self._admin = admin
-        self._metrics_tls = _metrics_context(options.metrics_tls)
+        self._certificates, self._metrics_tls = _metrics_tls(options.metrics_tls)
         is_unix = ext_proc_options(options).unix_path is not None
         self._health_options = ServerOptions(
             host="127.0.0.1" if is_unix else options.bind_address,
@@ -124,6 +130,13 @@ class SidePorts:
             self._health.start(), "--grpc-health-port", self._health_options.address
         )
         return health, metrics
+
+    def follow_certificates(self) -> list[Coroutine[None, None, None]]:
+        """What shows new certificates of the HTTP port as they appear, until cancelled."""
+        folder, context = self._certificates, self._metrics_tls
+        if folder is None or context is None:
+            return []
+        return [folder.watch(partial(replace_certificate, context))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +187,8 @@ class Listeners:
 
     def follow_certificates(self) -> list[Coroutine[None, None, None]]:
         """What shows new certificates as they appear, until cancelled."""
-        return [one.follow_certificates() for one in self._all if one.follows_certificates]
+        following = [one.follow_certificates() for one in self._all if one.follows_certificates]
+        return [*following, *self._beside.follow_certificates()]
 
     async def close_ext_proc(self, grace_seconds: float) -> None:
         """Take no new requests, and let those under way end for `grace_seconds`."""
@@ -226,21 +240,22 @@ def _self_signed() -> TlsMaterial:
     return self_signed()
 
 
-def _metrics_context(flags: MetricsTls | None) -> ssl.SSLContext | None:
+def _metrics_tls(
+    flags: MetricsTls | None,
+) -> tuple[CertificateFolder | None, ssl.SSLContext | None]:
+    """Where the certificate of the HTTP port comes from, and what shows it."""
     if flags is None:
-        return None
+        return None, None
+    folder = CertificateFolder(flags.cert_path, "--metrics-cert-dir")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(flags.cert_path / "tls.crt", flags.cert_path / "tls.key")
-    except OSError as error:  # ssl.SSLError is one
-        raise _unusable("--metrics-cert-dir", flags.cert_path, error) from error
+    replace_certificate(context, folder.load())
     if flags.client_ca_file is not None:
         try:
             context.load_verify_locations(flags.client_ca_file)
         except OSError as error:
             raise _unusable("--metrics-client-ca-file", flags.client_ca_file, error) from error
         context.verify_mode = ssl.CERT_REQUIRED
-    return context
+    return folder, context
 
 
 def _unusable(flag: str, path: Path, error: OSError) -> ConfigError:

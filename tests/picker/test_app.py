@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from picker.app import Options, Picker, Ports, StartError
 from picker.errors import ConfigError
+from picker.extproc.options import TlsMaterial
 from picker.extproc.self_signed import self_signed
 from picker.running.options import MetricsTls, TlsFlags
 
@@ -238,7 +239,7 @@ async def test_a_busy_port_is_said_in_one_sentence(tmp_path: Path, flag: str) ->
         ({"config_text": "", "config_file": Path("c")}, "exclude each other"),
         ({"tls": TlsFlags(Path("/nowhere"))}, "--cert-path: cannot read /nowhere/tls.key"),
         ({"tls": TlsFlags(min_version="SSLv3")}, "'SSLv3' is no TLS version"),
-        ({"metrics_tls": MetricsTls(Path("/nowhere"))}, "--metrics-cert-dir: cannot use /nowhere"),
+        ({"metrics_tls": MetricsTls(Path("/nowhere"))}, "--metrics-cert-dir: cannot read /nowhere"),
     ],
 )
 async def test_options_that_cannot_work_are_refused(
@@ -317,16 +318,33 @@ async def test_a_changed_configuration_is_used_and_a_bad_one_is_not(tmp_path: Pa
 
 
 async def test_the_http_port_can_speak_tls(tmp_path: Path) -> None:
-    """With a certificate of its own."""
-    made = self_signed()
-    (tmp_path / "tls.crt").write_bytes(made.certificate_chain)
-    (tmp_path / "tls.key").write_bytes(made.private_key)
+    """With a certificate of its own, and with the next one as soon as that is there."""
+    first, second = self_signed(), self_signed()
+    show_pair(tmp_path, first)
     chosen = options(tmp_path, metrics_tls=MetricsTls(tmp_path))
     async with running(chosen) as fleet:
-        url = f"https://127.0.0.1:{fleet.ports.metrics}/readyz"
-        trusting = ssl.create_default_context(cadata=made.certificate_chain.decode())
-        async with fleet.http.get(url, ssl=trusting) as response:
-            assert response.status == 200
+
+        async def is_trusted_by(made: TlsMaterial) -> bool:
+            url = f"https://127.0.0.1:{fleet.ports.metrics}/readyz"
+            trusting = ssl.create_default_context(cadata=made.certificate_chain.decode())
+            connector = aiohttp.TCPConnector(ssl=trusting)
+            try:
+                async with aiohttp.ClientSession(connector=connector) as http, http.get(url) as one:
+                    return one.status == 200
+            except aiohttp.ClientSSLError:
+                return False
+
+        assert await is_trusted_by(first)
+        assert not await is_trusted_by(second)
+        show_pair(tmp_path, second)
+        await until(lambda: is_trusted_by(second))
+        assert not await is_trusted_by(first)
+
+
+def show_pair(folder: Path, made: TlsMaterial) -> None:
+    """A certificate and its key where a picker looks for them."""
+    (folder / "tls.crt").write_bytes(made.certificate_chain)
+    (folder / "tls.key").write_bytes(made.private_key)
 
 
 async def test_ext_proc_can_listen_on_a_unix_socket(tmp_path: Path) -> None:
