@@ -28,7 +28,9 @@ def bootstrap(
     mechanism: Mechanism = Mechanism.ORIGINAL_DST,
     **changes: Any,
 ) -> Document:
-    """As it is generated for one picker of all pools."""
+    """As it is generated for one picker of all pools, but with patience: a machine that is busy is
+    not to look like a picker that is gone.
+    """
     config = BootstrapConfig(
         listen=SocketAddress(HOST, scene.listen),
         admin=SocketAddress(HOST, scene.admin),
@@ -40,6 +42,9 @@ def bootstrap(
         **changes,
     )
     document: Document = json.loads(to_json(build(config)))
+    clusters = document["static_resources"]["clusters"]
+    (asked,) = (one for one in clusters if one["name"] == "picker")
+    asked["connect_timeout"] = "10s"
     return document
 
 

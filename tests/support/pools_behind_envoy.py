@@ -100,7 +100,7 @@ class PoolsScene:
         self._envoy: asyncio.subprocess.Process | None = None
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_SECONDS))
 
-    async def start_envoy(self, document: Mapping[str, Any] | str) -> None:
+    async def start_envoy(self, document: Mapping[str, Any] | str, threads: int = 2) -> None:
         """Listen, with a bootstrap that has the scene's ports; of pickers that tell of endpoints
         one has to run.
         """
@@ -108,7 +108,7 @@ class PoolsScene:
         path.write_text(document if isinstance(document, str) else json.dumps(document))
         self._envoy = await asyncio.create_subprocess_exec(
             str(find_envoy()),
-            *("-c", str(path), "--disable-hot-restart", "--concurrency", "2"),
+            *("-c", str(path), "--disable-hot-restart", "--concurrency", str(threads)),
             *("--log-level", "warn", "--log-path", str(self.folder / "envoy.log")),
         )
         await self.until(self._is_ready, "Envoy listens")
