@@ -69,7 +69,7 @@ class _Search:
 
     def __init__(self, options: Options, get: Callable[[str], httpx.Response]) -> None:
         self._options, self._get_page = options, get
-        wanted = "last" if options.request_id is None else quote(options.request_id, safe="")
+        wanted = "last" if options.request_id is None else _one_part(options.request_id)
         self._path = f"/decisions/{wanted}"
 
     def run(self) -> _Found:
@@ -125,6 +125,18 @@ class _Search:
             raise FleetError(
                 f"no picker answers at {self._options.url}: {error}; {hint}"
             ) from error
+
+
+def _one_part(request_id: str) -> str:
+    """An id, which clients choose, as one part of a path; with its dots escaped too, as `..` would
+    be another page. Bytes that are no text come from the command line as lone surrogates.
+
+    Raises `FleetError`.
+    """
+    if not request_id:
+        raise FleetError("a request's id is not empty; --last shows the one that came last")
+    content = request_id.encode(errors="surrogateescape")
+    return quote(content, safe="").replace(".", "%2E")
 
 
 def _decoded(url: str, content: bytes) -> RecordView:

@@ -66,7 +66,7 @@ class Exchange:
         """`replica_id` is 16 random bytes of this life of this replica (None: they are drawn)."""
         self.replica_id = replica_id or secrets.token_bytes(ID_BYTES)
         self.learned = Learned()
-        self._pool = settings.pool
+        self.pool = settings.pool
         self._knowledge = knowledge
         self._seeds = SeedAgreement(
             settings.hash_seed,
@@ -107,7 +107,7 @@ class Exchange:
     def hello(self, now_seconds: float) -> bytes:
         """How a call begins."""
         seed = self._seeds.offer(now_seconds)
-        return encoded_told(Told(hello=Hello(self.replica_id, self._pool, seed)))
+        return encoded_told(Told(hello=Hello(self.replica_id, self.pool, seed)))
 
     def welcomed(self, data: bytes, now_seconds: float) -> tuple[bytes, Cursor]:
         """The answer has come: who it is, and what to tell.
@@ -141,8 +141,8 @@ class Exchange:
         if hello.version != VERSION:
             text = f"version {hello.version} of the exchange is spoken there, {VERSION} here"
             raise PeerRefusedError(text)
-        if hello.pool != self._pool:
-            raise PeerRefusedError(f"this is a replica of the pool {self._pool!r}")
+        if hello.pool != self.pool:
+            raise PeerRefusedError(f"this is a replica of the pool {self.pool!r}")
         last = 0
         if hello.replica_id != self.replica_id:
             self._hear_seed(hello.seed, now_seconds)

@@ -26,7 +26,7 @@ class PeerFlags:
     Either `names` are resolved, or the EndpointSlices of the Service `slices` are followed.
     Without `cert_path` the exchange is plain text, and who reaches the port is believed. Peers'
     certificates are of `server_name`, "": of the name that they were found by. `namespace` is that
-    of the Service, "": the pool's.
+    of the Service, "": the pool's. `pool` is what replicas call the pool, "": by its name.
     """
 
     names: tuple[PeerName, ...]
@@ -36,6 +36,7 @@ class PeerFlags:
     server_name: str = ""
     slices: PeerName | None = None
     namespace: str = ""
+    pool: str = ""
 
 
 def add_peer_flags(group: argparse._ArgumentGroup) -> None:

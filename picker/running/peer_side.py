@@ -52,8 +52,9 @@ class PeerSide:
             return
         credentials = None if flags.cert_path is None else PeerCredentials(flags.cert_path)
         is_configured = options.hash_seed_file is not None
-        self._name = options.pool_key or options.pool_name
-        settings = ExchangeSettings(self._name, config.hash_seed, is_configured)
+        settings = ExchangeSettings(
+            flags.pool or options.pool_name, config.hash_seed, is_configured
+        )
         knowledge, clock = Knowledge(datastore, inflight), time.monotonic
         self._exchange = Exchange(settings, knowledge, clock(), time.time())
         self._mesh = Mesh(self._exchange, metrics.peers, clock, credentials)
@@ -73,7 +74,7 @@ class PeerSide:
     @property
     def hearings(self) -> Mapping[str, Hearing]:
         """What this pool's replicas tell, by the name that they have for the pool."""
-        return {} if self._exchange is None else {self._name: self._hearing}
+        return {} if self._exchange is None else {self._exchange.pool: self._hearing}
 
     def load(self) -> None:
         """Find credentials for what tells of replicas. Raises `ConfigError`."""

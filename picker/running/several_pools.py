@@ -106,17 +106,19 @@ def _one_of(options: Options, pool: PoolFlags, is_alone: bool) -> OnePool:
         config_text=None if pool.config_file is not None else options.config_text,
         record=record,
         xds=None if options.xds is None else replace(options.xds, cluster_name=key),
-        peers=_peers_of(options),
+        peers=_peers_of(options, qualified),
     )
     return OnePool(key, (key, qualified) if is_alone else (qualified,), own)
 
 
-def _peers_of(options: Options) -> PeerFlags | None:
-    """The same replicas for all pools, wherever these are."""
+def _peers_of(options: Options, pool: str) -> PeerFlags | None:
+    """The same replicas for all pools, wherever these are. They know a pool by a name that does not
+    depend on which others they serve.
+    """
     peers, cluster = options.peers, options.kubernetes
-    if peers is None or cluster is None:
-        return peers
-    return replace(peers, namespace=cluster.pool_namespace)
+    if peers is None:
+        return None
+    return replace(peers, pool=pool, namespace="" if cluster is None else cluster.pool_namespace)
 
 
 def _pool(text: str) -> PoolFlags:

@@ -282,6 +282,10 @@ def test_the_last_request_or_one_by_its_id_is_asked_for() -> None:
     """An id is anything that a client chose."""
     assert asked(200, WON)[1] == "/decisions/last"
     assert asked(200, WON, request_id="a/b c?")[1] == "/decisions/a%2Fb%20c%3F"
+    assert asked(200, WON, request_id="..")[1] == "/decisions/%2E%2E"
+    assert asked(200, WON, request_id="\udcff")[1] == "/decisions/%FF"
+    with pytest.raises(FleetError, match="not empty"):
+        asked(200, WON, request_id="")
 
 
 def test_json_is_the_whole_record() -> None:

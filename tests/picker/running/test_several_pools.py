@@ -269,7 +269,9 @@ def test_each_pool_has_a_recording_and_a_cluster_of_its_own() -> None:
 
 
 def test_replicas_are_those_of_the_picker_wherever_a_pool_is() -> None:
-    """The Service of replicas is in the picker's namespace, also for a pool of a file."""
+    """The Service of replicas is in the picker's namespace, also for a pool of a file; they know
+    each pool by its full name, whatever it is called here.
+    """
     found = parts(
         "--pool-namespace=home",
         "--peer-slices=replicas",
@@ -277,8 +279,11 @@ def test_replicas_are_those_of_the_picker_wherever_a_pool_is() -> None:
         "--pool=x/b",
         "--pool=name=f,endpoints-file=f",
     )
-    expected = PeerFlags((), slices=PeerName("replicas", 9005), namespace="home")
-    assert [one.options.peers for one in found.values()] == [expected] * 3
+    slices = PeerName("replicas", 9005)
+    assert [one.options.peers for one in found.values()] == [
+        PeerFlags((), slices=slices, namespace="home", pool=pool)
+        for pool in ("home/a", "x/b", "home/f")
+    ]
     assert all(one.options.kubernetes is not None for one in found.values())
 
 
