@@ -30,7 +30,7 @@ from picker.running.options import Options, Ports
 from picker.running.peer_side import PeerPortSide
 from picker.running.pool_choice import PoolChoice
 from picker.running.pool_group import PoolGroup
-from picker.running.request_side import read_config, speaking_to_others
+from picker.running.request_side import speaking_to_others
 from picker.running.served_pool import ServedPool
 from picker.running.several_pools import split
 from picker.running.xds_side import ToldPool, XdsSide, xds_name
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 REFUSING_SECONDS = 0.5  # for those to be answered who still wait when the drain is over
 
-__all__ = ["Options", "Picker", "Ports", "StartError", "read_config", "serve"]
+__all__ = ["Options", "Picker", "Ports", "StartError", "serve"]
 
 
 class Picker:
@@ -55,7 +55,7 @@ class Picker:
         self._metrics = PickerMetrics()
         self._metrics.info.labels("", version("pointsman")).set(1)
         self._outside = speaking_to_others(options)
-        self._leader = LeaderSide(options, read_config(options)[0].config, self._metrics)
+        self._leader = LeaderSide(options, self._metrics)
         parts = split(options)
         self.pools = {
             part.key: ServedPool(

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 
 from picker.admin.pool_face import PoolFace
@@ -85,7 +86,8 @@ class Supervisor:
         self._reloading = asyncio.Lock()
         self._watch = self._config_watch(content)
         lives = Lives()
-        self._leader = LeaderSide(options, loaded.config, self._metrics)
+        self._leader = LeaderSide(options, self._metrics)
+        self._may_follow = partial(self._leader.may_follow, loaded.config)
         self._pool = PoolSide(
             options, self._config.assembly, self._metrics, self._inflight, (lives,)
         )
@@ -168,7 +170,7 @@ class Supervisor:
         """Begin the children, and everything that goes on beside them until the end."""
         self._fleet.start(group)
         tasks = [
-            *self._pool.start(group, self._leader.may_follow),
+            *self._pool.start(group, self._may_follow),
             *self._xds.start(group),
             group.create_task(self._share(), name="sharing"),
             group.create_task(self._fleet.watch(), name="watching"),

@@ -18,11 +18,8 @@ from picker.running.options import Options
 class LeaderSide:
     """Owns this replica's part in the election; without one, every replica leads."""
 
-    def __init__(
-        self, options: Options, config: EndpointPickerConfig, metrics: PickerMetrics
-    ) -> None:
+    def __init__(self, options: Options, metrics: PickerMetrics) -> None:
         """Asks nobody."""
-        self._standbys_follow = gate_settings(config)[STANDBY_GATE]
         self._keeper: LeaseKeeper | None = None
         if options.election is None or options.kubernetes is None:
             return
@@ -47,11 +44,11 @@ class LeaderSide:
         """Whether requests should come to this replica, as far as others are concerned."""
         return self._keeper is None or self._keeper.is_leader()
 
-    async def may_follow(self) -> None:
-        """Return once this replica may know the pool: at once, or where standbys are to know
-        nothing (the gate `haPopulateNonLeaderDatastore`) once it has led.
+    async def may_follow(self, config: EndpointPickerConfig) -> None:
+        """Return once this replica may know the pool that is served by `config`: at once, or where
+        standbys are to know nothing (the gate `haPopulateNonLeaderDatastore`) once it has led.
         """
-        if self._keeper is not None and not self._standbys_follow:
+        if self._keeper is not None and not gate_settings(config)[STANDBY_GATE]:
             await self._keeper.led()
 
     def problem(self) -> str | None:

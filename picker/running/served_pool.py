@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 
 from picker.admin.pool_face import PoolFace
 from picker.config.findings import Finding
@@ -41,6 +42,7 @@ class ServedPool:
         self._options, self._leader = options, leader
         self.metrics, self._inflight = metrics, InflightLoad()
         loaded, content = read_config(options)
+        self._may_follow = partial(leader.may_follow, loaded.config)
         self.config = config_in_use(options, loaded, outside, metrics)
         self._watch = self._config_watch(content)
         self._recording = RecordingSide(options, self.config.hash_seed, metrics)
@@ -114,7 +116,7 @@ class ServedPool:
 
     def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Begin everything that goes on beside the requests, until these are cancelled."""
-        tasks = [*self.known.start(group, self._leader.may_follow), *self.requests.start(group)]
+        tasks = [*self.known.start(group, self._may_follow), *self.requests.start(group)]
         tasks += [*self._recording.start(group), *self.peers.start(group)]
         if self._watch is not None:
             tasks.append(group.create_task(self._watch.run(), name="configuration"))

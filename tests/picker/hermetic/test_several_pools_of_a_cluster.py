@@ -28,6 +28,10 @@ from picker.running.options import PoolFlags
 POOLS = "inferencepools"
 KEYS = ("llama", "x/qwen", "y/qwen")
 PLACES = {"llama": "127.0.0.11:8000", "x/qwen": "127.0.0.12:8000", "y/qwen": "127.0.0.13:8000"}
+LEASE = "epp-default-llama.llm-d.ai"
+WAITING = FOUR_SCORERS.replace(
+    "plugins:", "featureGates: [haPopulateNonLeaderDatastore=false]\nplugins:", 1
+)
 K8S, OWN = "inference.networking.k8s.io", "llm-d.ai"
 
 
@@ -278,37 +282,54 @@ async def test_pools_of_a_file_and_of_a_cluster_stand_side_by_side(tmp_path: Pat
         assert await several["llama"].destination(completion()) == PLACES["llama"]
 
 
-@pytest.mark.parametrize("populates", [True, False], ids=["follows", "waits"])
-async def test_one_lease_is_for_all_pools(tmp_path: Path, populates: bool) -> None:
-    """A replica that stands by is not ready for any of them; when it leads, for all at once."""
-    gate = "" if populates else "featureGates: [haPopulateNonLeaderDatastore=false]\n"
-    text = FOUR_SCORERS.replace("plugins:", f"{gate}plugins:", 1)
-    name = LeaseName("default", "epp-default-llama.llm-d.ai")
-    timings = Timings(3.0, 2.0, 0.2)
-    async with following(
-        tmp_path,
-        *KEYS,
-        config_text=text,
-        health_checking=True,
-        election=ElectionFlags(name, "first", timings),
-    ) as scene:
+@asynccontextmanager
+async def two_replicas(
+    folder: Path, text: str, **own: Path
+) -> AsyncIterator[tuple[Scene, SeveralPools]]:
+    """One that leads, and one that stands by; `own` are the configurations of single pools."""
+    name, timings = LeaseName("default", LEASE), Timings(3.0, 2.0, 0.2)
+    common = {"config_text": text, "health_checking": True}
+    election = ElectionFlags(name, "first", timings)
+    async with following(folder, *KEYS, election=election, **common) as scene:
         await until(lambda: is_ready(scene.several.common))
         second = {
-            "pools": tuple(map(pool_flags, KEYS)),
-            "kubernetes": KubernetesFlags("llama", kubeconfig=tmp_path / "kubeconfig"),
-            "config_text": text,
+            "pools": tuple(pool_flags(key, config_file=own.get(key)) for key in KEYS),
+            "kubernetes": KubernetesFlags("llama", kubeconfig=folder / "kubeconfig"),
             "election": ElectionFlags(name, "second", timings),
         }
-        async with pools_picker(tmp_path, second) as standby:
+        async with pools_picker(folder, second | common) as standby:
 
             async def is_told() -> bool:
                 return "the leader is first" in (await standby.common.get("/readyz"))[1]
 
             await until(is_told)
-            assert not any([await is_ready(standby[key]) for key in KEYS])
-            scene.several.picker.stop()
-            await until(lambda: is_ready(standby.common))
-            assert [await status_of(standby[key]) for key in KEYS] == [0, 0, 0]
-            assert all([await is_ready(standby[key]) for key in KEYS])
-            held = scene.api.read("leases", name.name)["spec"]["holderIdentity"]
-            assert held == "second"
+            yield scene, standby
+
+
+@pytest.mark.parametrize("populates", [True, False], ids=["follows", "waits"])
+async def test_one_lease_is_for_all_pools(tmp_path: Path, populates: bool) -> None:
+    """A replica that stands by is not ready for any of them; when it leads, for all at once."""
+    text = FOUR_SCORERS if populates else WAITING
+    async with two_replicas(tmp_path, text) as (scene, standby):
+        assert not any([await is_ready(standby[key]) for key in KEYS])
+        scene.several.picker.stop()
+        await until(lambda: is_ready(standby.common))
+        assert [await status_of(standby[key]) for key in KEYS] == [0, 0, 0]
+        assert all([await is_ready(standby[key]) for key in KEYS])
+        held = scene.api.read("leases", LEASE)["spec"]["holderIdentity"]
+        assert held == "second"
+
+
+async def test_a_pools_own_configuration_says_whether_a_standby_follows_it(tmp_path: Path) -> None:
+    """That of the other pools says nothing about it."""
+    own = tmp_path / "own.yaml"
+    own.write_text(WAITING)
+    async with two_replicas(tmp_path, FOUR_SCORERS, llama=own) as (scene, standby):
+
+        async def are_known() -> bool:
+            return all(standby[key].pool.is_known() for key in KEYS[1:])
+
+        await until(are_known)
+        assert not standby["llama"].pool.is_known()
+        scene.several.picker.stop()
+        await until(lambda: is_ready(standby["llama"]))
