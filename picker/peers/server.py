@@ -114,28 +114,30 @@ class PeerServer:
         if self._calls >= MAX_CALLS * len(self._pools):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
         self._calls += 1
+        hearing = self._first  # what is refused before it is about a pool is counted there
         try:
             if not any(one.is_ready() for one in self._pools.values()):
                 raise _NotYetError
-            await self._listen(context)
+            first = await _read(context, HELLO_SECONDS)
+            if first is not None:
+                hearing = self._hearing(first)
+                await self._listen(context, hearing, first)
         except _NotYetError:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the pool is not known here yet")
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "not in time")
         except PeerRefusedError as error:
-            self._refuse(context, error)
+            self._refuse(context, hearing, error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except PeerMessageError as error:
-            self._refuse(context, error)
+            self._refuse(context, hearing, error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self._calls -= 1
 
-    async def _listen(self, context: grpc.aio.ServicerContext) -> None:
-        first = await _read(context, HELLO_SECONDS)
-        if first is None:
-            return
-        hearing = self._hearing(first)
+    async def _listen(
+        self, context: grpc.aio.ServicerContext, hearing: Hearing, first: bytes
+    ) -> None:
         if not hearing.is_ready():
             raise _NotYetError
         peer, answer = hearing.exchange.greeted(first, self._clock())
@@ -166,8 +168,10 @@ class PeerServer:
             )
         return found
 
-    def _refuse(self, context: grpc.aio.ServicerContext, error: Exception) -> None:
-        self._first.series.messages_refused_total.inc()
+    def _refuse(
+        self, context: grpc.aio.ServicerContext, hearing: Hearing, error: Exception
+    ) -> None:
+        hearing.series.messages_refused_total.inc()
         # Who serves other pools, too, tries again every few seconds, and is told again.
         complaint = (context.peer().rpartition(":")[0], str(error))
         if complaint not in self._complaints:

@@ -33,6 +33,11 @@ class Pool:
         """How many replicas tell about it."""
         return dict(self.series.heard.numbers()).get((), 0.0)
 
+    @property
+    def refused(self) -> float:
+        """How many messages about it were refused."""
+        return dict(self.series.messages_refused_total.numbers()).get((), 0.0)
+
 
 @dataclass
 class Scene:
@@ -108,7 +113,7 @@ async def test_a_pool_that_is_not_served_here_is_refused_in_words(
                 assert await calling.code() is grpc.StatusCode.FAILED_PRECONDITION
                 assert await calling.details() == "this is a replica of the pools a, b, not of 'c'"
         assert len(caplog.records) == 1
-        assert dict(here.pools["a"].series.messages_refused_total.numbers()) == {(): 3.0}
+        assert here.pools["a"].refused == 3
 
 
 @pytest.mark.parametrize("first", [b"", b"\xff\xff", b"\x12\x00"])
@@ -119,6 +124,18 @@ async def test_who_says_nothing_sensible_first_is_refused(first: bytes) -> None:
         await calling.write(first)
         assert await calling.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert (here.pools["a"].heard, here.pools["b"].heard) == (0, 0)
+
+
+async def test_what_a_pools_replica_says_wrong_is_counted_for_that_pool() -> None:
+    """And not for the one that comes first."""
+    async with scene("a", "b") as here:
+        caller, calling = here.caller("b"), here.call()
+        await calling.write(caller.exchange.hello(0.0))
+        caller.exchange.welcomed(await calling.read(), 0.0)
+        await calling.write(b"\xff\xff")
+        assert await calling.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert here.pools["b"].refused == 1
+        assert here.pools["a"].refused == 0
 
 
 async def test_one_pool_that_is_not_known_yet_puts_off_only_its_own() -> None:
