@@ -162,13 +162,15 @@ class Listeners:
         own: Iterable[OwnPort] = (),
     ) -> None:
         """Opens nothing. Raises `ConfigError` for certificates that cannot be used."""
-        self._ext_proc = ExtProcPort(options, exchanges, health, streams=streams)
+        made = certificate_made_on_the_spot(options.tls)
+        self._ext_proc = ExtProcPort(options, exchanges, health, streams=streams, certificate=made)
         self._own = {
             one.key: ExtProcPort(
                 replace(options, grpc_port=one.port),
                 one.exchanges,
                 one.health,
                 streams=streams,
+                certificate=made,
                 flag=f"--pool {one.key}",
             )
             for one in own

@@ -1,0 +1,70 @@
+"""The certificates that the ports of several pools show."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from pools_scene import SeveralPools, file_of, pool_flags, pools_picker
+from whole_picker import FOUR_SCORERS, until, write_endpoints
+
+from picker.extproc.options import TlsMaterial, Transport
+from picker.extproc.self_signed import self_signed
+from picker.running.options import TlsFlags
+
+
+@asynccontextmanager
+async def showing(
+    folder: Path, tls: TlsFlags, transport: Transport = Transport.NATIVE
+) -> AsyncIterator[SeveralPools]:
+    """A picker of two pools, each at a port of its own, whose ports speak TLS."""
+    flags = []
+    for key in ("llama", "qwen"):
+        write_endpoints(file_of(folder, key), ())
+        flags.append(pool_flags(key, endpoints_file=file_of(folder, key)))
+    given = {"pools": tuple(flags), "config_text": FOUR_SCORERS, "tls": tls}
+    async with pools_picker(folder, given | {"grpc_transport": transport}) as scene:
+        yield scene
+
+
+async def shown(scene: SeveralPools) -> list[str]:
+    """What the common port shows, and then the pools' own."""
+    ports = (scene.ports.grpc, *scene.ports.pools.values())
+    return [
+        await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port)) for port in ports
+    ]
+
+
+async def test_all_ports_show_one_certificate_that_was_made_on_the_spot(tmp_path: Path) -> None:
+    """It is the picker's, whichever pool is asked for."""
+    async with showing(tmp_path, TlsFlags()) as scene:
+        first, *others = await shown(scene)
+        assert others == [first, first]
+
+
+@pytest.mark.parametrize("transport", [Transport.NATIVE, Transport.GRPCIO])
+async def test_a_renewed_certificate_is_shown_at_all_ports(
+    tmp_path: Path, transport: Transport
+) -> None:
+    """As soon as it is there."""
+    folder = tmp_path / "certificates"
+    folder.mkdir()
+
+    def put(made: TlsMaterial) -> str:
+        (folder / "tls.crt").write_bytes(made.certificate_chain)
+        (folder / "tls.key").write_bytes(made.private_key)
+        return made.certificate_chain.decode()
+
+    before = put(self_signed())
+    async with showing(tmp_path, TlsFlags(folder, reload=True), transport) as scene:
+        assert await shown(scene) == [before] * 3
+        after = put(self_signed())
+
+        async def is_shown() -> bool:
+            return await shown(scene) == [after] * 3
+
+        await until(is_shown)
