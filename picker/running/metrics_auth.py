@@ -24,8 +24,8 @@ def metrics_auth_of(arguments: argparse.Namespace, kubernetes: KubernetesFlags |
     wanted: bool = arguments.metrics_endpoint_auth
     if wanted and kubernetes is None:
         raise ConfigError(
-            "--metrics-endpoint-auth needs a cluster, which knows the tokens: give --pool-name or "
-            "--endpoint-selector without --endpoints-file, or take it away"
+            "--metrics-endpoint-auth needs a cluster, which knows the tokens: give --pool-name, "
+            "--pool or --endpoint-selector without an endpoints file, or take it away"
         )
     return wanted
 
