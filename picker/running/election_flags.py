@@ -79,7 +79,7 @@ def election_flags_of(
     if kubernetes is None:
         raise ConfigError(
             "--ha-enable-leader-election needs a cluster, which keeps the Lease: give --pool-name, "
-            "--pool or --endpoint-selector without an endpoints file, or take it away"
+            "--pool or --endpoint-selector without --endpoints-file, or take it away"
         )
     if arguments.health_checking and arguments.processes != 1:
         raise ConfigError(

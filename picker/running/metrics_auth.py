@@ -25,7 +25,7 @@ def metrics_auth_of(arguments: argparse.Namespace, kubernetes: KubernetesFlags |
     if wanted and kubernetes is None:
         raise ConfigError(
             "--metrics-endpoint-auth needs a cluster, which knows the tokens: give --pool-name, "
-            "--pool or --endpoint-selector without an endpoints file, or take it away"
+            "--pool or --endpoint-selector without --endpoints-file, or take it away"
         )
     return wanted
 
