@@ -238,7 +238,7 @@ class _Reading:
     def _leave_out(self, decoded: PolicyObject, at: Path, findings: Findings) -> None:
         reference = decoded.spec.pool_ref
         text = f"is for the {reference.kind} '{reference.name}' of {reference.group or 'core'}"
-        text += f", not for this picker's '{self._pool}' (--pool-name), and is left out"
+        text += f", not for this picker's '{self._pool}' (--pool-name or --pool), and is left out"
         findings.warn((*at, "spec", "poolRef"), text)
 
     def _skip(self, findings: Findings, called: str) -> None:
