@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
+JOBS   ?= 2
 FUZZ_SECONDS ?= 60
 
 .PHONY: up test check fuzz conformance format clean
@@ -22,7 +23,7 @@ up: $(VENV)/ready
 	@$(BIN)/pointsman up $(ARGS)
 
 test: $(VENV)/ready
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 fuzz: $(VENV)/ready
 	@$(BIN)/python scripts/fuzz.py $(FUZZ_SECONDS)

@@ -25,14 +25,15 @@ from torch.nn import functional
 
 MIN_ROWS = 4
 TILE_ROWS = 128
-# Measured on a CPU: the fused kernel takes 32 rows and 512 keys at a time, in vectors of 16 keys,
-# and MKL splits a last part longer than 192 and shorter than 384 keys at a point that depends on
-# its length.
+# Measured on CPUs: the fused kernel takes 32 rows and 512 keys at a time, in vectors of 16 keys,
+# and MKL splits some last parts at a point that depends on their length: on an EPYC those longer
+# than 192 and shorter than 384 keys, on a Xeon with AMX those longer than 384, and a full one at
+# 256. So a part is at most as long as what none of them splits, or full.
 _ROW_PARTITION = 32
 _LEAST_FREE_ROWS = 12
 _KEY_VECTOR = 16
 _KEY_PARTITION = 512
-_UNEVEN_SPLIT = (192, 384)
+_MOST_UNSPLIT = 192
 
 
 def padded_rows(count: int, kv_heads: int = 0) -> int:
@@ -55,8 +56,8 @@ def padded_context(length: int, block_size: int) -> int:
     granule = math.lcm(block_size, _KEY_VECTOR)
     padded = -(-length // granule) * granule
     tail = padded % _KEY_PARTITION
-    if _UNEVEN_SPLIT[0] < tail < _UNEVEN_SPLIT[1]:
-        padded += _UNEVEN_SPLIT[1] - tail
+    if tail > _MOST_UNSPLIT:
+        padded += _KEY_PARTITION - tail
     return -(-padded // granule) * granule
 
 
