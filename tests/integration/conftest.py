@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from google.protobuf import struct_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from local_ports import free_port
 
 from fleet.envoy.binary import find_envoy
 from fleet.envoy.bootstrap import build, to_yaml
@@ -27,14 +27,6 @@ from fleet.envoy.settings import BootstrapConfig, SocketAddress
 
 DESTINATION = "x-gateway-destination-endpoint"
 LIMIT_SECONDS = 30.0
-
-
-def free_port() -> int:
-    """A port nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class EchoWorker:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
-from elected_pickers import ElectedPicker, elected_pickers, free_port, until, until_ready
+from elected_pickers import ElectedPicker, elected_pickers, until, until_ready
+from local_ports import free_port
 
 from fleet.envoy.binary import find_envoy
 from fleet.envoy.bootstrap import build, pickers_document, to_yaml
@@ -101,7 +103,8 @@ async def test_no_request_fails_while_a_leader_is_killed(tmp_path: Path) -> None
                 load.cancel()
                 await asyncio.gather(load, return_exceptions=True)
         finally:
-            envoy.kill()
+            with suppress(ProcessLookupError):
+                envoy.kill()
             await envoy.wait()
             await runner.cleanup()
     assert len(answers) > 20

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-from contextlib import ExitStack
 from struct import pack
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+from local_ports import free_ports
 from sim_worker import SimWorker, sim_worker
 
 from picker.datalayer.datastore import Datastore
@@ -66,14 +65,6 @@ class Watcher(PrecisePrefixCacheProducer):
         except TimeoutError:
             assert self.blocks(prompt, salt) == expected  # tells what it was instead
             raise
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 def flags(ports: list[int], form: str) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from eds_scene import free_port
+from local_ports import free_port
 from pool_routes import (
     Document,
     add_picker,

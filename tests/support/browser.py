@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -17,6 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 from browser_window import MISSING
+from local_ports import free_port
 
 WINDOW = Path(__file__).parent / "browser_window.py"
 LIMIT_SECONDS = 30
@@ -144,7 +144,7 @@ async def browser() -> AsyncIterator[Browser]:
 
     The browser is the extra `browser`; on a bare Linux it may lack libraries of the system.
     """
-    port = _free_port()
+    port = free_port()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(WINDOW), str(port)),
         stdout=asyncio.subprocess.PIPE,
@@ -178,9 +178,3 @@ async def _address(
                 if windows:
                     return str(windows[0]["webSocketDebuggerUrl"])
             await asyncio.sleep(0.05)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +16,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from local_ports import free_port
 
 from fleet.envoy.binary import find_envoy
 from fleet.envoy.bootstrap import build, to_yaml
@@ -74,13 +74,6 @@ class Worker:
         await self.go_on.wait()
         await response.write(b"data: [DONE]\n\n")
         return response
-
-
-def free_port() -> int:
-    """A port nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class DiscoveryScene:

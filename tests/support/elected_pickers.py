@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -20,6 +19,7 @@ from kube_api.access import Rule
 from kube_api.kubelet import Kubelet
 from kube_api.server import KubeApi, running_kube_api
 from kubernetes_objects import CRDS, pool
+from local_ports import free_port
 
 LIMIT_SECONDS = 60.0
 LEASE = "epp-default-pool.llm-d.ai"
@@ -115,13 +115,6 @@ async def until_not_ready(one: ElectedPicker) -> None:
         return not await one.is_ready()
 
     await until(is_not)
-
-
-def free_port() -> int:
-    """A port nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from eds_scene import CONFIG, STEERING, free_port
+from eds_scene import CONFIG, STEERING
+from local_ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.envoy.binary import find_envoy

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from local_ports import free_ports
 from metrics_pages import Pod, serving
 from whole_picker import WholePicker, until, whole_picker, write_endpoints
 
@@ -29,18 +29,6 @@ schedulingProfiles:
   - {pluginRef: active-request-scorer}
   - {pluginRef: session-affinity-scorer, weight: 10}
 """
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((LOOPBACK, 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def peer_flags(own: int, ports: Sequence[int], **changes: Any) -> PeerFlags:

@@ -13,9 +13,10 @@ from envoy.service.discovery.v3 import discovery_pb2
 from ext_proc_stream import completion
 from kube_api.server import running_kube_api
 from kubernetes_objects import CRDS, pool
+from local_ports import free_ports
 from metrics_pages import Pod, page, pods, serving
 from pools_scene import SeveralPools, file_of, pool_flags, pools_picker
-from replicas_scene import CONFIG, LOOPBACK, free_ports, peer_flags, until_connected
+from replicas_scene import CONFIG, LOOPBACK, peer_flags, until_connected
 from whole_picker import WholePicker, until, write_endpoints
 from xds_call import assignments
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import grpc
 from authority import Authority, certificates
 from ext_proc_stream import completion, destination_of
+from local_ports import free_ports
 from metrics_pages import page, pods, serving
 from replicas_scene import (
     LOOPBACK,
-    free_ports,
     peer_flags,
     replica,
     two_replicas,
