@@ -1,16 +1,32 @@
 """Ports for servers that have to be told theirs before they begin.
 
 Below those that systems give to outgoing connections and to whoever asks for any port, so that
-nobody else on the machine takes one before its server does.
+nobody else on the machine takes one before its server does; none twice, and other ones in each of
+the processes that run the tests.
 """
 
 from __future__ import annotations
 
-from conformance.ports import free_ports
+import os
+
+import conformance.ports
 
 __all__ = ["free_port", "free_ports"]
+
+_PROCESSES = 8
+_MINE = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _PROCESSES
+_given: set[int] = set()
 
 
 def free_port() -> int:
     """A port nobody listens on right now."""
-    return free_ports(1)[0]
+    while True:
+        (port,) = conformance.ports.free_ports(1)
+        if port % _PROCESSES == _MINE and port not in _given:
+            _given.add(port)
+            return port
+
+
+def free_ports(count: int) -> list[int]:
+    """Several of them."""
+    return [free_port() for _ in range(count)]
