@@ -11,12 +11,13 @@ built as a worker builds it, lives as long as the run, and is asked for the same
 a prefix cache. Suffix drafts see finished outputs of the same workload and round only: no answer
 was seen before.
 
-On a shared machine speeds drift, so each measurement of a method has one of plain decoding right
-before and one right after it, and is compared with their mean. `speed-up` is the ratio of decoding
+On a shared machine speeds drift, so all engines decode the same job in turns of eight tokens of
+each answer; whose turn it is not stands still, its clock too. `speed-up` is the ratio of decoding
 times (after the first token) over the whole workload, each job's the median over rounds; `±` is
-the standard error of its mean over all pairs; `cpu` is the same ratio in CPU seconds, which other
-programs on the machine change less; `whole` counts the prompts in. The answers are compared token
-for token: `differ` counts requests whose answers are not the same, and should be 0.
+its standard error, by what rounds differ (two at least); `cpu` is the same ratio in CPU seconds,
+which other programs on the machine change less; `whole` counts the prompts in. The answers are
+compared token for token: `differ` counts requests whose answers are not the same, and should be 0.
+`--control` has a second plain engine take part: what it has beside 1 is chance.
 
 Prints a table and writes benchmarks/results/speculation.json.
 """
@@ -25,15 +26,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import platform
 import random
-import statistics
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -46,11 +44,11 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 import torch
 from speculation_prompts import OPEN, REPEATING, Prompt
-from speculation_runs import Outcome, Request, Subject, engine_config
+from speculation_runs import Request, Subject, engine_config, side_by_side
+from speculation_table import Tally, print_header, print_row
 from verification_timing import SHAPES, measure_verification
 
 from worker.config import SpeculativeConfig
-from worker.engine.process import build_core
 from worker.errors import WorkerError
 from worker.speculation_flags import parse
 from worker.tokenizer.chat import chat_template_of
@@ -70,6 +68,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "draft_model": {"num_speculative_tokens": 4},
 }
 WARM_UP_TOKENS = 24
+STEPS_A_TURN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,79 +84,6 @@ class Workload:
         """What runs together. A rest that does not fill a batch is left out."""
         for first in range(0, len(self.requests) - self.batch + 1, self.batch):
             yield self.requests[first : first + self.batch]
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A measurement of a method, and the mean of its two plain neighbours."""
-
-    plain: float  # decoding seconds a token
-    drafted: float
-    plain_cpu: float  # the same in CPU seconds
-    drafted_cpu: float
-    whole_ratio: float  # of the whole times, prompts included
-
-
-@dataclass(slots=True)
-class Tally:
-    """One method on one workload: its measurements, by job."""
-
-    pairs: dict[int, list[Pair]] = field(default_factory=lambda: defaultdict(list))
-    num_tokens: dict[int, int] = field(default_factory=dict)
-    outcomes: list[Outcome] = field(default_factory=list)
-    num_differing: int = 0
-
-    def add(self, job: int, before: Outcome, outcome: Outcome, after: Outcome) -> None:
-        """Take in a measurement with its two neighbours."""
-        pair = Pair(
-            (before.seconds_per_token + after.seconds_per_token) / 2,
-            outcome.seconds_per_token,
-            (before.cpu_seconds_per_token + after.cpu_seconds_per_token) / 2,
-            outcome.cpu_seconds_per_token,
-            (before.whole_seconds + after.whole_seconds) / 2 / outcome.whole_seconds,
-        )
-        self.pairs[job].append(pair)
-        self.num_tokens[job] = outcome.num_decoded
-        self.outcomes.append(outcome)
-        self.num_differing += sum(
-            mine != theirs for mine, theirs in zip(outcome.answers, before.answers, strict=True)
-        )
-
-    def row(self) -> dict[str, float]:
-        """Everything the table has."""
-        plain, drafted = self._seconds("plain"), self._seconds("drafted")
-        tokens = sum(self.num_tokens.values())
-        every = [pair for pairs in self.pairs.values() for pair in pairs]
-        logs = [math.log(pair.plain / pair.drafted) for pair in every]
-        runs, drafts = self._total("num_runs"), self._total("num_draft_tokens")
-        accepted, shares = self._total("num_accepted"), max(self._total("num_shares"), 1)
-        return {
-            "plain_tokens_per_second": tokens / plain,
-            "tokens_per_second": tokens / drafted,
-            "speed_up": plain / drafted,
-            "speed_up_error": (
-                statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
-            ),
-            "cpu_speed_up": self._seconds("plain_cpu") / self._seconds("drafted_cpu"),
-            "whole_speed_up": statistics.median(pair.whole_ratio for pair in every),
-            "acceptance_rate": accepted / drafts if drafts else math.nan,
-            "mean_acceptance_length": 1 + accepted / runs if runs else math.nan,
-            "tokens_per_step": self._total("num_decoded") / shares,
-            "mean_k": drafts / shares,
-            "num_requests": sum(len(outcome.answers) for outcome in self.outcomes),
-            "num_differing": self.num_differing,
-        }
-
-    def _seconds(self, which: str) -> float:
-        """Decoding time of every job once: the median over its rounds."""
-        medians = {
-            job: float(statistics.median(getattr(pair, which) for pair in pairs))
-            for job, pairs in self.pairs.items()
-        }
-        return sum(median * self.num_tokens[job] for job, median in medians.items())
-
-    def _total(self, which: str) -> int:
-        return sum(getattr(outcome, which) for outcome in self.outcomes)
 
 
 # ---- what is asked ------------------------------------------------------------------------------
@@ -238,7 +164,7 @@ def subjects(options: argparse.Namespace, texts: Texts) -> dict[str, Subject]:
             config = engine_config(
                 options.model, options.dtype, options.threads, texts.eos_token_ids, speculative
             )
-            found[name] = Subject(name, build_core(config)[0])
+            found[name] = Subject.build(name, config)
         except WorkerError as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
     return found
@@ -267,47 +193,16 @@ def warm_up(engines: dict[str, Subject], texts: Texts, batches: Sequence[int]) -
 
 
 def measure(workload: Workload, engines: dict[str, Subject], rounds: int) -> dict[str, Tally]:
-    """Every method on every job, plain decoding before and after each."""
-    plain, *methods = engines.values()
-    tallies = {method.name: Tally() for method in methods}
+    """Every method on every job, side by side with plain decoding."""
+    tallies = {name: Tally() for name in engines}
     for count in range(rounds):
         tenant = f"{workload.name} {workload.batch} {count}"
         for index, job in enumerate(workload.jobs):
-            before = plain.run(job, tenant)
-            for method in methods[count % len(methods) :] + methods[: count % len(methods)]:
-                outcome = method.run(job, tenant)
-                after = plain.run(job, tenant)
-                tallies[method.name].add(index, before, outcome, after)
-                before = after
-    return tallies
-
-
-COLUMNS = (
-    ("plain/s", "plain_tokens_per_second", "8.1f"),
-    ("with/s", "tokens_per_second", "8.1f"),
-    ("speed-up", "speed_up", "9.2f"),
-    ("±", "speed_up_error", "6.1%"),
-    ("cpu", "cpu_speed_up", "6.2f"),
-    ("whole", "whole_speed_up", "7.2f"),
-    ("accepted", "acceptance_rate", "9.1%"),
-    ("length", "mean_acceptance_length", "7.2f"),
-    ("tok/step", "tokens_per_step", "9.2f"),
-    ("mean k", "mean_k", "7.2f"),
-    ("differ", "num_differing", "7d"),
-)
-
-
-def print_row(row: dict[str, Any]) -> None:
-    """One line of the table."""
-    cells = "".join(f"{row[key]:{form}}" for _, key, form in COLUMNS)
-    print(f"{row['workload']:22}{row['batch']:>5} {row['method']:12}{cells}", flush=True)
-
-
-def print_header() -> None:
-    """The first line of the table."""
-    widths = [(name, form.partition(".")[0].rstrip("d")) for name, _, form in COLUMNS]
-    cells = "".join(f"{name:>{width}}" for name, width in widths)
-    print(f"{'workload':22}{'batch':>5} {'method':12}{cells}")
+            subjects = list(engines.values())
+            outcomes = side_by_side(subjects, job, tenant, STEPS_A_TURN)
+            for subject, outcome in zip(subjects, outcomes, strict=True):
+                tallies[subject.name].add(index, outcomes[0], outcome)
+    return {name: tallies[name] for name in list(engines)[1:]}
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,8 +11,10 @@ from pathlib import Path
 from worker.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, EngineStats
+from worker.engine.pipeline import OverlappedPipeline
+from worker.engine.process import build_core
 from worker.executor.interface import Executor
-from worker.types import SamplingParams
+from worker.types import ModelOutput, SamplingParams, SchedulerOutput
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 1024
@@ -26,6 +29,15 @@ class Request:
     params: SamplingParams
 
 
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What an engine did of a job's decoding while it was its turn."""
+
+    seconds: float
+    cpu_seconds: float  # of all threads
+    num_decoded: int  # tokens
+
+
 @dataclass(slots=True)
 class Outcome:
     """What came of a job on one engine. Decoding is what happens after every request has its first
@@ -33,11 +45,9 @@ class Outcome:
     """
 
     answers: list[tuple[int, ...]]
-    whole_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    decode_cpu_seconds: float = 0.0  # of all threads
-    num_decoded: int = 0  # tokens, in those seconds
-    num_shares: int = 0  # sequences' shares of steps, in those seconds
+    prompt_seconds: float = 0.0
+    slices: list[Slice] = field(default_factory=list)
+    num_shares: int = 0  # sequences' shares of steps, of decoding
     num_steps: int = 0
     num_runs: int = 0  # shares with drafts
     num_draft_tokens: int = 0
@@ -45,14 +55,29 @@ class Outcome:
     accepted_by_position: list[int] = field(default_factory=list)
 
     @property
+    def decode_seconds(self) -> float:
+        """All of its turns."""
+        return sum(one.seconds for one in self.slices)
+
+    @property
+    def decode_cpu_seconds(self) -> float:
+        """The same in the time that processors were at it."""
+        return sum(one.cpu_seconds for one in self.slices)
+
+    @property
     def seconds_per_token(self) -> float:
         """Decoding seconds for each token."""
         return self.decode_seconds / max(self.num_decoded, 1)
 
     @property
-    def cpu_seconds_per_token(self) -> float:
-        """The same in the time that processors were at it."""
-        return self.decode_cpu_seconds / max(self.num_decoded, 1)
+    def whole_seconds(self) -> float:
+        """Prompts included."""
+        return self.prompt_seconds + self.decode_seconds
+
+    @property
+    def num_decoded(self) -> int:
+        """Tokens, but for the first ones."""
+        return sum(one.num_decoded for one in self.slices)
 
 
 class Lent:
@@ -69,6 +94,57 @@ class Lent:
 
     def shutdown(self) -> None:
         """The owner does that."""
+
+
+class Turn:
+    """Implements `Executor`: another one, that runs only while it is this engine's turn. Owns the
+    engine's clock, which stands still meanwhile.
+
+    So engines that take turns do not disturb each other, nor what they learn of step times.
+    """
+
+    def __init__(self) -> None:
+        self._inner: Executor | None = None
+        self._running = threading.Lock()  # by whoever has the turn, or the step that runs
+        self._running.acquire()
+        self._spent = 0.0
+        self._since: float | None = None
+
+    def pipeline(self, executor: Executor) -> OverlappedPipeline:
+        """The usual one, on `executor`."""
+        self._inner = executor
+        return OverlappedPipeline(self)
+
+    def clock(self) -> float:
+        """Seconds of turns so far."""
+        return self._spent + (0.0 if self._since is None else time.perf_counter() - self._since)
+
+    def __enter__(self) -> None:
+        self._since = time.perf_counter()
+        self._running.release()
+
+    def __exit__(self, *exc: object) -> None:
+        """Wait for the step that runs, and let no other begin."""
+        self._running.acquire()
+        self._spent = self.clock()
+        self._since = None
+
+    def execute(self, step: SchedulerOutput) -> ModelOutput:
+        """Run the step, in turn."""
+        assert self._inner is not None
+        with self._running:
+            return self._inner.execute(step)
+
+    def sleep(self, level: int) -> None:
+        """Not used here."""
+
+    def wake(self, tags: frozenset[str]) -> None:
+        """Not used here."""
+
+    def shutdown(self) -> None:
+        """Give the device back."""
+        if self._inner is not None:
+            self._inner.shutdown()
 
 
 def engine_config(
@@ -95,57 +171,73 @@ def engine_config(
 
 
 class Subject:
-    """One engine, which lives as long as the benchmark: what it learns, it keeps."""
+    """One engine, which lives as long as the benchmark: what it learns, it keeps.
 
-    def __init__(self, name: str, core: EngineCore) -> None:
+    A job is begun, which runs its prompts, gone on with in turns, and ended.
+    """
+
+    def __init__(self, name: str, core: EngineCore, turn: Turn) -> None:
         self.name = name
         self._core = core
+        self._turn = turn
         self._count = 0
         self._stats = EngineStats()
+        self._before = self._stats
+        self._names: dict[str, int] = {}
+        self._answers: list[list[int]] = []
+        self._outcome = Outcome([])
+
+    @classmethod
+    def build(cls, name: str, config: EngineConfig) -> Subject:
+        """As a worker builds one. Raises WorkerError."""
+        turn = Turn()
+        return cls(name, build_core(config, turn.clock, turn.pipeline)[0], turn)
 
     def run(self, job: Sequence[Request], tenant: str) -> Outcome:
-        """Ask for everything at once and wait for the last answer.
+        """A whole job in one turn."""
+        self.begin(job, tenant)
+        self.advance(None)
+        return self.end()
+
+    def begin(self, job: Sequence[Request], tenant: str) -> None:
+        """Ask for everything at once and wait until every request has a token.
 
         Outputs of another `tenant` are nothing that drafts are made from.
         """
-        names = {f"{self._count}-{index}": index for index in range(len(job))}
+        self._names = {f"{self._count}-{index}": index for index in range(len(job))}
         self._count += 1
-        for name, index in names.items():
-            prompt, params = list(job[index].prompt), job[index].params
-            self._core.add(AddRequest(name, prompt, params, 0.0, tenant=tenant))
-        before = self._stats
-        answers: list[list[int]] = [[] for _ in job]
-        outcome = Outcome([])
-        started = time.perf_counter()
-        decoding_since: tuple[float, float] | None = None
-        while self._core.has_work:
-            step = self._core.step()
-            if step is None:
-                continue
-            self._stats = step.stats
-            for output in step.outputs:
-                assert output.error is None, output.error
-                answers[names[output.request_id]].extend(output.token_ids)
-                if decoding_since is not None and output.token_ids:
-                    outcome.num_decoded += len(output.token_ids)
-                    outcome.num_shares += 1
-            if decoding_since is None and all(answers):
-                decoding_since = time.perf_counter(), time.process_time()
-        ended, ended_cpu = time.perf_counter(), time.process_time()
-        outcome.answers = [tuple(answer) for answer in answers]
-        outcome.whole_seconds = ended - started
-        since, since_cpu = decoding_since or (ended, ended_cpu)
-        outcome.decode_seconds = ended - since
-        outcome.decode_cpu_seconds = ended_cpu - since_cpu
-        self._count_drafts(outcome, before)
-        return outcome
+        self._before = self._stats
+        self._answers = [[] for _ in job]
+        self._outcome = Outcome([])
+        with self._turn:
+            started = time.perf_counter()
+            for name, index in self._names.items():
+                prompt, params = list(job[index].prompt), job[index].params
+                self._core.add(AddRequest(name, prompt, params, 0.0, tenant=tenant))
+            while self._core.has_work and not all(self._answers):
+                self._step()
+        self._outcome.prompt_seconds = time.perf_counter() - started
+        self._outcome.num_shares = 0
 
-    def shutdown(self) -> None:
-        """Give its memory back."""
-        self._core.shutdown()
+    def advance(self, num_decoded: int | None) -> bool:
+        """Go on until so many tokens are decoded, None: to the end. False: there is no more."""
+        left = None if num_decoded is None else num_decoded - self._outcome.num_decoded
+        if not self._core.has_work:
+            return False
+        decoded = 0
+        since, since_cpu = time.perf_counter(), time.process_time()
+        with self._turn:
+            while self._core.has_work and (left is None or decoded < left):
+                decoded += self._step()
+        seconds, cpu_seconds = time.perf_counter() - since, time.process_time() - since_cpu
+        self._outcome.slices.append(Slice(seconds, cpu_seconds, decoded))
+        return self._core.has_work
 
-    def _count_drafts(self, outcome: Outcome, before: EngineStats) -> None:
-        after = self._stats
+    def end(self) -> Outcome:
+        """What came of the job."""
+        assert not self._core.has_work
+        outcome, before, after = self._outcome, self._before, self._stats
+        outcome.answers = [tuple(answer) for answer in self._answers]
         outcome.num_steps = after.num_steps - before.num_steps
         outcome.num_runs = after.num_drafts - before.num_drafts
         outcome.num_draft_tokens = after.num_draft_tokens - before.num_draft_tokens
@@ -155,3 +247,40 @@ class Subject:
         outcome.accepted_by_position = [
             now - then for now, then in zip(after.num_accepted_by_position, earlier, strict=True)
         ]
+        return outcome
+
+    def shutdown(self) -> None:
+        """Give its memory back."""
+        with self._turn:
+            self._core.shutdown()
+
+    def _step(self) -> int:
+        """One step; how many tokens came."""
+        step = self._core.step()
+        if step is None:
+            return 0
+        self._stats = step.stats
+        number = 0
+        for output in step.outputs:
+            assert output.error is None, output.error
+            self._answers[self._names[output.request_id]].extend(output.token_ids)
+            number += len(output.token_ids)
+            self._outcome.num_shares += bool(output.token_ids)
+        return number
+
+
+def side_by_side(
+    subjects: Sequence[Subject], job: Sequence[Request], tenant: str, steps_a_turn: int
+) -> list[Outcome]:
+    """What comes of one job on every engine, all decoding it in turns of so many tokens a request:
+    the same part of every answer at about the same time, the first to go last in the next turn.
+    """
+    for subject in subjects:
+        subject.begin(job, tenant)
+    turn = 0
+    left = list(subjects)
+    while left:
+        turn += 1
+        decoded = turn * steps_a_turn * len(job)
+        left = [subject for subject in left if subject.advance(decoded)][::-1]
+    return [subject.end() for subject in subjects]

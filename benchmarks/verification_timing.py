@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from speculation_runs import BLOCK_SIZE, MAX_MODEL_LEN, Lent, Outcome, Request, Subject
+from speculation_runs import BLOCK_SIZE, MAX_MODEL_LEN, Lent, Outcome, Request, Subject, Turn
 
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
@@ -248,8 +248,9 @@ def run_forced(executor: Executor, job: Sequence[Request], drafter: Forced | Non
     cache = CacheConfig(len(job) * (room // BLOCK_SIZE + 1), BLOCK_SIZE, False)
     limits = SchedulerConfig(len(job) * PROMPT_TOKENS, len(job), MAX_MODEL_LEN)
     scheduler = Scheduler(cache, limits, (), speculation)
-    core = EngineCore(scheduler, Lent(executor), time.monotonic, overlap=True)
-    subject = Subject("forced", core)
+    turn = Turn()
+    core = EngineCore(scheduler, executor, turn.clock, pipeline=turn.pipeline(Lent(executor)))
+    subject = Subject("forced", core, turn)
     outcome = subject.run(job, "")
     subject.shutdown()
     return outcome

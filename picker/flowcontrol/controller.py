@@ -81,7 +81,7 @@ class FlowController:
         waiting = self._core.arrive(request, evict, began)
         self._telling.enqueued(waiting.labels, waiting.outcome, self._clock() - began)
         if not waiting.is_settled:
-            await self._wait(waiting)
+            await self._wait(waiting, began)
         elif self._timer is None:  # for what is to be forgotten some day
             self._loop = asyncio.get_running_loop()
             self._set_timer()
@@ -159,9 +159,9 @@ class FlowController:
         """Saturation that is still to be freed."""
         return self._core.reclaim.pending
 
-    async def _wait(self, waiting: Waiting) -> None:
+    async def _wait(self, waiting: Waiting, now_seconds: float) -> None:
         self._loop = asyncio.get_running_loop()
-        self._look()
+        self._look(now_seconds)  # whoever is let in at once has not waited
         if waiting.is_settled:
             return
         settled = self._loop.create_future()
@@ -190,13 +190,13 @@ class FlowController:
         else:
             self._asked = loop.call_soon(self._look)
 
-    def _look(self) -> None:
+    def _look(self, now_seconds: float | None = None) -> None:
         if self._asked is not None:
             self._asked.cancel()
             self._asked = None
         began = self._clock()
         try:
-            self._core.look(began)
+            self._core.look(began if now_seconds is None else now_seconds)
         finally:
             self._telling.cycled(self._clock() - began)
             load = self._core.judge.load

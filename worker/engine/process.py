@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -38,6 +39,7 @@ from worker.engine.messages import (
     StepOutputs,
     ToEngine,
 )
+from worker.engine.pipeline import Pipeline
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
 from worker.engine.speculation_log import SpeculationLog
@@ -82,10 +84,15 @@ class Channel:
         self._context.term()
 
 
-def build_core(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
+def build_core(
+    config: EngineConfig,
+    clock: Callable[[], float] = time.monotonic,
+    make_pipeline: Callable[[Executor], Pipeline] | None = None,
+) -> tuple[EngineCore, EngineReady]:
     """Load the model or the simulator and size the cache. `EngineReady` has no start-up time yet.
 
-    Raises WorkerError with a message for the user.
+    `make_pipeline`: what runs the steps, if not the usual. Raises WorkerError with a message for
+    the user.
     """
     executor, num_blocks = _build_executor(config)
     cache = CacheConfig(
@@ -110,7 +117,8 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
             config.scheduler.max_model_len,
         )
     ready = EngineReady(num_blocks, config.block_size, scheduler.max_model_len, 0.0)
-    core = EngineCore(scheduler, executor, time.monotonic, overlap=config.async_scheduling)
+    pipeline = None if make_pipeline is None else make_pipeline(executor)
+    core = EngineCore(scheduler, executor, clock, config.async_scheduling, pipeline)
     return core, ready
 
 
