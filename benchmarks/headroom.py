@@ -1,21 +1,23 @@
 """What a tenant waits at the gate beside another that floods, and what keeping room for it costs.
 
-    python benchmarks/headroom.py [--seeds 8] [--seconds 20]
+    python benchmarks/headroom.py [--seeds 3] [--seconds 12 20 60] [--processes 2]
 
 The production core of flow control (queue, deficit round robin, headroom) before pools of places,
-in virtual time. One tenant asks, at random (Poisson), for a share of what the pool can serve, alone
-for three seconds; then another asks for ten times as much. Requests take about 0.64 s, and end one
-by one (`lengths` differ) or in the steps of workers (`steps`: all equally long, ended every 80 ms).
-Looked at is what comes after the first three seconds:
+in virtual time. One tenant asks, at random (Poisson, after a first request at once), for a share of
+what the pool can serve, alone for three seconds; then another asks for ten times as much. Requests
+take about 0.64 s, and end one by one (`lengths` differ) or in the steps of workers (`steps`: all
+equally long, ended every 80 ms). Looked at is what comes after the first three seconds:
 
     beside        the calm tenant's 99th percentile in the queue, over all seeds
     alone         the same when nobody else comes
     waited        the part of its requests that waited longer than a millisecond
     bad_runs      the part of runs in which the 99th percentile was more than 1.3 times that alone
                   in the same run, and more than a millisecond
+    alone_bad     the part of runs in which it waited longer than a millisecond by itself
     unused        the part of the places that nobody had while others waited
 
-With `--fixed 0.1` a fixed part of the pool is kept instead. Prints a table and writes
+Runs of 12, 20 and 60 seconds, the long ones in the smaller pools, with other seeds each. With
+`--fixed 0.1` a fixed part of the pool is kept instead. Prints a table and its sums, and writes
 benchmarks/results/headroom.json.
 """
 
@@ -30,6 +32,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from multiprocessing import Pool
 from pathlib import Path
 from random import Random
 
@@ -57,8 +60,11 @@ from picker.types import (
     Usage,
 )
 
-POOLS = (16, 20, 32, 64, 200)
-SHARES = (0.05, 0.1, 0.25, 0.4)
+POOLS = (8, 12, 16, 20, 24, 32, 48, 64, 200)
+SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.33, 0.35, 0.4, 0.45)
+SECONDS = (12.0, 20.0, 60.0)
+LONG_SECONDS, LONG_POOL = 20.0, 24  # longer runs than that are for pools up to that
+LARGE_POOL = 64  # in larger ones one seed is enough, of the shortest runs
 SERVICE_SECONDS = 0.64
 STEP_SECONDS, WORKERS = 0.08, 4
 FLOOD = 10.0  # times the calm tenant, and at least twice the pool
@@ -222,7 +228,10 @@ def run(
     rng = {name: Random(f"{name} {seed}") for name in (*rates, "service")}
     gate = Gate(places, parameters, partial(KINDS[kind], rng["service"]))
     core, told = gate.core, Told()
-    due = [(at + rng[name].expovariate(rate), name) for name, (rate, at) in rates.items()]
+    due = [
+        (at if name == "calm" else at + rng[name].expovariate(rate), name)
+        for name, (rate, at) in rates.items()
+    ]
     heapq.heapify(due)
 
     while gate.now < seconds:
@@ -251,57 +260,115 @@ def p99(waits: list[float]) -> float:
     return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] if ordered else 0.0
 
 
-def row(
-    places: int, share: float, arguments: argparse.Namespace, kind: str
-) -> dict[str, float | str]:
-    """All seeds of one pool and one share."""
-    parameters = DeficitRoundRobinFairnessPolicyParameters()
-    if arguments.fixed is not None:
-        kept = arguments.fixed
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One pool and one share, for so many seeds."""
+
+    places: int
+    share: float
+    ends: str
+    seconds: float
+    seeds: range
+    fixed: float | None = None
+
+
+def row(case: Case) -> dict[str, float | str]:
+    """All seeds of a case."""
+    parameters, places = DeficitRoundRobinFairnessPolicyParameters(), case.places
+    if (kept := case.fixed) is not None:
         parameters = DeficitRoundRobinFairnessPolicyParameters(min_headroom=kept, max_headroom=kept)
-    calm = share * places / SERVICE_SECONDS
+    calm = case.share * places / SERVICE_SECONDS
     flood = max(FLOOD * calm, 2.0 * places / SERVICE_SECONDS)
     alone: list[float] = []
     beside: list[float] = []
-    unused, bad = 0.0, 0
-    for seed in range(arguments.seeds):
-        by_itself = run(places, {"calm": (calm, 0.0)}, kind, seed, arguments.seconds, parameters)
+    unused, bad, alone_bad = 0.0, 0, 0
+    for seed in case.seeds:
+        by_itself = run(places, {"calm": (calm, 0.0)}, case.ends, seed, case.seconds, parameters)
         rates = {"calm": (calm, 0.0), "flood": (flood, SINCE)}
-        told = run(places, rates, kind, seed, arguments.seconds, parameters)
+        told = run(places, rates, case.ends, seed, case.seconds, parameters)
         alone += by_itself.waits
         beside += told.waits
-        unused += told.unused / max(1e-9, told.seconds) / places / arguments.seeds
+        unused += told.unused / max(1e-9, told.seconds) / places / len(case.seeds)
         bad += p99(told.waits) > max(WAITED_SECONDS, 1.3 * p99(by_itself.waits))
-    late = sum(one > WAITED_SECONDS for one in beside) / len(beside)
+        alone_bad += p99(by_itself.waits) > WAITED_SECONDS
+    late = sum(one > WAITED_SECONDS for one in beside) / max(1, len(beside))
     return {
         "places": places,
-        "share": share,
-        "ends": kind,
+        "share": case.share,
+        "ends": case.ends,
+        "seconds": case.seconds,
         "alone_ms": round(1e3 * p99(alone), 1),
         "beside_ms": round(1e3 * p99(beside), 1),
         "waited": round(late, 4),
-        "bad_runs": round(bad / arguments.seeds, 3),
+        "bad_runs": round(bad / len(case.seeds), 3),
+        "alone_bad": round(alone_bad / len(case.seeds), 3),
         "unused": round(unused, 4),
         "requests": len(beside),
     }
 
 
+def cases(arguments: argparse.Namespace) -> list[Case]:
+    """The sweep."""
+    found = []
+    for places in arguments.places:
+        for at, seconds in enumerate(arguments.seconds):
+            seeds = range(at * arguments.seeds, (at + 1) * arguments.seeds)
+            if seconds > LONG_SECONDS and places > LONG_POOL:
+                continue
+            if places > LARGE_POOL:
+                if at:
+                    continue
+                seeds = range(1)
+            found += [
+                Case(places, share, ends, seconds, seeds, arguments.fixed)
+                for share in arguments.shares
+                for ends in KINDS
+            ]
+    return found
+
+
+def sums(rows: Sequence[dict[str, float | str]]) -> list[dict[str, float]]:
+    """Of each pool, over shares, ends and lengths of runs."""
+    pools: dict[float, list[dict[str, float]]] = {}
+    for one in rows:
+        numbers = {name: value for name, value in one.items() if not isinstance(value, str)}
+        pools.setdefault(numbers["places"], []).append(numbers)
+    return [
+        {
+            "places": places,
+            "waited": round(
+                sum(one["waited"] * one["requests"] for one in of_pool)
+                / sum(one["requests"] for one in of_pool),
+                4,
+            ),
+            **{
+                name: round(sum(one[name] for one in of_pool) / len(of_pool), 4)
+                for name in ("bad_runs", "alone_bad", "unused")
+            },
+        }
+        for places, of_pool in pools.items()
+    ]
+
+
 def main() -> int:
     """Every pool and share; a table and a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, nargs="*", default=SECONDS)
     parser.add_argument("--fixed", type=float, help="the part that is kept, whoever asks for what")
     parser.add_argument("--places", type=int, nargs="*", default=POOLS)
     parser.add_argument("--shares", type=float, nargs="*", default=SHARES)
+    parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     rows = []
-    for places in arguments.places:
-        for share in arguments.shares:
-            for kind in KINDS:
-                rows.append(row(places, share, arguments, kind))
-                print(*(f"{k} {v}" for k, v in rows[-1].items()), sep="  ", flush=True)
-    document = {"arguments": vars(arguments), "rows": rows}
+    with Pool(arguments.processes) as processes:
+        for one in processes.imap(row, cases(arguments)):
+            rows.append(one)
+            print(*(f"{k} {v}" for k, v in one.items()), sep="  ", flush=True)
+    totals = sums(rows)
+    for total in totals:
+        print(*(f"{k} {v}" for k, v in total.items()), sep="  ")
+    document = {"arguments": vars(arguments), "rows": rows, "pools": totals}
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -9,7 +9,8 @@ while anything of it waits or is under way, and for ten seconds more. It is with
 `asked` is what it used. What the pool could have served and did not, because places were kept free,
 was not asked for by those for whom they were kept: it counts as asked by the flows that waited for
 more than half of the last seconds, by their weights. (Else a flow that is held back would soon look
-like the calmest of all.) Some flow always is within its share, and of equal ones all are.
+like the calmest of all.) Some flow always is within its share, and of equal ones all are. Who did
+not wait for so long may be a quarter above it: a burst is no flood.
 
 A flow that becomes active while others wait has used nothing, and so may catch up. One that comes
 to a pool with room starts where the others are, as if it had used its share: else a flood that
@@ -29,6 +30,8 @@ from picker.framework.flow_heap import FlowHeap
 FADING_SECONDS = 3.0
 MEMORY_SECONDS = 10.0
 MOST_OF_THE_TIME = 0.5
+UNKNOWN_SECONDS = 0.5  # for which a new flow is taken to have waited before it came
+BURST = 1.25  # of its share, which one may have used that does not want more than it gets
 _MOST_FADED = 40.0  # exponents, until all that was used is scaled anew
 _TOLERANCE = 1.0 + 1e-9
 
@@ -42,15 +45,18 @@ class _Use:
     num_under_way: int = 0
     waits: bool = False
     has_begun: bool = False
-    waited: float = 1.0  # for what part of the last seconds, up to a time
+    waited: float = 1.0  # for what part of the last seconds, or since it is here, up to a time
+    since_seconds: float = 0.0
     at_seconds: float = 0.0
     wants_more: bool = False  # than it gets: it waited most of the time
 
     def pass_to(self, now_seconds: float) -> None:
         """It has waited, or not, until now."""
         if now_seconds > self.at_seconds:
-            remembered = math.exp((self.at_seconds - now_seconds) / FADING_SECONDS)
-            self.waited = self.waits + (self.waited - self.waits) * remembered
+            known = now_seconds - self.since_seconds + UNKNOWN_SECONDS
+            passed = now_seconds - self.at_seconds
+            part = math.expm1(-passed / FADING_SECONDS) / math.expm1(-known / FADING_SECONDS)
+            self.waited += (self.waits - self.waited) * part
             self.at_seconds = now_seconds
 
 
@@ -139,7 +145,8 @@ class RecentUse:
         could, asked = self._used / (1.0 - self.kept_free), use.used
         if use.wants_more:
             asked += (could - self._used) * use.weight / max(self._unserved, use.weight)
-        return asked * self._weights <= could * use.weight * _TOLERANCE
+        most = _TOLERANCE if use.wants_more else BURST
+        return asked * self._weights <= could * use.weight * most
 
     def seldom_waits(self, flow: str) -> bool:
         """Whether `flow` got what it asked for during most of the last seconds."""
@@ -172,7 +179,9 @@ class RecentUse:
             used = 0.0
             if self._weights and not self._num_waiting:
                 used = weight * self._used / self._weights
-            use = self._active[flow] = _Use(weight, used, at_seconds=self._now)
+            use = self._active[flow] = _Use(
+                weight, used, since_seconds=self._now, at_seconds=self._now
+            )
             self._weights += weight
             self._used += used
         self._idle.pop(flow, None)

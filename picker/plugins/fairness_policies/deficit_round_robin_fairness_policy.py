@@ -34,8 +34,9 @@ The last places in the pool are for flows that were charged no more than their s
 seconds' tokens (`RecentUse`); these go out of turn if need be. So somebody who asks for little
 finds a place, and need not wait for the end of a request of somebody who asks for much. How many
 places follows the bursts of such flows (`CalmLoad`), from `minHeadroom` to `maxHeadroom` of the
-band's ceiling, and none while none of them is there. A tenant that is alone is never held back; of
-tenants who all want more than they get, the one that had less fills the pool.
+band's ceiling and no more than such flows leave, and none while none of them is there. A tenant
+that is alone is never held back; of tenants who all want more than they get, the one that had less
+fills the pool.
 
 A selection takes amortised O(log n) of the flows that wait.
 """
@@ -72,7 +73,7 @@ class DeficitRoundRobinFairnessPolicyParameters(Parameters, frozen=True):
     cached_token_weight: float = 1.0
     max_debt_tokens: int = 1_000_000
     min_headroom: float = 0.0
-    max_headroom: float = 0.3
+    max_headroom: float = 0.5
 
 
 @dataclass(slots=True)
@@ -138,7 +139,9 @@ class DeficitRoundRobinBand:
 
     def headroom(self, place: float, now_seconds: float) -> float:
         """As much as bursts need, within the limits."""
-        places = self._calm.places(now_seconds) if len(self._use) > 1 else 0.0
+        places = 0.0
+        if len(self._use) > 1:
+            places = self._calm.places(now_seconds, 1.0 / place if place > 0.0 else math.inf)
         if not places:
             return 0.0
         chosen = self._parameters

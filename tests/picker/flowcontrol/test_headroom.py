@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 
 import pytest
 from flow_scene import Ceilings, Client, Pool, Scene, Slots, band, settle, with_settings
 
+from picker.flowcontrol.controller import FlowController
+from picker.metrics import PickerMetrics
 from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import (
     DeficitRoundRobinFairnessPolicy,
     DeficitRoundRobinFairnessPolicyParameters,
@@ -191,7 +194,7 @@ async def test_more_is_kept_for_who_has_more_under_way() -> None:
     calm = await arrive(pool, "calm", 4)
     flood = await arrive(pool, "flood", 45)
     kept = 40 - 4 - let_in(flood)
-    assert kept == 1 + 2.5 * 2
+    assert kept == 1 + 3 * 2
     for client in calm:
         await pool.done(client)
     assert 40 - pool.gate.num_under_way < kept + 4
@@ -250,3 +253,18 @@ async def test_where_a_detector_cannot_tell_what_a_request_takes_its_average_cou
     pool.gate.use(with_settings(pool.settings, detector=Unmoved(20)))
     await pool.done((await arrive(pool, "calm", 1))[0])
     assert let_in(await arrive(pool, "flood", 30)) == 19
+
+
+async def test_whoever_is_let_in_on_arrival_has_not_waited() -> None:
+    """Not for the time either that it takes to see that: every look at this clock takes a
+    millisecond, and others wait.
+    """
+    pool = follows(20)
+    clock = (place / 1000 for place in count())
+    pool.gate = FlowController(pool.settings, pool.pool, lambda: next(clock), PickerMetrics())
+    await pool.done((await arrive(pool, "calm", 1))[0])
+    flood = await arrive(pool, "flood", 30)
+    assert any(client.waits for client in flood)
+    (calm,) = await arrive(pool, "calm", 1)
+    assert calm.ticket is not None
+    assert calm.ticket.queue_seconds == 0

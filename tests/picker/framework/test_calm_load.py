@@ -18,6 +18,8 @@ from picker.framework.calm_load import (
     MEMORY_SECONDS,
     MOST_DEVIATIONS,
     PATIENCE,
+    UNSEEN_SECONDS,
+    UNSURE_GAPS,
     CalmLoad,
 )
 
@@ -46,7 +48,7 @@ def test_nothing_is_kept_for_nobody() -> None:
 
 
 def test_bursts_are_some_roots_of_what_is_under_way() -> None:
-    """Of 16 on the average, a place and 2.5 times four of them, before anything is known."""
+    """Of 16 on the average, a place and three times four of them, before anything is known."""
     load = CalmLoad()
     steady(load, 64.0, 20.0)
     load.began("calm", True, 20.3)
@@ -109,17 +111,45 @@ def test_pauses_between_bursts_are_no_absence() -> None:
         for _ in range(10):
             load.ended("calm", True, second + 0.1)
     assert load.places(4.95) > 2
-    assert load.places(4.1 + 3.1) == 0
+    assert load.places(4.1 + 5.1) == 0
+
+
+def test_who_is_new_is_known_by_what_it_has_had_since_it_came() -> None:
+    """Not taken for one that had nothing in the seconds before it came."""
+    load = CalmLoad()
+    ended = steady(load, 64.0, 1.0)
+    load.began("calm", True, ended)
+    assert load.places(ended) > 1 + FIRST_DEVIATIONS * 0.75 * 4
+
+
+def test_of_few_requests_it_is_not_known_how_often_they_come() -> None:
+    """Three that came soon after each other say little; thirty do."""
+    few, many = CalmLoad(), CalmLoad()
+    for load, number in ((few, 3), (many, 30)):
+        for place in range(number):
+            load.began("calm", True, place / 10)
+            load.ended("calm", True, place / 10)
+    assert few.places(0.2 + 1.3) > 0
+    assert many.places(2.9 + 0.6) == 0
+
+
+def test_no_more_is_kept_than_is_left() -> None:
+    """Whoever asks for most of a pool has not the rest of it too; one place is for bursts."""
+    load = CalmLoad()
+    steady(load, 64.0, 20.0)
+    load.began("calm", True, 20.3)
+    assert load.places(20.3, 20) == pytest.approx(20 - 16, abs=2)
+    assert load.places(20.3, 5) == 1
 
 
 def test_as_much_is_kept_as_was_needed() -> None:
-    """It balances where one request in two hundred waits, and it has limits."""
+    """It balances where one request in five hundred waits, and it has limits."""
     load = CalmLoad()
     steady(load, 64.0, 20.0)
     load.began("calm", True, 20.2)
     before = load.places(20.2)
-    for number in range(400):
-        load.learn(1.0 if number % 200 == 100 else GRACE_SECONDS)
+    for number in range(1000):
+        load.learn(1.0 if number % 500 == 250 else GRACE_SECONDS)
     assert load.places(20.2) == pytest.approx(before, rel=0.02)
     for _ in range(100):
         load.learn(0.0)
@@ -138,7 +168,9 @@ def test_as_much_is_kept_as_was_needed() -> None:
 class Known:
     """One flow, by all that has happened to it."""
 
+    since: float
     number: int = 0
+    faded: float = 0.0
     mean: float = 0.0
     is_calm: bool = False
     came: list[float] = field(default_factory=list)
@@ -146,16 +178,20 @@ class Known:
 
     def passes(self, seconds: float) -> None:
         """Time."""
-        self.mean = self.number + (self.mean - self.number) * math.exp(-seconds / MEAN_SECONDS)
+        remembered = math.exp(-seconds / MEAN_SECONDS)
+        self.faded = self.number + (self.faded - self.number) * remembered
+        self.mean = self.number + (self.mean - self.number) * remembered
 
     def seen(self, is_calm: bool, now: float) -> None:
         """It is judged, and expected for a while."""
         self.is_calm = is_calm
+        self.mean = self.faded / -math.expm1(-(now - self.since + UNSEEN_SECONDS) / MEAN_SECONDS)
         gaps = [two - one for one, two in pairwise(self.came) if two - one < MEMORY_SECONDS]
         weighed = [(gap, 0.99 ** (len(gaps) - 1 - at)) for at, gap in enumerate(gaps)]
-        total = sum(gap * weight for gap, weight in weighed)
+        total, number = sum(gap * weight for gap, weight in weighed), sum(one for _, one in weighed)
         squares = sum(gap * gap * weight for gap, weight in weighed)
-        longest = PATIENCE * squares / total if total else MEMORY_SECONDS
+        patience = PATIENCE * (1 + UNSURE_GAPS / number) if number else 0.0
+        longest = patience * squares / total if total else MEMORY_SECONDS
         self.gone_at = now + min(MEMORY_SECONDS, longest)
 
 
@@ -183,7 +219,7 @@ def test_places_are_for_those_who_are_calm_and_have_not_gone(
             one.passes(seconds)
         if step == "began":
             load.began(flow, is_calm, now)
-            known = flows.setdefault(flow, Known())
+            known = flows.setdefault(flow, Known(now))
             known.came.append(now)
             known.seen(is_calm, now)
             known.number += 1

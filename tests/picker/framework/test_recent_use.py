@@ -150,6 +150,36 @@ def test_what_is_kept_free_counts_as_asked_by_those_who_wait() -> None:
     assert use.within_share("flood", 10.0) == "flood"
 
 
+def test_a_burst_of_somebody_who_seldom_waits_is_no_flood() -> None:
+    """A quarter more than its share, in the three seconds that count; who waits has none of it."""
+    for used, is_calm in ((120.0, True), (200.0, False)):
+        use = RecentUse()
+        for flow, tokens in (("calm", 0.0), ("other", 80.0), ("calm", used)):
+            use.began(flow, 1.0, tokens, 0.0)
+        use.began("calm", 1.0, 0.0, 1.0)
+        assert use.is_within_share("calm") is is_calm
+    use = RecentUse()
+    use.began("other", 1.0, 80.0, 0.0)
+    use.waits("flood", 1.0, 0.0)
+    use.began("flood", 1.0, 40.0, 0.0)
+    use.began("flood", 1.0, 0.0, 1.0)
+    assert not use.is_within_share("flood")
+
+
+def test_whoever_never_waited_is_known_for_that_within_a_second() -> None:
+    """And not for one that wants more because it is new; one that waited all the time is."""
+    use = RecentUse()
+    use.began("calm", 1.0, 10.0, 0.0)
+    use.waits("flood", 1.0, 0.0)
+    use.began("flood", 1.0, 10.0, 0.0)
+    for flow in ("calm", "flood"):
+        use.began(flow, 1.0, 0.0, 0.3)
+        assert not use.seldom_waits(flow)
+        use.began(flow, 1.0, 0.0, 0.9)
+    assert use.seldom_waits("calm")
+    assert not use.seldom_waits("flood")
+
+
 def test_of_those_who_all_wait_whoever_used_less_may_go() -> None:
     """Whatever is kept free for others."""
     use = beside_a_flood(9.0)
