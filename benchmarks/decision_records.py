@@ -108,12 +108,29 @@ class SilentProfile(Profile):
         return ScoredCandidates(candidates, totals)
 
 
+class Crowd(DecisionRecords):
+    """Records of requests that come without pause."""
+
+    def goes_on(self) -> None:
+        """The turn of the other side was no pause."""
+        self._decided_at = time.monotonic()
+
+
+class AlwaysAlone(Crowd):
+    """Packs every record."""
+
+    def decided(self, decision: Decision) -> None:
+        """As if no decision had been for long."""
+        self._decided_at = 0.0
+        super().decided(decision)
+
+
 @dataclass
 class Side:
     """A director with a pool of its own; `records` None: it records nothing."""
 
     endpoints: int
-    records: DecisionRecords | None
+    records: Crowd | None
     rng: Random = field(default_factory=lambda: Random(SEED))
     under_way: deque[Exchange] = field(default_factory=deque)
 
@@ -160,6 +177,8 @@ class Side:
         """CPU seconds that the decisions about these take, and the part of it that the requests
         wait for; a scrape comes before each.
         """
+        if self.records is not None:
+            self.records.goes_on()
         keys = [self.rng.choice(self.keys) for _ in requests]
         whole = waited = 0.0
         for key, raw in zip(keys, requests, strict=True):
@@ -207,17 +226,8 @@ def requests(count: int, rng: Random, size: int = PROMPT_BYTES[0]) -> list[RawRe
     return made
 
 
-class AlwaysAlone(DecisionRecords):
-    """Packs every record."""
-
-    def decided(self, decision: Decision) -> None:
-        """As if no decision had been for long."""
-        self._packed_at = 0.0
-        super().decided(decision)
-
-
 def overhead(
-    endpoints: int, decisions: int, records: DecisionRecords, size: int = PROMPT_BYTES[0]
+    endpoints: int, decisions: int, records: Crowd, size: int = PROMPT_BYTES[0]
 ) -> dict[str, float]:
     """Microseconds of a decision without records, and the ratio with them."""
     sides = Side(endpoints, None), Side(endpoints, records)
@@ -251,7 +261,7 @@ def memory(endpoints: int, is_alone: bool, capacity: int) -> int:
     """Bytes that a record takes in a full ring; in a crowd a scrape comes before each decision,
     alone all endpoints are scraped before each.
     """
-    records = AlwaysAlone(capacity) if is_alone else DecisionRecords(capacity)
+    records = AlwaysAlone(capacity) if is_alone else Crowd(capacity)
     side = Side(endpoints, records)
     made = requests(200, Random(SEED))
     for raw in made:
@@ -277,7 +287,7 @@ def memory(endpoints: int, is_alone: bool, capacity: int) -> int:
 
 def answers(endpoints: int, capacity: int) -> dict[str, float]:
     """Milliseconds that finding and showing a request takes with a full ring."""
-    records = DecisionRecords(capacity)
+    records = Crowd(capacity)
     side = Side(endpoints, records)
     rng = Random(SEED)
     ids = []
@@ -312,9 +322,9 @@ def main() -> None:
     for endpoints in ENDPOINTS:
         decisions = arguments.decisions if endpoints <= 100 else arguments.decisions // 5
         capacity = arguments.capacity if endpoints <= 100 else arguments.capacity // 5
-        crowd = overhead(endpoints, decisions, DecisionRecords(capacity))
+        crowd = overhead(endpoints, decisions, Crowd(capacity))
         alone = overhead(endpoints, decisions // 2, AlwaysAlone(capacity))
-        long = overhead(endpoints, decisions // 2, DecisionRecords(capacity), PROMPT_BYTES[1])
+        long = overhead(endpoints, decisions // 2, Crowd(capacity), PROMPT_BYTES[1])
         row = {
             "endpoints": endpoints,
             "at_full_speed": crowd,

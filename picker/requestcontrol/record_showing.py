@@ -8,15 +8,14 @@ import msgspec
 
 from picker.errors import HTTP_STATUS
 from picker.requestcontrol.kept import (
-    DecisionHead,
     Kept,
-    KeptDecision,
     KeptProfile,
     Load,
     PackedCandidates,
     Seen,
 )
-from picker.requestcontrol.record_keeping import by_profile, load_of, named_filters
+from picker.requestcontrol.profile_keeping import load_of, named_filters
+from picker.requestcontrol.record_keeping import profiles_of
 from picker.requestcontrol.record_views import (
     CandidateView,
     FilterView,
@@ -30,38 +29,31 @@ from picker.types import Endpoint, FinishCause
 
 WAITING, UNDER_WAY = "waiting", "under-way"
 _CODES = {status: code.value for code, status in HTTP_STATUS.items()}
-_decisions = msgspec.msgpack.Decoder(KeptDecision)
-_heads = msgspec.msgpack.Decoder(DecisionHead)
 _loads = msgspec.msgpack.Decoder(list[Load])
-
-
-def summary_of(kept: Kept) -> RecordSummary:
-    """A line of a list."""
-    return _summary(kept, _heads.decode(kept.packed))
 
 
 def view_of(kept: Kept) -> RecordView:
     """All of it."""
-    usage, decision = kept.usage, _decisions.decode(kept.packed)
+    usage = kept.usage
     return RecordView(
-        summary=_summary(kept, decision),
-        incoming_model=decision.incoming_model,
-        target_model=decision.target_model,
-        objective=decision.objective,
-        rewritten_by=decision.rewritten_by,
-        size_bytes=decision.size_bytes,
-        destination=decision.destination or None,
+        summary=summary_of(kept),
+        incoming_model=kept.incoming_model,
+        target_model=kept.target_model,
+        objective=kept.objective,
+        rewritten_by=kept.rewritten_by,
+        size_bytes=kept.size_bytes,
+        destination=kept.destination or None,
         served_by=kept.served_by,
         refusal=_refusal(kept),
         prompt_tokens=None if usage is None else usage.prompt_tokens,
         cached_tokens=None if usage is None else usage.cached_tokens,
         completion_tokens=None if usage is None else usage.completion_tokens,
-        matched_prefix_tokens=decision.matched_prefix_tokens,
+        matched_prefix_tokens=kept.matched_prefix_tokens,
         profiles=tuple(
-            _profile(one, seen, decision.at_seconds, one.name == decision.primary)
-            for one, seen in zip(decision.profiles, by_profile(kept.seen), strict=True)
+            _profile(one, seen, kept.at_seconds, one.name == kept.primary)
+            for one, seen in profiles_of(kept)
         ),
-        stages=decision.stages,
+        stages=kept.stages,
     )
 
 
@@ -70,20 +62,21 @@ def shown_key(key: str) -> str:
     return key.removeprefix("default/")
 
 
-def _summary(kept: Kept, decision: DecisionHead) -> RecordSummary:
+def summary_of(kept: Kept) -> RecordSummary:
+    """A line of a list."""
     refusal = _refusal(kept)
     return RecordSummary(
         request_id=kept.request_id,
         received_unix_seconds=kept.received_unix_seconds,
-        model=decision.incoming_model,
-        fairness_id=decision.fairness_id,
-        priority=decision.priority,
-        outcome=_outcome(kept, decision),
+        model=kept.incoming_model,
+        fairness_id=kept.fairness_id,
+        priority=kept.priority,
+        outcome=_outcome(kept),
         endpoint=None if kept.endpoint_key is None else shown_key(kept.endpoint_key),
         status=kept.status,
         reason=None if refusal is None else refusal.reason or refusal.code,
         queue_seconds=kept.queue_seconds,
-        decision_seconds=decision.seconds,
+        decision_seconds=kept.decision_seconds,
         ttft_seconds=None if kept.response is None else kept.response.ttft_seconds,
         seconds=kept.seconds,
     )
@@ -97,10 +90,10 @@ def _refusal(kept: Kept) -> RefusalView | None:
     return RefusalView(kept.status, _CODES.get(kept.status, ""), text)
 
 
-def _outcome(kept: Kept, decision: DecisionHead) -> str:
+def _outcome(kept: Kept) -> str:
     if kept.cause is not None:
         return kept.cause.value
-    return UNDER_WAY if decision.destination else WAITING
+    return UNDER_WAY if kept.destination else WAITING
 
 
 def _profile(profile: KeptProfile, seen: Seen, at_seconds: float, is_primary: bool) -> ProfileView:

@@ -1,9 +1,10 @@
 """Remembers the last requests: how each was decided and how it ended.
 
-Theory of operation. What is worth keeping of a decision is packed when it is made, and joined with
-the outcome when the request is over; then it goes into a ring. Nothing is put into a form that
-people can read before somebody asks. Looking a request up walks the ring, which for ten thousand
-takes about a millisecond and costs a request nothing.
+Theory of operation. A record is one object. It is made when the request is decided, and refers to
+little that would not exist without it; how the request ended is filled in when it is over, and then
+it goes into a ring. Nothing is put into a form that people can read before somebody asks. Looking a
+request up walks the ring, which for ten thousand takes about a millisecond and costs a request
+nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from picker.requestcontrol.kept import Decided, Kept
+from msgspec.structs import replace
+
+from picker.requestcontrol.kept import Kept
 from picker.requestcontrol.observer import Decision, Outcome
 from picker.requestcontrol.record_keeping import (
+    add_outcome,
     keep_decision,
-    keep_outcome,
+    keep_undecided,
     keep_waiting,
-    packed_by_itself,
+    pack_by_itself,
     short,
 )
 from picker.requestcontrol.record_showing import summary_of, view_of
@@ -31,11 +35,8 @@ DEFAULT_CAPACITY = 10_000
 # A decision is alone when none was so short a time before it; see `record_keeping`.
 ALONE_SECONDS = 0.005
 
-# Of a request under way: its id, when it came, how long it waited, where it goes, and when that was
-# decided if it was alone. Not the decision itself, which holds on to much that would else be free.
-_Leaving: TypeAlias = tuple[str, float, float, str | None, float | None, Decided]
-# What waits, what is under way, and what is over.
-_Remembered: TypeAlias = InferenceRequest | _Leaving | Kept
+# What waits, and what is under way or over.
+_Remembered: TypeAlias = InferenceRequest | Kept
 
 
 class DecisionRecords:
@@ -54,8 +55,8 @@ class DecisionRecords:
         self._clock, self._unix_time = clock, unix_time
         self._over: deque[Kept] = deque(maxlen=capacity)
         self._waiting: dict[int, InferenceRequest] = {}
-        self._under_way: dict[int, _Leaving] = {}
-        self._packed_at = 0.0
+        self._under_way: dict[int, Kept] = {}
+        self._decided_at = 0.0
 
     # What happens
 
@@ -68,17 +69,9 @@ class DecisionRecords:
         if self._waiting:
             self._waiting.pop(decision.number, None)
         at = decision.at_seconds
-        is_alone = at >= self._packed_at + ALONE_SECONDS
-        if is_alone:
-            self._packed_at = at
-        self._under_way[decision.number] = (
-            decision.request_id,
-            decision.received_at_seconds,
-            decision.queue_seconds,
-            _chosen(decision),
-            at if is_alone else None,
-            keep_decision(decision),
-        )
+        is_alone = at - self._decided_at >= ALONE_SECONDS
+        self._decided_at = at
+        self._under_way[decision.number] = keep_decision(decision, is_alone)
 
     def streamed(self, request: InferenceRequest, gap_seconds: float) -> None:
         """Nothing is kept of it."""
@@ -87,13 +80,13 @@ class DecisionRecords:
         """Keep how it ended."""
         if self._waiting:
             self._waiting.pop(outcome.number, None)
-        received, decided = self._unix_time() - outcome.seconds, None
-        known = self._under_way.pop(outcome.number, None)
-        if known is not None:
-            alone_at, decided = known[4:]
-            if alone_at is not None:
-                decided = packed_by_itself(decided, alone_at)
-        self._over.append(keep_outcome(outcome, received, decided))
+        kept = self._under_way.pop(outcome.number, None)
+        if kept is None:
+            kept = keep_undecided(outcome)
+        elif kept.is_alone:
+            pack_by_itself(kept)
+        add_outcome(kept, outcome, self._unix_time() - outcome.seconds)
+        self._over.append(kept)
 
     def plugin_failed(self, plugin: str) -> None:
         """Nothing is kept of it."""
@@ -128,30 +121,19 @@ class DecisionRecords:
         for request in self._waiting.values():
             yield unix + request.received_at_seconds, request
         for leaving in self._under_way.values():
-            yield unix + leaving[1], leaving
+            yield unix + leaving.received_at_seconds, leaving
         for kept in reversed(self._over):
             yield kept.received_unix_seconds, kept
 
     def _kept(self, one: _Remembered) -> Kept:
         """The record, as far as it goes."""
-        if isinstance(one, Kept):
+        if isinstance(one, Kept) and one.cause is not None:
             return one
-        now, unix = self._clock(), self._unix_time()
-        if isinstance(one, InferenceRequest):
-            seconds = now - one.received_at_seconds
-            name, (packed, seen) = short(one.request_id), keep_waiting(one)
-            return Kept(name, unix - seconds, packed, seen, seconds, queue_seconds=seconds)
-        request_id, received_at_seconds, queue_seconds, endpoint_key, _, (packed, seen) = one
-        seconds = now - received_at_seconds
-        return Kept(
-            short(request_id),
-            unix - seconds,
-            packed,
-            seen,
-            seconds,
-            queue_seconds,
-            endpoint_key=endpoint_key,
-        )
+        seconds = self._clock() - one.received_at_seconds
+        since = self._unix_time() - seconds
+        if isinstance(one, Kept):
+            return replace(one, seconds=seconds, received_unix_seconds=since)
+        return keep_waiting(one, seconds, since)
 
 
 def _received(dated: tuple[float, _Remembered]) -> float:
@@ -159,15 +141,4 @@ def _received(dated: tuple[float, _Remembered]) -> float:
 
 
 def _id_of(one: _Remembered) -> str:
-    if isinstance(one, Kept):
-        return one.request_id
-    return short(one[0] if isinstance(one, tuple) else one.request_id)
-
-
-def _chosen(decision: Decision) -> str | None:
-    if decision.result is not None:
-        return decision.result.endpoints[0].key
-    for candidate in decision.candidates:
-        if candidate.endpoint.host_port == decision.destination:
-            return candidate.key
-    return None
+    return one.request_id if isinstance(one, Kept) else short(one.request_id)

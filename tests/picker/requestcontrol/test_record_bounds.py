@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from picker.framework.attributes import Attributes
+from picker.requestcontrol.kept import PackedCandidates
 from picker.requestcontrol.observer import Decision, Outcome
-from picker.requestcontrol.record_keeping import BEST_CANDIDATES, MAX_CANDIDATES, MAX_REMOVED
+from picker.requestcontrol.profile_keeping import BEST_CANDIDATES, MAX_CANDIDATES, MAX_REMOVED
 from picker.requestcontrol.record_views import RecordView
-from picker.requestcontrol.records import DecisionRecords
+from picker.requestcontrol.records import ALONE_SECONDS, DecisionRecords
 from picker.scheduling.profile import Profile, WeightedScorer
 from picker.types import (
     Api,
@@ -93,12 +94,12 @@ def _decision(
     return Decision("x", "m", "m", "", 0, 0.1, candidates, request, decided, at_seconds=10.0)
 
 
-def _remembered(decision: Decision, packed_at: float) -> RecordView | None:
+def _remembered(decision: Decision, decided_at: float) -> RecordView | None:
     """What is shown of a request when it is over: as much of its decision as while it was under
     way, whether that was packed in the meantime or not.
     """
     records = DecisionRecords(5, lambda: 11.0, lambda: 20.0)
-    records._packed_at = packed_at
+    records._decided_at = decided_at
     records.decided(decision)
     under_way = records.find("x")
     records.finished(Outcome("x", "m", "m", FinishCause.COMPLETED, 1.0))
@@ -125,8 +126,8 @@ def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
     assert decision.result is not None
     scored = decision.result.profiles["p"].scored
     expected = {one.candidate.endpoint.name: one.score for one in scored}
-    for packed_at in (0.0, 10.0):
-        record = _remembered(decision, packed_at)
+    for decided_at in (0.0, 10.0):
+        record = _remembered(decision, decided_at)
         assert record is not None
         told = msgspec.json.decode(msgspec.json.encode(record), type=RecordView)
         assert told == record  # whatever a scorer has said
@@ -137,7 +138,7 @@ def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
         assert profile.num_scored == count
 
 
-@pytest.mark.parametrize("packed_at", [0.0, 10.0])
+@pytest.mark.parametrize("decided_at", [0.0, 10.0])
 @pytest.mark.parametrize(
     "scores",
     [
@@ -150,17 +151,17 @@ def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
         deque([0.0, 1.0]),
     ],
 )
-def test_scores_may_be_numbers_of_any_kind(scores: Sequence[float], packed_at: float) -> None:
+def test_scores_may_be_numbers_of_any_kind(scores: Sequence[float], decided_at: float) -> None:
     """The scheduler takes them, and remembering a request is no reason to refuse it."""
-    record = _remembered(_decision(_pool(2), [scores], [2.0]), packed_at)  # type: ignore[list-item]
+    record = _remembered(_decision(_pool(2), [scores], [2.0]), decided_at)  # type: ignore[list-item]
     assert record is not None
     told = msgspec.json.decode(msgspec.json.encode(record), type=RecordView)
     best, other = told.profiles[0].candidates
     assert (best.total, best.scores[0].raw, other.total) == (2.0, 1.0, 0.0)
 
 
-@pytest.mark.parametrize("packed_at", [0.0, 10.0])
-def test_of_very_many_candidates_the_best_are_kept(packed_at: float) -> None:
+@pytest.mark.parametrize("decided_at", [0.0, 10.0])
+def test_of_very_many_candidates_the_best_are_kept(decided_at: float) -> None:
     """And whoever was picked; all of them are counted, and so are ties."""
     count = MAX_CANDIDATES + 100
     scores = [float(index % 10) / 10 for index in range(count)]
@@ -170,7 +171,7 @@ def test_of_very_many_candidates_the_best_are_kept(packed_at: float) -> None:
     worst = ScoredEndpoint(decision.candidates[0], 0.0)
     picked = replace(result, picked=(worst,))
     changed = SchedulingResult((worst.candidate.endpoint,), "p", {"p": picked})
-    record = _remembered(replace(decision, result=changed), packed_at)
+    record = _remembered(replace(decision, result=changed), decided_at)
     assert record is not None
     (profile,) = record.profiles
     assert len(profile.candidates) == BEST_CANDIDATES + 1
@@ -179,6 +180,26 @@ def test_of_very_many_candidates_the_best_are_kept(packed_at: float) -> None:
     kept = [one.total for one in profile.candidates[:-1]]
     assert kept == sorted(scores, reverse=True)[:BEST_CANDIDATES]
     assert profile.candidates[0].waiting_requests == profile.candidates[0].inflight_requests
+
+
+def test_ties_are_counted_beyond_the_candidates_that_are_kept() -> None:
+    """Among very many equals chance chose, and it is told among how many."""
+    count = MAX_CANDIDATES + 100
+    record = _remembered(_decision(_pool(count), [[0.5] * count], [1.0]), 10.0)
+    assert record is not None
+    assert record.profiles[0].num_tied == count
+
+
+def test_in_a_crowd_candidates_are_shared_however_long_it_lasts() -> None:
+    """Only what comes after a pause is packed."""
+    records = DecisionRecords(5, lambda: 11.0)
+    decision = _decision(_pool(3), [[0.5] * 3], [1.0])
+    for number in range(4):
+        later = replace(decision, number=number, at_seconds=10.0 + number * 0.8 * ALONE_SECONDS)
+        records.decided(later)
+        records.finished(Outcome("x", "m", "m", FinishCause.COMPLETED, 1.0, number=number))
+    packed = [isinstance(one.candidates, PackedCandidates) for one in records._over]
+    assert packed == [True, False, False, False]
 
 
 @pytest.mark.parametrize(("count", "limit_bytes"), [(10, 2_500), (100, 9_000), (1000, 8_000)])
@@ -209,10 +230,10 @@ def test_a_record_takes_little_memory(count: int, limit_bytes: int) -> None:
     assert later - full < 10 * limit_bytes  # what comes takes the place of what goes
 
 
-@pytest.mark.parametrize("packed_at", [0.0, 10.0])
-def test_who_was_removed_is_told_however_the_candidates_are_kept(packed_at: float) -> None:
+@pytest.mark.parametrize("decided_at", [0.0, 10.0])
+def test_who_was_removed_is_told_however_the_candidates_are_kept(decided_at: float) -> None:
     """Named when the candidates are packed, or when somebody asks."""
-    record = _remembered(_decision(_pool(12), [[0.5] * 2], [1.0], _Even(3), _Even(2)), packed_at)
+    record = _remembered(_decision(_pool(12), [[0.5] * 2], [1.0], _Even(3), _Even(2)), decided_at)
     assert record is not None
     first, second = record.profiles[0].filters
     assert first.removed == tuple(f"w{index}" for index in range(12) if index % 3)
