@@ -38,7 +38,6 @@ that is configured for the number of sequences is what is verified and drafted.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -56,14 +55,16 @@ from worker.engine.drafters.plans import (
 from worker.engine.drafters.probing import Account, Interest
 from worker.engine.drafters.step_times import StepTimes
 from worker.engine.drafters.track_records import SequenceRecord, TrackRecords, device_probe
+from worker.engine.drafters.trials import Trials
+from worker.engine.drafters.worth import Newcomers, worths
 
 _MAX_SURPRISE = 3.0  # times the expected seconds, beyond which a step's own are somebody else's
 _MAX_DOUBT = 0.1  # of the expected seconds of a size that is known
 _CONTROL_STEPS = 2  # plain ones in a row, for the sake of measuring
 _CONTROL_DISTANCES = (16, 400)  # steps from one to the next: the less is won, the shorter
 _CONTROL_COST = 0.016  # of what is won
-_SEQUENCES_PER_PROBE = 16  # one probe a step for so many
-_MAX_STEPS_MADE_UP = 16
+_FEW = 4
+_DEAR = 1.0 / 3.0  # of what a token is worth, for a draft
 _MIN_LEAP = 4  # drafts that a step may always have more than any that was measured
 _DEVICE_PROBE_DRAFTS = 2
 _MOST_TYPICAL = 8  # offers of a step that tell what is typical
@@ -96,11 +97,11 @@ class DraftLengths:
         self._catch_ups = CatchUps(self._account)
         self._interest = Interest()
         self._device_drafters: set[str] = set()
-        self._trials: set[int] = set()  # of whom a probe may be verified in this step
+        self._trials = Trials()
+        self._newcomers = Newcomers()
         self._prices: Prices | None = None  # of the last step in which somebody was asked
         self._drafting_seconds = 0.0  # planned for each step, as long as the device drafts
         self._was_asked = False  # for drafts, for the step that is observed next
-        self._last_asked = 0
         self._control_left = 0  # plain steps still to be run for the sake of measuring
 
     @property
@@ -125,12 +126,16 @@ class DraftLengths:
         return costs.extra[1] <= costs.affordable and self._is_time_to_ask(seq_ids)
 
     def to_verify(
-        self, offers: Sequence[Offer], num_other_tokens: int, room: int | None = None
+        self,
+        offers: Sequence[Offer],
+        num_other_tokens: int,
+        room: int | None = None,
+        is_crowded: bool = False,
     ) -> list[int]:
         """How many of its drafts to verify, by offer; one offer for each sequence that decodes.
 
         The step runs a known token of each, and `num_other_tokens` of prompts besides; it has
-        `room` for so many drafts (None: for all).
+        `room` for so many drafts (None: for all). `is_crowded`: somebody waits for a place.
         """
         num = len(offers)
         limit = self._limit(num)
@@ -139,6 +144,7 @@ class DraftLengths:
         self._was_asked = True
         records = [self._record(offer.seq_id, offer.drafter) for offer in offers]
         survivals = self._survivals(offers, records, limit)
+        survivals = self._weighed(survivals, records, is_crowded)
         ranked = sorted(chain.from_iterable(survivals), reverse=True)[:room]
         costs = self._costs(num, num_other_tokens, len(ranked), self._drafting_seconds)
         # A device drafter's drafts are as many for each already, and made by now.
@@ -148,10 +154,10 @@ class DraftLengths:
         if choice.total and self._is_control_due(num, choice.gain):
             self._control_left = _CONTROL_STEPS
         counts = heads(survivals, ranked, choice.total)
-        self._trials.clear()
+        self._trials.seq_ids.clear()
         if ranked and not choice.is_saving:
-            self._add_probes(offers, records, counts, limit, room)
-        self._last_asked = self._times.clock
+            left = num * limit if room is None else room - choice.total
+            self._trials.add(offers, records, counts, (limit, left), costs, self._times.clock)
         return counts
 
     def to_draft(
@@ -170,7 +176,9 @@ class DraftLengths:
         records = [self._record(seq_id, drafter) for seq_id in seq_ids]
         leaves = self._catch_ups.leaves(seq_ids, self._times.clock)
         survivals = [
-            record.run.survivals(limit) if leave.to_ask else []
+            [record.worth * chance for chance in record.run.survivals(limit)]
+            if leave.to_ask
+            else []
             for record, leave in zip(records, leaves, strict=True)
         ]
         ranked = sorted(chain.from_iterable(survivals), reverse=True)[:room]
@@ -231,17 +239,20 @@ class DraftLengths:
         if not num_verified or not self._is_adaptive:
             return
         record = self._record(offer.seq_id, offer.drafter)
-        now, is_trial = self._times.clock, offer.seq_id in self._trials
+        now, is_trial = self._times.clock, offer.seq_id in self._trials.seq_ids
         if is_trial and num_accepted:
             self._interest.wake(now)
         record.observe(offer.confidences, num_verified, num_accepted, now, is_trial)
         if self._prices is not None:
-            won = num_accepted * self._prices.token - num_verified * self._prices.draft
-            self._account.settle(won)
+            won = num_accepted * self._prices.token * record.worth
+            self._account.settle(won - num_verified * self._prices.draft)
+            if is_trial:
+                self._trials.won(won)
 
     def forget(self, seq_id: int) -> None:
         """The sequence has ended; unknown ones are ignored."""
         self._records.forget(seq_id)
+        self._newcomers.ended(self._times.clock, len(self._records))
         self._catch_ups.forget(seq_id)
 
     # ---- below: private ---------------------------------------------------------------------
@@ -255,6 +266,8 @@ class DraftLengths:
         return limit
 
     def _record(self, seq_id: int, drafter: str) -> SequenceRecord:
+        if seq_id not in self._records:
+            self._newcomers.came(self._times.clock)
         return self._records.sequence(seq_id, drafter, self._times.clock)
 
     def _is_time_to_ask(self, seq_ids: Sequence[int]) -> bool:
@@ -284,6 +297,34 @@ class DraftLengths:
                     if (offer.seq_id + clock) % stride == 0:
                         self._records.drafter(offer.drafter, clock).typical.observe(chances)
         return survivals
+
+    def _weighed(
+        self,
+        survivals: list[list[float]],
+        records: Sequence[SequenceRecord],
+        is_crowded: bool,
+    ) -> list[list[float]]:
+        """Survivals times what a token of their sequence is worth. Where drafts are dear, of a
+        sequence of which few have stood so far only the first few count: a drafter's average says
+        little of a new one.
+        """
+        times, num = self._times, len(records)
+        for record, chances in zip(records, survivals, strict=True):
+            record.note_promise(chances)
+        self._newcomers.pass_to(times.clock)
+        chance = 1.0 if is_crowded else self._newcomers.chance
+        paces = [record.pace for record in records]
+        for record, worth in zip(records, worths(paces, times.plain, chance), strict=True):
+            record.worth = worth
+        if times.extra(num, 0, _FEW)[_FEW] * num > _DEAR * _FEW * times.plain(num):
+            survivals = [
+                chances[: 1 + 2 * record.longest]
+                for record, chances in zip(records, survivals, strict=True)
+            ]
+        return [
+            [record.worth * chance for chance in chances]
+            for record, chances in zip(records, survivals, strict=True)
+        ]
 
     def _note_asked(
         self, seq_ids: Sequence[int], records: Sequence[SequenceRecord], counts: Sequence[int]
@@ -328,6 +369,7 @@ class DraftLengths:
         if num_decoding <= 0:
             return
         self._account.earn()
+        self._trials.earn()
         prices = self._prices
         if not self._was_asked or prices is None:
             return
@@ -360,34 +402,3 @@ class DraftLengths:
         if count < 2 * _CONTROL_STEPS:
             distance /= 2.0
         return age >= min(max(distance, shortest), longest)
-
-    def _add_probes(
-        self,
-        offers: Sequence[Offer],
-        records: Sequence[SequenceRecord],
-        counts: list[int],
-        limit: int,
-        room: int | None,
-    ) -> None:
-        """Have drafts verified that do not pay, for the sequences whose turn it is."""
-        if self._prices is None:
-            return
-        now, price = self._times.clock, self._prices.draft
-        free = math.inf if room is None else room - sum(counts)
-        balance = self._account.balance - sum(counts) * price
-        # As many for each step, whether or not anybody was asked in it.
-        steps = min(now - self._last_asked, _MAX_STEPS_MADE_UP)
-        left = max(1, len(offers) // _SEQUENCES_PER_PROBE) * max(1, steps)
-        for index, (offer, record) in enumerate(zip(offers, records, strict=True)):
-            wanted = min(record.wanted, limit, len(offer.confidences))
-            more = wanted - counts[index]
-            if more <= 0 or more > free or more * price > balance:
-                continue
-            if record.is_probe_due(offer.confidences[0], now):
-                counts[index] = wanted
-                self._trials.add(offer.seq_id)
-                free -= more
-                balance -= more * price
-                left -= 1
-                if not left:
-                    return

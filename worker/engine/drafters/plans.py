@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
-MARGIN = 0.03  # what drafts must win to be worth it
+MARGIN = 0.05  # what drafts must win to be worth it
 _MAX_CANDIDATES = 16  # numbers of drafts that are tried out, beyond the first few
 _ALL_TRIED = 8
 _ALL_COMMON = 16
@@ -23,6 +23,13 @@ class Costs:
     base: float
     extra: Sequence[float]
     affordable: float
+
+    def seconds_of(self, num_drafts: int) -> float:
+        """What so many drafts add; beyond those that are told, in proportion."""
+        most = len(self.extra) - 1
+        if num_drafts <= most:
+            return self.extra[num_drafts]
+        return self.extra[most] * num_drafts / most
 
     def gain(self, rate: float) -> float:
         """What part of plain decoding's rate this rate is more."""

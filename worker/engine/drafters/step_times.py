@@ -10,6 +10,11 @@ which follows the median of the last few residuals: when the whole machine slows
 grow, the sizes that were not run lately move along with those that were, and comparing sizes,
 which is all that the curve is for, stays fair.
 
+A step that was scheduled ahead did not wait for its scheduling. How much shorter that makes it is
+one number for all sizes (`_Lead`), from how steps of both kinds differ from the curve; what is
+known of few steps counts little against what is assumed. So there is one curve for both kinds: of
+two, each a few times seen, the difference would be mostly noise.
+
 Before anything is measured a step of n tokens takes (24 + n) / 25 seconds. That is the shape of a
 small model on a CPU; a GPU is flatter, and the first measurements say so: beyond the largest knot
 the curve rises by what a token of a prompt costs, once prompts were seen, and a third on top.
@@ -20,7 +25,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 WINDOW = 25  # times that a knot keeps
 _PRIOR_TOKENS = 24.0  # a step costs as much as so many tokens, before its tokens are counted
@@ -36,6 +41,8 @@ _NO_DRIFT_SPREADS = 1.5  # and one of so many median deviations from it
 _MIN_SETTLED = 4  # times that a knot needs before it says something about the speed
 _PROMPT_TO_DRAFT = 1.33  # a draft has logits made and is verified; a token of a prompt has not
 _ASSUMED_AHEAD = 0.985  # of the time of a step that is not scheduled ahead
+_ASSUMED_WEIGHT = 24.0  # steps of each kind that count as much as that assumption
+_LEAD_WINDOW = 64  # steps of each kind that tell
 _MIN_PROMPT_TOKENS = 16  # below, a prompt's time is noise
 
 
@@ -110,13 +117,10 @@ class Curve:
         """The largest size that was seen; 0: none was."""
         return int(max((knot.size for knot in self._knots.values()), default=0.0))
 
-    def last_seen(self, size: int) -> tuple[int, int]:
-        """When a size about this one (within an eighth) was last seen, and how often: 0, 0 for
-        never.
-        """
-        first, last = bucket(max(1, size - size // 8)), bucket(size + size // 8)
-        near = [self._knots[key] for key in range(first, last + 1) if key in self._knots]
-        return max((k.clock for k in near), default=0), sum(k.count for k in near)
+    def knows(self, size: int) -> bool:
+        """Whether this size was seen more than once."""
+        knot = self._knots.get(bucket(size))
+        return knot is not None and knot.count > 1
 
     def observe(self, size: int, seconds: float, clock: int) -> None:
         """Something of this size took so long, at tick `clock` of the owner's counter."""
@@ -217,7 +221,7 @@ def _merged(knots: Sequence[_Knot]) -> list[tuple[float, float, float]]:
         size, time, weight = knot.size, knot.time, float(len(knot.times))
         if answer and first >= _MIN_MERGED and size <= first * _MERGED_RANGE:
             its_size, its_time, its_weight = answer[-1]
-            if weight < _WELL_SEEN or its_weight < _WELL_SEEN:
+            if weight < _WELL_SEEN and its_weight < _WELL_SEEN:
                 total = weight + its_weight
                 answer[-1] = (
                     (size * weight + its_size * its_weight) / total,
@@ -230,13 +234,54 @@ def _merged(knots: Sequence[_Knot]) -> list[tuple[float, float, float]]:
     return answer
 
 
+class _Lead:
+    """How long a step takes that was scheduled ahead, as a part of what it takes otherwise; owns
+    the steps that tell, and when which sizes were seen.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, int]] = {}  # by bucket: when last, and how often
+        self._ahead: deque[float] = deque(maxlen=_LEAD_WINDOW)
+        self._waited: deque[float] = deque(maxlen=_LEAD_WINDOW)
+        self.factor = _ASSUMED_AHEAD
+
+    def seen(self, size: int) -> tuple[int, int]:
+        """When a size about this one (within an eighth) was last run ahead, and how often: 0, 0 for
+        never.
+        """
+        first, last = bucket(max(1, size - size // 8)), bucket(size + size // 8)
+        near = [self._seen[key] for key in range(first, last + 1) if key in self._seen]
+        return max((clock for clock, _ in near), default=0), sum(count for _, count in near)
+
+    def note_ahead(self, size: int, clock: int) -> None:
+        """A step of this size was scheduled ahead."""
+        key = bucket(size)
+        self._seen[key] = clock, self._seen.get(key, (0, 0))[1] + 1
+
+    def observe(self, size: int, residual: float, is_ahead: bool) -> None:
+        """A step took longer than the curve says, by this factor (its logarithm)."""
+        if is_ahead:
+            self._ahead.append(residual)
+        elif bucket(size) in self._seen:  # else the curve is that of such steps alone
+            self._waited.append(residual)
+        count = min(len(self._ahead), len(self._waited))
+        if count:
+            saved = min(0.0, _middle(self._ahead) - _middle(self._waited))
+            assumed = _ASSUMED_WEIGHT * math.log(_ASSUMED_AHEAD)
+            self.factor = math.exp((assumed + count * saved) / (_ASSUMED_WEIGHT + count))
+
+
+def _middle(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
 class StepTimes:
     """What steps and drafting cost; owns the curves. Seconds throughout."""
 
     def __init__(self) -> None:
-        speed = Speed()
-        self._steps = Curve(speed)  # scheduled when the one before had ended
-        self._ahead = Curve(speed)  # scheduled ahead
+        self._steps = Curve(Speed())  # as if each was scheduled when the one before had ended
+        self._lead = _Lead()
         self._prompt_slopes: deque[float] = deque(maxlen=WINDOW)
         self._drafting: dict[int, Curve] = {}  # by the bit length of the number of sequences
         self.clock = 0
@@ -255,10 +300,7 @@ class StepTimes:
         """A step without drafts, of which nobody was asked for any: it may be scheduled ahead,
         which saves the time of scheduling. How much is assumed until it is measured.
         """
-        seconds = self._steps.at(num_sequences)
-        if self._ahead.last_seen(num_sequences)[1]:
-            return min(seconds, self._ahead.at(num_sequences))
-        return seconds * _ASSUMED_AHEAD
+        return self._steps.at(num_sequences) * self._lead.factor
 
     def extra(self, num_sequences: int, num_other_tokens: int, most: int) -> list[float]:
         """What 0, 1, …, `most` drafts add to a step of so many sequences beside a prompt's tokens.
@@ -275,7 +317,7 @@ class StepTimes:
 
     def plain_age(self, num_sequences: int) -> tuple[int, int]:
         """Steps since a plain one of about so many sequences was measured, and how many were."""
-        clock, count = self._ahead.last_seen(num_sequences)
+        clock, count = self._lead.seen(num_sequences)
         return self.clock - clock, count
 
     def drafting(self, num_sequences: int, rounds: float) -> float:
@@ -303,16 +345,15 @@ class StepTimes:
         self.clock += 1
         num_decoding = num_tokens - num_other_tokens
         if not num_other_tokens:
-            if num_tokens > 0:
-                curve = self._ahead if is_ahead else self._steps
-                curve.observe(num_tokens, seconds, self.clock)
+            if num_tokens > 0 and 0.0 < seconds < math.inf:
+                self._observe_decoding(num_tokens, seconds, is_ahead)
         elif num_other_tokens >= _MIN_PROMPT_TOKENS:
             slope = seconds / num_other_tokens
             if self._steps.largest:
                 base = self._steps.at(max(1, num_decoding))
                 self._prompt_slopes.append(max(0.0, seconds - base) / num_other_tokens)
                 slope = self._prompt_slope()
-            self._steps.tail_slope = self._ahead.tail_slope = slope * _PROMPT_TO_DRAFT
+            self._steps.tail_slope = slope * _PROMPT_TO_DRAFT
 
     def observe_drafting(self, num_drafted: int, num_drafting: int, seconds: float) -> None:
         """Making `num_drafted` drafts for `num_drafting` sequences took so long."""
@@ -324,6 +365,17 @@ class StepTimes:
         rounds = max(1, round(num_drafted / num_drafting))
         curve.observe(rounds, seconds, self.clock)
         self.most_rounds = max(self.most_rounds, rounds)
+
+    def _observe_decoding(self, num_tokens: int, seconds: float, is_ahead: bool) -> None:
+        if is_ahead:
+            self._lead.note_ahead(num_tokens, self.clock)
+            seconds /= self._lead.factor
+        if self._steps.knows(num_tokens):
+            residual = math.log(seconds / self._steps.at(num_tokens))
+            if is_ahead:
+                residual += math.log(self._lead.factor)
+            self._lead.observe(num_tokens, residual, is_ahead)
+        self._steps.observe(num_tokens, seconds, self.clock)
 
     def _prompt_slope(self) -> float:
         """Seconds for a token of a prompt."""

@@ -15,6 +15,8 @@ from worker.engine.drafters.catch_ups import Leave
 from worker.engine.drafters.probing import ProbeClock
 
 _MAX_PROBE_DRAFTS = 3
+_PACE_GAIN = 1.0 / 12.0
+_LIKELY = 0.5  # survivals from here on count for a pace
 
 
 class DrafterRecord:
@@ -32,7 +34,9 @@ class SequenceRecord:
     """One drafter for one sequence; owns what is known of it.
 
     `wanted` is how many drafts a probe verifies. `is_asked`: the device was asked for drafts only
-    to see if they would stand. `last_drafted` is when the device was last asked for any.
+    to see if they would stand. `last_drafted` is when the device was last asked for any. `longest`
+    is the most of its drafts that stood at once, `pace` how many tokens a step its drafts promise
+    on the average, and `worth` what one of its tokens is worth just now (`worths`).
     """
 
     __slots__ = (
@@ -42,8 +46,11 @@ class SequenceRecord:
         "clock",
         "is_asked",
         "last_drafted",
+        "longest",
+        "pace",
         "run",
         "wanted",
+        "worth",
     )
 
     def __init__(self, drafter: DrafterRecord, now: int) -> None:
@@ -56,6 +63,14 @@ class SequenceRecord:
         self.wanted = 1
         self.is_asked = False
         self.last_drafted = 0
+        self.longest = 0
+        self.pace = 1.0
+        self.worth = 1.0
+
+    def note_promise(self, survivals: Sequence[float]) -> None:
+        """Its drafts of this step would be accepted with these chances."""
+        promised = 1.0 + sum(survival for survival in survivals if survival >= _LIKELY)
+        self.pace += (promised - self.pace) * _PACE_GAIN
 
     def is_probe_due(self, confidence: float, now: int) -> bool:
         """Whether it is time to try a first draft of this confidence, or whether it is news."""
@@ -78,6 +93,7 @@ class SequenceRecord:
             self.clock.tried(now)
         self.acceptance.observe(confidences, num_verified, num_accepted)
         if num_accepted:
+            self.longest = max(self.longest, num_accepted)
             self._failed_class = None
             self.wanted = min(num_accepted + 1, _MAX_PROBE_DRAFTS)
             if is_trial:

@@ -1,0 +1,77 @@
+"""What a token is worth that a draft wins, by sequence.
+
+Theory of operation
+-------------------
+A step in which n sequences decode gives n tokens. Where somebody takes the place of whoever ends,
+all tokens are alike: each is worth 1/n of a step. Where nobody comes, a sequence that gets ahead of
+the others saves, in the end, one row of one later step, of t(m) - t(m - 1) seconds if m are left
+then; only who ends last saves a whole step. Sequences that get on equally fast end together, and
+share what their rows save: if all do, that is 1/n again; but if some copy while others do not,
+drafts of the few that copy hardly bring the end nearer, whereas everybody pays for them.
+
+How fast a sequence gets on is what its drafts promise, verified or not, on the average. How likely
+it is that somebody comes is what became of the last places (`Newcomers`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+
+_NEAR = 1.25  # times as fast is about as fast
+_PATIENCE = 16  # steps
+_MEMORY = 6.0  # places
+_LEAST_CHANCE = 0.25
+
+
+class Newcomers:
+    """Whether places that become free are taken soon; owns what became of the last ones."""
+
+    def __init__(self) -> None:
+        self.chance = 0.5
+        self._free_since: deque[int] = deque()
+
+    def ended(self, now: int, num_left: int) -> None:
+        """A sequence did, at step `now`; so many decode still. Whoever comes when nobody does takes
+        no place among others.
+        """
+        self._free_since.append(now)
+        if not num_left:
+            self.pass_to(now + _PATIENCE + 1)
+
+    def came(self, now: int) -> None:
+        """A new sequence decodes."""
+        self.pass_to(now)
+        if self._free_since:
+            self._free_since.popleft()
+            self.chance += (1.0 - self.chance) / _MEMORY
+
+    def pass_to(self, now: int) -> None:
+        """Steps have gone by."""
+        while self._free_since and now - self._free_since[0] > _PATIENCE:
+            self._free_since.popleft()
+            self.chance += (_LEAST_CHANCE - self.chance) / _MEMORY
+
+
+def worths(
+    paces: Sequence[float], plain: Callable[[int], float], chance_of_newcomer: float
+) -> list[float]:
+    """What a token of each sequence is worth, as a multiple of 1/n of a plain step.
+
+    `paces` are tokens a step that sequences make, or could, at least 1; `plain` tells the seconds
+    of a plain step of 1, …, n sequences.
+    """
+    num = len(paces)
+    if num < 2 or chance_of_newcomer >= 1.0:
+        return [1.0] * num
+    falling = sorted(-pace for pace in paces)  # who ends first comes first
+    whole = plain(num)
+    shares: dict[float, float] = {}
+    for pace in set(paces):
+        first = bisect_left(falling, -pace * _NEAR)
+        end = bisect_right(falling, -pace / _NEAR)
+        before, after = plain(num - first), plain(num - end) if end < num else 0.0
+        alone = num * (before - after) / (end - first) / whole
+        shares[pace] = chance_of_newcomer + (1.0 - chance_of_newcomer) * alone
+    return [shares[pace] for pace in paces]
