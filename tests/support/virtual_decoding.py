@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
-from worker.engine.drafters.lengths import DraftLengths, Offer
+from worker.engine.drafters.lengths import DraftLengths
+from worker.engine.drafters.trials import Offer
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,10 @@ class Lookahead:
         decoding = [s for s, n in ends if n == 1 and s.num_outputs]
         num_other = sum(n for _, n in plan.planned) - len(decoding)
         room = self._room_ahead(plan)
-        guesses = self._speculation.choose(decoding, num_other, plan.budget, self._reach)
+        is_crowded = bool(self._live.waiting)
+        guesses = self._speculation.choose(
+            decoding, num_other, plan.budget, self._reach, is_crowded
+        )
         for sequence in decoding:
             if sequence.seq_id in guesses:
                 self._verify(plan, sequence, guesses[sequence.seq_id])

@@ -34,7 +34,8 @@ import msgspec
 from worker.config import SpeculativeConfig
 from worker.engine.counters import DraftTally
 from worker.engine.drafters.interface import DraftContext, Drafter
-from worker.engine.drafters.lengths import DraftLengths, Offer
+from worker.engine.drafters.lengths import DraftLengths
+from worker.engine.drafters.trials import Offer
 from worker.engine.messages import EngineStats
 from worker.engine.sequence import Sequence
 from worker.errors import IntegrityError
@@ -103,10 +104,12 @@ class Speculation:
         num_other_tokens: int,
         room: int | None = None,
         reach: Callable[[Sequence], float] = lambda _: math.inf,
+        is_crowded: bool = False,
     ) -> dict[int, Guess]:
         """What to verify in a step that runs the last token of each of these sequences, and
         `num_other_tokens` of prompts; by sequence id. No answer gets longer than it may. There is
         `room` for so many drafts (None: for all), and for each sequence up to position `reach`.
+        `is_crowded`: others wait for a place.
         """
         if room == 0 or not self.may_draft(decoding):
             return {}
@@ -116,7 +119,7 @@ class Speculation:
             for sequence, drafts in zip(decoding, found, strict=True)
         ]
         guesses: dict[int, Guess] = {}
-        lengths = self._lengths.to_verify(offers, num_other_tokens, room)
+        lengths = self._lengths.to_verify(offers, num_other_tokens, room, is_crowded)
         for drafts, offer, length in zip(found, offers, lengths, strict=True):
             guess = Guess(drafts.token_ids, offer).cut(min(length, len(drafts.token_ids)))
             if guess is not None:

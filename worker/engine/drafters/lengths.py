@@ -15,6 +15,9 @@ A drafter on the device is asked before its drafts are known: the same choice, w
 that its drafts have on the average, and with the time of drafting. What it has to read before it
 can draft is an investment, and counted apart: see `catch_ups`.
 
+What a token is worth depends on who wins it, and on whether anybody takes the place of who ends:
+survivals count that much more or less (`worth`).
+
 Nothing of this is right from the start, so four rules keep it from doing harm (`probing`):
 
 1. An account. Every draft verified and every second of drafting is paid from it, accepted tokens
@@ -23,7 +26,8 @@ Nothing of this is right from the start, so four rules keep it from doing harm (
    stays bounded all the same.
 2. A step is at most twice as large as the largest one that was seen.
 3. A sequence whose drafts do not pay has one of them verified from time to time, at distances that
-   double up to a bound; at once when the drafter is surer than it was when it failed. Once a probe
+   double up to a bound, out of an allowance (`trials`); at once when the drafter is surer than it
+   was when it failed. Once a probe
    stands, the next drafts are probes too, and longer. In the same way a device drafter that does
    not pay is asked for one sequence's drafts from time to time. While drafts win nothing on the
    average, nobody is asked for any in most steps.
@@ -39,7 +43,6 @@ that is configured for the number of sequences is what is verified and drafted.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from worker.config import SpeculativeConfig
@@ -55,31 +58,18 @@ from worker.engine.drafters.plans import (
 from worker.engine.drafters.probing import Account, Interest
 from worker.engine.drafters.step_times import StepTimes
 from worker.engine.drafters.track_records import SequenceRecord, TrackRecords, device_probe
-from worker.engine.drafters.trials import Trials
-from worker.engine.drafters.worth import Newcomers, worths
+from worker.engine.drafters.trials import Offer, Trials
+from worker.engine.drafters.worth import Newcomers, weighed
 
-_MAX_SURPRISE = 3.0  # times the expected seconds, beyond which a step's own are somebody else's
+_MAX_SURPRISE = 1.5  # times the expected seconds, beyond which a step's own are somebody else's
 _MAX_DOUBT = 0.1  # of the expected seconds of a size that is known
 _CONTROL_STEPS = 2  # plain ones in a row, for the sake of measuring
 _CONTROL_DISTANCES = (16, 400)  # steps from one to the next: the less is won, the shorter
 _CONTROL_COST = 0.016  # of what is won
-_FEW = 4
-_DEAR = 1.0 / 3.0  # of what a token is worth, for a draft
+_FEW = 4  # drafts that tell what one costs
 _MIN_LEAP = 4  # drafts that a step may always have more than any that was measured
 _DEVICE_PROBE_DRAFTS = 2
 _MOST_TYPICAL = 8  # offers of a step that tell what is typical
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """The drafts at hand for one decoding sequence, maybe none, told by their confidences.
-
-    `drafter` names who made them: estimates are kept apart by it.
-    """
-
-    seq_id: int
-    drafter: str
-    confidences: tuple[float, ...]
 
 
 class DraftLengths:
@@ -192,8 +182,8 @@ class DraftLengths:
         most = min(limit, _DEVICE_PROBE_DRAFTS, limit if room is None else room - choice.total)
         seconds = self._times.drafting(1, 1.0)
         is_affordable = not choice.is_saving and seconds + costs.extra[1] <= costs.affordable
-        # What seems too dear was measured long ago once the account is full.
-        if most > 0 and (is_affordable or self._account.is_full):
+        # What seems too dear was measured long ago once the account or the allowance is full.
+        if most > 0 and (is_affordable or self._account.is_full or self._trials.is_full):
             chosen = device_probe(records, leaves, counts, clock, self._times.clock)
             if chosen is not None:
                 counts[chosen] = most
@@ -299,32 +289,14 @@ class DraftLengths:
         return survivals
 
     def _weighed(
-        self,
-        survivals: list[list[float]],
-        records: Sequence[SequenceRecord],
-        is_crowded: bool,
+        self, survivals: list[list[float]], records: Sequence[SequenceRecord], is_crowded: bool
     ) -> list[list[float]]:
-        """Survivals times what a token of their sequence is worth. Where drafts are dear, of a
-        sequence of which few have stood so far only the first few count: a drafter's average says
-        little of a new one.
-        """
+        """Survivals times what a token of their sequence is worth."""
         times, num = self._times, len(records)
-        for record, chances in zip(records, survivals, strict=True):
-            record.note_promise(chances)
         self._newcomers.pass_to(times.clock)
         chance = 1.0 if is_crowded else self._newcomers.chance
-        paces = [record.pace for record in records]
-        for record, worth in zip(records, worths(paces, times.plain, chance), strict=True):
-            record.worth = worth
-        if times.extra(num, 0, _FEW)[_FEW] * num > _DEAR * _FEW * times.plain(num):
-            survivals = [
-                chances[: 1 + 2 * record.longest]
-                for record, chances in zip(records, survivals, strict=True)
-            ]
-        return [
-            [record.worth * chance for chance in chances]
-            for record, chances in zip(records, survivals, strict=True)
-        ]
+        price = times.extra(num, 0, _FEW)[_FEW] / _FEW / times.plain(num)
+        return weighed(survivals, records, times.plain, price, chance)
 
     def _note_asked(
         self, seq_ids: Sequence[int], records: Sequence[SequenceRecord], counts: Sequence[int]

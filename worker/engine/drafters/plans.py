@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
-MARGIN = 0.05  # what drafts must win to be worth it
+MARGIN = 0.07  # what drafts must win to be worth it
 _MAX_CANDIDATES = 16  # numbers of drafts that are tried out, beyond the first few
 _ALL_TRIED = 8
 _ALL_COMMON = 16

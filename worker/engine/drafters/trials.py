@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from worker.engine.drafters.plans import Costs
 from worker.engine.drafters.probing import INCOME
 from worker.engine.drafters.track_records import SequenceRecord
 
+_FREELY = 4  # sequences, up to which only the account bounds what trials cost
+_REFUND = 0.35
 
-_REFUND = 0.5
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The drafts at hand for one decoding sequence, maybe none, told by their confidences.
 
-class Offered(Protocol):
-    """The drafts at hand for a sequence."""
+    `drafter` names who made them: estimates are kept apart by it.
+    """
 
-    @property
-    def seq_id(self) -> int:
-        """Whose they are."""
-        ...
-
-    @property
-    def confidences(self) -> tuple[float, ...]:
-        """How sure the drafter is of each."""
-        ...
+    seq_id: int
+    drafter: str
+    confidences: tuple[float, ...]
 
 
 class Trials:
     """Which sequences have drafts on trial in this step; owns what trials may cost.
 
-    In plain steps: each step adds 1 % of one for a single sequence, for n of them 1/√n of that, as
-    there is less to be won; the allowance is never more than a hundred times as much. A full one is
-    enough for one trial, however dear. What was won elsewhere is not spent on trials.
+    In a step of a few sequences whatever the account affords. With more of them less can be won,
+    and what was won elsewhere is not spent on trials: for n sequences each step adds 1/√n of 1 % of
+    a plain one, trials that succeed a part of what they win, and the allowance is never more than a
+    hundred times as much. A full one is enough for one trial, however dear.
     """
 
     def __init__(self) -> None:
@@ -41,13 +40,18 @@ class Trials:
         self._allowance = 0.5  # of the most
         self._scale = 1.0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether as much as can be may be spent: the last trial is long ago."""
+        return self._allowance >= 1.0
+
     def earn(self) -> None:
         """A step was run."""
         self._allowance = min(1.0, self._allowance + INCOME)
 
     def add(
         self,
-        offers: Sequence[Offered],
+        offers: Sequence[Offer],
         records: Sequence[SequenceRecord],
         counts: list[int],
         most: tuple[int, int],
@@ -64,6 +68,8 @@ class Trials:
         risked = costs.seconds_of(planned)
         can_afford = (costs.affordable - risked) / costs.plain
         allowed = self._allowance / scale
+        if costs.num_sequences <= _FREELY:
+            allowed = can_afford
         added, price = 0, 0.0
         for index, (offer, record) in enumerate(zip(offers, records, strict=True)):
             more = min(record.wanted, limit, len(offer.confidences)) - counts[index]
@@ -72,15 +78,15 @@ class Trials:
             if not record.is_probe_due(offer.confidences[0], now):
                 continue
             its_price = (costs.seconds_of(planned + added + more) - risked) / costs.plain
-            is_first_of_all = self._allowance >= 1.0 and not added
-            if its_price > can_afford or not (its_price <= allowed or is_first_of_all):
+            is_owed = self.is_full and not added
+            if not is_owed and its_price > min(allowed, can_afford):
                 continue
             counts[index] += more
             self.seq_ids.add(offer.seq_id)
             added, price = added + more, its_price
-        self._allowance -= price * scale
+        self._allowance = max(0.0, self._allowance - price * scale)
         self._scale = scale
 
     def won(self, steps: float) -> None:
-        """Drafts on trial stood, which wins so many plain steps: half of that may be tried with."""
+        """Drafts on trial stood, which wins so many plain steps: some of that may be tried with."""
         self._allowance = min(1.0, self._allowance + _REFUND * steps * self._scale)

@@ -19,10 +19,13 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from worker.engine.drafters.track_records import SequenceRecord
+
 _NEAR = 1.25  # times as fast is about as fast
 _PATIENCE = 16  # steps
 _MEMORY = 6.0  # places
 _LEAST_CHANCE = 0.25
+_DEAR = 0.2  # of 1/n, for a draft
 
 
 class Newcomers:
@@ -75,3 +78,28 @@ def worths(
         alone = num * (before - after) / (end - first) / whole
         shares[pace] = chance_of_newcomer + (1.0 - chance_of_newcomer) * alone
     return [shares[pace] for pace in paces]
+
+
+def weighed(
+    survivals: Sequence[Sequence[float]],
+    records: Sequence[SequenceRecord],
+    plain: Callable[[int], float],
+    price: float,
+    chance_of_newcomer: float,
+) -> list[list[float]]:
+    """Survivals times what a token of their sequence is worth, which its record is told as well.
+
+    `price` is what a draft costs, in plain steps. Where that is much, only the first few drafts
+    count of a sequence of which few have stood so far: what a drafter does on the average says
+    little of a new sequence.
+    """
+    num = len(records)
+    for record, chances in zip(records, survivals, strict=True):
+        record.note_promise(chances)
+    shares = worths([record.pace for record in records], plain, chance_of_newcomer)
+    answer = []
+    for record, chances, share in zip(records, survivals, shares, strict=True):
+        record.worth = share
+        most = 1 + 2 * record.longest if price * num > _DEAR else None
+        answer.append([share * chance for chance in chances[:most]])
+    return answer

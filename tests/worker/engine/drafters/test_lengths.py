@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.config import SpeculativeConfig
-from worker.engine.drafters.lengths import DraftLengths, Offer
+from worker.engine.drafters.lengths import DraftLengths
+from worker.engine.drafters.trials import Offer
 
 SURE = (1.0,) * 8
 STEP, TOKEN = 0.05, 0.002  # seconds of a step, and of each token in it

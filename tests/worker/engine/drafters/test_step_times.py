@@ -171,7 +171,7 @@ def test_what_scheduling_ahead_saves_is_learned() -> None:
 
 
 def test_a_few_noisy_steps_do_not_make_asking_dear() -> None:
-    """Where scheduling ahead saves nothing, steps that differ by chance say nothing else for long."""
+    """Where scheduling ahead saves nothing, steps that differ by chance hardly say so."""
     worst = 1.0
     for seed in range(40):
         rng, times = random.Random(seed), StepTimes()
