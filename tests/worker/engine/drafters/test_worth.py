@@ -1,0 +1,93 @@
+"""What a token is worth to whom, and whether newcomers take the places that become free."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.engine.drafters.track_records import SequenceRecord, TrackRecords
+from worker.engine.drafters.worth import Newcomers, weighed, worths
+
+BASE, ROW = 0.05, 0.002  # seconds of a step, and of each row in it
+
+
+def plain(num_sequences: int) -> float:
+    """Seconds of a plain step."""
+    return BASE + ROW * num_sequences
+
+
+def records(paces: list[float], longest: int = 0) -> list[SequenceRecord]:
+    """Sequences whose drafts promise so much."""
+    tracked = TrackRecords()
+    answer = []
+    for index, pace in enumerate(paces):
+        record = tracked.sequence(index, "d", 0)
+        record.pace, record.longest = pace, longest
+        answer.append(record)
+    return answer
+
+
+@given(st.lists(st.floats(1.0, 8.0), min_size=1, max_size=40), st.floats(0.0, 1.0))
+def test_no_token_is_worth_less_than_nothing(paces: list[float], chance: float) -> None:
+    """All are worth something, equal paces the same, and where places are taken all are alike."""
+    found = worths(paces, plain, chance)
+    assert min(found) > 0.0
+    assert worths(paces, plain, 1.0) == [1.0] * len(paces)
+    assert len(set(worths([2.0] * len(paces), plain, chance))) == 1
+
+
+def test_who_all_get_on_equally_share_the_whole_step() -> None:
+    """What all win together is a step for each token, whoever comes or not."""
+    assert worths([3.0] * 16, plain, 0.0) == pytest.approx([1.0] * 16)
+
+
+def test_the_few_that_get_ahead_save_their_rows_alone() -> None:
+    """Where nobody comes, tokens of four that copy save four rows; those of the rest the steps."""
+    found = worths([4.0] * 4 + [1.0] * 12, plain, 0.0)
+    row = 16 * ROW / plain(16)
+    assert found[:4] == pytest.approx([row] * 4)
+    assert found[4:] == pytest.approx([16 * plain(12) / 12 / plain(16)] * 12)
+    half = worths([4.0] * 4 + [1.0] * 12, plain, 0.5)
+    assert half[0] == pytest.approx((1.0 + row) / 2)
+
+
+def test_newcomers_are_expected_where_places_were_taken() -> None:
+    """From who came soon after somebody had ended; never quite given up."""
+    taken, left = Newcomers(), Newcomers()
+    for now in range(0, 2000, 40):
+        for one in (taken, left):
+            one.ended(now, num_left=15)
+        taken.came(now + 3)
+        left.came(now + 30)
+    assert taken.chance > 0.95
+    assert 0.2 < left.chance < 0.3
+
+
+def test_who_comes_when_all_have_ended_takes_nobodys_place() -> None:
+    """A batch after another one: its requests come at once, and yet nobody got on by that."""
+    newcomers = Newcomers()
+    for now in range(0, 1000, 100):
+        for left in range(7, -1, -1):
+            newcomers.ended(now, left)
+        for _ in range(8):
+            newcomers.came(now)
+    assert newcomers.chance < 0.3
+
+
+def test_where_drafts_are_dear_a_new_sequence_has_few_of_them() -> None:
+    """One, then two more than twice as many as have stood at once; where they are cheap, all."""
+    chances = [[0.9**depth for depth in range(1, 9)]] * 16
+    dear, cheap = 0.03, 0.002
+    new, proven = records([2.0] * 16), records([2.0] * 16, longest=2)
+    assert {len(one) for one in weighed(chances, new, plain, dear, 1.0)} == {1}
+    assert {len(one) for one in weighed(chances, proven, plain, dear, 1.0)} == {5}
+    assert {len(one) for one in weighed(chances, new, plain, cheap, 1.0)} == {8}
+
+
+def test_chances_count_for_what_their_sequences_tokens_are_worth() -> None:
+    """And the record is told."""
+    those = records([4.0] * 4 + [1.0] * 12)
+    found = weighed([[0.8]] * 4 + [[]] * 12, those, plain, 0.0, 0.0)
+    assert found[0] == [pytest.approx(0.8 * those[0].worth)]
+    assert those[0].worth < 0.5 < 1.0 < those[-1].worth
