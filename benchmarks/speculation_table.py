@@ -26,23 +26,34 @@ COLUMNS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A job on a method's engine, and on the plain ones beside it."""
+
+    plain: tuple[Outcome, ...]
+    drafted: Outcome
+
+    def plain_mean(self, name: str) -> float:
+        """A time of the plain engines, on the average."""
+        return statistics.fmean(getattr(outcome, name) for outcome in self.plain)
+
+
 @dataclass(slots=True)
 class Tally:
     """One method on one workload: what came of it and of plain decoding beside it, by job."""
 
-    pairs: dict[int, list[tuple[Outcome, Outcome]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
+    pairs: dict[int, list[Pair]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, job: int, plain: Outcome, outcome: Outcome) -> None:
+    def add(self, job: int, plain: Sequence[Outcome], outcome: Outcome) -> None:
         """Take in a job that was done."""
-        self.pairs[job].append((plain, outcome))
+        self.pairs[job].append(Pair(tuple(plain), outcome))
 
     def row(self) -> dict[str, float]:
         """Everything the table has."""
-        plain, drafted = self._seconds(0, "decode_seconds"), self._seconds(1, "decode_seconds")
+        plain, drafted = self._seconds("decode_seconds")
+        plain_cpu, drafted_cpu = self._seconds("decode_cpu_seconds")
         every = [pair for pairs in self.pairs.values() for pair in pairs]
-        tokens = sum(pairs[0][0].num_decoded for pairs in self.pairs.values())
+        tokens = sum(pairs[0].drafted.num_decoded for pairs in self.pairs.values())
         runs, drafts = self._total("num_runs"), self._total("num_draft_tokens")
         accepted, shares = self._total("num_accepted"), max(self._total("num_shares"), 1)
         return {
@@ -50,38 +61,40 @@ class Tally:
             "tokens_per_second": tokens / drafted,
             "speed_up": plain / drafted,
             "speed_up_error": _ratio_error(self.pairs.values()),
-            "cpu_speed_up": (
-                self._seconds(0, "decode_cpu_seconds") / self._seconds(1, "decode_cpu_seconds")
-            ),
+            "cpu_speed_up": plain_cpu / drafted_cpu,
             "whole_speed_up": statistics.median(
-                plain.whole_seconds / outcome.whole_seconds for plain, outcome in every
+                pair.plain_mean("whole_seconds") / pair.drafted.whole_seconds for pair in every
             ),
             "acceptance_rate": accepted / drafts if drafts else math.nan,
             "mean_acceptance_length": 1 + accepted / runs if runs else math.nan,
             "tokens_per_step": self._total("num_decoded") / shares,
             "mean_k": drafts / shares,
-            "num_requests": sum(len(outcome.answers) for _, outcome in every),
+            "num_requests": sum(len(pair.drafted.answers) for pair in every),
             "num_differing": sum(
                 mine != theirs
-                for plain, outcome in every
-                for mine, theirs in zip(outcome.answers, plain.answers, strict=True)
+                for pair in every
+                for mine, theirs in zip(pair.drafted.answers, pair.plain[0].answers, strict=True)
             ),
         }
 
-    def _seconds(self, which: int, name: str) -> float:
-        """Decoding time of every job once, plain (0) or with drafts (1): the median over rounds."""
-        return sum(
-            float(statistics.median(getattr(pair[which], name) for pair in pairs))
-            for pairs in self.pairs.values()
+    def _seconds(self, name: str) -> tuple[float, float]:
+        """A time of every job once, plain and with drafts: medians over rounds."""
+        rounds = self.pairs.values()
+        return (
+            sum(statistics.median(pair.plain_mean(name) for pair in pairs) for pairs in rounds),
+            sum(statistics.median(getattr(p.drafted, name) for p in pairs) for pairs in rounds),
         )
 
     def _total(self, which: str) -> int:
-        return sum(getattr(outcome, which) for pairs in self.pairs.values() for _, outcome in pairs)
+        return sum(getattr(p.drafted, which) for pairs in self.pairs.values() for p in pairs)
 
 
-def _ratio_error(jobs: Iterable[Sequence[tuple[Outcome, Outcome]]]) -> float:
+def _ratio_error(jobs: Iterable[Sequence[Pair]]) -> float:
     """The standard error of the mean ratio of times, relative to it, from what rounds differ by."""
-    logs = [[math.log(p.decode_seconds / o.decode_seconds) for p, o in pairs] for pairs in jobs]
+    logs = [
+        [math.log(p.plain_mean("decode_seconds") / p.drafted.decode_seconds) for p in pairs]
+        for pairs in jobs
+    ]
     freedom = sum(len(own) - 1 for own in logs)
     if not freedom:
         return math.nan

@@ -4,8 +4,8 @@
 
 The production speculation (drafters and adaptive lengths) decodes recorded answers of the default
 model, 16 at a time, in virtual time: each machine is a table of what a step takes by its number of
-tokens. What the speculation is told of a step takes noise, as steps do: some are late, a few very,
-and the speed drifts. Compared are the true times, with drafts and without, so the ratio is exact
+tokens. What the speculation is told of a step takes noise, as steps do on a shared machine: a few
+are late, the speed drifts, and now and then (`--jumps`) it is another one at once. Compared are the true times, with drafts and without, so the ratio is exact
 and the same wherever this runs. `speculation.py` measures the real engine on a real machine.
 
 Machines, by what drafts cost in a step of 16 sequences:
@@ -82,15 +82,17 @@ MACHINES: dict[str, tuple[tuple[int, float], ...]] = {
 AHEAD = 0.99  # of that, when a step is scheduled while another runs: without drafts
 SPREAD, LATE, LATEST = 0.05, 0.05, 3.0  # of a step's log time; how many are late, how much at most
 DRIFT, RETURN = 0.004, 0.01  # of the speed's logarithm in a step; of what it is off
+JUMPS = 1 / 30  # of the speed, in a step
 
 
 class Machine:
     """What steps take on a machine, and what a clock shows of it."""
 
-    def __init__(self, name: str, rng: Random) -> None:
+    def __init__(self, name: str, jumps: float, rng: Random) -> None:
         self._lines = list(pairwise(MACHINES[name]))
         self._rng = rng
-        self._speed = 0.0
+        self._jumps = jumps
+        self._speed = self._level = 0.0
 
     def seconds(self, num_tokens: int, is_ahead: bool) -> float:
         """What a step of so many tokens truly takes."""
@@ -102,7 +104,9 @@ class Machine:
     def noise(self) -> float:
         """By how much the next step seems to take longer."""
         self._speed += self._rng.gauss(0.0, DRIFT) - RETURN * self._speed
-        factor = math.exp(self._rng.gauss(0.0, SPREAD) + self._speed)
+        if self._jumps and self._rng.random() < JUMPS:
+            self._level = self._rng.gauss(0.0, self._jumps)
+        factor = math.exp(self._rng.gauss(0.0, SPREAD) + self._speed + self._level)
         return factor * self._rng.uniform(1.2, LATEST) if self._rng.random() < LATE else factor
 
 
@@ -242,7 +246,7 @@ class Engine:
             tokens = self._take(sequence, answer, guesses.get(sequence.seq_id))
             num_tokens += tokens
             spent.num_gained += tokens - 1
-        live[:] = [pair for pair in live if not self._has_ended(*pair)]
+        live[:] = [pair for pair in live if pair[0].num_outputs < len(pair[1])]
         told = seconds * self._machine.noise()
         self._speculation.observe_step((len(decoding), 0), num_drafts, told, ModelOutput({}))
         spent.drafting += seconds
@@ -251,7 +255,7 @@ class Engine:
         return num_tokens
 
     def _take(self, sequence: EngineSequence, answer: tuple[int, ...], guess: Guess | None) -> int:
-        """The tokens that a step brings a sequence, which are in its answer; how many."""
+        """What a step brings a sequence, which may be its end; how many tokens."""
         coming = answer[sequence.num_outputs :]
         num_accepted = 0
         if guess is not None:
@@ -262,13 +266,9 @@ class Engine:
             self._speculation.verified(sequence, guess, num_accepted)
         for token in coming[: num_accepted + 1]:
             sequence.append(token, 0.0)
+        if sequence.num_outputs == len(answer):
+            self._speculation.end(sequence)
         return len(coming[: num_accepted + 1])
-
-    def _has_ended(self, sequence: EngineSequence, answer: tuple[int, ...]) -> bool:
-        if sequence.num_outputs < len(answer):
-            return False
-        self._speculation.end(sequence)
-        return True
 
 
 # ---- runs ---------------------------------------------------------------------------------------
@@ -315,12 +315,16 @@ Key = tuple[str, str, str, str]  # machine, method, workload, mode
 
 
 def decode(
-    setting: tuple[str, str, str], order: Order, seed: int, texts: Mapping[str, Sequence[Recorded]]
+    setting: tuple[str, str, str],
+    jumps: float,
+    order: Order,
+    seed: int,
+    texts: Mapping[str, Sequence[Recorded]],
 ) -> Iterator[tuple[str, Spent]]:
     """What one engine takes for an order of workloads on a machine, with a method, in a mode."""
     machine, method, mode = setting
     rng = Random(f"{SEED} {seed} {setting} {order}")
-    engine = Engine(method, Machine(machine, rng))
+    engine = Engine(method, Machine(machine, jumps, rng))
     engine.job([replace(one, answer=one.answer[:WARM_UP_TOKENS]) for one in texts["open"]], "")
     for position, name in enumerate((*order.before, *order.then)):
         spent = MODES[mode](engine, texts[name], f"{name} {position}", rng)
@@ -335,7 +339,7 @@ def measure(
     runs: dict[Key, list[Spent]] = defaultdict(list)
     for machine, method, mode in product(options.machines, options.methods, MODES):
         for order, seed in product(orders(list(texts)), range(options.seeds)):
-            for name, spent in decode((machine, method, mode), order, seed, texts):
+            for name, spent in decode((machine, method, mode), options.jumps, order, seed, texts):
                 runs[machine, method, name, mode].append(spent)
     return runs
 
@@ -377,6 +381,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--machines", nargs="+", choices=MACHINES, default=list(MACHINES))
     parser.add_argument("--methods", nargs="+", choices=HOST_METHODS, default=list(HOST_METHODS))
+    parser.add_argument("--jumps", type=float, default=0.15, help="spread of log speeds; 0: none")
     parser.add_argument("--record", action="store_true", help="have the model answer anew")
     parser.add_argument("--json", type=Path, default=RESULTS / "speculation_virtual.json")
     options = parser.parse_args()
@@ -386,7 +391,10 @@ def main() -> None:
     ratios = [run.ratio for each in runs.values() for run in each]
     bad = sum(ratio < BAD for ratio in ratios) / len(ratios)
     print(f"{bad:.1%} of {len(ratios)} runs are below {BAD}")
-    document = {"seed": SEED, "seeds": options.seeds, "below_0.97": bad, "rows": rows}
+    document = {
+        **{"seed": SEED, "seeds": options.seeds, "jumps": options.jumps},
+        **{f"below_{BAD}": bad, "rows": rows},
+    }
     options.json.parent.mkdir(exist_ok=True)
     options.json.write_text(json.dumps(document, indent=2) + "\n")
 

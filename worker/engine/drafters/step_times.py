@@ -11,9 +11,9 @@ grow, the sizes that were not run lately move along with those that were, and co
 which is all that the curve is for, stays fair.
 
 A step that was scheduled ahead did not wait for its scheduling. How much shorter that makes it is
-one number for all sizes (`_Lead`), from how steps of both kinds differ from the curve; what is
-known of few steps counts little against what is assumed. So there is one curve for both kinds: of
-two, each a few times seen, the difference would be mostly noise.
+one number for all sizes (`step_ratios`), from how steps of both kinds differ from the curve; what
+is known of few steps counts little against what is assumed. So there is one curve for both kinds:
+of two, each a few times seen, the difference would be mostly noise.
 
 Before anything is measured a step of n tokens takes (24 + n) / 25 seconds. That is the shape of a
 small model on a CPU; a GPU is flatter, and the first measurements say so: beyond the largest knot
@@ -25,11 +25,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+
+from worker.engine.drafters.step_ratios import Lead, Slope, bucket
 
 WINDOW = 25  # times that a knot keeps
 _PRIOR_TOKENS = 24.0  # a step costs as much as so many tokens, before its tokens are counted
-_RESIDUALS = 15  # whose median moves the speed
+_RESIDUALS = 7  # whose median moves the speed
 _SPEED_GAIN = 0.25
 _MIN_MERGED = 16  # smaller sizes stand for themselves
 _MERGED_RANGE = 1.1
@@ -37,21 +39,11 @@ _WELL_SEEN = 12  # times, above which a knot is not merged with its neighbours
 _CLEANING = 64  # observations from one clean-up to the next
 _PATIENCE = 4096  # ticks that a size is remembered without being seen
 _NO_DRIFT = 0.03  # a smaller median is chance,
-_NO_DRIFT_SPREADS = 1.5  # and one of so many median deviations from it
+_NO_DRIFT_SPREADS = 0.5  # and one of so many median deviations from it
 _MIN_SETTLED = 4  # times that a knot needs before it says something about the speed
 _PROMPT_TO_DRAFT = 1.33  # a draft has logits made and is verified; a token of a prompt has not
-_ASSUMED_AHEAD = 0.985  # of the time of a step that is not scheduled ahead
-_ASSUMED_WEIGHT = 24.0  # steps of each kind that count as much as that assumption
-_LEAD_WINDOW = 64  # steps of each kind that tell
 _MIN_PROMPT_TOKENS = 16  # below, a prompt's time is noise
-
-
-def bucket(size: int) -> int:
-    """The knot of a size: every size below 32 has its own, then there are sixteen to an octave."""
-    if size < 32:
-        return size
-    shift = size.bit_length() - 5
-    return (shift << 4) + (size >> shift)
+_LEAST_SLOPE = 0.9  # of what steps in a row say that tokens add
 
 
 class _Knot:
@@ -234,54 +226,13 @@ def _merged(knots: Sequence[_Knot]) -> list[tuple[float, float, float]]:
     return answer
 
 
-class _Lead:
-    """How long a step takes that was scheduled ahead, as a part of what it takes otherwise; owns
-    the steps that tell, and when which sizes were seen.
-    """
-
-    def __init__(self) -> None:
-        self._seen: dict[int, tuple[int, int]] = {}  # by bucket: when last, and how often
-        self._ahead: deque[float] = deque(maxlen=_LEAD_WINDOW)
-        self._waited: deque[float] = deque(maxlen=_LEAD_WINDOW)
-        self.factor = _ASSUMED_AHEAD
-
-    def seen(self, size: int) -> tuple[int, int]:
-        """When a size about this one (within an eighth) was last run ahead, and how often: 0, 0 for
-        never.
-        """
-        first, last = bucket(max(1, size - size // 8)), bucket(size + size // 8)
-        near = [self._seen[key] for key in range(first, last + 1) if key in self._seen]
-        return max((clock for clock, _ in near), default=0), sum(count for _, count in near)
-
-    def note_ahead(self, size: int, clock: int) -> None:
-        """A step of this size was scheduled ahead."""
-        key = bucket(size)
-        self._seen[key] = clock, self._seen.get(key, (0, 0))[1] + 1
-
-    def observe(self, size: int, residual: float, is_ahead: bool) -> None:
-        """A step took longer than the curve says, by this factor (its logarithm)."""
-        if is_ahead:
-            self._ahead.append(residual)
-        elif bucket(size) in self._seen:  # else the curve is that of such steps alone
-            self._waited.append(residual)
-        count = min(len(self._ahead), len(self._waited))
-        if count:
-            saved = min(0.0, _middle(self._ahead) - _middle(self._waited))
-            assumed = _ASSUMED_WEIGHT * math.log(_ASSUMED_AHEAD)
-            self.factor = math.exp((assumed + count * saved) / (_ASSUMED_WEIGHT + count))
-
-
-def _middle(values: Iterable[float]) -> float:
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-
-
 class StepTimes:
     """What steps and drafting cost; owns the curves. Seconds throughout."""
 
     def __init__(self) -> None:
         self._steps = Curve(Speed())  # as if each was scheduled when the one before had ended
-        self._lead = _Lead()
+        self._lead = Lead()
+        self._slope = Slope()
         self._prompt_slopes: deque[float] = deque(maxlen=WINDOW)
         self._drafting: dict[int, Curve] = {}  # by the bit length of the number of sequences
         self.clock = 0
@@ -305,14 +256,15 @@ class StepTimes:
     def extra(self, num_sequences: int, num_other_tokens: int, most: int) -> list[float]:
         """What 0, 1, …, `most` drafts add to a step of so many sequences beside a prompt's tokens.
 
-        Beside a prompt a draft costs what a token of a prompt does, if that is more: the room that
-        a flat curve seems to have is taken.
+        At least most of what steps in a row say: where the curve's sizes were measured at different
+        times, it may be flat for no other reason. Beside a prompt a draft costs what a token of a
+        prompt does, if that is more: the room that a flat curve seems to have is taken.
         """
         times = self._steps.range(num_sequences, most + 1)
         start = times[0]
-        if not num_other_tokens or not self._prompt_slopes:
-            return [time - start for time in times]
-        slope = self._prompt_slope()
+        slope = _LEAST_SLOPE * self._slope.at(num_sequences) * start
+        if num_other_tokens and self._prompt_slopes:
+            slope = max(slope, self._prompt_slope())
         return [max(time - start, slope * index) for index, time in enumerate(times)]
 
     def plain_age(self, num_sequences: int) -> tuple[int, int]:
@@ -376,6 +328,7 @@ class StepTimes:
                 residual += math.log(self._lead.factor)
             self._lead.observe(num_tokens, residual, is_ahead)
         self._steps.observe(num_tokens, seconds, self.clock)
+        self._slope.observe(num_tokens, seconds, self.clock)
 
     def _prompt_slope(self) -> float:
         """Seconds for a token of a prompt."""

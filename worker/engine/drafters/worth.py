@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 
 from worker.engine.drafters.track_records import SequenceRecord
 
-_NEAR = 1.25  # times as fast is about as fast
+_NEAR = 1.5  # times as fast is about as fast
 _PATIENCE = 16  # steps
 _MEMORY = 6.0  # places
-_LEAST_CHANCE = 0.25
+_FIRST_CHANCE, _LEAST_CHANCE = 0.75, 0.25
 _DEAR = 0.2  # of 1/n, for a draft
 
 
@@ -32,7 +32,7 @@ class Newcomers:
     """Whether places that become free are taken soon; owns what became of the last ones."""
 
     def __init__(self) -> None:
-        self.chance = 0.5
+        self.chance = _FIRST_CHANCE
         self._free_since: deque[int] = deque()
 
     def ended(self, now: int, num_left: int) -> None:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.drafters.step_times import Curve, Speed, StepTimes, bucket
+from worker.engine.drafters.step_ratios import bucket
+from worker.engine.drafters.step_times import Curve, Speed, StepTimes
 
 
 def noisy(true: float, rng: random.Random) -> float:

@@ -1,0 +1,92 @@
+"""How steps compare that were run close together, whatever the machine does meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+
+_ASSUMED_AHEAD = 0.985  # of the time of a step that is not scheduled ahead
+_ASSUMED_WEIGHT = 24.0  # steps of each kind that count as much as that assumption
+_LEAD_WINDOW = 64  # steps of each kind that tell
+_MIN_MERGED = 32  # smaller sizes have a bucket of their own
+_MEMORY = 0.98  # of a pair, after the next one
+_MOST = 0.7  # that two steps differ by, as a logarithm: more is chance
+_DOUBT = 64.0  # as a pair that differs by eight tokens and not at all in time
+
+
+def bucket(size: int) -> int:
+    """The knot of a size: every size below 32 has its own, then there are sixteen to an octave."""
+    if size < _MIN_MERGED:
+        return size
+    shift = size.bit_length() - 5
+    return (shift << 4) + (size >> shift)
+
+
+class Lead:
+    """How long a step takes that was scheduled ahead, as a part of what it takes otherwise; owns
+    the steps that tell, and when which sizes were seen.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, int]] = {}  # by bucket: when last, and how often
+        self._ahead: deque[float] = deque(maxlen=_LEAD_WINDOW)
+        self._waited: deque[float] = deque(maxlen=_LEAD_WINDOW)
+        self.factor = _ASSUMED_AHEAD
+
+    def seen(self, size: int) -> tuple[int, int]:
+        """When a size about this one (within an eighth) was last run ahead, and how often: 0, 0 for
+        never.
+        """
+        first, last = bucket(max(1, size - size // 8)), bucket(size + size // 8)
+        near = [self._seen[key] for key in range(first, last + 1) if key in self._seen]
+        return max((clock for clock, _ in near), default=0), sum(count for _, count in near)
+
+    def note_ahead(self, size: int, clock: int) -> None:
+        """A step of this size was scheduled ahead."""
+        key = bucket(size)
+        self._seen[key] = clock, self._seen.get(key, (0, 0))[1] + 1
+
+    def observe(self, size: int, residual: float, is_ahead: bool) -> None:
+        """A step took longer than the curve says, by this factor (its logarithm)."""
+        if is_ahead:
+            self._ahead.append(residual)
+        elif bucket(size) in self._seen:  # else the curve is that of such steps alone
+            self._waited.append(residual)
+        count = min(len(self._ahead), len(self._waited))
+        if count:
+            saved = min(0.0, _middle(self._ahead) - _middle(self._waited))
+            assumed = _ASSUMED_WEIGHT * math.log(_ASSUMED_AHEAD)
+            self.factor = math.exp((assumed + count * saved) / (_ASSUMED_WEIGHT + count))
+
+
+def _middle(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+class Slope:
+    """What one more token adds to a step, as a part of its time; owns sums over pairs of steps that
+    followed each other, by the bit length of the smaller one's size. Least squares through the
+    origin, older pairs counting less, and drawn to 0 where there are few.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[int, tuple[float, float]] = {}
+        self._last: tuple[int, float, int] | None = None
+
+    def at(self, size: int) -> float:
+        """For a step of this size."""
+        products, squares = self._sums.get(size.bit_length(), (0.0, 0.0))
+        return max(0.0, products / (squares + _DOUBT))
+
+    def observe(self, size: int, seconds: float, clock: int) -> None:
+        """A step of this size took so long, at tick `clock`."""
+        last, self._last = self._last, (size, seconds, clock)
+        if last is None or last[2] != clock - 1 or last[0] == size:
+            return
+        tokens = size - last[0]
+        change = max(-_MOST, min(_MOST, math.log(seconds / last[1])))
+        key = min(size, last[0]).bit_length()
+        products, squares = self._sums.get(key, (0.0, 0.0))
+        self._sums[key] = products * _MEMORY + tokens * change, squares * _MEMORY + tokens * tokens
