@@ -5,8 +5,9 @@
 The production speculation (drafters and adaptive lengths) decodes recorded answers of the default
 model, 16 at a time, in virtual time: each machine is a table of what a step takes by its number of
 tokens. What the speculation is told of a step takes noise, as steps do on a shared machine: a few
-are late, the speed drifts, and now and then (`--jumps`) it is another one at once. Compared are the true times, with drafts and without, so the ratio is exact
-and the same wherever this runs. `speculation.py` measures the real engine on a real machine.
+are late, the speed drifts, and now and then (`--jumps`) it is another one at once. Compared are the
+true times, with drafts and without, so the ratio is exact and the same wherever this runs.
+`speculation.py` measures the real engine on a real machine.
 
 Machines, by what drafts cost in a step of 16 sequences:
 
@@ -124,9 +125,8 @@ class Recorded:
         """A sequence that has its first token."""
         prompt, params = list(self.request.prompt), self.request.params
         asked = AddRequest(str(seq_id), prompt, params, 0.0, tenant=tenant)
-        sequence = EngineSequence(
-            seq_id, asked, 0, len(prompt) + params.max_tokens, frozenset[int]()
-        )
+        most = len(prompt) + params.max_tokens
+        sequence = EngineSequence(seq_id, asked, 0, most, frozenset())
         sequence.append(self.answer[0], 0.0)
         return sequence
 
@@ -391,10 +391,8 @@ def main() -> None:
     ratios = [run.ratio for each in runs.values() for run in each]
     bad = sum(ratio < BAD for ratio in ratios) / len(ratios)
     print(f"{bad:.1%} of {len(ratios)} runs are below {BAD}")
-    document = {
-        **{"seed": SEED, "seeds": options.seeds, "jumps": options.jumps},
-        **{f"below_{BAD}": bad, "rows": rows},
-    }
+    used = {"seed": SEED, "seeds": options.seeds, "jumps": options.jumps}
+    document = {**used, f"below_{BAD}": bad, "rows": rows}
     options.json.parent.mkdir(exist_ok=True)
     options.json.write_text(json.dumps(document, indent=2) + "\n")
 
