@@ -12,7 +12,7 @@ true times, with drafts and without, so the ratio is exact and the same wherever
 Machines, by what drafts cost in a step of 16 sequences:
 
     amx       5 % for one, 30 for 16, 130 for 48
-    cliff     14 % for one, 44 for 16, 120 for 48
+    cliff     14 % for one, 44 for 16, 136 for 48
     lin       2.2 % for each
 
 Workloads as in `speculation.py`, in two modes:
@@ -29,7 +29,8 @@ run of its own. Prompts take no time here. The answers are recorded with the pla
 are none (half a minute) or they were made from something else, or with `--record`.
 
 Prints the time of plain decoding over that with drafts (below 1: drafts lose), by mean, 5th
-percentile and minimum over runs, and writes benchmarks/results/speculation_virtual.json.
+percentile and minimum over runs, and the drafts of a step; writes
+benchmarks/results/speculation_virtual.json.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ class Machine:
 
     def seconds(self, num_tokens: int, is_ahead: bool) -> float:
         """What a step of so many tokens truly takes."""
-        lines = self._lines
-        (left, low), (right, high) = next((ln for ln in lines if num_tokens <= ln[1][0]), lines[-1])
+        reaching = (line for line in self._lines if num_tokens <= line[1][0])
+        (left, low), (right, high) = next(reaching, self._lines[-1])
         seconds = low + (high - low) * (num_tokens - left) / (right - left)
         return seconds * AHEAD if is_ahead else seconds
 
@@ -302,12 +303,9 @@ def in_jobs(engine: Engine, requests: Sequence[Recorded], tenant: str, _: Random
 
 def in_full(engine: Engine, requests: Sequence[Recorded], tenant: str, rng: Random) -> Spent:
     """A workload in an order of chance, as often as it takes, each time of another tenant."""
-    asked = [
-        (one, f"{tenant} {time}")
-        for time in range(-(-FULL_REQUESTS // len(requests)))
-        for one in rng.sample(requests, len(requests))
-    ]
-    return engine.full(asked)
+    times = -(-FULL_REQUESTS // len(requests))
+    passes = [rng.sample(requests, len(requests)) for _ in range(times)]
+    return engine.full((one, f"{tenant} {n}") for n, asked in enumerate(passes) for one in asked)
 
 
 MODES = {"job": in_jobs, "full": in_full}
