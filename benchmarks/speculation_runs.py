@@ -273,7 +273,8 @@ def side_by_side(
     subjects: Sequence[Subject], job: Sequence[Request], tenant: str, steps_a_turn: int
 ) -> list[Outcome]:
     """What comes of one job on every engine, all decoding it in turns of so many tokens a request:
-    the same part of every answer at about the same time, the first to go last in the next turn.
+    the same part of every answer at about the same time. Who goes first goes last in the next turn;
+    nobody has two turns in a row, of which the second would find its weights in the caches.
     """
     for subject in subjects:
         subject.begin(job, tenant)
@@ -282,5 +283,6 @@ def side_by_side(
     while left:
         turn += 1
         decoded = turn * steps_a_turn * len(job)
-        left = [subject for subject in left if subject.advance(decoded)][::-1]
+        left = [subject for subject in left if subject.advance(decoded)]
+        left = left[1:] + left[:1]
     return [subject.end() for subject in subjects]
