@@ -17,9 +17,9 @@ times (after the first token) over the whole workload, each job's the median ove
 its standard error, by what rounds differ (two at least); `cpu` is the same ratio in CPU seconds,
 which other programs on the machine change less; `whole` counts the prompts in. The answers are
 compared token for token: `differ` counts requests whose answers are not the same, and should be 0.
-Two engines decode without drafts, and their mean is what methods are compared with: two that are
-built alike are some percent apart (`plain again` is the second by the first), as their weights lie
-elsewhere in memory.
+All run on the same weights. Two engines decode without drafts, and their mean is what methods are
+compared with; `plain again` is the second by the first, which tells how far two that are alike are
+apart.
 
 Prints a table and writes benchmarks/results/speculation.json.
 """
@@ -46,7 +46,7 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 import torch
 from speculation_prompts import OPEN, REPEATING, Prompt
-from speculation_runs import Request, Subject, engine_config, side_by_side
+from speculation_runs import Request, SharedWeights, Subject, engine_config, side_by_side
 from speculation_table import Tally, print_header, print_row
 from verification_timing import SHAPES, measure_verification
 
@@ -158,6 +158,7 @@ def workloads(texts: Texts, options: argparse.Namespace) -> list[Workload]:
 def subjects(options: argparse.Namespace, texts: Texts) -> dict[str, Subject]:
     """Plain decoding first, then each method that can be had."""
     found: dict[str, Subject] = {}
+    weights = SharedWeights()
     for name in ("plain", *options.methods, CONTROL):
         speculative = None
         try:
@@ -166,7 +167,7 @@ def subjects(options: argparse.Namespace, texts: Texts) -> dict[str, Subject]:
             config = engine_config(
                 options.model, options.dtype, options.threads, texts.eos_token_ids, speculative
             )
-            found[name] = Subject.build(name, config)
+            found[name] = Subject.build(name, config, weights)
         except WorkerError as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
     return found

@@ -25,8 +25,8 @@ Workloads as in `speculation.py`, in two modes:
 
 Every workload is decoded by an engine that just saw its warm-up; after `repeating`, by one that has
 won much; three times, after three times `repeating`; and all in a row. Each time it is decoded is a
-run of its own. Prompts take no time here. The answers are recorded with the plain engine when there
-are none (half a minute) or they were made from something else, or with `--record`.
+run of its own. The time of prompts is not counted. The answers are recorded with the plain engine
+when there are none (half a minute) or they were made from something else, or with `--record`.
 
 Prints the time of plain decoding over that with drafts (below 1: drafts lose), by mean, 5th
 percentile and minimum over runs, and the drafts of a step; writes
@@ -49,7 +49,7 @@ from random import Random
 from typing import Any
 
 from speculation import DEFAULT_MODEL, METHODS, WARM_UP_TOKENS, Texts, workloads
-from speculation_runs import Request, Subject, engine_config
+from speculation_runs import Request, SharedWeights, Subject, engine_config
 
 from worker.engine.drafters.registry import build_drafter
 from worker.engine.messages import AddRequest
@@ -81,35 +81,57 @@ MACHINES: dict[str, tuple[tuple[int, float], ...]] = {
     ),
     "lin": ((1, 0.052), (4, 0.061), (16, 0.089), (4096, 8.249)),
 }
+PROMPT_TOKEN = {"amx": 0.0013, "cliff": 0.0013, "lin": 0.0017}  # seconds, in a long prompt
 AHEAD = 0.99  # of that, when a step is scheduled while another runs: without drafts
 SPREAD, LATE, LATEST = 0.05, 0.05, 3.0  # of a step's log time; how many are late, how much at most
 DRIFT, RETURN = 0.004, 0.01  # of the speed's logarithm in a step; of what it is off
 JUMPS = 1 / 30  # of the speed, in a step
 
 
+@dataclass(frozen=True, slots=True)
+class Unrest:
+    """What else runs on a machine, which changes now and then: `jumps` is the spread of the log
+    speed, `contention` that of how often the memory that is read in any step takes as long again.
+    """
+
+    jumps: float
+    contention: float
+
+
 class Machine:
     """What steps take on a machine, and what a clock shows of it."""
 
-    def __init__(self, name: str, jumps: float, rng: Random) -> None:
+    def __init__(self, name: str, unrest: Unrest, rng: Random) -> None:
         self._lines = list(pairwise(MACHINES[name]))
+        self._prompt_token = PROMPT_TOKEN[name]
         self._rng = rng
-        self._jumps = jumps
+        self._unrest = unrest
         self._speed = self._level = 0.0
+        self._waiting = 0.0  # for memory, in any step
 
     def seconds(self, num_tokens: int, is_ahead: bool) -> float:
-        """What a step of so many tokens truly takes."""
+        """What a step of so many tokens truly takes just now."""
         reaching = (line for line in self._lines if num_tokens <= line[1][0])
         (left, low), (right, high) = next(reaching, self._lines[-1])
-        seconds = low + (high - low) * (num_tokens - left) / (right - left)
+        seconds = low + (high - low) * (num_tokens - left) / (right - left) + self._waiting
         return seconds * AHEAD if is_ahead else seconds
 
+    def prompts(self, num_tokens: int) -> float:
+        """What a step of nothing but prompts takes."""
+        return num_tokens * self._prompt_token
+
     def noise(self) -> float:
-        """By how much the next step seems to take longer."""
+        """By how much a step seems to take longer."""
         self._speed += self._rng.gauss(0.0, DRIFT) - RETURN * self._speed
-        if self._jumps and self._rng.random() < JUMPS:
-            self._level = self._rng.gauss(0.0, self._jumps)
         factor = math.exp(self._rng.gauss(0.0, SPREAD) + self._speed + self._level)
         return factor * self._rng.uniform(1.2, LATEST) if self._rng.random() < LATE else factor
+
+    def change(self) -> None:
+        """What else runs on it may be something else from now on."""
+        if self._rng.random() < JUMPS:
+            self._level = self._rng.gauss(0.0, self._unrest.jumps)
+            contention = max(0.0, self._rng.gauss(0.0, self._unrest.contention))
+            self._waiting = contention * self._lines[0][0][1]
 
 
 # ---- what is decoded ----------------------------------------------------------------------------
@@ -157,7 +179,8 @@ def recorded(model: Path, anew: bool) -> dict[str, list[Recorded]]:
 def record(model: Path, texts: Texts, requests: Sequence[Request]) -> list[tuple[int, ...]]:
     """What the plain engine answers."""
     print(f"recording what {model.name} answers")
-    engine = Subject.build("plain", engine_config(model, "auto", None, texts.eos_token_ids, None))
+    config = engine_config(model, "auto", None, texts.eos_token_ids, None)
+    engine = Subject.build("plain", config, SharedWeights())
     answers: list[tuple[int, ...]] = []
     for first in range(0, len(requests), BATCH):
         answers += engine.run(requests[first : first + BATCH], "recording").answers
@@ -199,28 +222,37 @@ class Engine:
     def job(self, requests: Sequence[Recorded], tenant: str) -> Spent:
         """They begin together; until the last has ended."""
         live: Live = []
+        lengths = [len(one.answer) for one in requests]
         for one in requests:
             self._begin(one, tenant, live)
-        spent = Spent()
-        for number in range(1, max(len(one.answer) for one in requests)):
-            num_decoding = sum(len(one.answer) > number for one in requests)
-            spent.plain += self._machine.seconds(num_decoding, is_ahead=True)
+        self._prompts(live)
+        spent, number = Spent(), 1
         while live:
             self._step(live, spent)
+            # Plain decoding gets as far as the last one is in the same time of the machine.
+            last = min((s.num_outputs for s, _ in live), default=max(lengths))
+            for done in range(number, last):
+                num_decoding = sum(length > done for length in lengths)
+                spent.plain += self._machine.seconds(num_decoding, is_ahead=True)
+            number = last
+            self._machine.change()
         return spent
 
     def full(self, requests: Iterable[tuple[Recorded, str]]) -> Spent:
         """Requests with their tenants, a batch at a time; until nobody replaces one that ends."""
         waiting = iter(requests)
         live: Live = []
-        spent, num_tokens = Spent(), 0
+        spent = Spent()
         while True:
+            num_before = len(live)
             while len(live) < BATCH and (one := next(waiting, None)) is not None:
                 self._begin(*one, live)
+            self._prompts(live[num_before:])
             if len(live) < BATCH:
                 break
-            num_tokens += self._step(live, spent)
-        spent.plain = num_tokens / BATCH * self._machine.seconds(BATCH, is_ahead=True)
+            num_tokens = self._step(live, spent)
+            spent.plain += num_tokens / BATCH * self._machine.seconds(BATCH, is_ahead=True)
+            self._machine.change()
         while live:
             self._step(live, Spent())
         return spent
@@ -232,6 +264,13 @@ class Engine:
             live.append((sequence, one.answer))
         else:
             self._speculation.end(sequence)
+
+    def _prompts(self, live: Live) -> None:
+        """The step that runs their prompts, which is the same with drafts and without."""
+        num_tokens = sum(sequence.num_prompt for sequence, _ in live)
+        if num_tokens:
+            told = self._machine.prompts(num_tokens) * self._machine.noise()
+            self._speculation.observe_step((0, num_tokens), 0, told, ModelOutput({}))
 
     def _step(self, live: Live, spent: Spent) -> int:
         """One step of all that are `live`, of whom those that end leave; how many tokens came."""
@@ -314,7 +353,7 @@ Key = tuple[str, str, str, str]  # machine, method, workload, mode
 
 def decode(
     setting: tuple[str, str, str],
-    jumps: float,
+    unrest: Unrest,
     order: Order,
     seed: int,
     texts: Mapping[str, Sequence[Recorded]],
@@ -322,7 +361,7 @@ def decode(
     """What one engine takes for an order of workloads on a machine, with a method, in a mode."""
     machine, method, mode = setting
     rng = Random(f"{SEED} {seed} {setting} {order}")
-    engine = Engine(method, Machine(machine, jumps, rng))
+    engine = Engine(method, Machine(machine, unrest, rng))
     engine.job([replace(one, answer=one.answer[:WARM_UP_TOKENS]) for one in texts["open"]], "")
     for position, name in enumerate((*order.before, *order.then)):
         spent = MODES[mode](engine, texts[name], f"{name} {position}", rng)
@@ -335,9 +374,10 @@ def measure(
 ) -> dict[Key, list[Spent]]:
     """Every run of everything."""
     runs: dict[Key, list[Spent]] = defaultdict(list)
+    unrest = Unrest(options.jumps, options.contention)
     for machine, method, mode in product(options.machines, options.methods, MODES):
         for order, seed in product(orders(list(texts)), range(options.seeds)):
-            for name, spent in decode((machine, method, mode), options.jumps, order, seed, texts):
+            for name, spent in decode((machine, method, mode), unrest, order, seed, texts):
                 runs[machine, method, name, mode].append(spent)
     return runs
 
@@ -380,6 +420,7 @@ def main() -> None:
     parser.add_argument("--machines", nargs="+", choices=MACHINES, default=list(MACHINES))
     parser.add_argument("--methods", nargs="+", choices=HOST_METHODS, default=list(HOST_METHODS))
     parser.add_argument("--jumps", type=float, default=0.15, help="spread of log speeds; 0: none")
+    parser.add_argument("--contention", type=float, default=0.7, help="see `Unrest`; 0: none")
     parser.add_argument("--record", action="store_true", help="have the model answer anew")
     parser.add_argument("--json", type=Path, default=RESULTS / "speculation_virtual.json")
     options = parser.parse_args()
@@ -389,7 +430,12 @@ def main() -> None:
     ratios = [run.ratio for each in runs.values() for run in each]
     bad = sum(ratio < BAD for ratio in ratios) / len(ratios)
     print(f"{bad:.1%} of {len(ratios)} runs are below {BAD}")
-    used = {"seed": SEED, "seeds": options.seeds, "jumps": options.jumps}
+    used = {
+        "seed": SEED,
+        "seeds": options.seeds,
+        "jumps": options.jumps,
+        "contention": options.contention,
+    }
     document = {**used, f"below_{BAD}": bad, "rows": rows}
     options.json.parent.mkdir(exist_ok=True)
     options.json.write_text(json.dumps(document, indent=2) + "\n")

@@ -92,6 +92,7 @@ class DraftLengths:
         self._prices: Prices | None = None  # of the last step in which somebody was asked
         self._drafting_seconds = 0.0  # planned for each step, as long as the device drafts
         self._was_asked = False  # for drafts, for the step that is observed next
+        self._num_sequences = 0  # that decode in it, some with drafts; 0: each without
         self._control_left = 0  # plain steps still to be run for the sake of measuring
 
     @property
@@ -131,7 +132,7 @@ class DraftLengths:
         limit = self._limit(num)
         if not self._is_adaptive or not limit or not num:
             return [min(limit, len(offer.confidences)) for offer in offers]
-        self._was_asked = True
+        self._was_asked, self._num_sequences = True, num
         records = [self._record(offer.seq_id, offer.drafter) for offer in offers]
         survivals = self._survivals(offers, records, limit)
         survivals = self._weighed(survivals, records, is_crowded)
@@ -139,7 +140,7 @@ class DraftLengths:
         costs = self._costs(num, num_other_tokens, len(ranked), self._drafting_seconds)
         # A device drafter's drafts are as many for each already, and made by now.
         choice = choose_verified(ranked, costs, any_size=bool(self._device_drafters))
-        self._interest.note(choice.gain, self._times.clock)
+        self._interest.note(choice.gain, self._times.clock, num)
         self._prices = self._make_prices(costs, choice.total)
         if choice.total and self._is_control_due(num, choice.gain):
             self._control_left = _CONTROL_STEPS
@@ -208,7 +209,9 @@ class DraftLengths:
         num_decoding = num_tokens - num_other_tokens
         self._charge(num_decoding, num_other_tokens, seconds)
         self._charge_drafting(drafting_seconds, num_drafted, num_drafting)
-        self._times.observe(num_tokens, num_other_tokens, seconds, not self._was_asked)
+        num_drafts = num_decoding - (self._num_sequences or num_decoding)
+        is_ahead = not self._was_asked
+        self._times.observe(num_tokens, num_other_tokens, seconds, is_ahead, num_drafts)
         self._times.observe_drafting(num_drafted, num_drafting, drafting_seconds)
         if self._times.largest:
             self._catch_ups.charge(self._times.plain(max(1, num_decoding)))
@@ -216,7 +219,7 @@ class DraftLengths:
             self._drafting_seconds = 0.0
             if num_decoding and self._control_left:
                 self._control_left -= 1
-        self._was_asked = False
+        self._was_asked, self._num_sequences = False, 0
 
     def observe_catch_up(self, seconds: float, drafted: Collection[int]) -> None:
         """The step that `observe_step` tells of next took so long besides for what the device's
@@ -320,6 +323,7 @@ class DraftLengths:
             plain,
             self._times.decoding(num) + drafting_seconds,
             self._times.extra(num, num_other_tokens, most),
+            self._times.extra(num, num_other_tokens, most, is_cautious=False),
             self._account.balance * plain,
         )
 

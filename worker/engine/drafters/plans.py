@@ -15,21 +15,23 @@ _ALL_COMMON = 16
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Seconds of the next step: `plain` without drafts, as if nobody had been asked for any; `base`
-    when somebody was; and what 0, 1, … drafts add to that. `affordable` is what may be risked.
+    when somebody was; what 0, 1, … drafts may add to that (`extra`, which they are to repay), and
+    are `expected` to. `affordable` is what may be risked.
     """
 
     num_sequences: int
     plain: float
     base: float
     extra: Sequence[float]
+    expected: Sequence[float]
     affordable: float
 
     def seconds_of(self, num_drafts: int) -> float:
-        """What so many drafts add; beyond those that are told, in proportion."""
-        most = len(self.extra) - 1
+        """What so many drafts are expected to add; beyond those that are told, in proportion."""
+        most = len(self.expected) - 1
         if num_drafts <= most:
-            return self.extra[num_drafts]
-        return self.extra[most] * num_drafts / most
+            return self.expected[num_drafts]
+        return self.expected[most] * num_drafts / most
 
     def gain(self, rate: float) -> float:
         """What part of plain decoding's rate this rate is more."""

@@ -10,7 +10,8 @@ _FLOOR = -6.0
 _MOST_DEBT = 32.0
 MAX_DISTANCE = 32  # steps between two probes of the same thing
 
-_GAIN_MEMORY = 64.0  # steps in which somebody was asked for drafts
+_GAIN_MEMORY = 64.0  # sequences that were asked for drafts, one after the other or together
+_LEAST_MEMORY = 4.0  # steps
 _MIN_GAIN = 0.02  # on the average, below which nobody is asked in most steps
 _FIRST_GAIN = 3 * _MIN_GAIN
 _MAX_LOOK_DISTANCE = 16
@@ -117,9 +118,11 @@ class Interest:
         """A probe stood: look once, at once, what becomes of it."""
         self._look_at = now
 
-    def note(self, gain: float, now: int) -> None:
-        """Everybody was asked, which wins this part of plain decoding's rate."""
-        self._gain += (gain - self._gain) / _GAIN_MEMORY
+    def note(self, gain: float, now: int, num_asked: int) -> None:
+        """So many sequences were asked, all there are, which wins this part of plain decoding's
+        rate.
+        """
+        self._gain += (gain - self._gain) / max(_LEAST_MEMORY, _GAIN_MEMORY / num_asked)
         if self._gain >= _MIN_GAIN:
             return
         if gain > 0.0:

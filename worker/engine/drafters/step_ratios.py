@@ -1,4 +1,4 @@
-"""How steps compare that were run close together, whatever the machine does meanwhile."""
+"""What scheduling a step ahead saves, and sizes that are alike."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ _ASSUMED_AHEAD = 0.985  # of the time of a step that is not scheduled ahead
 _ASSUMED_WEIGHT = 24.0  # steps of each kind that count as much as that assumption
 _LEAD_WINDOW = 64  # steps of each kind that tell
 _MIN_MERGED = 32  # smaller sizes have a bucket of their own
-_MEMORY = 0.98  # of a pair, after the next one
-_MOST = 0.7  # that two steps differ by, as a logarithm: more is chance
-_DOUBT = 64.0  # as a pair that differs by eight tokens and not at all in time
 
 
 def bucket(size: int) -> int:
@@ -63,30 +60,3 @@ class Lead:
 def _middle(values: Iterable[float]) -> float:
     ordered = sorted(values)
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-
-
-class Slope:
-    """What one more token adds to a step, as a part of its time; owns sums over pairs of steps that
-    followed each other, by the bit length of the smaller one's size. Least squares through the
-    origin, older pairs counting less, and drawn to 0 where there are few.
-    """
-
-    def __init__(self) -> None:
-        self._sums: dict[int, tuple[float, float]] = {}
-        self._last: tuple[int, float, int] | None = None
-
-    def at(self, size: int) -> float:
-        """For a step of this size."""
-        products, squares = self._sums.get(size.bit_length(), (0.0, 0.0))
-        return max(0.0, products / (squares + _DOUBT))
-
-    def observe(self, size: int, seconds: float, clock: int) -> None:
-        """A step of this size took so long, at tick `clock`."""
-        last, self._last = self._last, (size, seconds, clock)
-        if last is None or last[2] != clock - 1 or last[0] == size:
-            return
-        tokens = size - last[0]
-        change = max(-_MOST, min(_MOST, math.log(seconds / last[1])))
-        key = min(size, last[0]).bit_length()
-        products, squares = self._sums.get(key, (0.0, 0.0))
-        self._sums[key] = products * _MEMORY + tokens * change, squares * _MEMORY + tokens * tokens

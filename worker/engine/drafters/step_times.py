@@ -25,9 +25,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import accumulate
 
-from worker.engine.drafters.step_ratios import Lead, Slope, bucket
+from worker.engine.drafters.draft_costs import DecodingStep, DraftCosts
+from worker.engine.drafters.step_ratios import Lead, bucket
 
 WINDOW = 25  # times that a knot keeps
 _PRIOR_TOKENS = 24.0  # a step costs as much as so many tokens, before its tokens are counted
@@ -42,8 +44,9 @@ _NO_DRIFT = 0.03  # a smaller median is chance,
 _NO_DRIFT_SPREADS = 0.5  # and one of so many median deviations from it
 _MIN_SETTLED = 4  # times that a knot needs before it says something about the speed
 _PROMPT_TO_DRAFT = 1.33  # a draft has logits made and is verified; a token of a prompt has not
+_LEAST_ASSUMED = 1e-4  # of a plain step, for a draft
 _MIN_PROMPT_TOKENS = 16  # below, a prompt's time is noise
-_LEAST_SLOPE = 0.9  # of what steps in a row say that tokens add
+_FEW_SEQUENCES = 4  # in whose steps drafts are many, and the curve tells what they cost
 
 
 class _Knot:
@@ -109,6 +112,11 @@ class Curve:
         """The largest size that was seen; 0: none was."""
         return int(max((knot.size for knot in self._knots.values()), default=0.0))
 
+    @property
+    def speed(self) -> float:
+        """Seconds of what the prior calls one, just now."""
+        return self._speed.seconds or 1.0
+
     def knows(self, size: int) -> bool:
         """Whether this size was seen more than once."""
         knot = self._knots.get(bucket(size))
@@ -148,7 +156,7 @@ class Curve:
         if self._is_stale:
             self._rebuild()
         sizes, times = self._sizes, self._times
-        speed = self._speed.seconds or 1.0
+        speed = self.speed
         if not sizes:
             return speed * self._prior(size)
         index = bisect_left(sizes, size)
@@ -181,7 +189,7 @@ class Curve:
 
     def _slope(self, size: float, time: float) -> float:
         """What one more unit costs where nothing was measured."""
-        seconds = (self._speed.seconds or 1.0) * time
+        seconds = self.speed * time
         if self.tail_slope is not None:
             return min(self.tail_slope, seconds / size)
         return seconds / (self._prior_units + size)
@@ -232,8 +240,10 @@ class StepTimes:
     def __init__(self) -> None:
         self._steps = Curve(Speed())  # as if each was scheduled when the one before had ended
         self._lead = Lead()
-        self._slope = Slope()
+        self._draft_costs = DraftCosts()
+        self._prompts: deque[tuple[int, int, float]] = deque(maxlen=WINDOW)  # not told from yet
         self._prompt_slopes: deque[float] = deque(maxlen=WINDOW)
+        self._prompt_ratios: deque[float] = deque(maxlen=WINDOW)  # by the speed then
         self._drafting: dict[int, Curve] = {}  # by the bit length of the number of sequences
         self.clock = 0
         self.most_rounds = 0  # drafts of one sequence in a step, on the average, that were measured
@@ -253,19 +263,29 @@ class StepTimes:
         """
         return self._steps.at(num_sequences) * self._lead.factor
 
-    def extra(self, num_sequences: int, num_other_tokens: int, most: int) -> list[float]:
-        """What 0, 1, …, `most` drafts add to a step of so many sequences beside a prompt's tokens.
+    def extra(
+        self, num_sequences: int, num_other_tokens: int, most: int, is_cautious: bool = True
+    ) -> list[float]:
+        """What 0, 1, …, `most` drafts add to a step of so many sequences beside a prompt's tokens:
+        what is expected, and if `is_cautious` a standard error more.
 
-        At least most of what steps in a row say: where the curve's sizes were measured at different
-        times, it may be flat for no other reason. Beside a prompt a draft costs what a token of a
-        prompt does, if that is more: the room that a flat curve seems to have is taken.
+        With a few sequences by the curve; with more, where a draft wins little, by steps in a row.
+        Beside a prompt a draft costs what a token of a prompt does, if that is more: the room that
+        a flat curve seems to have is taken.
         """
-        times = self._steps.range(num_sequences, most + 1)
-        start = times[0]
-        slope = _LEAST_SLOPE * self._slope.at(num_sequences) * start
+        if num_sequences <= _FEW_SEQUENCES:
+            times = self._steps.range(num_sequences, most + 1)
+            answer = [time - times[0] for time in times]
+        else:
+            plain = self._steps.at(num_sequences)
+            surcharge = self._draft_costs.of(num_sequences, self._assumed_cost(num_sequences))
+            cost = surcharge.at_most if is_cautious else surcharge.expected
+            costs = (plain * cost(count) for count in range(1, most + 1))
+            answer = list(accumulate(costs, max, initial=0.0))  # what is more is not cheaper
         if num_other_tokens and self._prompt_slopes:
-            slope = max(slope, self._prompt_slope())
-        return [max(time - start, slope * index) for index, time in enumerate(times)]
+            slope = self._prompt_slope()
+            answer = [max(cost, slope * index) for index, cost in enumerate(answer)]
+        return answer
 
     def plain_age(self, num_sequences: int) -> tuple[int, int]:
         """Steps since a plain one of about so many sequences was measured, and how many were."""
@@ -288,9 +308,15 @@ class StepTimes:
         return seconds * self.decoding(num_sequences) / self.decoding(1 << (near - 1))
 
     def observe(
-        self, num_tokens: int, num_other_tokens: int, seconds: float, is_ahead: bool
+        self,
+        num_tokens: int,
+        num_other_tokens: int,
+        seconds: float,
+        is_ahead: bool,
+        num_drafts: int = 0,
     ) -> None:
-        """A step of `num_tokens`, `num_other_tokens` of them of prompts; without its drafting.
+        """A step of `num_tokens`, `num_drafts` and `num_other_tokens` of prompts included; without
+        its drafting.
 
         `is_ahead`: nobody was asked for drafts, so that it may have been scheduled ahead.
         """
@@ -298,14 +324,11 @@ class StepTimes:
         num_decoding = num_tokens - num_other_tokens
         if not num_other_tokens:
             if num_tokens > 0 and 0.0 < seconds < math.inf:
-                self._observe_decoding(num_tokens, seconds, is_ahead)
+                self._observe_decoding(num_tokens, seconds, is_ahead, num_drafts)
         elif num_other_tokens >= _MIN_PROMPT_TOKENS:
-            slope = seconds / num_other_tokens
-            if self._steps.largest:
-                base = self._steps.at(max(1, num_decoding))
-                self._prompt_slopes.append(max(0.0, seconds - base) / num_other_tokens)
-                slope = self._prompt_slope()
-            self._steps.tail_slope = slope * _PROMPT_TO_DRAFT
+            self._prompts.append((num_decoding, num_other_tokens, seconds))
+        if self._steps.largest:
+            self._note_prompts()
 
     def observe_drafting(self, num_drafted: int, num_drafting: int, seconds: float) -> None:
         """Making `num_drafted` drafts for `num_drafting` sequences took so long."""
@@ -318,7 +341,9 @@ class StepTimes:
         curve.observe(rounds, seconds, self.clock)
         self.most_rounds = max(self.most_rounds, rounds)
 
-    def _observe_decoding(self, num_tokens: int, seconds: float, is_ahead: bool) -> None:
+    def _observe_decoding(
+        self, num_tokens: int, seconds: float, is_ahead: bool, num_drafts: int
+    ) -> None:
         if is_ahead:
             self._lead.note_ahead(num_tokens, self.clock)
             seconds /= self._lead.factor
@@ -328,8 +353,32 @@ class StepTimes:
                 residual += math.log(self._lead.factor)
             self._lead.observe(num_tokens, residual, is_ahead)
         self._steps.observe(num_tokens, seconds, self.clock)
-        self._slope.observe(num_tokens, seconds, self.clock)
+        num_sequences = num_tokens - num_drafts
+        if num_sequences > _FEW_SEQUENCES:
+            step = DecodingStep(num_sequences, num_drafts, seconds, self.clock)
+            self._draft_costs.observe(step, self._assumed_cost(num_sequences))
+
+    def _note_prompts(self) -> None:
+        """Of the steps with prompts so far, now that it is known what one without them takes."""
+        for num_decoding, num_tokens, seconds in self._prompts:
+            base = self._steps.at(max(1, num_decoding))
+            slope = max(0.0, seconds - base) / num_tokens
+            self._prompt_slopes.append(slope)
+            self._prompt_ratios.append(slope / self._steps.speed)
+            self._steps.tail_slope = self._prompt_slope() * _PROMPT_TO_DRAFT
+        self._prompts.clear()
+
+    def _assumed_cost(self, num_sequences: int) -> float:
+        """Of a draft before any was seen, in plain steps of so many sequences."""
+        if not self._prompt_slopes:
+            return 1.0 / (_PRIOR_TOKENS + num_sequences)
+        slope = _lower_middle(self._prompt_ratios) * self._steps.speed
+        return max(_LEAST_ASSUMED, _PROMPT_TO_DRAFT * slope / self._steps.at(num_sequences))
 
     def _prompt_slope(self) -> float:
         """Seconds for a token of a prompt."""
-        return sorted(self._prompt_slopes)[(len(self._prompt_slopes) - 1) // 2]
+        return _lower_middle(self._prompt_slopes)
+
+
+def _lower_middle(values: Collection[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]

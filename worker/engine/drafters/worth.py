@@ -9,19 +9,30 @@ then; only who ends last saves a whole step. Sequences that get on equally fast 
 share what their rows save: if all do, that is 1/n again; but if some copy while others do not,
 drafts of the few that copy hardly bring the end nearer, whereas everybody pays for them.
 
+Those that get on about as fast end together only on the average. Few tokens are won by chance, by
+one sequence more and by another one less, and the last one of them has won fewer than most: of m
+that gain g tokens each, with the spread of g events of chance, √g, the last is expected to gain
+g - s √g, where s is how far the least of m normal numbers is below their mean (Blom's
+approximation). Only what the last one gains brings the end nearer. So where little is won, as in
+open chat, a token is worth little; where all copy, nearly all of it.
+
 How fast a sequence gets on is what its drafts promise, verified or not, on the average. How likely
 it is that somebody comes is what became of the last places (`Newcomers`).
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from statistics import NormalDist
 
 from worker.engine.drafters.track_records import SequenceRecord
 
 _NEAR = 1.5  # times as fast is about as fast
+_HORIZON = 100.0  # steps that answers go on for
 _PATIENCE = 16  # steps
 _MEMORY = 6.0  # places
 _FIRST_CHANCE, _LEAST_CHANCE = 0.75, 0.25
@@ -76,8 +87,21 @@ def worths(
         end = bisect_right(falling, -pace / _NEAR)
         before, after = plain(num - first), plain(num - end) if end < num else 0.0
         alone = num * (before - after) / (end - first) / whole
+        alone *= _part_of_the_last(_HORIZON * (pace - 1.0), end - first)
         shares[pace] = chance_of_newcomer + (1.0 - chance_of_newcomer) * alone
     return [shares[pace] for pace in paces]
+
+
+def _part_of_the_last(gained: float, num: int) -> float:
+    """What the last of so many gains, each `gained` tokens on the average, as a part of that."""
+    below = _least_of(num)
+    return max(0.0, 1.0 - below / math.sqrt(gained)) if gained > below * below else 0.0
+
+
+@lru_cache(maxsize=1024)
+def _least_of(num: int) -> float:
+    """How many standard deviations the least of so many normal numbers is below their mean."""
+    return NormalDist().inv_cdf((num - 0.375) / (num + 0.25))
 
 
 def weighed(

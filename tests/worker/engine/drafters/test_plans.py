@@ -6,7 +6,7 @@ import pytest
 
 from worker.engine.drafters.plans import Costs, choose_verified, is_common_size
 
-FREE = Costs(16, 1.0, 1.0, [0.0] * 200, 1.0)  # a draft costs nothing
+FREE = Costs(16, 1.0, 1.0, [0.0] * 200, [0.0] * 200, 1.0)  # a draft costs nothing
 
 
 def test_few_sizes_are_common_and_the_closer_together_the_smaller() -> None:
@@ -31,4 +31,12 @@ def test_where_sizes_are_regular_anyway_every_size_is_used() -> None:
 
 def test_one_sequence_has_any_number_verified() -> None:
     """Small steps are all common."""
-    assert choose_verified([0.9] * 11, Costs(1, 1.0, 1.0, [0.0] * 20, 1.0)).total == 11
+    assert choose_verified([0.9] * 11, Costs(1, 1.0, 1.0, [0.0] * 20, [0.0] * 20, 1.0)).total == 11
+
+
+def test_drafts_must_repay_what_they_may_cost_not_what_they_are_expected_to() -> None:
+    """What is not known of their cost counts against them."""
+    dear = [0.05 * number for number in range(20)]
+    cheap = [0.01 * number for number in range(20)]
+    assert choose_verified([0.5] * 8, Costs(16, 1.0, 1.0, cheap, cheap, 1.0)).total == 8
+    assert choose_verified([0.5] * 8, Costs(16, 1.0, 1.0, dear, cheap, 1.0)).total == 0

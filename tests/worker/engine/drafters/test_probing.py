@@ -85,9 +85,22 @@ def test_interest_fades_without_gain_and_comes_back_with_it() -> None:
     for now in range(400):
         asked.append(interest.is_due(now))
         if asked[-1]:
-            interest.note(0.0, now)
+            interest.note(0.0, now, num_asked=1)
     assert all(asked[:40])
     assert 0 < sum(asked[200:]) <= 200 // 10
     now = next(n for n in range(400, 450) if interest.is_due(n))
-    interest.note(0.5, now)
+    interest.note(0.5, now, num_asked=1)
     assert all(interest.is_due(now + step) for step in range(1, 20))
+
+
+def test_many_that_win_nothing_tell_it_sooner_than_one() -> None:
+    """Sixteen sequences that had won much, then nothing: nobody is asked after a few steps."""
+    num_asked = []
+    for number in (1, 16):
+        interest, asked = Interest(), 0
+        for now in range(200):
+            if interest.is_due(now):
+                interest.note(0.3 if now < 60 else 0.0, now, number)
+                asked += now >= 60
+        num_asked.append(asked)
+    assert num_asked[1] <= 30 < 100 <= num_asked[0]

@@ -12,7 +12,7 @@ PLENTY = (5, 1000)
 def costs(num: int, draft: float, first: float = 0.0, affordable: float = 100.0) -> Costs:
     """Plain steps of a second; a draft costs `draft`, the first one `first` more."""
     extra = [0.0] + [first + draft * count for count in range(1, 33)]
-    return Costs(num, 1.0, 1.0, extra, affordable)
+    return Costs(num, 1.0, 1.0, extra, extra, affordable)
 
 
 def sequences(num: int) -> tuple[list[Offer], list[SequenceRecord]]:
