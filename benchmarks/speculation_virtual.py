@@ -1,13 +1,12 @@
 """What adaptive draft lengths bring, and what they lose at worst, on machines of known step times.
 
-    python benchmarks/speculation_virtual.py [--seeds 4] [--machines cliff] [--methods ngram]
+    python benchmarks/speculation_virtual.py [--seeds 4] [--machines cliff] [--unrest busy]
 
 The production speculation (drafters and adaptive lengths) decodes recorded answers of the default
-model, 16 at a time, in virtual time: each machine is a table of what a step takes by its number of
-tokens. What the speculation is told of a step takes noise, as steps do on a shared machine: a few
-are late, the speed drifts, and now and then (`--jumps`) it is another one at once. Compared are the
-true times, with drafts and without, so the ratio is exact and the same wherever this runs.
-`speculation.py` measures the real engine on a real machine.
+model, 16 at a time, in virtual time, on machines that are tables (`virtual_machines`), quiet ones
+and such as others keep busy. What the speculation is told of a step takes the noise of a shared
+machine. Compared are the true times, with drafts and without, so the ratio is exact and the same
+wherever this runs. `speculation.py` measures the real engine on a real machine.
 
 Machines, by what drafts cost in a step of 16 sequences:
 
@@ -38,18 +37,18 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from speculation import DEFAULT_MODEL, METHODS, WARM_UP_TOKENS, Texts, workloads
 from speculation_runs import Request, SharedWeights, Subject, engine_config
+from virtual_machines import MACHINES, UNREST, Machine
 
 from worker.engine.drafters.registry import build_drafter
 from worker.engine.messages import AddRequest
@@ -66,72 +65,6 @@ BATCH, MAX_TOKENS = 16, 96
 MAX_STEP_TOKENS = 4096
 FULL_REQUESTS = 64  # at least so many go through a full engine
 BAD = 0.97
-
-# Seconds of a step by its number of tokens: straight lines between these, and on.
-MACHINES: dict[str, tuple[tuple[int, float], ...]] = {
-    "amx": (
-        *((1, 0.0331), (3, 0.0408), (5, 0.049), (8, 0.0564), (12, 0.0632), (14, 0.0639)),
-        *((16, 0.0683), (17, 0.0717), (20, 0.0755), (24, 0.0816), (32, 0.0891), (40, 0.0966)),
-        *((48, 0.119), (64, 0.1564), (88, 0.1904), (112, 0.2108)),
-    ),
-    "cliff": (
-        *((1, 0.038), (2, 0.04), (3, 0.043), (4, 0.045), (8, 0.057), (12, 0.063), (15, 0.0655)),
-        *((16, 0.066), (17, 0.075), (20, 0.079), (24, 0.085), (32, 0.095), (41, 0.112)),
-        *((57, 0.148), (81, 0.175), (113, 0.205)),
-    ),
-    "lin": ((1, 0.052), (4, 0.061), (16, 0.089), (4096, 8.249)),
-}
-PROMPT_TOKEN = {"amx": 0.0013, "cliff": 0.0013, "lin": 0.0017}  # seconds, in a long prompt
-AHEAD = 0.99  # of that, when a step is scheduled while another runs: without drafts
-SPREAD, LATE, LATEST = 0.05, 0.05, 3.0  # of a step's log time; how many are late, how much at most
-DRIFT, RETURN = 0.004, 0.01  # of the speed's logarithm in a step; of what it is off
-JUMPS = 1 / 30  # of the speed, in a step
-
-
-@dataclass(frozen=True, slots=True)
-class Unrest:
-    """What else runs on a machine, which changes now and then: `jumps` is the spread of the log
-    speed, `contention` that of how often the memory that is read in any step takes as long again.
-    """
-
-    jumps: float
-    contention: float
-
-
-class Machine:
-    """What steps take on a machine, and what a clock shows of it."""
-
-    def __init__(self, name: str, unrest: Unrest, rng: Random) -> None:
-        self._lines = list(pairwise(MACHINES[name]))
-        self._prompt_token = PROMPT_TOKEN[name]
-        self._rng = rng
-        self._unrest = unrest
-        self._speed = self._level = 0.0
-        self._waiting = 0.0  # for memory, in any step
-
-    def seconds(self, num_tokens: int, is_ahead: bool) -> float:
-        """What a step of so many tokens truly takes just now."""
-        reaching = (line for line in self._lines if num_tokens <= line[1][0])
-        (left, low), (right, high) = next(reaching, self._lines[-1])
-        seconds = low + (high - low) * (num_tokens - left) / (right - left) + self._waiting
-        return seconds * AHEAD if is_ahead else seconds
-
-    def prompts(self, num_tokens: int) -> float:
-        """What a step of nothing but prompts takes."""
-        return num_tokens * self._prompt_token
-
-    def noise(self) -> float:
-        """By how much a step seems to take longer."""
-        self._speed += self._rng.gauss(0.0, DRIFT) - RETURN * self._speed
-        factor = math.exp(self._rng.gauss(0.0, SPREAD) + self._speed + self._level)
-        return factor * self._rng.uniform(1.2, LATEST) if self._rng.random() < LATE else factor
-
-    def change(self) -> None:
-        """What else runs on it may be something else from now on."""
-        if self._rng.random() < JUMPS:
-            self._level = self._rng.gauss(0.0, self._unrest.jumps)
-            contention = max(0.0, self._rng.gauss(0.0, self._unrest.contention))
-            self._waiting = contention * self._lines[0][0][1]
 
 
 # ---- what is decoded ----------------------------------------------------------------------------
@@ -348,18 +281,17 @@ def in_full(engine: Engine, requests: Sequence[Recorded], tenant: str, rng: Rand
 
 
 MODES = {"job": in_jobs, "full": in_full}
-Key = tuple[str, str, str, str]  # machine, method, workload, mode
+Key = tuple[str, str, str, str, str]  # machine, unrest, method, workload, mode
 
 
 def decode(
-    setting: tuple[str, str, str],
-    unrest: Unrest,
+    setting: tuple[str, str, str, str],
     order: Order,
     seed: int,
     texts: Mapping[str, Sequence[Recorded]],
 ) -> Iterator[tuple[str, Spent]]:
-    """What one engine takes for an order of workloads on a machine, with a method, in a mode."""
-    machine, method, mode = setting
+    """What one engine takes for an order of workloads, by machine, unrest, method and mode."""
+    machine, unrest, method, mode = setting
     rng = Random(f"{SEED} {seed} {setting} {order}")
     engine = Engine(method, Machine(machine, unrest, rng))
     engine.job([replace(one, answer=one.answer[:WARM_UP_TOKENS]) for one in texts["open"]], "")
@@ -374,11 +306,12 @@ def measure(
 ) -> dict[Key, list[Spent]]:
     """Every run of everything."""
     runs: dict[Key, list[Spent]] = defaultdict(list)
-    unrest = Unrest(options.jumps, options.contention)
-    for machine, method, mode in product(options.machines, options.methods, MODES):
+    settings = product(options.machines, options.unrest, options.methods, MODES)
+    for setting in settings:
+        *engine, mode = setting
         for order, seed in product(orders(list(texts)), range(options.seeds)):
-            for name, spent in decode((machine, method, mode), unrest, order, seed, texts):
-                runs[machine, method, name, mode].append(spent)
+            for name, spent in decode(setting, order, seed, texts):
+                runs[*engine, name, mode].append(spent)
     return runs
 
 
@@ -387,7 +320,7 @@ def row(key: Key, runs: Sequence[Spent]) -> dict[str, Any]:
     ratios = sorted(run.ratio for run in runs)
     num_steps, num_drafts = (sum(getattr(r, n) for r in runs) for n in ("num_steps", "num_drafts"))
     return {
-        **dict(zip(("machine", "method", "workload", "mode"), key, strict=True)),
+        **dict(zip(("machine", "unrest", "method", "workload", "mode"), key, strict=True)),
         "num_runs": len(runs),
         "mean": statistics.fmean(ratios),
         "percentile_5": ratios[len(ratios) // 20],
@@ -399,15 +332,15 @@ def row(key: Key, runs: Sequence[Spent]) -> dict[str, Any]:
 
 def print_rows(rows: Sequence[dict[str, Any]]) -> None:
     """The table: the modes of a workload side by side."""
-    print(f"{'':37}" + "".join(f"{mode:>13}{'5 %':>7}{'min':>7}{'drafts':>8}" for mode in MODES))
+    print(f"{'':43}" + "".join(f"{mode:>13}{'5 %':>7}{'min':>7}{'drafts':>8}" for mode in MODES))
     lines: dict[tuple[str, ...], str] = defaultdict(str)
     for one in rows:
-        lines[one["machine"], one["method"], one["workload"]] += (
+        lines[one["machine"], one["unrest"], one["method"], one["workload"]] += (
             f"{one['mean']:13.3f}{one['percentile_5']:7.3f}{one['min']:7.3f}"
             f"{one['drafts_per_step']:8.1f}"
         )
-    for (machine, method, name), line in lines.items():
-        print(f"{machine:7}{method:8}{name:22}{line}")
+    for (machine, unrest, method, name), line in lines.items():
+        print(f"{machine:7}{unrest:6}{method:8}{name:22}{line}")
 
 
 def main() -> None:
@@ -419,8 +352,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--machines", nargs="+", choices=MACHINES, default=list(MACHINES))
     parser.add_argument("--methods", nargs="+", choices=HOST_METHODS, default=list(HOST_METHODS))
-    parser.add_argument("--jumps", type=float, default=0.15, help="spread of log speeds; 0: none")
-    parser.add_argument("--contention", type=float, default=0.7, help="see `Unrest`; 0: none")
+    parser.add_argument("--unrest", nargs="+", choices=UNREST, default=list(UNREST))
     parser.add_argument("--record", action="store_true", help="have the model answer anew")
     parser.add_argument("--json", type=Path, default=RESULTS / "speculation_virtual.json")
     options = parser.parse_args()
@@ -430,13 +362,7 @@ def main() -> None:
     ratios = [run.ratio for each in runs.values() for run in each]
     bad = sum(ratio < BAD for ratio in ratios) / len(ratios)
     print(f"{bad:.1%} of {len(ratios)} runs are below {BAD}")
-    used = {
-        "seed": SEED,
-        "seeds": options.seeds,
-        "jumps": options.jumps,
-        "contention": options.contention,
-    }
-    document = {**used, f"below_{BAD}": bad, "rows": rows}
+    document = {"seed": SEED, "seeds": options.seeds, f"below_{BAD}": bad, "rows": rows}
     options.json.parent.mkdir(exist_ok=True)
     options.json.write_text(json.dumps(document, indent=2) + "\n")
 

@@ -7,7 +7,8 @@ R + S(B) tokens in t(R + B), where S(B) sums the chances that the drafts are acc
 chance is its survival: the product of the chances of itself and those before it to stand
 (`acceptance`), so taking drafts over all sequences by falling survival takes a head of each
 sequence's drafts. Of all B the one with the most tokens a second is chosen, if it beats B = 0 by
-`plans.MARGIN`. The times are measured (`step_times`). Tokens of prompts in the step are not counted
+`plans.MARGIN`. The times are measured (`step_times`), t(R + B) - t(R) with a standard error on top
+where R is more than a few. Tokens of prompts in the step are not counted
 among its time: they are to be run anyway, and would make any draft look cheap; but a draft beside
 them costs as much as one of them.
 

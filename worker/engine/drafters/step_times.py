@@ -15,6 +15,11 @@ one number for all sizes (`step_ratios`), from how steps of both kinds differ fr
 is known of few steps counts little against what is assumed. So there is one curve for both kinds:
 of two, each a few times seen, the difference would be mostly noise.
 
+With more than four sequences a draft wins little, and a curve whose sizes were measured at
+different times is too rough to tell what it costs: that comes from steps in a row (`draft_costs`).
+What is assumed of it before any drafts were seen is what a token of a prompt costs, and a third on
+top.
+
 Before anything is measured a step of n tokens takes (24 + n) / 25 seconds. That is the shape of a
 small model on a CPU; a GPU is flatter, and the first measurements say so: beyond the largest knot
 the curve rises by what a token of a prompt costs, once prompts were seen, and a third on top.
