@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
-MARGIN = 0.07  # what drafts must win to be worth it
+_FEW_SEQUENCES = 4
+MARGIN_OF_FEW, MARGIN = 0.03, 0.07  # what drafts must win to be worth it; with more sequences
 _MAX_CANDIDATES = 16  # numbers of drafts that are tried out, beyond the first few
 _ALL_TRIED = 8
 _ALL_COMMON = 16
@@ -32,6 +33,12 @@ class Costs:
         if num_drafts <= most:
             return self.expected[num_drafts]
         return self.expected[most] * num_drafts / most
+
+    @property
+    def least_rate(self) -> float:
+        """Tokens a second that drafts must bring to be worth it."""
+        margin = MARGIN_OF_FEW if self.num_sequences <= _FEW_SEQUENCES else MARGIN
+        return (1.0 + margin) * self.num_sequences / self.plain
 
     def gain(self, rate: float) -> float:
         """What part of plain decoding's rate this rate is more."""
@@ -79,7 +86,7 @@ def choose_verified(ranked: Sequence[float], costs: Costs, any_size: bool = Fals
     Stops at what cannot be afforded, once it would be better than all before it. Without `any_size`
     the step gets one of the common sizes.
     """
-    best, best_rate = 0, (1.0 + MARGIN) * costs.num_sequences / costs.plain
+    best, best_rate = 0, costs.least_rate
     tokens = float(costs.num_sequences)
     is_saving = False
     base, affordable = costs.base, costs.affordable
@@ -108,7 +115,7 @@ def choose_drafted(
     tokens = list(accumulate(ranked, initial=float(costs.num_sequences)))
     most = min(len(costs.extra) - 1, len(ranked))
     stride = max(1, most // _MAX_CANDIDATES)
-    best, best_rate, best_seconds = 0, (1.0 + MARGIN) * costs.num_sequences / costs.plain, 0.0
+    best, best_rate, best_seconds = 0, costs.least_rate, 0.0
     is_saving = False
     num_drafting = 0
     few = range(1, min(most, _ALL_TRIED) + 1)

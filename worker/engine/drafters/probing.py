@@ -120,9 +120,10 @@ class Interest:
 
     def note(self, gain: float, now: int, num_asked: int) -> None:
         """So many sequences were asked, all there are, which wins this part of plain decoding's
-        rate.
+        rate. However much that is: what was won by a text that copies says little of the next one.
         """
-        self._gain += (gain - self._gain) / max(_LEAST_MEMORY, _GAIN_MEMORY / num_asked)
+        memory = max(_LEAST_MEMORY, _GAIN_MEMORY / num_asked)
+        self._gain += (min(gain, _FIRST_GAIN) - self._gain) / memory
         if self._gain >= _MIN_GAIN:
             return
         if gain > 0.0:
