@@ -102,5 +102,5 @@ def test_no_drafts_are_made_that_the_next_step_cannot_verify(budget: int) -> Non
     device = Device(1.0)
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": budget}
     device.run(engine_of(8, True, (3, 300), **limits))
-    assert device.verified >= 0.95 * device.drafted
+    assert device.drafted - device.verified <= max(8, 0.05 * device.drafted)
     assert (device.drafted > 0) == (budget > 8)
