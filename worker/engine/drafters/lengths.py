@@ -49,6 +49,7 @@ from itertools import chain
 from worker.config import SpeculativeConfig
 from worker.engine.drafters.catch_ups import CatchUps
 from worker.engine.drafters.plans import (
+    FEW_SEQUENCES,
     Costs,
     Prices,
     choose_drafted,
@@ -66,7 +67,8 @@ _MAX_SURPRISE = 1.5  # times the expected seconds, beyond which a step's own are
 _MAX_DOUBT = 0.1  # of the expected seconds of a size that is known
 _CONTROL_STEPS = 2  # plain ones in a row, for the sake of measuring
 _CONTROL_DISTANCES = (16, 400)  # steps from one to the next: the less is won, the shorter
-_CONTROL_COST = 0.016  # of what is won
+_CONTROL_COST_OF_FEW, _CONTROL_COST = 0.008, 0.016  # of the rate; with more sequences
+_FIRST_CONTROL, _FIRST_CONTROLS = 4, 4  # of few sequences: steps until it, and how many are near
 _FEW = 4  # drafts that tell what one costs
 _MIN_LEAP = 4  # drafts that a step may always have more than any that was measured
 _DEVICE_PROBE_DRAFTS = 2
@@ -143,7 +145,7 @@ class DraftLengths:
         choice = choose_verified(ranked, costs, any_size=bool(self._device_drafters))
         self._interest.note(choice.gain, self._times.clock, num)
         self._prices = self._make_prices(costs, choice.total)
-        if choice.total and self._is_control_due(num, choice.gain):
+        if choice.total and self._is_control_due(num, choice.gain, num_other_tokens > 0):
             self._control_left = _CONTROL_STEPS
         counts = heads(survivals, ranked, choice.total)
         self._trials.seq_ids.clear()
@@ -325,7 +327,7 @@ class DraftLengths:
             self._times.decoding(num) + drafting_seconds,
             self._times.extra(num, num_other_tokens, most),
             self._times.extra(num, num_other_tokens, most, is_cautious=False),
-            self._account.balance * plain,
+            self._account.affordable(num <= FEW_SEQUENCES) * plain,
         )
 
     def _make_prices(self, costs: Costs, total: int) -> Prices:
@@ -371,11 +373,14 @@ class DraftLengths:
             seconds = min(seconds, _MAX_SURPRISE * expected)
         self._account.settle(-seconds / self._prices.plain_seconds)
 
-    def _is_control_due(self, num: int, gain: float) -> bool:
+    def _is_control_due(self, num: int, gain: float, is_beside_prompts: bool) -> bool:
         """Whether to run plain steps, to know their time."""
         age, count = self._times.plain_age(num)
         shortest, longest = _CONTROL_DISTANCES
-        distance = _CONTROL_STEPS * gain / _CONTROL_COST
+        is_few = num <= FEW_SEQUENCES
+        if is_few and not is_beside_prompts and count < _FIRST_CONTROLS * _CONTROL_STEPS:
+            return age >= (shortest if count else _FIRST_CONTROL)
+        distance = _CONTROL_STEPS * gain / (_CONTROL_COST_OF_FEW if is_few else _CONTROL_COST)
         if count < 2 * _CONTROL_STEPS:
             distance /= 2.0
         return age >= min(max(distance, shortest), longest)

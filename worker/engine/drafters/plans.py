@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
-_FEW_SEQUENCES = 4
+FEW_SEQUENCES = 4  # up to which drafts are likely to pay
 MARGIN_OF_FEW, MARGIN = 0.03, 0.07  # what drafts must win to be worth it; with more sequences
 _MAX_CANDIDATES = 16  # numbers of drafts that are tried out, beyond the first few
 _ALL_TRIED = 8
@@ -37,7 +37,7 @@ class Costs:
     @property
     def least_rate(self) -> float:
         """Tokens a second that drafts must bring to be worth it."""
-        margin = MARGIN_OF_FEW if self.num_sequences <= _FEW_SEQUENCES else MARGIN
+        margin = MARGIN_OF_FEW if self.num_sequences <= FEW_SEQUENCES else MARGIN
         return (1.0 + margin) * self.num_sequences / self.plain
 
     def gain(self, rate: float) -> float:

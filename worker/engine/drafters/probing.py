@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 INCOME = 0.01  # of a plain step, for every step
-_START = 1.0
+_START = 3.0
+_RESERVE = 2.0
+_KEPT = 1.0  # what a debt is not paid from
 _MOST_EARNED = 3.0
 _MOST_WON = 8.0
 _FLOOR = -6.0
@@ -25,12 +27,18 @@ class Account:
     the time, what the account held at the start, and what was won before.
 
     `debt` is what was spent on something that pays off later, if at all (`catch_ups`); it is paid
-    off by whatever the account has beyond its start.
+    off by whatever the account has beyond the first plain step.
     """
 
     def __init__(self) -> None:
         self.balance = _START
         self.debt = 0.0
+
+    def affordable(self, is_few: bool) -> float:
+        """What the next step may risk, in plain steps; less if more than a few sequences decode,
+        of which many are wrong at once where an estimate is.
+        """
+        return self.balance if is_few else self.balance - _RESERVE
 
     @property
     def is_full(self) -> bool:
@@ -45,7 +53,7 @@ class Account:
     def settle(self, change: float) -> None:
         """So many plain steps were won, or lost where negative."""
         self.balance = max(_FLOOR, min(_MOST_WON, self.balance + change))
-        repaid = min(self.debt, max(0.0, self.balance - _START))
+        repaid = min(self.debt, max(0.0, self.balance - _KEPT))
         self.debt -= repaid
         self.balance -= repaid
 

@@ -15,10 +15,10 @@ one number for all sizes (`step_ratios`), from how steps of both kinds differ fr
 is known of few steps counts little against what is assumed. So there is one curve for both kinds:
 of two, each a few times seen, the difference would be mostly noise.
 
-With more than four sequences a draft wins little, and a curve whose sizes were measured at
-different times is too rough to tell what it costs: that comes from steps in a row (`draft_costs`).
-What is assumed of it before any drafts were seen is what a token of a prompt costs, and a third on
-top.
+What drafts add to a step, a curve whose sizes were measured at different times is too rough to
+tell: that comes from steps in a row (`draft_costs`), and what making them takes from how long the
+step before took. What is assumed of drafts before any were seen is what a token of a prompt costs,
+and a third on top.
 
 Before anything is measured a step of n tokens takes (24 + n) / 25 seconds. That is the shape of a
 small model on a CPU; a GPU is flatter, and the first measurements say so: beyond the largest knot
@@ -34,6 +34,7 @@ from collections.abc import Collection, Sequence
 from itertools import accumulate
 
 from worker.engine.drafters.draft_costs import DecodingStep, DraftCosts
+from worker.engine.drafters.plans import FEW_SEQUENCES
 from worker.engine.drafters.step_ratios import Lead, bucket
 
 WINDOW = 25  # times that a knot keeps
@@ -49,9 +50,9 @@ _NO_DRIFT = 0.03  # a smaller median is chance,
 _NO_DRIFT_SPREADS = 0.5  # and one of so many median deviations from it
 _MIN_SETTLED = 4  # times that a knot needs before it says something about the speed
 _PROMPT_TO_DRAFT = 1.33  # a draft has logits made and is verified; a token of a prompt has not
-_LEAST_ASSUMED = 1e-4  # of a plain step, for a draft
+_LEAST_ASSUMED, _MOST_ASSUMED = 1e-4, 4.0  # plain steps, for a draft
 _MIN_PROMPT_TOKENS = 16  # below, a prompt's time is noise
-_FEW_SEQUENCES = 4  # in whose steps drafts are many, and the curve tells what they cost
+_MAX_SLOWNESS = 2.0  # of the moment in which drafts were made; more is chance
 
 
 class _Knot:
@@ -249,7 +250,9 @@ class StepTimes:
         self._prompts: deque[tuple[int, int, float]] = deque(maxlen=WINDOW)  # not told from yet
         self._prompt_slopes: deque[float] = deque(maxlen=WINDOW)
         self._prompt_ratios: deque[float] = deque(maxlen=WINDOW)  # by the speed then
-        self._drafting: dict[int, Curve] = {}  # by the bit length of the number of sequences
+        # In plain steps, by the bit length of the number of sequences.
+        self._drafting: dict[int, Curve] = {}
+        self._slowness = 1.0  # of the last step, by the curve
         self.clock = 0
         self.most_rounds = 0  # drafts of one sequence in a step, on the average, that were measured
 
@@ -274,19 +277,16 @@ class StepTimes:
         """What 0, 1, …, `most` drafts add to a step of so many sequences beside a prompt's tokens:
         what is expected, and if `is_cautious` a standard error more.
 
-        With a few sequences by the curve; with more, where a draft wins little, by steps in a row.
-        Beside a prompt a draft costs what a token of a prompt does, if that is more: the room that
-        a flat curve seems to have is taken.
+        By steps in a row (`draft_costs`). With a few sequences nothing is added: more is won by
+        drafts than what they cost is uncertain by. Beside a prompt a draft costs what a token of a
+        prompt does, if that is more: the room that a flat curve seems to have is taken.
         """
-        if num_sequences <= _FEW_SEQUENCES:
-            times = self._steps.range(num_sequences, most + 1)
-            answer = [time - times[0] for time in times]
-        else:
-            plain = self._steps.at(num_sequences)
-            surcharge = self._draft_costs.of(num_sequences, self._assumed_cost(num_sequences))
-            cost = surcharge.at_most if is_cautious else surcharge.expected
-            costs = (plain * cost(count) for count in range(1, most + 1))
-            answer = list(accumulate(costs, max, initial=0.0))  # what is more is not cheaper
+        plain = self._steps.at(num_sequences)
+        surcharge = self._draft_costs.of(num_sequences, self._assumed_cost(num_sequences))
+        is_cautious = is_cautious and num_sequences > FEW_SEQUENCES
+        cost = surcharge.at_most if is_cautious else surcharge.expected
+        costs = (plain * cost(count) for count in range(1, most + 1))
+        answer = list(accumulate(costs, max, initial=0.0))  # what is more is not cheaper
         if num_other_tokens and self._prompt_slopes:
             slope = self._prompt_slope()
             answer = [max(cost, slope * index) for index, cost in enumerate(answer)]
@@ -307,10 +307,7 @@ class StepTimes:
             return self.decoding(num_sequences) * (1.0 + rounds) / 12.0
         key = num_sequences.bit_length()
         near = min(self._drafting, key=lambda known: (abs(known - key), known))
-        seconds = self._drafting[near].at(rounds)
-        if near == key:
-            return seconds
-        return seconds * self.decoding(num_sequences) / self.decoding(1 << (near - 1))
+        return self._drafting[near].at(rounds) * self.decoding(num_sequences)
 
     def observe(
         self,
@@ -326,6 +323,7 @@ class StepTimes:
         `is_ahead`: nobody was asked for drafts, so that it may have been scheduled ahead.
         """
         self.clock += 1
+        self._slowness = 1.0
         num_decoding = num_tokens - num_other_tokens
         if not num_other_tokens:
             if num_tokens > 0 and 0.0 < seconds < math.inf:
@@ -336,14 +334,17 @@ class StepTimes:
             self._note_prompts()
 
     def observe_drafting(self, num_drafted: int, num_drafting: int, seconds: float) -> None:
-        """Making `num_drafted` drafts for `num_drafting` sequences took so long."""
+        """Making `num_drafted` drafts for `num_drafting` sequences took so long, after the step
+        that was observed last. It counts as a part of a plain step of that moment.
+        """
         if num_drafted <= 0 or num_drafting <= 0:
             return
         curve = self._drafting.setdefault(
             num_drafting.bit_length(), Curve(Speed(), prior_units=1.0)
         )
         rounds = max(1, round(num_drafted / num_drafting))
-        curve.observe(rounds, seconds, self.clock)
+        slowness = max(1.0 / _MAX_SLOWNESS, min(self._slowness, _MAX_SLOWNESS))
+        curve.observe(rounds, seconds / slowness / self.decoding(num_drafting), self.clock)
         self.most_rounds = max(self.most_rounds, rounds)
 
     def _observe_decoding(
@@ -358,10 +359,10 @@ class StepTimes:
                 residual += math.log(self._lead.factor)
             self._lead.observe(num_tokens, residual, is_ahead)
         self._steps.observe(num_tokens, seconds, self.clock)
+        self._slowness = seconds / self._steps.at(num_tokens)
         num_sequences = num_tokens - num_drafts
-        if num_sequences > _FEW_SEQUENCES:
-            step = DecodingStep(num_sequences, num_drafts, seconds, self.clock)
-            self._draft_costs.observe(step, self._assumed_cost(num_sequences))
+        step = DecodingStep(num_sequences, num_drafts, seconds, self.clock)
+        self._draft_costs.observe(step, self._assumed_cost(num_sequences))
 
     def _note_prompts(self) -> None:
         """Of the steps with prompts so far, now that it is known what one without them takes."""
@@ -378,7 +379,8 @@ class StepTimes:
         if not self._prompt_slopes:
             return 1.0 / (_PRIOR_TOKENS + num_sequences)
         slope = _lower_middle(self._prompt_ratios) * self._steps.speed
-        return max(_LEAST_ASSUMED, _PROMPT_TO_DRAFT * slope / self._steps.at(num_sequences))
+        assumed = _PROMPT_TO_DRAFT * slope / self._steps.at(num_sequences)
+        return max(_LEAST_ASSUMED, min(assumed, _MOST_ASSUMED))
 
     def _prompt_slope(self) -> float:
         """Seconds for a token of a prompt."""

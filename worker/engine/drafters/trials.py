@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from worker.engine.drafters.plans import Costs
+from worker.engine.drafters.plans import FEW_SEQUENCES, Costs
 from worker.engine.drafters.probing import INCOME
 from worker.engine.drafters.track_records import SequenceRecord
 
-_FREELY = 4  # sequences, up to which only the account bounds what trials cost
 _REFUND = 0.35
 
 
@@ -68,7 +67,7 @@ class Trials:
         risked = costs.seconds_of(planned)
         can_afford = (costs.affordable - risked) / costs.plain
         allowed = self._allowance / scale
-        if costs.num_sequences <= _FREELY:
+        if costs.num_sequences <= FEW_SEQUENCES:
             allowed = can_afford
         added, price = 0, 0.0
         for index, (offer, record) in enumerate(zip(offers, records, strict=True)):

@@ -17,7 +17,7 @@ def test_who_was_read_goes_on_whatever_it_cost() -> None:
     """Reading is spent: the sequence drafts on, others wait until it has come back."""
     account = Account()
     catch_ups = CatchUps(account)
-    read(catch_ups, 1, 6.0, is_through=True, now=1)
+    read(catch_ups, 1, 8.0, is_through=True, now=1)
     known, new = catch_ups.leaves([1, 2], 2)
     assert (known.to_ask, known.to_probe) == (True, True)
     assert (new.to_ask, new.to_probe) == (False, False)

@@ -95,6 +95,40 @@ def test_steps_that_did_not_follow_each_other_say_nothing() -> None:
     assert nothing.expected(4) == pytest.approx(4 * ASSUMED)
 
 
+def alternating(
+    num_steps: int, cliff: float, seed: int, num_sequences: int = 1, late: float = 0.0
+) -> DraftCosts:
+    """Six plain steps and six with two drafts, in turn, on a noisy machine; drafts add `cliff`. So
+    many of the steps, as a part, take three times as long.
+    """
+    rng, costs = random.Random(seed), DraftCosts()
+    for now in range(num_steps):
+        drafts = 2 if now // 6 % 2 else 0
+        seconds = (1.0 + (cliff if drafts else 0.0)) * math.exp(rng.gauss(0.0, 0.08))
+        seconds *= 3.0 if rng.random() < late else 1.0
+        costs.observe(DecodingStep(num_sequences, drafts, seconds, now), ASSUMED)
+    return costs
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_with_few_sequences_a_cliff_is_found_soon(seed: int) -> None:
+    """Where one token is quick and several take twice as long: seen four times, it is known."""
+    assert alternating(60, 1.0, seed).of(1, ASSUMED).expected(2) == pytest.approx(1.0, abs=0.3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_late_steps_do_not_make_drafts_dear(seed: int) -> None:
+    """One step in twelve takes three times as long: no cliff, and so drafts go on."""
+    assert alternating(400, 0.06, seed, late=1 / 12).of(1, ASSUMED).expected(2) < 0.3
+
+
+def test_few_and_more_sequences_are_learned_apart() -> None:
+    """What is found with four says nothing of five."""
+    costs = alternating(60, 1.0, 1, num_sequences=4)
+    assert costs.of(2, ASSUMED).expected(2) > 0.6
+    assert costs.of(5, ASSUMED) == DraftCosts().of(5, ASSUMED)
+
+
 def test_a_curve_measured_at_different_times_does_not_make_drafts_free() -> None:
     """Plain steps were slow for a while, steps with drafts are not since: a draft still costs."""
     times = StepTimes()

@@ -38,6 +38,14 @@ def test_income_alone_fills_the_account_only_so_far() -> None:
     assert quiet < 4.0 < account.balance < 10.0
 
 
+def test_many_sequences_risk_less_than_few() -> None:
+    """At the start and later; never more than there is."""
+    account = Account()
+    for change in (0.0, 100.0, -4.0):
+        account.settle(change)
+        assert account.affordable(is_few=False) < account.affordable(is_few=True) <= account.balance
+
+
 def test_probes_that_fail_come_at_growing_but_bounded_distances() -> None:
     """1, 2, 4, … steps apart, and never more than the bound."""
     clock = ProbeClock(0)

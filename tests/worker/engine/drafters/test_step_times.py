@@ -150,11 +150,11 @@ def test_prompts_tell_what_tokens_cost_beyond_what_was_seen() -> None:
 def test_beside_a_prompt_a_draft_costs_a_token_of_it() -> None:
     """The room that a flat curve has is taken by the prompt."""
     times = StepTimes()
-    for _ in range(10):
-        for size in (4, 8, 12):
-            times.observe(size, 0, 0.05, False)
+    for _ in range(40):
+        for num_drafts in (0, 4, 8):
+            times.observe(4 + num_drafts, 0, 0.05, False, num_drafts)
         times.observe(104, 100, 0.15, False)
-    assert times.extra(4, 0, 4)[4] == pytest.approx(0.0, abs=1e-6)
+    assert times.extra(4, 0, 4)[4] == pytest.approx(0.0, abs=5e-4)
     assert times.extra(4, 100, 4)[4] == pytest.approx(0.004)
 
 
@@ -195,5 +195,20 @@ def test_drafting_times_are_learned_by_batch_and_rounds() -> None:
     assert times.drafting(1, 3) == pytest.approx(0.011, rel=0.02)
     assert times.drafting(64, 2) == pytest.approx(0.032, rel=0.1)
     for _ in range(3):
+        times.observe(64, 0, 0.20, False)
         times.observe_drafting(128, 64, 0.5)
     assert times.drafting(64, 2) == pytest.approx(0.5, rel=0.02)
+
+
+def test_drafts_made_in_a_slow_moment_are_not_dear() -> None:
+    """Drafting counts as a part of the step that it follows, so whoever slows both down is out."""
+    times = StepTimes()
+    for _ in range(20):
+        times.observe(1, 0, 0.05, True)
+        times.observe(2, 0, 0.052, False, 1)
+    for factor in (2.0, 1.9, 2.0, 1.8, 2.0):
+        times.observe(2, 0, 0.052 * factor, False, 1)
+        times.observe_drafting(1, 1, 0.005 * factor)
+    for _ in range(40):
+        times.observe(1, 0, 0.05, True)
+    assert times.drafting(1, 1) == pytest.approx(0.005, rel=0.15)
