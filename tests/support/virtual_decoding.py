@@ -13,6 +13,8 @@ from typing import Protocol
 from worker.engine.drafters.lengths import DraftLengths
 from worker.engine.drafters.trials import Offer
 
+_CHANGES = 1 / 14  # a step: how often others begin or end
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
@@ -28,6 +30,7 @@ class Hardware:
     disturbed: float = (
         0.04  # part of the steps that somebody else's work makes up to 4 times longer
     )
+    contention: float = 0.0  # others' work for some steps: all wait so many steps of one more
 
 
 def cpu_step(num_tokens: int) -> float:
@@ -56,6 +59,8 @@ def head_on_gpu(num_sequences: int, rounds: int) -> float:
 
 CPU = Hardware(cpu_step, 1 / 600, head_on_cpu, scheduling=0.0004)
 GPU = Hardware(gpu_step, 0.00002, head_on_gpu, scheduling=0.0002)
+# Others have half of the machine, now and then more.
+BUSY = Hardware(cpu_step, 1 / 600, head_on_cpu, 0.0004, noise=0.15, disturbed=0.1, contention=1.0)
 FLAT = Hardware(lambda n: 0.02 + 1e-6 * n, 1e-6, lambda q, k: 0.001 * k)
 STEEP = Hardware(lambda n: 0.005 + 0.02 * n, 0.018, lambda q, k: 0.001 * q * k)
 # One token is quick, several go another way: a cliff, flat behind it.
@@ -166,6 +171,7 @@ class Run:
     seconds: float = 0.0
     num_tokens: int = 0
     num_steps: int = 0
+    true_seconds: float = 0.0  # but for noise, disturbance and contention
     verified: list[int] = field(default_factory=list)  # drafts, by step
     drafted: list[int] = field(default_factory=list)
 
@@ -173,6 +179,11 @@ class Run:
     def rate(self) -> float:
         """Tokens a second."""
         return self.num_tokens / self.seconds
+
+    @property
+    def true_rate(self) -> float:
+        """The same, were the machine its own."""
+        return self.num_tokens / self.true_seconds
 
 
 @dataclass(slots=True)
@@ -213,6 +224,7 @@ class VirtualEngine:
         """Decode until so many tokens came out."""
         self.noise = random.Random(self.seed + 1)
         self.num_started = 0
+        self.waiting = 0.0
         streams = [self._start(number) for number in range(self.batch)]
         run = Run()
         while run.num_tokens < num_tokens:
@@ -242,10 +254,13 @@ class VirtualEngine:
         total = len(decoding) + sum(counts)
         num_drafting = sum(count > 0 for count in drafting)
         factor = self._noise()
-        drafts = hardware.drafting(num_drafting, max(drafting)) * factor if num_drafting else 0.0
+        drafts = hardware.drafting(num_drafting, max(drafting)) if num_drafting else 0.0
+        rest = other * hardware.prompt_token + hardware.scheduling * asked
+        run.true_seconds += hardware.step(max(1, total)) + drafts + rest
         # Prompts are few and long: noise on them would drown what is compared.
-        seconds = hardware.step(max(1, total)) * factor + other * hardware.prompt_token + drafts
-        seconds += hardware.scheduling * asked
+        drafts *= factor * (1.0 + self.waiting)
+        seconds = hardware.step(max(1, total)) + self.waiting * hardware.step(1)
+        seconds = seconds * factor + rest + drafts
         run.seconds += seconds
         run.num_steps += 1
         run.verified.append(sum(counts))
@@ -294,4 +309,6 @@ class VirtualEngine:
         factor = math.exp(self.noise.gauss(0.0, self.hardware.noise))
         if self.noise.random() < self.hardware.disturbed:
             factor *= self.noise.uniform(1.5, 4.0)
+        if self.hardware.contention and self.noise.random() < _CHANGES:
+            self.waiting = max(0.0, self.noise.gauss(0.0, self.hardware.contention))
         return factor
