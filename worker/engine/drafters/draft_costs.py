@@ -13,6 +13,12 @@ steps decides nothing on a busy machine, and a few are enough on a quiet one.
 
 To be worth it, drafts must repay what is expected and a standard error more: what few steps tell is
 not trusted to make them cheap. Trials cost what is expected; they go on, and tell more.
+
+With a few sequences drafts win more, and may cost what nobody assumed: a machine that is quick with
+one token may take twice as long for two. What is assumed of b is doubted more there; chance is
+measured on pairs of steps that are alike, lest a cliff pass for it; and where three of the last
+four first drafts after a plain step agree that they cost something else, that is assumed of a from
+then on. Fewer would be late steps.
 """
 
 from __future__ import annotations
