@@ -11,7 +11,7 @@ built as a worker builds it, lives as long as the run, and is asked for the same
 a prefix cache. Suffix drafts see finished outputs of the same workload and round only: no answer
 was seen before.
 
-On a shared machine speeds drift, so all engines decode the same job in turns of eight tokens of
+On a shared machine speeds drift, so all engines decode the same job in turns of two tokens of
 each answer; whose turn it is not stands still, its clock too. `speed-up` is the ratio of decoding
 times (after the first token) over the whole workload, each job's the median over rounds; `±` is
 its standard error, by what rounds differ (two at least); `cpu` is the same ratio in CPU seconds,
@@ -70,7 +70,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "draft_model": {"num_speculative_tokens": 4},
 }
 WARM_UP_TOKENS = 24
-STEPS_A_TURN = 8
+STEPS_A_TURN = 2
 
 
 @dataclass(frozen=True, slots=True)

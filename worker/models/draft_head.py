@@ -31,7 +31,7 @@ from worker.errors import ModelError
 from worker.models.config import ModelConfig
 from worker.models.layers import LayerWeights, StepTensors, attention_block, mlp_block
 from worker.models.llama import LlamaModel
-from worker.ops.linear import Linear, make_linear
+from worker.ops.linear import Linear, make_linear, make_rounded_linear
 from worker.ops.norm import rms_norm
 from worker.ops.rope import RopeTable
 
@@ -162,10 +162,14 @@ def head_metadata(shape: HeadShape, target: LlamaModel) -> dict[str, str]:
     }
 
 
-def load_draft_head(path: Path, target: LlamaModel) -> DraftHead:
-    """Load a head for its target; raise `ModelError` saying what is wrong and what helps."""
+def load_draft_head(path: Path, target: LlamaModel, *, is_rounded: bool = False) -> DraftHead:
+    """Load a head for its target; raise `ModelError` saying what is wrong and what helps.
+
+    `is_rounded`: products may be made in bfloat16 where that is faster.
+    """
     shape, tensors = read_head(path, target)
-    return assemble(shape, tensors, tensors["draft_vocab"].to(target.device), target)
+    vocab = tensors["draft_vocab"].to(target.device)
+    return assemble(shape, tensors, vocab, target, is_rounded=is_rounded)
 
 
 def read_head(path: Path, target: LlamaModel) -> tuple[HeadShape, dict[str, Tensor]]:
@@ -191,9 +195,15 @@ def read_head(path: Path, target: LlamaModel) -> tuple[HeadShape, dict[str, Tens
 
 
 def assemble(
-    shape: HeadShape, tensors: Mapping[str, Tensor], draft_vocab: Tensor, target: LlamaModel
+    shape: HeadShape,
+    tensors: Mapping[str, Tensor],
+    draft_vocab: Tensor,
+    target: LlamaModel,
+    *,
+    is_rounded: bool = False,
 ) -> DraftHead:
     """A head of tensors named and shaped as `HeadShape.tensor_shapes` says."""
+    linear = make_rounded_linear if is_rounded else make_linear
     names = shape.tensor_shapes(target.config)
     given = {name: tensors[name].to(target.device, target.dtype) for name in names}
     return DraftHead(
@@ -202,17 +212,17 @@ def assemble(
         embedding=target.embedding,
         feature_norm=given["feature_norm"],
         embedding_norm=given["embedding_norm"],
-        fuse=make_linear(given["fuse"]),
+        fuse=linear(given["fuse"]),
         layer=LayerWeights(
             input_norm=given["input_norm"],
-            qkv=make_linear(given["qkv"]),
-            output=make_linear(given["output"]),
+            qkv=linear(given["qkv"]),
+            output=linear(given["output"]),
             mlp_norm=given["mlp_norm"],
-            gate_up=make_linear(given["gate_up"]),
-            down=make_linear(given["down"]),
+            gate_up=linear(given["gate_up"]),
+            down=linear(given["down"]),
         ),
         output_norm=given["output_norm"],
-        head=make_linear(target.head.rows(draft_vocab)),
+        head=linear(target.head.rows(draft_vocab)),
         rope=target.rope,
     )
 

@@ -27,6 +27,7 @@ from worker.models.draft_head import (
     read_head,
 )
 from worker.models.loader import load_model
+from worker.ops.linear import fast_dtype
 from worker.tokenizer.chat import chat_template_of
 from worker.tokenizer.checkpoint import read_checkpoint
 from worker.tokenizer.tokenizer import build_tokenizer
@@ -70,14 +71,6 @@ class Material:
     def samples(self) -> list[Sample]:
         """All of it."""
         return [*self.own, *(sample for text in self.texts.values() for sample in text)]
-
-
-def fast_dtype(device: torch.device) -> torch.dtype:
-    """What products run fastest in: bfloat16 where the device multiplies it, else float32."""
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    has_bfloat16 = torch.cpu._is_avx512_bf16_supported()
-    return torch.bfloat16 if has_bfloat16 else torch.float32
 
 
 class TrainingRun:

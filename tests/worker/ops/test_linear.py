@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from worker.ops.linear import DenseLinear, make_linear
+from worker.ops.linear import DenseLinear, make_linear, make_rounded_linear
 
 FLOATS = [torch.float32, torch.bfloat16]
 # Bitwise row invariance is a property measured with these instructions, not a promise of oneDNN's.
@@ -34,6 +34,22 @@ def test_computes_the_product(dtype: torch.dtype, rows: int, inputs: int, extras
         result = make_linear(weight, bias)(x, residual)
     tolerance = 1e-4 if dtype == torch.float32 else 1.0 if dtype == torch.bfloat16 else 0.2
     torch.testing.assert_close(result.double(), expected, rtol=1e-2, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float16])
+@pytest.mark.parametrize("rows", [1, 33])
+def test_a_rounded_product_is_near_and_of_the_same_dtype(dtype: torch.dtype, rows: int) -> None:
+    """Within bfloat16's rounding, with a residual too; rows come back as they are used."""
+    weight, x = draw(40, 576, dtype=dtype), draw(rows, 576, dtype=dtype, seed=1)
+    residual = draw(rows, 40, dtype=dtype, seed=3)
+    expected = x.double() @ weight.double().T + residual.double()
+    with torch.inference_mode():
+        linear = make_rounded_linear(weight)
+        result = linear(x, residual.clone())
+        some = linear.rows(torch.tensor([3, 0]))
+    assert result.dtype == some.dtype == dtype
+    torch.testing.assert_close(result.double(), expected, rtol=1e-2, atol=1.0)
+    torch.testing.assert_close(some, weight[[3, 0]], rtol=1e-2, atol=1e-2)
 
 
 def test_other_dtypes_are_computed_by_torch() -> None:

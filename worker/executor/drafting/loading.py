@@ -64,7 +64,8 @@ def _head(path: str | None, target: LlamaModel) -> HeadNetwork:
             " its path"
         )
     try:
-        head = load_draft_head(found / HEAD_FILE if found.is_dir() else found, target)
+        file = found / HEAD_FILE if found.is_dir() else found
+        head = load_draft_head(file, target, is_rounded=True)
     except ModelError as error:
         field = "head" if path is None else "model"
         raise ModelError(f"--speculative-config: {field} {error}") from error
