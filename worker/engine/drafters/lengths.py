@@ -187,11 +187,14 @@ class DraftLengths:
         seconds = self._times.drafting(1, 1.0)
         is_affordable = not choice.is_saving and seconds + costs.extra[1] <= costs.affordable
         # What seems too dear was measured long ago once the account or the allowance is full.
+        chosen = None
         if most > 0 and (is_affordable or self._account.is_full or self._trials.is_full):
             chosen = device_probe(records, leaves, counts, clock, self._times.clock)
-            if chosen is not None:
-                counts[chosen] = most
-                self._drafting_seconds += seconds
+        if chosen is not None:
+            counts[chosen] = most
+            self._drafting_seconds += seconds
+        elif not choice.total and clock.is_due(self._times.clock):
+            clock.postpone(self._times.clock)  # lest the steps until then ask for nothing
         self._note_asked(seq_ids, records, counts)
         return counts
 

@@ -11,6 +11,7 @@ _MOST_WON = 8.0
 _FLOOR = -6.0
 _MOST_DEBT = 32.0
 MAX_DISTANCE = 32  # steps between two probes of the same thing
+_LEAST_POSTPONED = 8  # steps
 
 _GAIN_MEMORY = 64.0  # sequences that were asked for drafts, one after the other or together
 _LEAST_MEMORY = 4.0  # steps
@@ -89,6 +90,10 @@ class ProbeClock:
         """A probe is under way; its result is not known yet."""
         self._due_at = now + self._distance
         self._distance = min(2 * self._distance, MAX_DISTANCE)
+
+    def postpone(self, now: int) -> None:
+        """Its time has come, but nothing may be spent on it: later."""
+        self._due_at = now + max(self._distance, _LEAST_POSTPONED)
 
     def failed(self) -> None:
         """It came to nothing."""

@@ -383,3 +383,16 @@ def test_whatever_happens_lengths_stay_within_what_there_is(
             chosen.observe(offer, count, int(count * accepted))
         num_tokens = len(given) + sum(counts) + other
         chosen.observe_step(num_tokens, seconds, seconds / 3, sum(drafts), len(given), other)
+
+
+def test_nobody_is_asked_step_after_step_for_what_cannot_be_paid() -> None:
+    """Reading a long sequence left a debt: until it is paid most steps are scheduled ahead."""
+    chosen = lengths(most=4)
+    for _ in range(60):
+        device_step(chosen, 0, stands=False, price=0.01)
+    asked = 0
+    for _ in range(200):
+        chosen.observe_catch_up(0.2, [])
+        asked += chosen.may_pay([0])
+        device_step(chosen, 0, stands=False, price=0.01)
+    assert asked < 60

@@ -60,6 +60,17 @@ def test_probes_that_fail_come_at_growing_but_bounded_distances() -> None:
     assert max(distances) == MAX_DISTANCE
 
 
+def test_a_probe_that_cannot_be_paid_is_put_off() -> None:
+    """It is due again after some steps, no sooner than its distance, and that does not grow."""
+    clock = ProbeClock(0)
+    clock.postpone(5)
+    assert [clock.is_due(now) for now in (5, 12, 13)] == [False, False, True]
+    for now in (20, 30, 40, 50, 60, 70):
+        clock.tried(now)
+    clock.postpone(200)
+    assert (clock.is_due(231), clock.is_due(232)) == (False, True)
+
+
 def test_probes_that_succeed_are_followed_up_a_few_times_only() -> None:
     """If it does not pay after several successes, it is for another reason than acceptance."""
     clock = ProbeClock(0, followed_up=3)
