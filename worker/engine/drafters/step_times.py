@@ -177,22 +177,6 @@ class Curve:
         share = (size - left) / (right - left)
         return speed * (times[index - 1] + share * (times[index] - times[index - 1]))
 
-    def range(self, first: int, count: int) -> list[float]:
-        """Seconds of the sizes `first`, `first` + 1, …, `count` of them."""
-        answer: list[float] = []
-        value = self.at(first)
-        size, end = first, first + count
-        while size < end:
-            index = bisect_left(self._sizes, size + 1)
-            # Up to the next knot the curve is a line.
-            stop = end if index == len(self._sizes) else min(end, int(self._sizes[index]))
-            stop = max(stop, size + 1)
-            target = self.at(stop)
-            slope = (target - value) / (stop - size)
-            answer.extend(value + slope * step for step in range(stop - size))
-            size, value = stop, target
-        return answer
-
     def _slope(self, size: float, time: float) -> float:
         """What one more unit costs where nothing was measured."""
         seconds = self.speed * time

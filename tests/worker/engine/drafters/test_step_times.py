@@ -105,23 +105,15 @@ def test_times_that_are_none_are_ignored() -> None:
 @settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 400), st.floats(1e-4, 10.0)), min_size=1, max_size=60),
-    st.integers(1, 300),
-    st.integers(1, 200),
 )
-def test_a_curve_never_falls_and_its_range_is_itself(
-    seen: list[tuple[int, float]], first: int, count: int
-) -> None:
-    """Larger sizes never take less time; a range of sizes is the same as one after the other."""
+def test_a_curve_never_falls(seen: list[tuple[int, float]]) -> None:
+    """Larger sizes never take less time, and none takes no time."""
     curve = Curve(Speed())
     for clock, (size, seconds) in enumerate(seen):
         curve.observe(size, seconds, clock)
-    times = curve.range(first, count)
-    assert len(times) == count
+    times = [curve.at(size) for size in range(1, 500)]
     assert all(time > 0.0 for time in times)
     assert all(b >= a - 1e-9 * abs(a) for a, b in pairwise(times))
-    if first + count <= 32:
-        single = [curve.at(size) for size in range(first, first + count)]
-        assert times == pytest.approx(single, rel=1e-6)
 
 
 @given(st.integers(1, 100_000))
