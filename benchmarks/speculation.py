@@ -46,7 +46,7 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 import torch
 from speculation_prompts import OPEN, REPEATING, Prompt
-from speculation_runs import Request, SharedWeights, Subject, engine_config, side_by_side
+from speculation_runs import Request, Shared, Subject, engine_config, side_by_side
 from speculation_table import Tally, print_header, print_row
 from verification_timing import SHAPES, measure_verification
 
@@ -158,7 +158,7 @@ def workloads(texts: Texts, options: argparse.Namespace) -> list[Workload]:
 def subjects(options: argparse.Namespace, texts: Texts) -> dict[str, Subject]:
     """Plain decoding first, then each method that can be had."""
     found: dict[str, Subject] = {}
-    weights = SharedWeights()
+    shared = Shared()
     for name in ("plain", *options.methods, CONTROL):
         speculative = None
         try:
@@ -167,7 +167,7 @@ def subjects(options: argparse.Namespace, texts: Texts) -> dict[str, Subject]:
             config = engine_config(
                 options.model, options.dtype, options.threads, texts.eos_token_ids, speculative
             )
-            found[name] = Subject.build(name, config, weights)
+            found[name] = Subject.build(name, config, shared)
         except WorkerError as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
     return found

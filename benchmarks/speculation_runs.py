@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,54 +103,79 @@ class Lent:
 
 
 class Turn:
-    """Implements `Executor`: another one, that runs only while it is this engine's turn. Owns the
-    engine's clock, which stands still meanwhile.
+    """When an engine's steps may run, on the `thread` that all engines share. Owns the engine's
+    clock, which stands still meanwhile, and the steps that it has submitted too late for its turn.
 
-    So engines that take turns do not disturb each other, nor what they learn of step times.
+    So engines that take turns do not disturb each other, nor what they learn of step times; and
+    none is some percent slower for good by where its thread's buffers happen to lie in memory.
     """
 
-    def __init__(self) -> None:
-        self._inner: Executor | None = None
-        self._running = threading.Lock()  # by whoever has the turn, or the step that runs
-        self._running.acquire()
+    def __init__(self, thread: ThreadPoolExecutor) -> None:
+        self._thread = thread
+        self._lock = threading.Lock()  # guards the next two
+        self._is_now = False
+        self._steps: deque[Callable[[], None]] = deque()
         self._spent = 0.0
         self._since: float | None = None
 
     def pipeline(self, executor: Executor) -> OverlappedPipeline:
         """The usual one, on `executor`."""
-        self._inner = executor
-        return OverlappedPipeline(self)
+        return _InTurn(executor, self)
 
     def clock(self) -> float:
         """Seconds of turns so far."""
         return self._spent + (0.0 if self._since is None else time.perf_counter() - self._since)
 
+    def submit(
+        self, run: Callable[[SchedulerOutput], ModelOutput], step: SchedulerOutput
+    ) -> Future[ModelOutput]:
+        """Run the step, behind those before it, when it is its engine's turn."""
+        future: Future[ModelOutput] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(run(step))
+            except BaseException as error:  # noqa: BLE001 - whoever waits has it
+                future.set_exception(error)
+
+        with self._lock:
+            self._steps.append(work)
+            if self._is_now:
+                self._thread.submit(self._run_next)
+        return future
+
     def __enter__(self) -> None:
         self._since = time.perf_counter()
-        self._running.release()
+        with self._lock:
+            self._is_now = True
+            for _ in self._steps:
+                self._thread.submit(self._run_next)
 
     def __exit__(self, *exc: object) -> None:
         """Wait for the step that runs, and let no other begin."""
-        self._running.acquire()
+        with self._lock:
+            self._is_now = False
+        self._thread.submit(lambda: None).result()
         self._spent = self.clock()
         self._since = None
 
-    def execute(self, step: SchedulerOutput) -> ModelOutput:
-        """Run the step, in turn."""
-        assert self._inner is not None
-        with self._running:
-            return self._inner.execute(step)
+    def _run_next(self) -> None:
+        with self._lock:
+            if not self._is_now:
+                return  # it is submitted again
+            work = self._steps.popleft()
+        work()
 
-    def sleep(self, level: int) -> None:
-        """Not used here."""
 
-    def wake(self, tags: frozenset[str]) -> None:
-        """Not used here."""
+class _InTurn(OverlappedPipeline):
+    """The usual pipeline, whose steps wait for their engine's turn."""
 
-    def shutdown(self) -> None:
-        """Give the device back."""
-        if self._inner is not None:
-            self._inner.shutdown()
+    def __init__(self, executor: Executor, turn: Turn) -> None:
+        super().__init__(executor)
+        self._turn = turn
+
+    def submit(self, step: SchedulerOutput) -> None:
+        self._running.append(self._turn.submit(self._run, step))
 
 
 def engine_config(
@@ -174,13 +201,14 @@ def engine_config(
     )
 
 
-class SharedWeights:
-    """The model that all engines of a benchmark run on, loaded for the first of them. Of engines
-    with weights of their own, built alike, some are several percent faster than others for good, by
-    where their weights happen to lie in memory.
+class Shared:
+    """What all engines of a benchmark run on: the model, loaded for the first of them, and the
+    thread of their steps. Of engines with weights of their own, built alike, some are several
+    percent faster than others for good, by where their weights happen to lie in memory.
     """
 
     def __init__(self) -> None:
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="executor")
         self._model: LlamaModel | None = None
 
     def __enter__(self) -> None:
@@ -213,10 +241,10 @@ class Subject:
         self._outcome = Outcome([])
 
     @classmethod
-    def build(cls, name: str, config: EngineConfig, weights: SharedWeights) -> Subject:
-        """As a worker builds one, but for where the weights come from. Raises WorkerError."""
-        turn = Turn()
-        with weights:
+    def build(cls, name: str, config: EngineConfig, shared: Shared) -> Subject:
+        """As a worker builds one, but for what is shared. Raises WorkerError."""
+        turn = Turn(shared.thread)
+        with shared:
             return cls(name, build_core(config, turn.clock, turn.pipeline)[0], turn)
 
     def run(self, job: Sequence[Request], tenant: str) -> Outcome:

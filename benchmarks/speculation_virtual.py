@@ -47,7 +47,7 @@ from random import Random
 from typing import Any
 
 from speculation import DEFAULT_MODEL, METHODS, WARM_UP_TOKENS, Texts, workloads
-from speculation_runs import Request, SharedWeights, Subject, engine_config
+from speculation_runs import Request, Shared, Subject, engine_config
 from virtual_machines import MACHINES, UNREST, Machine
 
 from worker.engine.drafters.registry import build_drafter
@@ -113,7 +113,7 @@ def record(model: Path, texts: Texts, requests: Sequence[Request]) -> list[tuple
     """What the plain engine answers."""
     print(f"recording what {model.name} answers")
     config = engine_config(model, "auto", None, texts.eos_token_ids, None)
-    engine = Subject.build("plain", config, SharedWeights())
+    engine = Subject.build("plain", config, Shared())
     answers: list[tuple[int, ...]] = []
     for first in range(0, len(requests), BATCH):
         answers += engine.run(requests[first : first + BATCH], "recording").answers

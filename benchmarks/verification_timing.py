@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -248,9 +249,10 @@ def run_forced(executor: Executor, job: Sequence[Request], drafter: Forced | Non
     cache = CacheConfig(len(job) * (room // BLOCK_SIZE + 1), BLOCK_SIZE, False)
     limits = SchedulerConfig(len(job) * PROMPT_TOKENS, len(job), MAX_MODEL_LEN)
     scheduler = Scheduler(cache, limits, (), speculation)
-    turn = Turn()
-    core = EngineCore(scheduler, executor, turn.clock, pipeline=turn.pipeline(Lent(executor)))
-    subject = Subject("forced", core, turn)
-    outcome = subject.run(job, "")
-    subject.shutdown()
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        turn = Turn(thread)
+        core = EngineCore(scheduler, executor, turn.clock, pipeline=turn.pipeline(Lent(executor)))
+        subject = Subject("forced", core, turn)
+        outcome = subject.run(job, "")
+        subject.shutdown()
     return outcome
