@@ -30,8 +30,8 @@ Nothing of this is right from the start, so four rules keep it from doing harm (
    double up to a bound, out of an allowance (`trials`); at once when the drafter is surer than it
    was when it failed. Once a probe
    stands, the next drafts are probes too, and longer. In the same way a device drafter that does
-   not pay is asked for one sequence's drafts from time to time. While drafts win nothing on the
-   average, nobody is asked for any in most steps.
+   not pay is asked for one sequence's drafts from time to time; where that cannot be paid it is put
+   off. While drafts win nothing on the average, nobody is asked for any in most steps.
 4. While drafts pay, steps without them are run from time to time, the more often the less is won,
    lest the time of plain steps, which all is weighed against, be forgotten or remembered wrongly.
    Nobody is asked for drafts in these, so that they are scheduled ahead, as they would be without
