@@ -72,6 +72,7 @@ class MutantEpp:
         self._next = 0
         self._shared = bytearray()
         self._is_broken = False
+        self._starts = 0
         self.is_ready = True  # what its health says while no fault speaks against it
 
     @property
@@ -101,12 +102,12 @@ class MutantEpp:
     def use(self, fault: Fault) -> None:
         """Be wrong in this way, as if started anew."""
         self.fault, self._is_broken = fault, False
+        self._starts += 1
 
     async def process(self, requests: Any, context: Any) -> AsyncIterator[Any]:
         """One stream."""
-        stream, has_ended = _Stream(), False
+        stream, has_ended, start = _Stream(), False, self._starts
         if self._is_broken:
-            self._is_broken = False
             await context.abort(grpc.StatusCode.INTERNAL, "broken")
         try:
             async for message in requests:
@@ -115,13 +116,13 @@ class MutantEpp:
                 if stream.is_over:
                     has_ended = True
                     return
-            has_ended = True
+            has_ended = not stream.body  # a reset may look like an end here
         except StreamFailureError:
             has_ended = True
             await context.abort(grpc.StatusCode.INTERNAL, "failed")
         finally:
             if not has_ended and self.fault is Fault.FALLS_WITH_A_STREAM:
-                self._is_broken = True
+                self._is_broken |= start == self._starts
         if self.fault is Fault.ENDS_WITH_AN_ERROR:
             await context.abort(grpc.StatusCode.UNKNOWN, "gone")
 
