@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from worker.engine.drafters.plans import FEW_SEQUENCES
+
 INCOME = 0.01  # of a plain step, for every step
 _START = 3.0
 _RESERVE = 2.0
@@ -16,8 +18,8 @@ _LEAST_POSTPONED = 8  # steps
 _GAIN_MEMORY = 64.0  # sequences that were asked for drafts, one after the other or together
 _LEAST_MEMORY = 4.0  # steps
 _MIN_GAIN = 0.02  # on the average, below which nobody is asked in most steps
-_FIRST_GAIN = 3 * _MIN_GAIN
-_MAX_LOOK_DISTANCE = 16
+_GAIN_OF_FEW, _GAIN = 3 * _MIN_GAIN, 2 * _MIN_GAIN  # to begin with, and at most; of more sequences
+_LOOK_DISTANCE_OF_FEW, _LOOK_DISTANCE = 16, 48  # steps from one look to the next, at most
 
 
 class Account:
@@ -115,11 +117,12 @@ class Interest:
     """Whether asking for drafts has won anything lately; owns that average.
 
     While it has not, nobody is asked in most steps, so that these can be scheduled ahead. At
-    distances that double, up to a bound, one looks if that has changed.
+    distances that double, up to a bound, one looks if that has changed; with more than a few
+    sequences, which win less, less often.
     """
 
     def __init__(self) -> None:
-        self._gain = _FIRST_GAIN
+        self._gain = _GAIN_OF_FEW
         self._distance = 1
         self._look_at = 0
 
@@ -135,13 +138,17 @@ class Interest:
         """So many sequences were asked, all there are, which wins this part of plain decoding's
         rate. However much that is: what was won by a text that copies says little of the next one.
         """
+        is_few = num_asked <= FEW_SEQUENCES
+        most = _GAIN_OF_FEW if is_few else _GAIN
         memory = max(_LEAST_MEMORY, _GAIN_MEMORY / num_asked)
-        self._gain += (min(gain, _FIRST_GAIN) - self._gain) / memory
+        before = min(self._gain, most)
+        self._gain = before + (min(gain, most) - before) / memory
         if self._gain >= _MIN_GAIN:
             return
         if gain > 0.0:
-            self._gain = _FIRST_GAIN
+            self._gain = most
             self._distance = 1
         elif now >= self._look_at:
             self._look_at = now + self._distance
-            self._distance = min(2 * self._distance, _MAX_LOOK_DISTANCE)
+            longest = _LOOK_DISTANCE_OF_FEW if is_few else _LOOK_DISTANCE
+            self._distance = min(2 * self._distance, longest)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from worker.engine.drafters.plans import FEW_SEQUENCES, Costs
 from worker.engine.drafters.probing import INCOME
 from worker.engine.drafters.track_records import SequenceRecord
 
-_REFUND = 0.35
+_REFUND = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +28,8 @@ class Trials:
     """Which sequences have drafts on trial in this step; owns what trials may cost.
 
     In a step of a few sequences whatever the account affords. With more of them less can be won,
-    and what was won elsewhere is not spent on trials: for n sequences each step adds 1/√n of 1 % of
-    a plain one, trials that succeed a part of what they win, and the allowance is never more than a
+    and what was won elsewhere is not spent on trials: for n sequences each step adds 1/n of 1 % of
+    a plain one, trials that succeed most of what they win, and the allowance is never more than a
     hundred times as much. A full one is enough for one trial, however dear.
     """
 
@@ -62,7 +61,7 @@ class Trials:
         and further ones in all.
         """
         limit, left = most
-        scale = math.sqrt(costs.num_sequences)
+        scale = float(costs.num_sequences)
         planned = sum(counts)
         risked = costs.seconds_of(planned)
         can_afford = (costs.affordable - risked) / costs.plain

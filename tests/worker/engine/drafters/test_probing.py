@@ -123,3 +123,16 @@ def test_many_that_win_nothing_tell_it_sooner_than_one() -> None:
                 asked += now >= 60
         num_asked.append(asked)
     assert num_asked[1] <= 30 < 60 <= num_asked[0] <= 90
+
+
+def test_many_are_looked_at_less_often_than_few() -> None:
+    """With more sequences less can be won by a look, however long nothing was."""
+    distances = []
+    for number in (4, 5, 16):
+        interest, asked = Interest(), []
+        for now in range(1000):
+            if interest.is_due(now):
+                interest.note(0.0, now, number)
+                asked.append(now)
+        distances.append({late - early for early, late in pairwise(asked) if early > 500})
+    assert distances == [{16}, {48}, {48}]
