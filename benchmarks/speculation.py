@@ -12,14 +12,14 @@ a prefix cache. Suffix drafts see finished outputs of the same workload and roun
 was seen before.
 
 On a shared machine speeds drift, so all engines decode the same job in turns of two tokens of
-each answer; whose turn it is not stands still, its clock too. `speed-up` is the ratio of decoding
-times (after the first token) over the whole workload, each job's the median over rounds; `±` is
-its standard error, by what rounds differ (two at least); `cpu` is the same ratio in CPU seconds,
-which other programs on the machine change less; `whole` counts the prompts in. The answers are
-compared token for token: `differ` counts requests whose answers are not the same, and should be 0.
-All run on the same weights. Two engines decode without drafts, and their mean is what methods are
-compared with; `plain again` is the second by the first, which tells how far two that are alike are
-apart.
+each answer, in an order of chance; whose turn it is not stands still, its clock too. `speed-up` is
+the ratio of decoding times (after the first token) over the whole workload, each job's the median
+over rounds; `±` is its standard error, by what rounds differ (two at least); `cpu` is the same
+ratio in CPU seconds, which other programs on the machine change less; `whole` counts the prompts
+in. The answers are compared token for token: `differ` counts requests whose answers are not the
+same, and should be 0. All run on the same weights. Two engines decode without drafts, and their
+mean is what methods are compared with; `plain again` is the second by the first, which tells how
+far two that are alike are apart.
 
 Prints a table and writes benchmarks/results/speculation.json.
 """
@@ -71,6 +71,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 WARM_UP_TOKENS = 24
 STEPS_A_TURN = 2
+BATCH_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +198,12 @@ def warm_up(engines: dict[str, Subject], texts: Texts, batches: Sequence[int]) -
 
 def measure(workload: Workload, engines: dict[str, Subject], rounds: int) -> dict[str, Tally]:
     """Every method on every job, side by side with plain decoding."""
+    rng = random.Random(f"{SEED} {workload.name} {workload.batch}")
     tallies = {name: Tally() for name in engines}
     for count in range(rounds):
         tenant = f"{workload.name} {workload.batch} {count}"
         for index, job in enumerate(workload.jobs):
-            outcomes = side_by_side(list(engines.values()), job, tenant, STEPS_A_TURN)
+            outcomes = side_by_side(list(engines.values()), job, tenant, STEPS_A_TURN, rng)
             for name, outcome in zip(engines, outcomes, strict=True):
                 plain = outcomes[:1] if name == CONTROL else [outcomes[0], outcomes[-1]]
                 tallies[name].add(index, plain, outcome)
@@ -217,8 +219,10 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     print_header()
     for workload in workloads(texts, options):
-        for method, tally in measure(workload, engines, options.rounds).items():
+        rounds = options.rounds or (1 if workload.batch == 1 else BATCH_ROUNDS)
+        for method, tally in measure(workload, engines, rounds).items():
             row = {"workload": workload.name, "batch": workload.batch, "method": method}
+            row["rounds"] = rounds
             rows.append(row | tally.row())
             print_row(rows[-1])
     differing = sum(row["num_differing"] for row in rows)
@@ -231,7 +235,6 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         "dtype": options.dtype,
         "temperature": options.temperature,
         "max_tokens": options.max_tokens,
-        "rounds": options.rounds,
         "rows": rows,
     }
 
@@ -251,7 +254,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--workloads", type=names, default=[])
     parser.add_argument("--batches", type=lambda t: [int(n) for n in names(t)], default=[1, 16])
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rounds", type=int, help="default: 1; of batches, 3")
     parser.add_argument("--temperature", type=float, default=0.0, help="of repeating and open")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int)

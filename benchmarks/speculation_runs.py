@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from worker.config import EngineConfig, SchedulerConfig, SpeculativeConfig
@@ -324,11 +325,16 @@ class Subject:
 
 
 def side_by_side(
-    subjects: Sequence[Subject], job: Sequence[Request], tenant: str, steps_a_turn: int
+    subjects: Sequence[Subject],
+    job: Sequence[Request],
+    tenant: str,
+    steps_a_turn: int,
+    rng: Random,
 ) -> list[Outcome]:
     """What comes of one job on every engine, all decoding it in turns of so many tokens a request:
-    the same part of every answer at about the same time. Who goes first goes last in the next turn;
-    nobody has two turns in a row, of which the second would find its weights in the caches.
+    the same part of every answer at about the same time. The order is one of chance in every turn,
+    so that nobody follows the same one for good; nobody has two turns in a row, of which the second
+    would find its weights in the caches.
     """
     for subject in subjects:
         subject.begin(job, tenant)
@@ -336,7 +342,10 @@ def side_by_side(
     left = list(subjects)
     while left:
         turn += 1
+        last = left[-1]
+        rng.shuffle(left)
+        if left[0] is last:
+            left.append(left.pop(0))
         decoded = turn * steps_a_turn * len(job)
         left = [subject for subject in left if subject.advance(decoded)]
-        left = left[1:] + left[:1]
     return [subject.end() for subject in subjects]

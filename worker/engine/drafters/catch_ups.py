@@ -81,9 +81,14 @@ class CatchUps:
                 self._read_at[seq_id] = now
         self._asked = []
 
+    @property
+    def is_owing(self) -> bool:
+        """Whether something was read and not charged yet."""
+        return self._seconds > 0.0
+
     def charge(self, plain_seconds: float) -> None:
         """Charge for what was read; a plain step takes so long."""
-        if self._seconds:
+        if self.is_owing:
             self._account.borrow(self._seconds / plain_seconds)
             self._seconds = 0.0
 

@@ -116,8 +116,10 @@ class DraftLengths:
             return False
         if self._drafting_seconds > 0.0:
             return True
+        if not self._is_time_to_ask(seq_ids):
+            return False
         costs = self._costs(num, 0, 1)
-        return costs.extra[1] <= costs.affordable and self._is_time_to_ask(seq_ids)
+        return costs.extra[1] <= costs.affordable
 
     def to_verify(
         self,
@@ -219,7 +221,7 @@ class DraftLengths:
         is_ahead = not self._was_asked
         self._times.observe(num_tokens, num_other_tokens, seconds, is_ahead, num_drafts)
         self._times.observe_drafting(num_drafted, num_drafting, drafting_seconds)
-        if self._times.largest:
+        if self._catch_ups.is_owing and self._times.largest:
             self._catch_ups.charge(self._times.plain(max(1, num_decoding)))
         if not self._was_asked:
             self._drafting_seconds = 0.0
