@@ -257,6 +257,7 @@ class Subject:
     def begin(self, job: Sequence[Request], tenant: str) -> None:
         """Ask for everything at once and wait until every request has a token.
 
+        An engine that does not wait for results has begun its next step by then, which is decoding.
         Outputs of another `tenant` are nothing that drafts are made from.
         """
         self._names = {f"{self._count}-{index}": index for index in range(len(job))}
@@ -271,7 +272,10 @@ class Subject:
                 self._core.add(AddRequest(name, prompt, params, 0.0, tenant=tenant))
             while self._core.has_work and not all(self._answers):
                 self._step()
-        self._outcome.prompt_seconds = time.perf_counter() - started
+            since, since_cpu = time.perf_counter(), time.process_time()
+        seconds, cpu_seconds = time.perf_counter() - since, time.process_time() - since_cpu
+        self._outcome.prompt_seconds = since - started
+        self._outcome.slices.append(Slice(seconds, cpu_seconds, 0))
         self._outcome.num_shares = 0
 
     def advance(self, num_decoded: int | None) -> bool:

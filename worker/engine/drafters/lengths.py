@@ -48,6 +48,7 @@ from itertools import chain
 
 from worker.config import SpeculativeConfig
 from worker.engine.drafters.catch_ups import CatchUps
+from worker.engine.drafters.device_probes import DeviceProbes
 from worker.engine.drafters.plans import (
     FEW_SEQUENCES,
     Costs,
@@ -59,7 +60,7 @@ from worker.engine.drafters.plans import (
 )
 from worker.engine.drafters.probing import Account, Interest
 from worker.engine.drafters.step_times import StepTimes
-from worker.engine.drafters.track_records import SequenceRecord, TrackRecords, device_probe
+from worker.engine.drafters.track_records import SequenceRecord, TrackRecords
 from worker.engine.drafters.trials import Offer, Trials
 from worker.engine.drafters.worth import Newcomers, weighed
 
@@ -71,7 +72,6 @@ _CONTROL_COST_OF_FEW, _CONTROL_COST = 0.008, 0.016  # of the rate; with more seq
 _FIRST_CONTROL, _FIRST_CONTROLS = 4, 4  # of few sequences: steps until it, and how many are near
 _FEW = 4  # drafts that tell what one costs
 _MIN_LEAP = 4  # drafts that a step may always have more than any that was measured
-_DEVICE_PROBE_DRAFTS = 2
 _MOST_TYPICAL = 8  # offers of a step that tell what is typical
 
 
@@ -90,6 +90,7 @@ class DraftLengths:
         self._catch_ups = CatchUps(self._account)
         self._interest = Interest()
         self._device_drafters: set[str] = set()
+        self._probes = DeviceProbes(self._times.drafting)
         self._trials = Trials()
         self._newcomers = Newcomers()
         self._prices: Prices | None = None  # of the last step in which somebody was asked
@@ -185,18 +186,17 @@ class DraftLengths:
         if choice.total and not self._drafting_seconds:
             clock.restart(self._times.clock)
         self._drafting_seconds = choice.drafting_seconds
-        most = min(limit, _DEVICE_PROBE_DRAFTS, limit if room is None else room - choice.total)
-        seconds = self._times.drafting(1, 1.0)
-        is_affordable = not choice.is_saving and seconds + costs.extra[1] <= costs.affordable
+        seconds = self._times.drafting(1, 1.0) + costs.extra[1]
+        is_affordable = not choice.is_saving and seconds <= costs.affordable
+        probed, now = 0, self._times.clock
         # What seems too dear was measured long ago once the account or the allowance is full.
-        chosen = None
-        if most > 0 and (is_affordable or self._account.is_full or self._trials.is_full):
-            chosen = device_probe(records, leaves, counts, clock, self._times.clock)
-        if chosen is not None:
-            counts[chosen] = most
-            self._drafting_seconds += seconds
-        elif not choice.total and clock.is_due(self._times.clock):
-            clock.postpone(self._times.clock)  # lest the steps until then ask for nothing
+        if is_affordable or self._account.is_full or self._trials.is_full:
+            most = (limit, num * limit if room is None else room - choice.total)
+            probed = self._probes.add(records, leaves, counts, most, costs, clock, now)
+        if probed:
+            self._drafting_seconds += self._times.drafting(probed, 1.0)
+        elif not choice.total and clock.is_due(now):
+            clock.postpone(now)  # lest the steps until then ask for nothing
         self._note_asked(seq_ids, records, counts)
         return counts
 
@@ -223,6 +223,7 @@ class DraftLengths:
         self._times.observe_drafting(num_drafted, num_drafting, drafting_seconds)
         if self._catch_ups.is_owing and self._times.largest:
             self._catch_ups.charge(self._times.plain(max(1, num_decoding)))
+        self._probes.end_step(self._times.clock)
         if not self._was_asked:
             self._drafting_seconds = 0.0
             if num_decoding and self._control_left:
@@ -243,10 +244,14 @@ class DraftLengths:
         now, is_trial = self._times.clock, offer.seq_id in self._trials.seq_ids
         if is_trial and num_accepted:
             self._interest.wake(now)
+        is_probe = record.is_asked
         record.observe(offer.confidences, num_verified, num_accepted, now, is_trial)
         if self._prices is not None:
             won = num_accepted * self._prices.token * record.worth
-            self._account.settle(won - num_verified * self._prices.draft)
+            cost = num_verified * self._prices.draft
+            self._account.settle(won - cost)
+            if is_probe:
+                self._probes.settle(won - cost)
             if is_trial:
                 self._trials.won(won)
 

@@ -72,30 +72,33 @@ class ProbeClock:
     """When to try again what did not pay: after a distance that doubles, up to a bound.
 
     The first `followed_up` probes that succeed in a row are followed up at once. If it still does
-    not pay after them, the reason is another one, and success is no news any more.
+    not pay after them, the reason is another one, and success is no news any more. All distances
+    are so many times as long as the `pace` of the last probe.
     """
 
-    __slots__ = ("_distance", "_due_at", "_followed_up", "_num_successes", "_shortest")
+    __slots__ = ("_distance", "_due_at", "_followed_up", "_num_successes", "_pace", "_shortest")
 
     def __init__(self, now: int, shortest: int = 1, followed_up: int = 8) -> None:
         self._shortest = shortest
         self._followed_up = followed_up
         self._distance = shortest
         self._due_at = now
+        self._pace = 1
         self._num_successes = 0
 
     def is_due(self, now: int) -> bool:
         """Whether the next probe's time has come."""
         return now >= self._due_at
 
-    def tried(self, now: int) -> None:
+    def tried(self, now: int, pace: int = 1) -> None:
         """A probe is under way; its result is not known yet."""
-        self._due_at = now + self._distance
+        self._pace = pace
+        self._due_at = now + self._distance * pace
         self._distance = min(2 * self._distance, MAX_DISTANCE)
 
     def postpone(self, now: int) -> None:
         """Its time has come, but nothing may be spent on it: later."""
-        self._due_at = now + max(self._distance, _LEAST_POSTPONED)
+        self._due_at = now + max(self._distance, _LEAST_POSTPONED) * self._pace
 
     def failed(self) -> None:
         """It came to nothing."""
@@ -105,7 +108,8 @@ class ProbeClock:
         """It came to something."""
         self._num_successes += 1
         if self._num_successes <= self._followed_up:
-            self.restart(now)
+            self._distance = self._shortest
+            self._due_at = now + self._pace
 
     def restart(self, now: int) -> None:
         """It pays after all, or things have changed: as soon as possible."""

@@ -11,7 +11,6 @@ from worker.engine.drafters.acceptance import (
     TypicalRun,
     confidence_class,
 )
-from worker.engine.drafters.catch_ups import Leave
 from worker.engine.drafters.probing import ProbeClock
 
 _MAX_PROBE_DRAFTS = 3
@@ -146,25 +145,3 @@ class TrackRecords:
     def forget(self, seq_id: int) -> None:
         """The sequence has ended; unknown ones are ignored."""
         self._sequences.pop(seq_id, None)
-
-
-def device_probe(
-    records: Sequence[SequenceRecord],
-    leaves: Sequence[Leave],
-    counts: Sequence[int],
-    clock: ProbeClock,
-    now: int,
-) -> int | None:
-    """Which of the sequences without a count the device drafts for, only to see if that stands; by
-    the `clock` of its drafter. One that is still being read for that goes on, whatever the clock.
-    """
-    idle = [i for i, leave in enumerate(leaves) if leave.to_probe and not counts[i]]
-    for index in idle:
-        if leaves[index].is_unfinished and records[index].is_asked:
-            return index
-    if not idle or not clock.is_due(now):
-        return None
-    chosen = min(idle, key=lambda index: records[index].last_drafted)
-    records[chosen].is_asked = True
-    clock.tried(now)
-    return chosen

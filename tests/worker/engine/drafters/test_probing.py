@@ -60,6 +60,22 @@ def test_probes_that_fail_come_at_growing_but_bounded_distances() -> None:
     assert max(distances) == MAX_DISTANCE
 
 
+def test_a_pace_stretches_every_distance_of_a_clock() -> None:
+    """Also that to the probe after one that succeeds, and of one that is put off."""
+    clock = ProbeClock(0)
+    probes = []
+    for now in range(100):
+        if clock.is_due(now):
+            probes.append(now)
+            clock.tried(now, pace=4)
+            clock.failed()
+    assert probes == [0, 4, 12, 28, 60]
+    clock.succeeded(100)
+    assert (clock.is_due(103), clock.is_due(104)) == (False, True)
+    clock.postpone(200)
+    assert (clock.is_due(231), clock.is_due(232)) == (False, True)
+
+
 def test_a_probe_that_cannot_be_paid_is_put_off() -> None:
     """It is due again after some steps, no sooner than its distance, and that does not grow."""
     clock = ProbeClock(0)
