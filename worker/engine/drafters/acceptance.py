@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 Only judged positions count: those that stood, and the first that fell; what came after it was
 never looked at. Each verdict is told to two estimates. The pooled one, of the drafter, is kept by
-class of confidence and group of positions, over all sequences with a memory of some 200 verdicts
+class of confidence and group of positions, over all sequences with a memory of some fifty verdicts
 (cells with few verdicts lean on those of their class, and these on an optimistic prior, so that a
 drafter is tried). The sequence's own is kept by class and by whether the position is the first,
 with a memory of some thirty verdicts, beside which the pooled one counts as one more: so a new
@@ -31,7 +31,7 @@ NUM_CLASSES = len(CLASS_ENDS) + 1
 _PRIOR = (0.45, 0.6, 0.7, 0.8, 0.87, 0.9)  # by class, as two verdicts
 _PRIOR_WEIGHT = 2.0
 _CLASS_WEIGHT = 3.0  # verdicts of a cell that its class counts as
-_POOLED_MEMORY = 0.995  # what a verdict counts after the next one
+_POOLED_MEMORY = 0.98  # what a verdict counts after the next one
 _OWN_MEMORY = 0.967
 _RECENT_GAIN = 0.25
 _RECENT_SPREAD = 0.38  # standard deviation of such an average, of one verdict's

@@ -11,6 +11,11 @@ A probe costs a part of a step whose results have to be waited for, and so do th
 With more than a few sequences, of which one draft wins little, probes are further apart.
 
 A probe that won more than it cost was no loss, whatever is estimated: the next one follows at once.
+
+What nobody drafts nobody learns of: where only first drafts paid, second ones would not be made any
+more, whatever comes. So where a few sequences decode, one of which all drafts stood gets one more
+the next time. The probe of an idle one need not be more than one draft then, unless the
+second is next to free.
 """
 
 from __future__ import annotations
@@ -22,10 +27,10 @@ from worker.engine.drafters.plans import FEW_SEQUENCES, Costs
 from worker.engine.drafters.probing import ProbeClock
 from worker.engine.drafters.track_records import SequenceRecord
 
-_NUM_DRAFTS = 2  # of each
+_NUM_DRAFTS = 2  # of each; one of a few sequences, where the second one costs as much
 _PACE = 8  # where more than a few sequences decode
 _MOST_AT_ONCE = 16  # sequences
-_ALIKE = 1.25  # what these may cost, by what one does
+_ALIKE = 1.25  # what these, or two drafts of one, may cost, by what one does
 
 
 class DeviceProbes:
@@ -53,7 +58,8 @@ class DeviceProbes:
         how many. Those still being read for that go on, whatever it says. `most` are of one
         sequence, and further ones in all.
         """
-        num_drafts = min(_NUM_DRAFTS, *most)
+        is_few = len(records) <= FEW_SEQUENCES
+        num_drafts = min(1 if is_few and self._is_second_dear(costs) else _NUM_DRAFTS, *most)
         if num_drafts <= 0:
             return 0
         idle = [i for i, leave in enumerate(leaves) if leave.to_probe and not counts[i]]
@@ -63,7 +69,7 @@ class DeviceProbes:
                 return 0
             idle.sort(key=lambda index: records[index].last_drafted)
             chosen = idle[: self._num_at_once(costs)]
-            clock.tried(now, 1 if len(records) <= FEW_SEQUENCES else _PACE)
+            clock.tried(now, 1 if is_few else _PACE)
         chosen = chosen[: most[1] // num_drafts]
         for index in chosen:
             records[index].is_asked = True
@@ -71,6 +77,39 @@ class DeviceProbes:
         self._clock, self._is_told = clock, False
         self._won = -self._drafting(len(chosen), 1.0) / costs.plain
         return len(chosen)
+
+    def lengthen(
+        self,
+        records: Sequence[SequenceRecord],
+        counts: list[int],
+        most: tuple[int, int],
+        costs: Costs,
+        planned_seconds: float,
+        now: int,
+    ) -> float:
+        """Have one draft more made for sequences with a count whose last drafts all stood, and
+        whose turn it is; `most` are of one sequence, and further ones in all. Returns what that
+        adds to the seconds of drafting, which are `planned_seconds` without.
+        """
+        if costs.num_sequences > FEW_SEQUENCES:
+            return 0.0
+        limit, left = most
+        longer = [
+            index
+            for index, (record, count) in enumerate(zip(records, counts, strict=True))
+            if 0 < count < min(record.wanted, limit) and record.longer.is_due(now)
+        ][:left]
+        if not longer:
+            return 0.0
+        total, width = sum(counts) + len(longer), sum(count > 0 for count in counts)
+        seconds = self._drafting(width, total / width)
+        if seconds + costs.seconds_of(total) > costs.affordable:
+            return 0.0
+        for index in longer:
+            counts[index] += 1
+            records[index].lengthened = counts[index]
+            records[index].longer.tried(now)
+        return max(0.0, seconds - planned_seconds)
 
     def settle(self, won: float) -> None:
         """Some of its drafts were verified, which won so many plain steps."""
@@ -82,6 +121,11 @@ class DeviceProbes:
         if self._clock is not None and self._is_told and self._won > 0.0:
             self._clock.restart(now)
         self._is_told = False
+
+    def _is_second_dear(self, costs: Costs) -> bool:
+        """Whether two drafts of a sequence cost clearly more than one."""
+        one, two = (self._drafting(1, float(n)) + costs.seconds_of(n) for n in (1, 2))
+        return two > _ALIKE * one
 
     def _num_at_once(self, costs: Costs) -> int:
         """How many sequences a probe may be."""

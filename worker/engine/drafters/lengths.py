@@ -120,7 +120,8 @@ class DraftLengths:
         if not self._is_time_to_ask(seq_ids):
             return False
         costs = self._costs(num, 0, 1)
-        return costs.extra[1] <= costs.affordable
+        drafting = self._times.drafting(1, 1.0) if self._device_drafters else 0.0
+        return costs.extra[1] + drafting <= costs.affordable
 
     def to_verify(
         self,
@@ -185,13 +186,16 @@ class DraftLengths:
         clock = self._records.drafter(drafter, self._times.clock).clock
         if choice.total and not self._drafting_seconds:
             clock.restart(self._times.clock)
-        self._drafting_seconds = choice.drafting_seconds
+        most = (limit, num * limit if room is None else room - choice.total)
+        planned, now = choice.drafting_seconds, self._times.clock
+        more = self._probes.lengthen(records, counts, most, costs, planned, now)
+        self._drafting_seconds = planned + more
         seconds = self._times.drafting(1, 1.0) + costs.extra[1]
         is_affordable = not choice.is_saving and seconds <= costs.affordable
-        probed, now = 0, self._times.clock
+        probed = 0
         # What seems too dear was measured long ago once the account or the allowance is full.
         if is_affordable or self._account.is_full or self._trials.is_full:
-            most = (limit, num * limit if room is None else room - choice.total)
+            most = (limit, num * limit if room is None else room - sum(counts))
             probed = self._probes.add(records, leaves, counts, most, costs, clock, now)
         if probed:
             self._drafting_seconds += self._times.drafting(probed, 1.0)

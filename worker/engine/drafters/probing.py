@@ -76,10 +76,21 @@ class ProbeClock:
     are so many times as long as the `pace` of the last probe.
     """
 
-    __slots__ = ("_distance", "_due_at", "_followed_up", "_num_successes", "_pace", "_shortest")
+    __slots__ = (
+        "_distance",
+        "_due_at",
+        "_followed_up",
+        "_longest",
+        "_num_successes",
+        "_pace",
+        "_shortest",
+    )
 
-    def __init__(self, now: int, shortest: int = 1, followed_up: int = 8) -> None:
+    def __init__(
+        self, now: int, shortest: int = 1, followed_up: int = 8, longest: int = MAX_DISTANCE
+    ) -> None:
         self._shortest = shortest
+        self._longest = longest
         self._followed_up = followed_up
         self._distance = shortest
         self._due_at = now
@@ -94,7 +105,7 @@ class ProbeClock:
         """A probe is under way; its result is not known yet."""
         self._pace = pace
         self._due_at = now + self._distance * pace
-        self._distance = min(2 * self._distance, MAX_DISTANCE)
+        self._distance = min(2 * self._distance, self._longest)
 
     def postpone(self, now: int) -> None:
         """Its time has come, but nothing may be spent on it: later."""

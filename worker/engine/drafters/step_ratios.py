@@ -1,4 +1,12 @@
-"""What scheduling a step ahead saves, and sizes that are alike."""
+"""What scheduling a step ahead saves, and sizes that are alike.
+
+Theory of operation
+-------------------
+On a shared machine the speed of a moment differs from that of the next by more than scheduling
+ahead saves. So only steps in a row are compared, of one size, of which one was scheduled ahead and
+the other one was not. The median of such pairs is weighed against what is assumed, each by how sure
+it is: on a noisy machine many pairs are needed, on a quiet one, or where much is saved, a few.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +15,13 @@ from collections import deque
 from collections.abc import Iterable
 
 _ASSUMED_AHEAD = 0.985  # of the time of a step that is not scheduled ahead
-_ASSUMED_WEIGHT = 24.0  # steps of each kind that count as much as that assumption
-_LEAD_WINDOW = 64  # steps of each kind that tell
+_ASSUMED_SPREAD = 0.015  # of that assumption: standard deviation of its logarithm
+_LEAD_WINDOW = 64  # pairs that tell
+_LEAST_PAIRS = 7  # of which the middle one is none of a late step or two
+_ASSUMED_NOISE, _NOISE_WEIGHT = 0.15, 4.0  # spread of a pair, and the pairs it counts as
+_NEWS_SPREADS = 4.0  # standard errors that are chance
+_OF_MEDIAN = 1.57  # variance of a median of many, by that of a mean
+_OF_DEVIATION = 1.48  # standard deviation by median deviation
 _MIN_MERGED = 32  # smaller sizes have a bucket of their own
 
 
@@ -22,13 +35,13 @@ def bucket(size: int) -> int:
 
 class Lead:
     """How long a step takes that was scheduled ahead, as a part of what it takes otherwise; owns
-    the steps that tell, and when which sizes were seen.
+    the pairs of steps that tell, and when which sizes were seen.
     """
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[int, int]] = {}  # by bucket: when last, and how often
-        self._ahead: deque[float] = deque(maxlen=_LEAD_WINDOW)
-        self._waited: deque[float] = deque(maxlen=_LEAD_WINDOW)
+        self._pairs: deque[float] = deque(maxlen=_LEAD_WINDOW)
+        self._last = (0, 0, 0.0, False)  # clock, size, seconds, whether it was ahead
         self.factor = _ASSUMED_AHEAD
 
     def seen(self, size: int) -> tuple[int, int]:
@@ -39,22 +52,30 @@ class Lead:
         near = [self._seen[key] for key in range(first, last + 1) if key in self._seen]
         return max((clock for clock, _ in near), default=0), sum(count for _, count in near)
 
-    def note_ahead(self, size: int, clock: int) -> None:
-        """A step of this size was scheduled ahead."""
-        key = bucket(size)
-        self._seen[key] = clock, self._seen.get(key, (0, 0))[1] + 1
-
-    def observe(self, size: int, residual: float, is_ahead: bool) -> None:
-        """A step took longer than the curve says, by this factor (its logarithm)."""
+    def observe(self, size: int, seconds: float, is_ahead: bool, clock: int) -> None:
+        """A step of this size took so long, at tick `clock`."""
+        before, its_size, its_seconds, was_ahead = self._last
+        self._last = clock, size, seconds, is_ahead
         if is_ahead:
-            self._ahead.append(residual)
-        elif bucket(size) in self._seen:  # else the curve is that of such steps alone
-            self._waited.append(residual)
-        count = min(len(self._ahead), len(self._waited))
-        if count:
-            saved = min(0.0, _middle(self._ahead) - _middle(self._waited))
-            assumed = _ASSUMED_WEIGHT * math.log(_ASSUMED_AHEAD)
-            self.factor = math.exp((assumed + count * saved) / (_ASSUMED_WEIGHT + count))
+            key = bucket(size)
+            self._seen[key] = clock, self._seen.get(key, (0, 0))[1] + 1
+        if before != clock - 1 or its_size != size or was_ahead == is_ahead:
+            return
+        ratio = math.log(seconds / its_seconds)
+        self._pairs.append(ratio if is_ahead else -ratio)
+        if len(self._pairs) >= _LEAST_PAIRS:
+            self.factor = self._estimate()
+
+    def _estimate(self) -> float:
+        saved = _middle(self._pairs)
+        spread = _OF_DEVIATION * _middle(abs(one - saved) for one in self._pairs)
+        number = len(self._pairs)
+        spread += (_ASSUMED_NOISE - spread) * _NOISE_WEIGHT / (_NOISE_WEIGHT + number)
+        variance = _OF_MEDIAN * spread**2 / number
+        news = min(0.0, saved) - math.log(_ASSUMED_AHEAD)
+        # What is further off than chance explains says how wrong the assumption is.
+        doubt = max(_ASSUMED_SPREAD**2, news**2 - _NEWS_SPREADS**2 * variance)
+        return _ASSUMED_AHEAD * math.exp(news * doubt / (doubt + variance))
 
 
 def _middle(values: Iterable[float]) -> float:

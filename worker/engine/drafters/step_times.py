@@ -334,14 +334,9 @@ class StepTimes:
     def _observe_decoding(
         self, num_tokens: int, seconds: float, is_ahead: bool, num_drafts: int
     ) -> None:
+        self._lead.observe(num_tokens, seconds, is_ahead, self.clock)
         if is_ahead:
-            self._lead.note_ahead(num_tokens, self.clock)
             seconds /= self._lead.factor
-        if self._steps.knows(num_tokens):
-            residual = math.log(seconds / self._steps.at(num_tokens))
-            if is_ahead:
-                residual += math.log(self._lead.factor)
-            self._lead.observe(num_tokens, residual, is_ahead)
         self._steps.observe(num_tokens, seconds, self.clock)
         self._slowness = seconds / self._steps.at(num_tokens)
         num_sequences = num_tokens - num_drafts

@@ -14,6 +14,7 @@ from worker.engine.drafters.acceptance import (
 from worker.engine.drafters.probing import ProbeClock
 
 _MAX_PROBE_DRAFTS = 3
+_MOST_BETWEEN_LONGER = 2  # steps between drafts that are longer than seems to pay
 _PACE_GAIN = 1.0 / 12.0
 _LIKELY = 0.5  # survivals from here on count for a pace
 
@@ -33,9 +34,11 @@ class SequenceRecord:
     """One drafter for one sequence; owns what is known of it.
 
     `wanted` is how many drafts a probe verifies. `is_asked`: the device was asked for drafts only
-    to see if they would stand. `last_drafted` is when the device was last asked for any. `longest`
-    is the most of its drafts that stood at once, `pace` how many tokens a step its drafts promise
-    on the average, and `worth` what one of its tokens is worth just now (`worths`).
+    to see if they would stand. `last_drafted` is when the device was last asked for any;
+    `lengthened` how many these were where one more than seemed to pay was among them (0: none was),
+    and `longer` when that is due again. `longest` is the most of its drafts that stood at once,
+    `pace` how many tokens a step its drafts promise on the average, and `worth` what one of its
+    tokens is worth just now (`worths`).
     """
 
     __slots__ = (
@@ -45,6 +48,8 @@ class SequenceRecord:
         "clock",
         "is_asked",
         "last_drafted",
+        "lengthened",
+        "longer",
         "longest",
         "pace",
         "run",
@@ -63,6 +68,8 @@ class SequenceRecord:
         self.is_asked = False
         self.last_drafted = 0
         self.longest = 0
+        self.lengthened = 0
+        self.longer = ProbeClock(now, longest=_MOST_BETWEEN_LONGER)
         self.pace = 1.0
         self.worth = 1.0
 
@@ -93,6 +100,9 @@ class SequenceRecord:
         self.acceptance.observe(confidences, num_verified, num_accepted)
         if num_accepted:
             self.longest = max(self.longest, num_accepted)
+            if 0 < self.lengthened <= num_accepted:
+                self.longer.restart(now)
+            self.lengthened = 0
             self._failed_class = None
             self.wanted = min(num_accepted + 1, _MAX_PROBE_DRAFTS)
             if is_trial:

@@ -30,8 +30,10 @@ class Decoding:
             seconds = STEP + self._token_seconds * number
             self.lengths.observe_step(number, seconds, 0.0, 0, 0, number)
 
-    def step(self, stands: bool) -> tuple[int, int]:
-        """One step; how many drafts were verified, and how many are made now."""
+    def step(self, stands: bool, most_standing: int = 8) -> tuple[int, int]:
+        """One step, whose drafts stand up to a position, or none; how many were verified, and how
+        many are made now.
+        """
         given = [
             Offer(i, "eagle", (0.9,) * made) for i, made in zip(self._ids, self._made, strict=True)
         ]
@@ -40,7 +42,7 @@ class Decoding:
         may_draft = self.lengths.may_pay(self._ids)
         self._made = self.lengths.to_draft(self._ids, "eagle", 0) if may_draft else idle
         for offer, count in zip(given, counts, strict=True):
-            self.lengths.observe(offer, count, count if stands else 0)
+            self.lengths.observe(offer, count, min(count, most_standing) if stands else 0)
         num_tokens, drafted = len(given) + sum(counts), sum(self._made)
         drafting = ROUND * max(self._made)
         seconds = STEP + self._token_seconds * num_tokens + drafting
@@ -81,3 +83,24 @@ def test_a_probe_is_one_sequence_where_each_costs() -> None:
     decoding = Decoding(16, token_seconds=0.01)
     made = [decoding.step(stands=False)[1] for _ in range(1000)]
     assert 0 < max(made[100:]) <= 2
+
+
+@pytest.mark.parametrize("num", [1, 4])
+def test_longer_drafts_are_made_again_once_they_stand(num: int) -> None:
+    """However long only first ones did."""
+    decoding = Decoding(num, token_seconds=0.001)
+    made = [decoding.step(stands=True, most_standing=1)[1] for _ in range(400)]
+    assert sum(count > num for count in made[200:]) < 120
+    made = [decoding.step(stands=True)[1] for _ in range(100)]
+    assert sum(made[50:]) >= 50 * 3 * num
+
+
+def test_where_drafting_cannot_be_paid_nobody_is_asked() -> None:
+    """A step that is asked in vain waits for its results all the same."""
+    decoding = Decoding(1, token_seconds=0.00001)
+    in_vain = 0
+    for _ in range(1000):
+        was_asked = decoding.lengths.may_pay([0])
+        verified, made = decoding.step(stands=False)
+        in_vain += was_asked and not verified and not made
+    assert in_vain < 150
