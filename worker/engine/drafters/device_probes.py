@@ -13,9 +13,9 @@ With more than a few sequences, of which one draft wins little, probes are furth
 A probe that won more than it cost was no loss, whatever is estimated: the next one follows at once.
 
 What nobody drafts nobody learns of: where only first drafts paid, second ones would not be made any
-more, whatever comes. So where a few sequences decode, one of which all drafts stood gets one more
-the next time. The probe of an idle one need not be more than one draft then, unless the
-second is next to free.
+more, whatever comes. So where a few sequences decode, one of whose drafts as many stood as are to be
+made now gets one more (of three at most), often while those stand, more seldom while they fall. The
+probe of an idle one need not be more than one draft then, unless the second is next to free.
 """
 
 from __future__ import annotations
@@ -56,10 +56,12 @@ class DeviceProbes:
     ) -> int:
         """Have drafts made for sequences without a count, when their drafter's `clock` says so; for
         how many. Those still being read for that go on, whatever it says. `most` are of one
-        sequence, and further ones in all.
+        sequence, and of all together.
         """
+        limit, left = most[0], most[1] - sum(counts)
         is_few = len(records) <= FEW_SEQUENCES
-        num_drafts = min(1 if is_few and self._is_second_dear(costs) else _NUM_DRAFTS, *most)
+        num_drafts = 1 if is_few and self._is_second_dear(costs) else _NUM_DRAFTS
+        num_drafts = min(num_drafts, limit, left)
         if num_drafts <= 0:
             return 0
         idle = [i for i, leave in enumerate(leaves) if leave.to_probe and not counts[i]]
@@ -70,7 +72,7 @@ class DeviceProbes:
             idle.sort(key=lambda index: records[index].last_drafted)
             chosen = idle[: self._num_at_once(costs)]
             clock.tried(now, 1 if is_few else _PACE)
-        chosen = chosen[: most[1] // num_drafts]
+        chosen = chosen[: left // num_drafts]
         for index in chosen:
             records[index].is_asked = True
             counts[index] = num_drafts
@@ -84,32 +86,28 @@ class DeviceProbes:
         counts: list[int],
         most: tuple[int, int],
         costs: Costs,
-        planned_seconds: float,
         now: int,
-    ) -> float:
-        """Have one draft more made for sequences with a count whose last drafts all stood, and
-        whose turn it is; `most` are of one sequence, and further ones in all. Returns what that
-        adds to the seconds of drafting, which are `planned_seconds` without.
+    ) -> None:
+        """Have one draft more made for sequences with a count of whose drafts as many stood last,
+        and whose turn it is; `most` are of one sequence, and of all together.
         """
         if costs.num_sequences > FEW_SEQUENCES:
-            return 0.0
-        limit, left = most
+            return
+        limit, left = most[0], most[1] - sum(counts)
         longer = [
             index
             for index, (record, count) in enumerate(zip(records, counts, strict=True))
             if 0 < count < min(record.wanted, limit) and record.longer.is_due(now)
         ][:left]
         if not longer:
-            return 0.0
+            return
         total, width = sum(counts) + len(longer), sum(count > 0 for count in counts)
         seconds = self._drafting(width, total / width)
         if seconds + costs.seconds_of(total) > costs.affordable:
-            return 0.0
+            return
         for index in longer:
             counts[index] += 1
-            records[index].lengthened = counts[index]
-            records[index].longer.tried(now)
-        return max(0.0, seconds - planned_seconds)
+            records[index].lengthen(counts[index], now)
 
     def settle(self, won: float) -> None:
         """Some of its drafts were verified, which won so many plain steps."""

@@ -28,10 +28,10 @@ Nothing of this is right from the start, so four rules keep it from doing harm (
 2. A step is at most twice as large as the largest one that was seen.
 3. A sequence whose drafts do not pay has one of them verified from time to time, at distances that
    double up to a bound, out of an allowance (`trials`); at once when the drafter is surer than it
-   was when it failed. Once a probe
-   stands, the next drafts are probes too, and longer. In the same way a device drafter that does
-   not pay is asked for one sequence's drafts from time to time; where that cannot be paid it is put
-   off. While drafts win nothing on the average, nobody is asked for any in most steps.
+   was when it failed. Once a probe stands, the next drafts are probes too, and longer. A device
+   drafter that does not pay is asked for one sequence's drafts from time to time, one that does for
+   a longer run than seems to pay (`device_probes`). While drafts win nothing on the average, nobody
+   is asked for any in most steps.
 4. While drafts pay, steps without them are run from time to time, the more often the less is won,
    lest the time of plain steps, which all is weighed against, be forgotten or remembered wrongly.
    Nobody is asked for drafts in these, so that they are scheduled ahead, as they would be without
@@ -120,8 +120,8 @@ class DraftLengths:
         if not self._is_time_to_ask(seq_ids):
             return False
         costs = self._costs(num, 0, 1)
-        drafting = self._times.drafting(1, 1.0) if self._device_drafters else 0.0
-        return costs.extra[1] + drafting <= costs.affordable
+        is_affordable = costs.extra[1] <= costs.affordable
+        return is_affordable and (not self._device_drafters or self._may_draft(costs))
 
     def to_verify(
         self,
@@ -171,31 +171,24 @@ class DraftLengths:
         self._was_asked = True
         self._device_drafters.add(drafter)
         limit = min(limit, 2 * self._times.most_rounds + 1)
+        now, most = self._times.clock, (limit, num * limit if room is None else room)
         records = [self._record(seq_id, drafter) for seq_id in seq_ids]
-        leaves = self._catch_ups.leaves(seq_ids, self._times.clock)
+        leaves = self._catch_ups.leaves(seq_ids, now)
         survivals = [
-            [record.worth * chance for chance in record.run.survivals(limit)]
-            if leave.to_ask
-            else []
-            for record, leave in zip(records, leaves, strict=True)
+            [r.worth * chance for chance in r.run.survivals(limit)] if leave.to_ask else []
+            for r, leave in zip(records, leaves, strict=True)
         ]
         ranked = sorted(chain.from_iterable(survivals), reverse=True)[:room]
         costs = self._costs(num, num_other_tokens, len(ranked))
         choice = choose_drafted(survivals, ranked, costs, self._times.drafting)
         counts = heads(survivals, ranked, choice.total)
-        clock = self._records.drafter(drafter, self._times.clock).clock
+        clock = self._records.drafter(drafter, now).clock
         if choice.total and not self._drafting_seconds:
-            clock.restart(self._times.clock)
-        most = (limit, num * limit if room is None else room - choice.total)
-        planned, now = choice.drafting_seconds, self._times.clock
-        more = self._probes.lengthen(records, counts, most, costs, planned, now)
-        self._drafting_seconds = planned + more
-        seconds = self._times.drafting(1, 1.0) + costs.extra[1]
-        is_affordable = not choice.is_saving and seconds <= costs.affordable
+            clock.restart(now)
+        self._probes.lengthen(records, counts, most, costs, now)
+        self._drafting_seconds = choice.drafting_seconds
         probed = 0
-        # What seems too dear was measured long ago once the account or the allowance is full.
-        if is_affordable or self._account.is_full or self._trials.is_full:
-            most = (limit, num * limit if room is None else room - sum(counts))
+        if self._may_draft(costs, choice.is_saving):
             probed = self._probes.add(records, leaves, counts, most, costs, clock, now)
         if probed:
             self._drafting_seconds += self._times.drafting(probed, 1.0)
@@ -288,6 +281,12 @@ class DraftLengths:
             or any(self._records.drafter(d, now).clock.is_due(now) for d in self._device_drafters)
             or any(seq_id not in self._records for seq_id in seq_ids)
         )
+
+    def _may_draft(self, costs: Costs, is_saving: bool = False) -> bool:
+        """Whether a draft of the device can be paid, or its price is an old one."""
+        is_full = self._account.is_full or self._trials.is_full
+        seconds = self._times.drafting(1, 1.0) + costs.extra[1]
+        return is_full or (not is_saving and seconds <= costs.affordable)
 
     def _survivals(
         self, offers: Sequence[Offer], records: Sequence[SequenceRecord], limit: int

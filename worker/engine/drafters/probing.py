@@ -69,7 +69,7 @@ class Account:
 
 
 class ProbeClock:
-    """When to try again what did not pay: after a distance that doubles, up to a bound.
+    """When to try again what did not pay: after a distance that doubles, up to the `longest`.
 
     The first `followed_up` probes that succeed in a row are followed up at once. If it still does
     not pay after them, the reason is another one, and success is no news any more. All distances

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 _ASSUMED_AHEAD = 0.985  # of the time of a step that is not scheduled ahead
 _ASSUMED_SPREAD = 0.015  # of that assumption: standard deviation of its logarithm
 _LEAD_WINDOW = 64  # pairs that tell
-_LEAST_PAIRS = 7  # of which the middle one is none of a late step or two
+_LEAST_PAIRS = 9  # of which the middle one is none of a late step or two
 _ASSUMED_NOISE, _NOISE_WEIGHT = 0.15, 4.0  # spread of a pair, and the pairs it counts as
 _NEWS_SPREADS = 4.0  # standard errors that are chance
 _OF_MEDIAN = 1.57  # variance of a median of many, by that of a mean
@@ -61,7 +61,7 @@ class Lead:
             self._seen[key] = clock, self._seen.get(key, (0, 0))[1] + 1
         if before != clock - 1 or its_size != size or was_ahead == is_ahead:
             return
-        ratio = math.log(seconds / its_seconds)
+        ratio = math.log(seconds) - math.log(its_seconds)
         self._pairs.append(ratio if is_ahead else -ratio)
         if len(self._pairs) >= _LEAST_PAIRS:
             self.factor = self._estimate()

@@ -11,9 +11,9 @@ grow, the sizes that were not run lately move along with those that were, and co
 which is all that the curve is for, stays fair.
 
 A step that was scheduled ahead did not wait for its scheduling. How much shorter that makes it is
-one number for all sizes (`step_ratios`), from how steps of both kinds differ from the curve; what
-is known of few steps counts little against what is assumed. So there is one curve for both kinds:
-of two, each a few times seen, the difference would be mostly noise.
+one number for all sizes (`step_ratios`), from steps in a row, one of each kind; what is known of
+few steps counts little against what is assumed. So there is one curve for both kinds: of two, each
+a few times seen, the difference would be mostly noise.
 
 What drafts add to a step, a curve whose sizes were measured at different times is too rough to
 tell: that comes from steps in a row (`draft_costs`), and what making them takes from how long the
@@ -122,11 +122,6 @@ class Curve:
     def speed(self) -> float:
         """Seconds of what the prior calls one, just now."""
         return self._speed.seconds or 1.0
-
-    def knows(self, size: int) -> bool:
-        """Whether this size was seen more than once."""
-        knot = self._knots.get(bucket(size))
-        return knot is not None and knot.count > 1
 
     def observe(self, size: int, seconds: float, clock: int) -> None:
         """Something of this size took so long, at tick `clock` of the owner's counter."""

@@ -34,21 +34,20 @@ class SequenceRecord:
     """One drafter for one sequence; owns what is known of it.
 
     `wanted` is how many drafts a probe verifies. `is_asked`: the device was asked for drafts only
-    to see if they would stand. `last_drafted` is when the device was last asked for any;
-    `lengthened` how many these were where one more than seemed to pay was among them (0: none was),
-    and `longer` when that is due again. `longest` is the most of its drafts that stood at once,
-    `pace` how many tokens a step its drafts promise on the average, and `worth` what one of its
-    tokens is worth just now (`worths`).
+    to see if they would stand. `last_drafted` is when the device was last asked for any; `longer`
+    is when it is to be asked for one more than seems to pay. `longest` is the most of its drafts
+    that stood at once, `pace` how many tokens a step its drafts promise on the average, and `worth`
+    what one of its tokens is worth just now (`worths`).
     """
 
     __slots__ = (
         "_drafter",
         "_failed_class",
+        "_lengthened",
         "acceptance",
         "clock",
         "is_asked",
         "last_drafted",
-        "lengthened",
         "longer",
         "longest",
         "pace",
@@ -68,10 +67,19 @@ class SequenceRecord:
         self.is_asked = False
         self.last_drafted = 0
         self.longest = 0
-        self.lengthened = 0
+        # When drafts are verified of which one more was made than seemed to pay, and how many.
+        self._lengthened: list[tuple[int, int]] = []
         self.longer = ProbeClock(now, longest=_MOST_BETWEEN_LONGER)
         self.pace = 1.0
         self.worth = 1.0
+
+    def lengthen(self, num_drafts: int, now: int) -> None:
+        """The device makes so many drafts, one more than seems to pay, for the next step. Those of
+        this one, which may be longer as well, are judged after that.
+        """
+        self.longer.tried(now)
+        self._lengthened = [one for one in self._lengthened if one[0] == now]
+        self._lengthened.append((now + 1, num_drafts))
 
     def note_promise(self, survivals: Sequence[float]) -> None:
         """Its drafts of this step would be accepted with these chances."""
@@ -100,9 +108,8 @@ class SequenceRecord:
         self.acceptance.observe(confidences, num_verified, num_accepted)
         if num_accepted:
             self.longest = max(self.longest, num_accepted)
-            if 0 < self.lengthened <= num_accepted:
+            if any(at == now and count <= num_accepted for at, count in self._lengthened):
                 self.longer.restart(now)
-            self.lengthened = 0
             self._failed_class = None
             self.wanted = min(num_accepted + 1, _MAX_PROBE_DRAFTS)
             if is_trial:

@@ -6,6 +6,7 @@ import pytest
 
 from worker.config import SpeculativeConfig
 from worker.engine.drafters.lengths import DraftLengths
+from worker.engine.drafters.track_records import DrafterRecord, SequenceRecord
 from worker.engine.drafters.trials import Offer
 
 STEP, ROUND = 0.02, 0.001  # seconds of a step, and of a draft for each of any number of sequences
@@ -21,6 +22,7 @@ class Decoding:
         self._ids = list(range(num_sequences))
         self._token_seconds = token_seconds
         self._made = [0] * num_sequences
+        self._slowness = 1.0  # of drafting
         self._read(100 * num_sequences)
 
     def _read(self, num_tokens: int) -> None:
@@ -29,6 +31,10 @@ class Decoding:
             number = min(left, 2048)
             seconds = STEP + self._token_seconds * number
             self.lengths.observe_step(number, seconds, 0.0, 0, 0, number)
+
+    def slow_down(self, factor: float) -> None:
+        """Make drafting take so many times as long from now on."""
+        self._slowness = factor
 
     def step(self, stands: bool, most_standing: int = 8) -> tuple[int, int]:
         """One step, whose drafts stand up to a position, or none; how many were verified, and how
@@ -44,7 +50,7 @@ class Decoding:
         for offer, count in zip(given, counts, strict=True):
             self.lengths.observe(offer, count, min(count, most_standing) if stands else 0)
         num_tokens, drafted = len(given) + sum(counts), sum(self._made)
-        drafting = ROUND * max(self._made)
+        drafting = ROUND * max(self._made) * self._slowness
         seconds = STEP + self._token_seconds * num_tokens + drafting
         num_drafting = sum(made > 0 for made in self._made)
         self.lengths.observe_step(num_tokens, seconds, drafting, drafted, num_drafting)
@@ -104,3 +110,31 @@ def test_where_drafting_cannot_be_paid_nobody_is_asked() -> None:
         verified, made = decoding.step(stands=False)
         in_vain += was_asked and not verified and not made
     assert in_vain < 150
+
+
+@pytest.mark.parametrize("num", [1, 16])
+def test_a_drafter_that_was_slow_once_comes_back(num: int) -> None:
+    """Its first round took as long as four steps, as when something is compiled."""
+    decoding = Decoding(num, token_seconds=0.00001)
+    decoding.slow_down(100.0)
+    while not decoding.step(stands=True)[1]:
+        pass
+    decoding.slow_down(1.0)
+    verified = [decoding.step(stands=True)[0] for _ in range(1500)]
+    assert sum(verified[1200:]) >= 300 * 3 * num
+
+
+def test_a_longer_run_that_stands_is_followed_by_another_at_once() -> None:
+    """Drafts made in one step are judged in the next, after more were made there."""
+    record = SequenceRecord(DrafterRecord(0), 0)
+    record.longer.tried(0)
+    record.longer.tried(1)
+    record.lengthen(2, 3)
+    record.observe((0.9,), 1, 1, 3, is_trial=False)
+    assert not record.longer.is_due(4)
+    record.observe((0.9, 0.9), 2, 2, 4, is_trial=False)
+    assert record.longer.is_due(5)
+    record.lengthen(3, 5)
+    record.lengthen(3, 6)
+    record.observe((0.9, 0.9, 0.9), 3, 2, 6, is_trial=False)
+    assert not record.longer.is_due(7)

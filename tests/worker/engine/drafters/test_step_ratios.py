@@ -39,21 +39,22 @@ def test_what_is_saved_is_found_among_jumps() -> None:
 
 
 def test_on_a_quiet_machine_a_few_pairs_tell() -> None:
-    """Three steps that waited, among others that did not."""
+    """Five steps that waited, among others that did not."""
     lead = Lead()
-    for clock in range(1, 14):
+    for clock in range(1, 17):
         is_ahead = clock % 3 > 0
         lead.observe(4, 0.04 if is_ahead else 0.05, is_ahead, clock)
     assert lead.factor == pytest.approx(0.8, rel=0.03)
 
 
 def test_a_late_step_or_two_tell_nothing() -> None:
-    """One that waited is in two pairs, one beside it in another one."""
-    lead, assumed = Lead(), 0.985
-    for clock in range(1, 40):
-        is_ahead = clock % 3 > 0
-        lead.observe(1, 0.05 * (3.0 if clock in (3, 7) else 1.0), is_ahead, clock)
-        assert lead.factor == pytest.approx(assumed, abs=0.03)
+    """One that waited is in two pairs of the first nine."""
+    for late in ((3, 9), (3, 7), (2, 10)):
+        lead = Lead()
+        for clock in range(1, 60):
+            seconds = 0.15 if clock in late else 0.05
+            lead.observe(1, seconds, clock % 3 > 0, clock)
+            assert lead.factor == pytest.approx(0.985, abs=0.03)
 
 
 @pytest.mark.parametrize("change", ["size", "gap"])
