@@ -13,9 +13,9 @@ With more than a few sequences, of which one draft wins little, probes are furth
 A probe that won more than it cost was no loss, whatever is estimated: the next one follows at once.
 
 What nobody drafts nobody learns of: where only first drafts paid, second ones would not be made any
-more, whatever comes. So where a few sequences decode, one of whose drafts as many stood as are to be
-made now gets one more (of three at most), often while those stand, more seldom while they fall. The
-probe of an idle one need not be more than one draft then, unless the second is next to free.
+more, whatever comes. So where a few sequences decode, one of whose drafts as many stood last as are
+to be made now gets one more (of three at most): at once while those stand, else every second time.
+The probe of an idle one need not be more than one draft then, unless the second is next to free.
 """
 
 from __future__ import annotations
