@@ -154,7 +154,7 @@ class Cell:
         del self.running[seq_id]
         rest = tuple(written[len(chain) * BLOCK_SIZE :])
         keep = self.policy.partial_hits and rest
-        self.blocks.free(seq_id, PartialBlock(chain[-1].digest, rest) if keep else None)
+        self.blocks.free(seq_id, PartialBlock(len(chain), chain[-1].digest, rest) if keep else None)
 
     def fragmentation(self) -> float:
         """The fraction of the running requests' slots that hold nothing."""

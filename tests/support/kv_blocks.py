@@ -44,7 +44,8 @@ def tail_of(tokens: list[int], salt: str | None = None) -> PartialBlock:
     """The written tokens after the full blocks of `tokens`."""
     chain = hashes_of(tokens, salt)
     parent = chain[-1].digest if chain else HASHER.root
-    return PartialBlock(parent, tuple(tokens[len(chain) * SIZE :]), extra_keys(len(chain), salt))
+    index = len(chain)
+    return PartialBlock(index, parent, tuple(tokens[index * SIZE :]), extra_keys(index, salt))
 
 
 def end(blocks: BlockManager, seq_id: int, tokens: list[int]) -> None:

@@ -62,9 +62,11 @@ class BlockHash:
 class PartialBlock:
     """The written tokens of a block that is not full: fewer than a block's, at least one.
 
-    It has no digest, for only full blocks have names that others could know.
+    It has no digest, for only full blocks have names that others could know. `index` full blocks
+    come before it.
     """
 
+    index: int
     parent: bytes
     token_ids: tuple[int, ...]
     extra: ExtraKeys | None = None

@@ -268,7 +268,9 @@ class BlockManager:
         if holding is None:
             return
         table, num_sealed = holding.table, holding.num_sealed
-        kept = table[num_sealed] if tail is not None and num_sealed < len(table) else None
+        # Where a collision ended the sealing, the block after that is not the one that `tail` names.
+        is_named = tail is not None and tail.index == num_sealed < len(table)
+        kept = table[num_sealed] if is_named else None
         for block in reversed(table):
             self._references[block] -= 1
             if self._references[block]:

@@ -114,6 +114,7 @@ class SequenceKv:
             return None
         chain = sequence.block_hashes
         return PartialBlock(
+            index,
             chain[index - 1].digest if index else self._hasher.root,
             tuple(sequence.token_ids[index * self.block_size : sequence.num_written]),
             extra_keys(index, sequence.request.cache_salt),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kv_blocks import end, find, hashes_of, manager, run, tail_of
 
-from worker.engine.block_hash import BlockHash
+from worker.engine.block_hash import BlockHash, PartialBlock
 from worker.engine.block_manager import NO_HIT
 from worker.engine.cache_events import BlockRemoved, BlocksStored, CacheCleared, CacheEvent
 from worker.errors import IntegrityError, UnknownSequenceError
@@ -111,6 +111,20 @@ def test_a_digest_collision_is_neither_found_nor_stored() -> None:
     blocks.check_integrity()
     assert blocks.num_hash_collisions == 2
     assert blocks.match([one, child], [1] * 9).blocks == tuple(blocks.table(1))
+
+
+def test_a_tail_behind_a_collision_is_not_kept_in_another_block() -> None:
+    """Its parent's digest is that of the block where sealing ended; the block after holds more."""
+    blocks = manager(6)
+    first = BlockHash(b"d", b"", (1, 1, 1, 1))
+    second = BlockHash(b"d", b"d", (2, 2, 2, 2))
+    assert blocks.admit(1, 10, NO_HIT)
+    blocks.seal(1, [first, second], 2)
+    blocks.free(1, PartialBlock(2, b"d", (3, 3)))
+    blocks.check_integrity()
+    hit = blocks.match([first], [1, 1, 1, 1, 3, 3, 3])
+    assert hit.num_tokens == 4
+    assert hit.partial_block is None
 
 
 def test_reset_forgets_contents_only_when_nothing_runs() -> None:

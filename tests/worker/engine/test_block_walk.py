@@ -247,7 +247,7 @@ class BlockWalk(RuleBasedStateMachine):
             self.extend(walker, num_full)
             parent = walker.chain[num_full - 1].digest if num_full else self.hasher.root
             tokens = tuple(walker.tokens[num_full * SIZE : walker.computed])
-            tail = PartialBlock(parent, tokens, extra_keys(num_full, walker.salt))
+            tail = PartialBlock(num_full, parent, tokens, extra_keys(num_full, walker.salt))
         self.blocks.free(seq_id, tail, forget=how == "forget")
 
     @rule()

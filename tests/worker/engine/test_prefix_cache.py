@@ -44,7 +44,7 @@ def test_a_partial_block_keeps_its_parents_name_alive_too() -> None:
     """What continues a block inside the next one belongs to that block's tokens alone."""
     prefix = cache()
     prefix.store([0], [ONE], 0)
-    assert prefix.store_partial(1, PartialBlock(b"d", (3,)), 0) == (True, [])
+    assert prefix.store_partial(1, PartialBlock(1, b"d", (3,)), 0) == (True, [])
     prefix.drop(0)
     assert prefix.store([2], [OTHER], 0) == (0, [])
     prefix.check_integrity()
