@@ -268,7 +268,7 @@ class BlockManager:
         if holding is None:
             return
         table, num_sealed = holding.table, holding.num_sealed
-        # Where a collision ended the sealing, the block after that is not the one that `tail` names.
+        # Where a collision ended the sealing, the next block is not the one that `tail` names.
         is_named = tail is not None and tail.index == num_sealed < len(table)
         kept = table[num_sealed] if is_named else None
         for block in reversed(table):
