@@ -1,4 +1,4 @@
-"""Refuse files over 400 lines, functions over 50, and names the house does not use.
+"""Refuse files over 600 lines, functions over 60, and names the house does not use.
 
 Run from the repository root: `python scripts/check_budgets.py`. Kernels (`worker/ops`) are exempt
 from the function budget. Complexity and parameter counts are ruff's (C901, PLR0913).
@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-MAX_FILE_LINES = 400
-MAX_FUNCTION_LINES = 50
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 60
 ROOTS = ("picker", "worker", "fleet", "conformance", "scripts", "tests", "benchmarks")
 KERNELS = ("worker/ops/",)
 FORBIDDEN_STEMS = {"utils", "util", "helpers", "helper", "common", "manager", "handler", "misc"}
