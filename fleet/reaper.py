@@ -4,6 +4,10 @@ Run as a script with nothing but the standard library, so that it is small and u
 reads lines `+GROUP`, `-GROUP` and `/FILE` from its standard input, which only the fleet holds open.
 At the end of input, however that came about, every process group still on the list is terminated,
 and killed if it does not go; then the files are removed.
+
+With a command line as its arguments the script is the first moment of a process of that fleet: it
+becomes the program once its group is on the list. A fleet that is killed in between leaves a
+process that nothing would end, but which ends by itself instead of starting the program.
 """
 
 from __future__ import annotations
@@ -43,7 +47,22 @@ def read_input() -> tuple[set[int], list[str]]:
     return groups, files
 
 
-def main() -> int:
+def begin(argv: list[str]) -> int:
+    """Become the program `argv` as soon as standard input has a byte, which the fleet writes when
+    the reaper knows of this process; returns at the end of input instead: the fleet is gone.
+    """
+    if not os.read(0, 1):
+        return 1
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # this interpreter ignores them; so would the program
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        sys.exit(f"cannot run {argv[0]}: {error.strerror}")
+
+
+def end() -> int:
     """Wait for the end of input, then leave nothing behind."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -62,4 +81,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(begin(sys.argv[1:]) if sys.argv[1:] else end())

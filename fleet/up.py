@@ -39,6 +39,7 @@ from fleet.rolling.scene import Scene
 from fleet.rotation import Rotation
 from fleet.running_picker import RunningFleet, Shown
 
+MOST_WORKERS = 256  # 13 GB of simulators; what needs more is a slip of the finger
 _FREE_BYTES_NEEDED = 50_000_000  # logs
 _STOP_SECONDS = 5.0
 _SHARED_MEMORY = Path("/dev/shm")
@@ -74,8 +75,11 @@ def up(options: Options, say: Say, progress: models.Progress | None = None) -> i
 
 
 def _preflight(options: Options) -> None:
-    if options.workers < 1:
-        raise FleetError("a fleet needs at least one worker")
+    if not 1 <= options.workers <= MOST_WORKERS:
+        raise FleetError(
+            f"--workers is between 1 and {MOST_WORKERS}, not {options.workers}: each one is two "
+            "processes of at least 50 MB together"
+        )
     try:
         address = ipaddress.ip_address(options.host)
     except ValueError as error:
@@ -160,6 +164,10 @@ class _Fleet:
                 group.create_task(self._run_envoy(), name="envoy")
                 group.create_task(self._check_envoy(), name="envoy-version")
                 await self._start()
+                if self._stop.is_set():  # no client was invited yet: there is nothing to drain
+                    self._say("stopping …")
+                    self._members.kill()
+                    return
                 await self._serve(group)
                 await self._end()
         finally:

@@ -73,7 +73,8 @@ class Serving:
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "picker.processes", str(theirs.fileno()), str(os.getpid())),
+                # -P: a folder named like our package where the user happens to be is not it.
+                *("-P", "-m", "picker.processes", str(theirs.fileno()), str(os.getpid())),
                 pass_fds=(theirs.fileno(), *inherited),
                 stdin=asyncio.subprocess.DEVNULL,
             )

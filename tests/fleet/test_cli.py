@@ -28,7 +28,8 @@ def test_a_problem_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--workers", "0"], "at least one worker"),
+        (["--workers", "0"], "--workers is between 1 and 256, not 0"),
+        (["--workers", "10000", "--config", "/no/such"], "between 1 and 256, not 10000"),
         (["--host", "localhost"], "takes an IP address"),
         (["--config", "/no/such"], "no configuration file at /no/such"),
     ],

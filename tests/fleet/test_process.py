@@ -100,6 +100,46 @@ async def test_a_child_that_cannot_start_is_an_error_with_its_last_words(child) 
     assert "| no such flag" in str(caught.value)
 
 
+@pytest.mark.parametrize("program", ["/no/such/program", "/dev/null"])
+async def test_a_program_that_cannot_run_is_named(tmp_path: Path, guard, program: str) -> None:
+    """With what the system says of it."""
+    thing = Child(Program("thing", (program,), tmp_path / "log"), guard, asyncio.Event().wait, print)
+    with pytest.raises(FleetError, match=rf"ended with status 1 (?s:.*)cannot run {program}: \w+"):
+        await thing.run()
+
+
+async def test_a_process_that_cannot_be_made_is_one_sentence(tmp_path: Path, guard) -> None:
+    """Whatever the system lacks for it; here a folder for its log."""
+    program = Program("thing", (sys.executable,), tmp_path / "gone" / "log")
+    thing = Child(program, guard, asyncio.Event().wait, print)
+    with pytest.raises(FleetError, match="thing cannot be started: .*No such file") as caught:
+        await thing.run()
+    assert thing.failure is caught.value
+
+
+async def test_signals_are_handled_while_many_children_are_started(child, guard: Reaper) -> None:
+    """A signal that comes at the first one keeps the others from being started."""
+    children, started = [child(WAIT) for _ in range(30)], []
+
+    def stop() -> None:
+        for one in children:
+            started.append(one.pid)
+            one.kill()
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, stop)
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
+            for one in children:
+                group.create_task(one.run())
+            os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        loop.remove_signal_handler(signal.SIGUSR1)
+    assert sum(pid is not None for pid in started) <= 2
+    assert all(one.has_ended for one in children)
+    assert guard.turn.locked() is False
+
+
 async def test_what_a_child_started_goes_with_it(child) -> None:
     """The whole process group ends, grandchildren included."""
     script = (
@@ -238,6 +278,29 @@ def test_children_do_not_survive_the_death_of_their_owner() -> None:
     owner.wait()
     owner.stdout.close()
     asyncio.run(until(lambda: not alive(orphan)))
+
+
+def test_a_child_whose_owner_dies_before_it_is_adopted_never_begins(tmp_path: Path) -> None:
+    """Its owner is killed between the start of the process and word of it to the reaper."""
+    program = f"open({str(tmp_path / 'begun')!r}, 'w').close(); import time; time.sleep(600)"
+    owner_script = f"""
+import asyncio, os, pathlib, signal, sys
+from fleet.process import Child, Program, Reaper
+
+class Doomed(Reaper):
+    def adopt(self, group):
+        print(group, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+log = pathlib.Path({str(tmp_path / "log")!r})
+program = Program("thing", (sys.executable, "-c", {program!r}), log)
+asyncio.run(Child(program, Doomed(), asyncio.Event().wait, print).run())
+"""
+    owner = subprocess.run([sys.executable, "-c", owner_script], stdout=subprocess.PIPE, text=True)
+    assert owner.returncode == -signal.SIGKILL
+    orphan = int(owner.stdout)
+    asyncio.run(until(lambda: not alive(orphan)))
+    assert not (tmp_path / "begun").exists()
 
 
 def test_pauses_grow_and_start_over() -> None:

@@ -145,8 +145,8 @@ class EngineChild:
         self._beats = _NewestInbox(self._context, self._directory / "beats.sock", self._take_beat)
         return await asyncio.create_subprocess_exec(
             sys.executable,
-            "-m",
-            "worker.engine.process",
+            # A folder named like our package, or a library, where the user happens to be is not it.
+            *("-P", "-m", "worker.engine.process"),
             self._main.address,
             self._beats.address,
             stdin=asyncio.subprocess.PIPE,
@@ -154,6 +154,8 @@ class EngineChild:
 
     def _take_beat(self, beat: FromEngine) -> None:
         self._heard = True
+        if self.ready.done():  # both sockets are connected: nothing needs their names any more
+            self._remove_directory()
         if not isinstance(beat, Heartbeat):
             return
         self.stalled_seconds = beat.stalled_seconds
@@ -237,6 +239,9 @@ class EngineChild:
         if self._context is not None:
             self._context.destroy(linger=0)  # unlike `term` it never waits for an open socket
             self._context = None
+        self._remove_directory()
+
+    def _remove_directory(self) -> None:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None

@@ -1,13 +1,15 @@
 """The engine process: `python -m worker.engine.process SOCKET BEATS`, spawned by `engine.child`.
 
 Standard input carries the `EngineConfig` (msgpack behind a 4-byte little-endian length) and then
-stays open as a life line: when it ends, the parent is gone, and so is this process at once. Signals
-that reach a whole process group or service (SIGINT, SIGTERM) are left to the parent, which drains
+stays open as a life line: when it ends, the parent is gone, and so is this process at once; from
+the moment that it serves the system sees to that, in case it is stuck or stopped then. Signals that
+reach a whole process group or service (SIGINT, SIGTERM) are left to the parent, which drains
 and then says `Shutdown`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import logging
@@ -51,6 +53,7 @@ logger = logging.getLogger(__name__)
 
 WARM_UP_SECONDS = 60.0
 LAST_WORDS_SECONDS = 2.0
+_PR_SET_PDEATHSIG = 1  # prctl.h
 
 
 class Channel:
@@ -249,6 +252,7 @@ def run(config: EngineConfig, channel: Channel, budget: StepBudget, pulse: Pulse
             )
         gc.collect()
         gc.freeze()  # what start-up allocated stays; no later collection need look at it
+        _die_with_parent()
         elapsed = time.monotonic() - started
         channel.send(msgspec.structs.replace(ready, startup_seconds=elapsed))
         Server(core, channel, pulse, publisher, SpeculationLog()).serve()
@@ -299,6 +303,14 @@ def main() -> int:
         return run(config, Channel(sys.argv[1]), budget, pulse)
     finally:
         heartbeat.stop()
+
+
+def _die_with_parent() -> None:
+    """Have the system kill this process when its parent is gone: a step that never ends, or one
+    that holds the interpreter, would keep `_exit_with_parent` from it. Linux alone can.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _exit_with_parent(*addresses: str) -> None:
