@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 from running_fleet import LIMIT_SECONDS, Fleet, command, free_base_port, running_fleet, until
@@ -66,14 +67,23 @@ def _remaining(before: dict[int, str]) -> dict[int, str]:
     return {pid: line for pid, line in before.items() if line and command(pid) == line}
 
 
-async def test_nothing_survives_the_sudden_death_of_up(port: int) -> None:
-    """SIGKILL of `pointsman up` itself leaves no process behind."""
-    async with running_fleet(port, "--workers", "2") as fleet:
+async def test_folders_named_like_our_packages_are_not_run(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are modules named like those that we import: the current directory is the user's."""
+    ran = tmp_path / "ran"
+    for name in ("fleet/__init__", "picker/__init__", "worker/__init__", "types", "asyncio", "zmq"):
+        path = tmp_path / "here" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"open({str(ran)!r}, 'a').write({name!r} + ' ')\nraise SystemExit(7)")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    flags = ("--workers", "1", "--picker-processes", "2")
+    async with running_fleet(port, *flags) as fleet:
         await fleet.ready()
-        before = fleet.descendants()
-        fleet.process.kill()
-        await fleet.process.wait()
-        await until(lambda: not _remaining(before), f"all gone: {_remaining(before)}")
+        assert not ran.exists(), ran.read_text()
+        assert await fleet.say_hello() == 4, fleet.output
+    assert not ran.exists(), ran.read_text()
 
 
 async def test_a_second_signal_stops_at_once(port: int) -> None:

@@ -1,0 +1,108 @@
+"""SIGKILL of `pointsman up` or of a worker, at any moment of its life: no process is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from running_fleet import LIMIT_SECONDS, children, free_base_port, running_fleet, until
+from running_worker import running_worker
+
+SIM = ("--engine", "sim")
+
+
+class Family:
+    """All processes that a test has started, by a mark in the environment that they inherit: a
+    process is found whoever its parent is by now.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        mark = uuid.uuid4().hex
+        monkeypatch.setenv("POINTSMAN_TEST_FAMILY", mark)
+        self._mark = f"POINTSMAN_TEST_FAMILY={mark}".encode()
+
+    def living(self) -> dict[int, str]:
+        """Process id → command line."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # gone meanwhile, or somebody else's
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                if state not in "ZX" and self._mark in (folder / "environ").read_bytes():
+                    line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found[int(folder.name)] = line
+        return found
+
+    async def until_gone(self) -> None:
+        """Wait for the end of the last one; what does not end is ended, and fails the test."""
+        try:
+            await until(lambda: not self.living(), "the last process is gone")
+        finally:
+            for pid in self.living():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def family(monkeypatch: pytest.MonkeyPatch) -> Family:
+    """Of whatever the test starts from now on."""
+    return Family(monkeypatch)
+
+
+@pytest.mark.envoy
+@pytest.mark.parametrize(("workers", "started"), [(2, 1), (2, 2), (2, 4), (10, 2), (10, 6)])
+async def test_nothing_survives_a_fleet_that_is_killed_while_it_starts(
+    family: Family, workers: int, started: int
+) -> None:
+    """Right after its first process, in the midst of starting them, and when it has them all."""
+    async with running_fleet(free_base_port(), "--workers", str(workers)) as fleet:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while len(list(children(fleet.process.pid))) < started:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        fleet.process.kill()
+        await fleet.process.wait()
+        await family.until_gone()
+
+
+@pytest.mark.envoy
+async def test_nothing_survives_a_fleet_that_is_killed_while_it_serves(family: Family) -> None:
+    """Nor what its parts have started, and what a restart is just bringing."""
+    port = free_base_port()
+    async with running_fleet(port, "--workers", "2", "--picker-processes", "2") as fleet:
+        await fleet.ready()
+        pickers = [line for line in family.living().values() if "-m picker.processes" in line]
+        assert len(pickers) == 2
+        restart = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "fleet.cli", "restart", "--port", str(port)),
+            stdout=asyncio.subprocess.DEVNULL,
+        )
+        await until(
+            lambda: sum("-m picker " in line for line in family.living().values()) == 2,
+            "a second picker is started",
+        )
+        fleet.process.kill()
+        await fleet.process.wait()
+        await restart.wait()
+        await family.until_gone()
+
+
+@pytest.mark.parametrize("number", [signal.SIGCONT, signal.SIGSTOP])
+async def test_nothing_survives_a_worker_that_is_killed(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Not even an engine that is stopped and so cannot end by itself; nor a file of either."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    async with running_worker(*SIM) as worker:
+        engine = worker.engine_pid()
+        assert engine is not None
+        await until(lambda: not any(tmp_path.iterdir()), "the sockets have no names any more")
+        assert (await worker.ask()).status_code == 200
+        os.kill(engine, number)
+        worker.process.kill()
+        await worker.process.wait()
+        await family.until_gone()
