@@ -284,5 +284,5 @@ def worker_name(index: int) -> str:
 
 
 def _python(module: str) -> tuple[str, ...]:
-    # -P: a folder named like one of our packages, where the user happens to be, is not ours.
+    # -P: a folder in the current directory that is named like one of our packages is not ours.
     return (sys.executable, "-P", "-m", module)

@@ -44,7 +44,7 @@ class Backoff:
         return Backoff(min(2 * self.delay_seconds, LONGEST_DELAY_SECONDS))
 
 
-# Isolated: nothing that the user has in the current directory or the environment is imported.
+# Isolated: it imports nothing from the current directory, nor from where the environment says.
 _REAPER = (sys.executable, "-I", "-S", reaper.__file__)
 
 

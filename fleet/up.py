@@ -1,7 +1,7 @@
 """`pointsman up`: Envoy, a picker and workers on this machine, until Ctrl-C.
 
-Order of life: look for what could be in the way, start everything at once but Envoy, which waits
-for the picker, wait until each part answers and a request gets through Envoy, supervise and take
+Order of life: look for what could be in the way, start everything but Envoy, which waits for the
+picker, wait until each part answers and a request gets through Envoy, supervise and take
 orders (see `control`), drain, stop. Envoy goes last, so that whoever is still there when the drain
 is over gets an answer. No process outlives this one, however it ends (see `reaper`).
 """
@@ -39,7 +39,7 @@ from fleet.rolling.scene import Scene
 from fleet.rotation import Rotation
 from fleet.running_picker import RunningFleet, Shown
 
-MOST_WORKERS = 256  # 13 GB of simulators; what needs more is a slip of the finger
+MOST_WORKERS = 256  # 13 GB of simulators; a larger number is more likely a typing error
 _FREE_BYTES_NEEDED = 50_000_000  # logs
 _STOP_SECONDS = 5.0
 _SHARED_MEMORY = Path("/dev/shm")

@@ -73,7 +73,7 @@ class Serving:
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                # -P: a folder named like our package where the user happens to be is not it.
+                # -P: a folder in the current directory that is named like our package is not ours.
                 *("-P", "-m", "picker.processes", str(theirs.fileno()), str(os.getpid())),
                 pass_fds=(theirs.fileno(), *inherited),
                 stdin=asyncio.subprocess.DEVNULL,

@@ -103,7 +103,9 @@ async def test_a_child_that_cannot_start_is_an_error_with_its_last_words(child) 
 @pytest.mark.parametrize("program", ["/no/such/program", "/dev/null"])
 async def test_a_program_that_cannot_run_is_named(tmp_path: Path, guard, program: str) -> None:
     """With what the system says of it."""
-    thing = Child(Program("thing", (program,), tmp_path / "log"), guard, asyncio.Event().wait, print)
+    thing = Child(
+        Program("thing", (program,), tmp_path / "log"), guard, asyncio.Event().wait, print
+    )
     with pytest.raises(FleetError, match=rf"ended with status 1 (?s:.*)cannot run {program}: \w+"):
         await thing.run()
 
@@ -112,7 +114,7 @@ async def test_a_process_that_cannot_be_made_is_one_sentence(tmp_path: Path, gua
     """Whatever the system lacks for it; here a folder for its log."""
     program = Program("thing", (sys.executable,), tmp_path / "gone" / "log")
     thing = Child(program, guard, asyncio.Event().wait, print)
-    with pytest.raises(FleetError, match="thing cannot be started: .*No such file") as caught:
+    with pytest.raises(FleetError, match=r"thing cannot be started: .*No such file") as caught:
         await thing.run()
     assert thing.failure is caught.value
 

@@ -19,13 +19,15 @@ SIM = ("--engine", "sim")
 
 class Family:
     """All processes that a test has started, by a mark in the environment that they inherit: a
-    process is found whoever its parent is by now.
+    process is found whatever its parent is by now. One that is `known` is found too while it cannot
+    be read, as at the moment in which it becomes another program.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         mark = uuid.uuid4().hex
         monkeypatch.setenv("POINTSMAN_TEST_FAMILY", mark)
         self._mark = f"POINTSMAN_TEST_FAMILY={mark}".encode()
+        self.known: set[int] = set()
 
     def living(self) -> dict[int, str]:
         """Process id → command line."""
@@ -33,7 +35,10 @@ class Family:
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # gone meanwhile, or somebody else's
                 state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-                if state not in "ZX" and self._mark in (folder / "environ").read_bytes():
+                if state in "ZX":
+                    continue
+                known = int(folder.name) in self.known
+                if known or self._mark in (folder / "environ").read_bytes():
                     line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                     found[int(folder.name)] = line
         return found
@@ -62,8 +67,9 @@ async def test_nothing_survives_a_fleet_that_is_killed_while_it_starts(
     """Right after its first process, in the midst of starting them, and when it has them all."""
     async with running_fleet(free_base_port(), "--workers", str(workers)) as fleet:
         async with asyncio.timeout(LIMIT_SECONDS):
-            while len(list(children(fleet.process.pid))) < started:  # noqa: ASYNC110
+            while len(family.known) < started:
                 await asyncio.sleep(0)
+                family.known = set(children(fleet.process.pid))
         fleet.process.kill()
         await fleet.process.wait()
         await family.until_gone()

@@ -145,7 +145,7 @@ class EngineChild:
         self._beats = _NewestInbox(self._context, self._directory / "beats.sock", self._take_beat)
         return await asyncio.create_subprocess_exec(
             sys.executable,
-            # A folder named like our package, or a library, where the user happens to be is not it.
+            # -P: a folder in the current directory that is named like our package is not ours.
             *("-P", "-m", "worker.engine.process"),
             self._main.address,
             self._beats.address,
