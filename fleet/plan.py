@@ -18,6 +18,9 @@ PORTS_OF_A_PICKER = 3  # ext_proc, health, HTTP
 # An old Envoy is ended by us when its time is over; by its successor only should we have vanished.
 _PARENT_OVERTIME_SECONDS = 60
 _ENVOYS_AT_ONCE = 3  # that Envoy gives addresses to
+# Of what is available, for the KV caches of all workers: they size them at about the same time,
+# before any has loaded weights or filled its cache.
+_MEMORY_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,9 @@ class Plan:
         environment = {"TMPDIR": str(site.folder)}
         if options.engine == "torch":
             argv += ["--num-threads", str(threads)]
+            if options.workers > 1:
+                share = _MEMORY_SHARE / options.workers
+                argv += ["--gpu-memory-utilization", f"{share:.2g}"]
             environment["OMP_NUM_THREADS"] = str(threads)
         name = worker_name(index)
         log = site.folder / f"{name}.log"

@@ -172,7 +172,10 @@ class EngineConfig:
     block_size: int = 16
     num_blocks_override: int | None = None
     kv_cache_memory_bytes: int | None = None
-    # The part of a GPU's memory that the worker may take for weights and KV cache together.
+    # Nobody asked for the scheduler's `max_model_len`: it may be cut to what the KV cache holds.
+    fits_max_model_len: bool = False
+    # The part of a GPU's memory that the worker may take for weights and KV cache together; on a
+    # CPU the part of the available memory that the KV cache may take, though never over a quarter.
     gpu_memory_utilization: float = 0.92
     enable_prefix_caching: bool = True
     enable_partial_hits: bool = True

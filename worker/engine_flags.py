@@ -44,12 +44,14 @@ def add_engine_flags(group: argparse._ArgumentGroup) -> None:
         "--dtype",
         choices=DTYPES,
         default="auto",
-        help="auto is float32 on a CPU, half precision on a GPU",
+        help="auto is float32 on a CPU, half precision on a GPU; bfloat16 is float32 on a CPU"
+        " without AVX-512 or AVX-NE-CONVERT",
     )
     group.add_argument(
         "--max-model-len",
         type=at_least(2),
-        help="tokens of prompt and answer together (default: the model's own)",
+        help="tokens of prompt and answer together (default: the model's own, or fewer where the KV"
+        " cache cannot hold as many)",
     )
     group.add_argument("--num-threads", type=at_least(1), help="CPU threads of the torch engine")
     group.add_argument(
@@ -64,13 +66,15 @@ def add_engine_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--kv-cache-memory-bytes",
         type=byte_count,
-        help="memory of the KV cache, such as 4G (default: by what is free)",
+        help="memory of the KV cache, such as 4G (default: by what is available; on a CPU 1 GiB or"
+        " one longest sequence, and at most a quarter of that)",
     )
     group.add_argument(
         "--gpu-memory-utilization",
         type=fraction,
         default=_engine.gpu_memory_utilization,
-        help="part of a GPU's memory to take, weights included (default %(default)s)",
+        help="part of a GPU's memory to take, weights included; on a CPU the KV cache takes at most"
+        " this part of what is available (default %(default)s)",
     )
     _add_prefix_cache_flags(group)
 
@@ -244,6 +248,7 @@ def engine_config(
         block_size=options.block_size,
         num_blocks_override=options.num_gpu_blocks_override,
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+        fits_max_model_len=options.max_model_len is None,
         gpu_memory_utilization=options.gpu_memory_utilization,
         enable_prefix_caching=options.enable_prefix_caching,
         enable_partial_hits=options.enable_partial_hits,

@@ -38,11 +38,24 @@ def test_workers_share_the_cores() -> None:
     assert flags(crowded.workers[0].program.argv)["--num-threads"] == "1"
 
 
+@pytest.mark.parametrize(("workers", "share"), [(1, None), (2, "0.25"), (9, "0.056")])
+def test_workers_share_the_memory(workers: int, share: str | None) -> None:
+    """Half of what is available is for the caches of all, unless there is only one."""
+    for worker in Plan(Options(workers=workers), SITE, MODEL).workers:
+        assert flags(worker.program.argv).get("--gpu-memory-utilization") == share
+
+
+def test_a_share_of_memory_can_be_given() -> None:
+    """The user's own flags come last, and the last one counts."""
+    worker = lay_out(worker_args=("--gpu-memory-utilization", "0.1")).workers[0]
+    assert flags(worker.program.argv)["--gpu-memory-utilization"] == "0.1"
+
+
 def test_the_simulator_needs_no_model_and_no_threads() -> None:
     """A simulated worker is asked for neither."""
     worker = Plan(Options(engine="sim"), SITE, None).workers[0].program
     assert flags(worker.argv)["--engine"] == "sim"
-    assert not {"--model", "--num-threads"} & set(worker.argv)
+    assert not {"--model", "--num-threads", "--gpu-memory-utilization"} & set(worker.argv)
 
 
 def test_workers_leave_nothing_behind() -> None:

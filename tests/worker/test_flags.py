@@ -34,6 +34,7 @@ def test_defaults_come_from_the_model() -> None:
     assert config.api.served_model_names == ("tiny",)
     assert config.api.accepted_model_names == ("/models/tiny.Q4_1.gguf",)
     assert config.api.max_model_len == config.engine.scheduler.max_model_len == 2048
+    assert config.engine.fits_max_model_len
     assert config.engine.eos_token_ids == (2, 0)
     assert config.engine.model_path == "/models/tiny.Q4_1.gguf"
 
@@ -71,6 +72,7 @@ def test_flags_reach_the_engine() -> None:
     assert engine.scheduler.max_num_batched_tokens == 256
     assert engine.scheduler.long_prefill_token_threshold == 128
     assert engine.scheduler.max_model_len == config.api.max_model_len == 512
+    assert not engine.fits_max_model_len
     assert config.api.max_num_queued_reqs == 9
     assert (config.api.served_model_names, config.api.seed) == (("a", "b"), 3)
     assert engine.sim.prefill_tokens_per_second == 1000

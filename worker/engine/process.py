@@ -115,7 +115,8 @@ def build_core(
     scheduler = Scheduler(cache, config.scheduler, config.eos_token_ids, speculation)
     if scheduler.max_model_len < config.scheduler.max_model_len:
         logger.warning(
-            "the KV cache holds %d tokens, fewer than max_model_len %d; sequences end there",
+            "the KV cache holds %d tokens, fewer than max_model_len %d; sequences end there"
+            " (--kv-cache-memory-bytes gives it more)",
             scheduler.max_model_len,
             config.scheduler.max_model_len,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,12 +10,39 @@ from torch import Tensor
 
 from worker.config import EngineConfig
 from worker.errors import ConfigError
+from worker.executor.available_memory import available_bytes, read_file
 from worker.models.config import ModelConfig
 from worker.types import ScheduledSequence
 
 # On a CPU the cache is this much, or what the context needs, up to a share of the memory.
 _CPU_DEFAULT_BYTES = 1 << 30
 _CPU_MEMORY_SHARE = 0.25
+_GPU_SPARE = 0.08
+# A context that nobody asked for is cut to what the memory holds, but not below what chats need.
+_LEAST_CONTEXT = 512
+
+
+def room_bytes(config: EngineConfig, device: torch.device) -> int | None:
+    """Memory that a cache may take on the device as it is now; None where nothing bounds it.
+
+    On a CPU that is a share of what is available: pages of a cache are taken as they are written,
+    so workers that start together, or next to idle ones, all see the same memory.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        taken = torch.cuda.memory_reserved(device)
+        return gpu_room_bytes(free, total, taken, config.gpu_memory_utilization)
+    available = available_bytes(read_file)
+    share = min(_CPU_MEMORY_SHARE, config.gpu_memory_utilization)
+    return None if available is None else int(available * share)
+
+
+def gpu_room_bytes(free: int, total: int, taken: int, utilization: float) -> int:
+    """What is left of this worker's part of a GPU on which it has `taken` bytes already, and of
+    what others leave free: a little of the whole stays free for what a step needs.
+    """
+    spare = min(_GPU_SPARE, 1 - utilization) * total
+    return max(0, int(min(free - spare, utilization * total - taken)))
 
 
 def choose_num_blocks(
@@ -24,13 +50,14 @@ def choose_num_blocks(
     model: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
+    room: int | None,
     drafter_token_bytes: int = 0,
 ) -> int:
-    """Blocks the cache shall have: what the configuration says, else what memory allows; a drafter
-    on the device keeps `drafter_token_bytes` for each token beside it.
+    """Blocks the cache shall have: what the configuration says, else what fits in `room` bytes; a
+    drafter on the device keeps `drafter_token_bytes` for each token beside it.
 
-    Raises `ConfigError` when they cannot hold one sequence of `max_model_len` tokens, or when that
-    is more than the model can attend to.
+    Raises `ConfigError` when they cannot hold one sequence of `max_model_len` tokens (or, if that
+    may be cut, of `_LEAST_CONTEXT`), or when that is more than the model can attend to.
     """
     max_model_len = config.scheduler.max_model_len
     if max_model_len > model.max_context:
@@ -42,33 +69,39 @@ def choose_num_blocks(
     block_bytes = config.block_size * token_bytes
     num_blocks = config.num_blocks_override
     if num_blocks is None:
-        num_blocks = _budget_bytes(config, block_bytes, device) // block_bytes
-    blocks_needed = -(-max_model_len // config.block_size)
-    if num_blocks < blocks_needed:
-        raise ConfigError(
-            f"a KV cache of {num_blocks} blocks ({num_blocks * block_bytes >> 20} MiB) cannot hold "
-            f"--max-model-len {max_model_len}: raise --kv-cache-memory-bytes to "
-            f"{blocks_needed * block_bytes}, or lower --max-model-len to "
-            f"{num_blocks * config.block_size}"
-        )
+        num_blocks = _budget_bytes(config, block_bytes, device, room) // block_bytes
+    least = min(max_model_len, _LEAST_CONTEXT) if config.fits_max_model_len else max_model_len
+    if num_blocks * config.block_size < least:
+        raise ConfigError(_too_small(config, num_blocks, block_bytes, least))
     return num_blocks
 
 
-def _budget_bytes(config: EngineConfig, block_bytes: int, device: torch.device) -> int:
+def _budget_bytes(
+    config: EngineConfig, block_bytes: int, device: torch.device, room: int | None
+) -> int:
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(free - (1 - config.gpu_memory_utilization) * total))
+    if device.type == "cuda" and room is not None:
+        return room
     sequence_bytes = -(-config.scheduler.max_model_len // config.block_size) * block_bytes
     wanted = max(_CPU_DEFAULT_BYTES, sequence_bytes)
     useful = config.scheduler.max_num_seqs * sequence_bytes
-    return min(wanted, useful, int(_available_bytes() * _CPU_MEMORY_SHARE))
+    return min(wanted, useful) if room is None else min(wanted, useful, room)
 
 
-def _available_bytes() -> int:
-    """Memory the machine could still give, without swapping."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _too_small(config: EngineConfig, num_blocks: int, block_bytes: int, least: int) -> str:
+    """Why a cache cannot serve `least` tokens, and which flags help."""
+    needed = -(-least // config.block_size)
+    held = num_blocks * config.block_size
+    size = f"{num_blocks} blocks ({num_blocks * block_bytes >> 20} MiB)"
+    more = f"raise --kv-cache-memory-bytes to {needed * block_bytes}"
+    if config.num_blocks_override is not None:
+        more = f"raise --num-gpu-blocks-override to {needed}"
+    elif config.kv_cache_memory_bytes is None:
+        size += ", all that is its share of the free memory,"
+        more = f"free memory, or set --kv-cache-memory-bytes to {needed * block_bytes}"
+    lower = f", or lower --max-model-len to {held}" if held else ""
+    return f"a KV cache of {size} cannot hold --max-model-len {least}: {more}{lower}"
 
 
 def allocate(

@@ -25,12 +25,19 @@ from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import DeviceDrafter, draft_requests
 from worker.executor.drafting.loading import drafter_bytes_per_token, network_loader
 from worker.executor.input_batch import CacheLayout, InputBatch
-from worker.executor.kv_cache import SuspectBlocks, allocate, choose_num_blocks, copy_blocks
+from worker.executor.kv_cache import (
+    SuspectBlocks,
+    allocate,
+    choose_num_blocks,
+    copy_blocks,
+    room_bytes,
+)
 from worker.executor.weight_offload import OffloadedWeights
 from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
 from worker.ops.draft import PROBABILISTIC
+from worker.ops.linear import can_pack, supported_dtype
 from worker.ops.rejection import STANDARD, Sums
 from worker.ops.verification_device import choose_sums
 from worker.types import ModelOutput, ScheduledSequence, SchedulerOutput
@@ -50,12 +57,12 @@ def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = choose_dtype(config.dtype, device)
+    dtype = choose_dtype(config.dtype, device, can_pack(torch.bfloat16))
     max_model_len = config.scheduler.max_model_len
 
     def check(shape: ModelConfig) -> None:
         # What no memory can hold is refused before minutes go into loading.
-        choose_num_blocks(config, shape, dtype, device)
+        choose_num_blocks(config, shape, dtype, device, room_bytes(config, device))
 
     def load() -> LlamaModel:
         return load_model(path, dtype, device, max_model_len)
@@ -65,7 +72,8 @@ def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
         model = load_model(path, dtype, device, max_model_len, check)
         network = load_network(model) if load_network is not None else None
         extra = drafter_bytes_per_token(network, model) if network is not None else 0
-        num_blocks = choose_num_blocks(config, model.config, dtype, device, extra)
+        room = room_bytes(config, device)
+        num_blocks = choose_num_blocks(config, model.config, dtype, device, room, extra)
     # One block more than the engine knows of, which stays zero.
     blocks, shape = (num_blocks + 1, config.block_size), model.config
 
@@ -82,17 +90,18 @@ def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
     return runner, num_blocks
 
 
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch.dtype:
     """The torch dtype of a configured name; "auto" is float32 on a CPU, half precision on a GPU.
 
     Small quantized models have near ties that bfloat16 decides wrongly, so a CPU is exact unless it
     is told otherwise; bfloat16 is about 1.6 times as fast there (benchmarks/worker_engine.py) if
-    the CPU has AVX512_BF16.
+    the CPU has AVX512_BF16. `packs_bfloat16` is `can_pack`'s answer: without it bfloat16 is
+    float32.
     """
     if name != "auto":
         if name not in _DTYPES:
             raise ConfigError(f"--dtype {name} is not one of auto, {', '.join(_DTYPES)}")
-        return _DTYPES[name]
+        return supported_dtype(_DTYPES[name], device, packs_bfloat16)
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     return torch.float32

@@ -10,11 +10,14 @@ beside another number of rows.
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+logger = logging.getLogger(__name__)
 
 # The row count the layout is chosen for. A hint of 1 chooses a matrix-vector layout, whose sums run
 # in another order than the layout every other row count uses.
@@ -37,10 +40,31 @@ class Linear(Protocol):
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """Prepare weight [out, in] and bias [out] for the fastest product of their device and dtype."""
-    packable = weight.device.type == "cpu" and torch._C._has_mkldnn
-    if packable and weight.dtype in (torch.float32, torch.bfloat16):
+    if weight.device.type == "cpu" and can_pack(weight.dtype):
         return PackedLinear(weight, bias)
     return DenseLinear(weight, bias)
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has packed products of that dtype on this CPU: of bfloat16 only with AVX-512
+    or AVX-NE-CONVERT, and only if `ONEDNN_MAX_CPU_ISA` allows these.
+    """
+    if not torch._C._has_mkldnn:
+        return False
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype is torch.float32
+
+
+def supported_dtype(asked: torch.dtype, device: torch.device, packs_bfloat16: bool) -> torch.dtype:
+    """`asked`, or float32 for bfloat16 on a CPU that cannot pack it, and then a line in the log.
+
+    torch multiplies bfloat16 on any CPU, but takes four times as long as for float32 there.
+    """
+    if asked is not torch.bfloat16 or device.type != "cpu" or packs_bfloat16:
+        return asked
+    logger.warning("this CPU has no fast bfloat16 products: --dtype bfloat16 runs in float32")
+    return torch.float32
 
 
 def make_rounded_linear(weight: Tensor) -> Linear:
@@ -57,7 +81,8 @@ def fast_dtype(device: torch.device) -> torch.dtype:
     """What products run fastest in: bfloat16 where the device multiplies it, else float32."""
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    has_bfloat16 = torch.cpu._is_avx512_bf16_supported()
+    # The first asks the CPU, the second what oneDNN may use of it.
+    has_bfloat16 = torch.cpu._is_avx512_bf16_supported() and can_pack(torch.bfloat16)
     return torch.bfloat16 if has_bfloat16 else torch.float32
 
 

@@ -27,7 +27,7 @@ from worker.models.draft_head import (
     read_head,
 )
 from worker.models.loader import load_model
-from worker.ops.linear import fast_dtype
+from worker.ops.linear import can_pack, fast_dtype, supported_dtype
 from worker.tokenizer.chat import chat_template_of
 from worker.tokenizer.checkpoint import read_checkpoint
 from worker.tokenizer.tokenizer import build_tokenizer
@@ -363,4 +363,5 @@ def _num_targets(samples: Sequence[Sample]) -> int:
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return fast_dtype(device)
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    asked = {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    return supported_dtype(asked, device, can_pack(torch.bfloat16))

@@ -1,13 +1,20 @@
 """The size of the KV cache follows the configuration or the memory, and is refused when useless."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from worker.config import EngineConfig, SchedulerConfig
 from worker.errors import ConfigError
-from worker.executor.kv_cache import SuspectBlocks, allocate, choose_num_blocks, copy_blocks
+from worker.executor.kv_cache import (
+    SuspectBlocks,
+    allocate,
+    choose_num_blocks,
+    copy_blocks,
+    gpu_room_bytes,
+)
 from worker.models.config import ModelConfig
 from worker.types import ScheduledSequence
 
@@ -29,9 +36,9 @@ BLOCK_BYTES = 16 * 3 * 2 * 2 * 16 * 4
 CONFIG = EngineConfig("torch", "model", scheduler=SchedulerConfig(max_model_len=1000))
 
 
-def blocks(config: EngineConfig) -> int:
+def blocks(config: EngineConfig, room: int | None = None) -> int:
     """Blocks chosen for the little model in float32."""
-    return choose_num_blocks(config, MODEL, torch.float32, CPU)
+    return choose_num_blocks(config, MODEL, torch.float32, CPU, room)
 
 
 def test_an_explicit_number_wins() -> None:
@@ -54,10 +61,79 @@ def test_the_default_holds_no_more_than_can_be_used() -> None:
     assert blocks(replace(CONFIG, scheduler=many)) == (1 << 30) // BLOCK_BYTES
 
 
-def test_a_cache_smaller_than_one_sequence_is_refused() -> None:
-    """The message names the flag and the length that would fit."""
-    with pytest.raises(ConfigError, match=r"--max-model-len 1000.*lower --max-model-len to 160"):
-        blocks(replace(CONFIG, num_blocks_override=10))
+def test_no_more_is_taken_than_there_is_room_for() -> None:
+    """Of little memory as many blocks as fit; of plenty what can be used."""
+    assert blocks(CONFIG, 70 * BLOCK_BYTES + 1) == 70
+    assert blocks(CONFIG, 1 << 40) == blocks(CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("changes", "room", "reason"),
+    [
+        (
+            {"num_blocks_override": 10},
+            None,
+            "10 blocks (0 MiB) cannot hold --max-model-len 1000: raise --num-gpu-blocks-override"
+            " to 63, or lower --max-model-len to 160",
+        ),
+        (
+            {"kv_cache_memory_bytes": BLOCK_BYTES},
+            None,
+            f"1 blocks (0 MiB) cannot hold --max-model-len 1000: raise --kv-cache-memory-bytes to"
+            f" {63 * BLOCK_BYTES}, or lower --max-model-len to 16",
+        ),
+        (
+            {},
+            62 * BLOCK_BYTES,
+            "62 blocks (0 MiB), all that is its share of the free memory, cannot hold"
+            f" --max-model-len 1000: free memory, or set --kv-cache-memory-bytes to"
+            f" {63 * BLOCK_BYTES}, or lower --max-model-len to 992",
+        ),
+        (
+            {"fits_max_model_len": True},
+            BLOCK_BYTES - 1,
+            "0 blocks (0 MiB), all that is its share of the free memory, cannot hold"
+            f" --max-model-len 512: free memory, or set --kv-cache-memory-bytes to"
+            f" {32 * BLOCK_BYTES}",
+        ),
+    ],
+    ids=["blocks", "bytes", "memory", "no memory"],
+)
+def test_a_cache_smaller_than_one_sequence_is_refused(
+    changes: dict[str, Any], room: int | None, reason: str
+) -> None:
+    """The message names the flags that help, and the values that do."""
+    with pytest.raises(ConfigError) as caught:
+        blocks(replace(CONFIG, **changes), room)
+    assert str(caught.value) == f"a KV cache of {reason}"
+
+
+def test_a_context_that_nobody_asked_for_is_cut() -> None:
+    """To what the memory holds, or what the user gave the cache, down to 512 tokens."""
+    config = replace(CONFIG, fits_max_model_len=True)
+    assert blocks(config, 40 * BLOCK_BYTES) == 40
+    assert blocks(replace(config, num_blocks_override=32)) == 32
+    short = SchedulerConfig(max_model_len=100)
+    assert blocks(replace(config, scheduler=short, num_blocks_override=7)) == 7
+
+
+@pytest.mark.parametrize(
+    ("free", "taken", "utilization", "room"),
+    [
+        (950, 50, 0.92, 870),  # alone
+        (450, 50, 0.92, 370),  # beside another worker
+        (950, 50, 0.25, 200),
+        (700, 50, 0.25, 200),  # the second of two that share
+        (970, 10, 0.98, 950),
+        (60, 10, 0.92, 0),
+        (900, 300, 0.25, 0),
+    ],
+)
+def test_a_gpu_is_shared_by_the_parts_that_workers_may_take(
+    free: int, taken: int, utilization: float, room: int
+) -> None:
+    """A worker's weights count for its part, and what others hold is no part of anyone's."""
+    assert gpu_room_bytes(free, 1000, taken, utilization) == room
 
 
 def test_a_length_beyond_the_models_context_is_refused() -> None:

@@ -107,7 +107,7 @@ def test_blocks_have_room_for_what_the_drafter_keeps(tiny_checkpoint: Path) -> N
         config(tiny_checkpoint, None), num_blocks_override=None, kv_cache_memory_bytes=1 << 20
     )
     without, with_it = (
-        choose_num_blocks(memory, target.config, torch.float32, CPU, extra)
+        choose_num_blocks(memory, target.config, torch.float32, CPU, None, extra)
         for extra in (0, per_token)
     )
     assert with_it == (1 << 20) // (16 * (2 * (per_token - 9) + 9))
