@@ -1,4 +1,5 @@
 # Three commands: `make up` runs a fleet, `make test` the tests, `make check` the house rules. And
+# `make test-avx2` runs the worker's arithmetic as a CPU without AVX-512 does it,
 # `make fuzz` throws nonsense at everything that reads what others send, a minute for each, and
 # `make conformance` asks the picker, from outside, what the protocol asks of it.
 # Each makes its own .venv first and re-uses it while pyproject.toml and constraints.txt stay the same.
@@ -8,8 +9,10 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 JOBS   ?= 2
 FUZZ_SECONDS ?= 60
+# Those whose results depend on what the CPU computes.
+ARITHMETIC_TESTS := $(addprefix tests/worker/,ops models executor training test_exactness.py test_speculation_equality.py)
 
-.PHONY: up test check fuzz conformance format clean
+.PHONY: up test test-avx2 check fuzz conformance format clean
 .DEFAULT_GOAL := up
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -24,6 +27,14 @@ up: $(VENV)/ready
 
 test: $(VENV)/ready
 	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+# Torch, oneDNN and MKL each have a word of their own for it.
+test-avx2: export ATEN_CPU_CAPABILITY = avx2
+test-avx2: export ONEDNN_MAX_CPU_ISA = AVX2
+test-avx2: export DNNL_MAX_CPU_ISA = AVX2
+test-avx2: export MKL_ENABLE_INSTRUCTIONS = AVX2
+test-avx2: $(VENV)/ready
+	@$(BIN)/python -m pytest -n $(JOBS) $(ARITHMETIC_TESTS) $(ARGS)
 
 fuzz: $(VENV)/ready
 	@$(BIN)/python scripts/fuzz.py $(FUZZ_SECONDS)

@@ -30,6 +30,7 @@ from worker.config import EngineConfig, SchedulerConfig
 from worker.executor.interface import Executor
 from worker.executor.model_runner import build_executor, choose_dtype
 from worker.models.loader import GgufCheckpoint
+from worker.ops.linear import can_pack
 from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 BATCHES = (1, 4, 16)
@@ -184,7 +185,7 @@ def main() -> None:
             rates = measure(subject, options.steps)
             rows.append({"engine": engine, "dtype": dtype, "threads": threads, **rates})
     print_table(rows)
-    auto = choose_dtype("auto", torch.device("cpu"))
+    auto = choose_dtype("auto", torch.device("cpu"), can_pack(torch.bfloat16))
     print(f"auto: {auto}; prompts of {PROMPT_TOKENS} tokens, prefill of {PREFILL_TOKENS}")
     RESULTS.parent.mkdir(exist_ok=True)
     machine = {"cpu": platform.processor(), "cores": os.cpu_count(), "torch": torch.__version__}

@@ -1,11 +1,11 @@
-"""Rows of drafts are the rows that plain decoding gives, to the bit, in any company."""
+"""Rows of drafts are the rows that plain decoding gives, in any company."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
-import torch
+from measured_sums import is_measured
 
 from worker.executor.interface import Executor
 from worker.types import Draw, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
@@ -25,9 +25,6 @@ def share(
 
 
 @pytest.mark.model
-@pytest.mark.skipif(
-    not torch.cpu._is_avx512_bf16_supported(), reason="bitwise equal only where it was measured"
-)
 def test_runs_of_drafts_draw_what_single_tokens_do(float32_executor: Executor) -> None:
     """Token and log probabilities of every draw of every accepted run are those of decoding, alone
     and among others that run one token, as many drafts as they like, or half of a prompt.
@@ -62,4 +59,21 @@ def test_runs_of_drafts_draw_what_single_tokens_do(float32_executor: Executor) -
         ).sampled.items():
             found[index] += draws
     for draws, expected in zip(found, truth, strict=True):
-        assert draws == expected[: len(draws)]
+        assert_drawn_alike(draws, expected[: len(draws)])
+
+
+def assert_drawn_alike(draws: list[Draw], expected: list[Draw]) -> None:
+    """To the bit where sums are; elsewhere the same tokens, and as likely but for rounding."""
+    if is_measured():
+        assert draws == expected
+        return
+    assert [draw.token_id for draw in draws] == [draw.token_id for draw in expected]
+    assert [drawn_logprob(draw) for draw in draws] == pytest.approx(
+        [drawn_logprob(draw) for draw in expected], abs=1e-3
+    )
+
+
+def drawn_logprob(draw: Draw) -> float:
+    """Of the token itself, without the likeliest ones beside it."""
+    assert draw.logprobs is not None
+    return draw.logprobs.logprobs[0]

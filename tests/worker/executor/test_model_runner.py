@@ -338,10 +338,23 @@ def test_a_context_no_memory_holds_is_refused_before_weights_are_read(
         build_executor(asked)
 
 
+def test_bfloat16_is_served_on_any_cpu(tiny_checkpoint: Path) -> None:
+    """Where its products are slow, or there are none, in float32."""
+    limits = SchedulerConfig(max_model_len=64)
+    config = EngineConfig("torch", str(tiny_checkpoint), dtype="bfloat16", scheduler=limits)
+    executor, _ = build_executor(config)
+    [output] = generate(executor, [Generation([5, 17, 9], num_tokens=4)], num_blocks=4)
+    assert len(output) == 4
+
+
 def test_dtypes_are_chosen_by_name() -> None:
-    """Explicit names are kept, auto is a float type, and anything else is refused."""
+    """An explicit name is taken, auto is float32 on a CPU, and so is bfloat16 where that is slow;
+    anything else is refused.
+    """
     cpu = torch.device("cpu")
-    assert choose_dtype("float32", cpu) is torch.float32
-    assert choose_dtype("auto", cpu) in (torch.float32, torch.bfloat16)
+    assert choose_dtype("float32", cpu, True) is torch.float32
+    assert choose_dtype("bfloat16", cpu, True) is torch.bfloat16
+    assert choose_dtype("bfloat16", cpu, False) is torch.float32
+    assert choose_dtype("auto", cpu, True) is torch.float32
     with pytest.raises(ConfigError, match="--dtype int8"):
-        choose_dtype("int8", cpu)
+        choose_dtype("int8", cpu, True)
