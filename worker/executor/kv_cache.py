@@ -98,7 +98,7 @@ def _too_small(config: EngineConfig, num_blocks: int, block_bytes: int, least: i
     if config.num_blocks_override is not None:
         more = f"raise --num-gpu-blocks-override to {needed}"
     elif config.kv_cache_memory_bytes is None:
-        size += ", all that is its share of the free memory,"
+        size += ", all that is its share of the available memory,"
         more = f"free memory, or set --kv-cache-memory-bytes to {needed * block_bytes}"
     lower = f", or lower --max-model-len to {held}" if held else ""
     return f"a KV cache of {size} cannot hold --max-model-len {least}: {more}{lower}"

@@ -85,14 +85,14 @@ def test_no_more_is_taken_than_there_is_room_for() -> None:
         (
             {},
             62 * BLOCK_BYTES,
-            "62 blocks (0 MiB), all that is its share of the free memory, cannot hold"
+            "62 blocks (0 MiB), all that is its share of the available memory, cannot hold"
             f" --max-model-len 1000: free memory, or set --kv-cache-memory-bytes to"
             f" {63 * BLOCK_BYTES}, or lower --max-model-len to 992",
         ),
         (
             {"fits_max_model_len": True},
             BLOCK_BYTES - 1,
-            "0 blocks (0 MiB), all that is its share of the free memory, cannot hold"
+            "0 blocks (0 MiB), all that is its share of the available memory, cannot hold"
             f" --max-model-len 512: free memory, or set --kv-cache-memory-bytes to"
             f" {32 * BLOCK_BYTES}",
         ),
