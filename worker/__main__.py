@@ -30,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         path = find_model(options, os.environ)
-        checkpoint = None if path is None else read_checkpoint(path)
+        is_sim = options.engine == "sim"
+        checkpoint = None if path is None else read_checkpoint(path, any_architecture=is_sim)
         config = resolve(options, checkpoint, os.environ, read_chat_template(options))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(app.run(config, checkpoint))

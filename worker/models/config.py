@@ -91,7 +91,8 @@ class ModelConfig:
         return self.num_layers * 2 * self.num_kv_heads * self.head_dim
 
 
-def _check_architecture(source: str, architecture: object) -> str:
+def check_architecture(source: str, architecture: object) -> str:
+    """The architecture, when it is one that this engine computes. Raises `ModelError`."""
     if not isinstance(architecture, str) or architecture not in SUPPORTED_ARCHITECTURES:
         supported = ", ".join(SUPPORTED_ARCHITECTURES)
         raise ModelError(
@@ -103,7 +104,7 @@ def _check_architecture(source: str, architecture: object) -> str:
 def from_gguf(file: GgufFile) -> ModelConfig:
     """The configuration in a GGUF file's metadata; raise `ModelError` naming a missing key."""
     source = str(file.path)
-    architecture = _check_architecture(source, file.architecture)
+    architecture = check_architecture(source, file.architecture)
     fields = gguf_fields(source, architecture, file.metadata)
     for key, neutral in _NEUTRAL_KEYS.items():
         if fields.number(key, float, float(neutral)) != neutral:
@@ -154,7 +155,7 @@ def _every_nth(interval: int, num_layers: int) -> range:
 
 def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
     """The configuration in a Hugging Face `config.json`; `source` names the file in errors."""
-    architecture = _check_architecture(source, values.get("model_type"))
+    architecture = check_architecture(source, values.get("model_type"))
     if values.get("hidden_act", "silu") != "silu":
         raise ModelError(f"{source}: hidden_act {values['hidden_act']!r} is not supported")
     if values.get("quantization_config"):

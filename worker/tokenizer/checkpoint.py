@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from worker.errors import ModelError
+from worker.models.config import check_architecture
 from worker.models.gguf import GgufFile
 from worker.models.rope_config import gguf_context_length, gguf_fields, hf_context_length
 
@@ -69,19 +70,25 @@ class Checkpoint:
         return self.eos_token_ids[0] if self.eos_token_ids else None
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Describe a GGUF file or a Hugging Face directory; raise `ModelError` saying what is wrong."""
+def read_checkpoint(path: Path, *, any_architecture: bool = False) -> Checkpoint:
+    """Describe a GGUF file or a Hugging Face directory; raise `ModelError` saying what is wrong.
+
+    An architecture that the engine does not compute is refused first, as its files may lack what is
+    read here; with `any_architecture`, for an engine that needs the text alone, it is not.
+    """
     if path.is_dir():
-        return _from_directory(path)
+        return _from_directory(path, any_architecture)
     if not path.exists():
         raise ModelError(f"{path}: no such model file or directory")
-    return _from_gguf(path)
+    return _from_gguf(path, any_architecture)
 
 
-def _from_gguf(path: Path) -> Checkpoint:
+def _from_gguf(path: Path, any_architecture: bool) -> Checkpoint:
     file = GgufFile.open(path)
     metadata = file.metadata
     architecture = file.architecture
+    if not any_architecture:
+        check_architecture(str(path), architecture)
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or set(map(type, tokens)) != {str}:
         raise ModelError(f"{path}: tokenizer.ggml.tokens is missing, or not a list of texts")
@@ -163,8 +170,10 @@ def _chatml_end_id(template: str | None, tokens: list[str]) -> int | None:
         return None
 
 
-def _from_directory(path: Path) -> Checkpoint:
+def _from_directory(path: Path, any_architecture: bool) -> Checkpoint:
     config = _read_json(path / "config.json", required=True)
+    if not any_architecture:
+        check_architecture(str(path / "config.json"), config.get("model_type"))
     tokenizer_config = _read_json(path / "tokenizer_config.json", required=False)
     generation = _read_json(path / "generation_config.json", required=False)
     added = _added_token_ids(path, tokenizer_config)

@@ -66,7 +66,7 @@ def test_a_begin_may_have_any_text(bos: int, tmp_path: Path) -> None:
 )
 def test_json_nested_too_deeply_is_refused_by_file(name: str, tmp_path: Path) -> None:
     """Nesting that no parser follows is a damaged file like any other."""
-    config = {"max_position_embeddings": 32, "vocab_size": 60}
+    config = {"model_type": "llama", "max_position_embeddings": 32, "vocab_size": 60}
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
     (tmp_path / "tokenizer.json").write_bytes(b"{}")
     (tmp_path / name).write_bytes(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
@@ -76,7 +76,7 @@ def test_json_nested_too_deeply_is_refused_by_file(name: str, tmp_path: Path) ->
 
 def test_a_template_that_is_no_text_is_named(tmp_path: Path) -> None:
     """A template file of other bytes than UTF-8 says which it is."""
-    config = {"max_position_embeddings": 32, "vocab_size": 60}
+    config = {"model_type": "llama", "max_position_embeddings": 32, "vocab_size": 60}
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
     (tmp_path / "tokenizer.json").write_bytes(b"{}")
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")

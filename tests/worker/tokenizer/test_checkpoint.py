@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from worker.errors import ModelError
+from worker.models.config import SUPPORTED_ARCHITECTURES
 from worker.tokenizer.chat import chat_template_of
 from worker.tokenizer.checkpoint import Checkpoint, read_checkpoint, served_name
 from worker.tokenizer.tokenizer import build_tokenizer
@@ -54,7 +55,12 @@ def write_directory(folder: Path, **tokenizer: Any) -> Path:
     rust = build_tokenizer(small())._rust
     described = msgspec.json.decode(rust.to_str()) | tokenizer
     files: dict[str, Any] = {
-        "config.json": {"max_position_embeddings": 32, "vocab_size": 60, "eos_token_id": END},
+        "config.json": {
+            "model_type": "llama",
+            "max_position_embeddings": 32,
+            "vocab_size": 60,
+            "eos_token_id": END,
+        },
         "generation_config.json": {"eos_token_id": [END, 3]},
         "tokenizer_config.json": {
             "eos_token": {"content": "<|end|>"},
@@ -227,6 +233,49 @@ def test_a_directory_whose_text_cannot_be_rebuilt_is_named(tmp_path: Path) -> No
     folder = write_directory(tmp_path, decoder={"type": "WordPiece", "prefix": "##"})
     with pytest.raises(ModelError, match="WordPiece"):
         build_tokenizer(read_checkpoint(folder))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sizes"),
+    [
+        ("gpt2", {"n_positions": 1024, "vocab_size": 50257}),
+        ("bert", {"max_position_embeddings": 512, "vocab_size": 30522}),
+        ("t5", {"n_positions": 512, "vocab_size": 32128}),
+        ("mamba", {"state_size": 16, "vocab_size": 50280}),
+        ("gpt_neox", {"max_position_embeddings": 2048, "vocab_size": 50432}),
+        ("gemma", {"max_position_embeddings": 8192, "vocab_size": 256000}),
+        (None, {"max_position_embeddings": 32, "vocab_size": 60}),
+    ],
+)
+def test_another_architecture_is_refused_by_its_name(
+    tmp_path: Path, model_type: str | None, sizes: dict[str, int]
+) -> None:
+    """Before anything that such a model may not have is looked for."""
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode({"model_type": model_type, **sizes}))
+    with pytest.raises(ModelError) as caught:
+        read_checkpoint(tmp_path)
+    supported = ", ".join(SUPPORTED_ARCHITECTURES)
+    assert str(caught.value) == (
+        f"{tmp_path}/config.json: architecture {model_type!r} is not supported"
+        f" (supported: {supported})"
+    )
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "bert", "t5", "mamba", "gptneox", "gemma"])
+def test_a_file_of_another_architecture_is_refused_by_its_name(
+    tmp_path: Path, architecture: str
+) -> None:
+    """The same for GGUF, whose keys all begin with the architecture's name."""
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", architecture)
+    write(writer)
+    with pytest.raises(ModelError, match=f"'{architecture}' is not supported .*llama, mistral"):
+        read_checkpoint(tmp_path / "x.gguf")
+
+
+def test_the_text_of_any_architecture_can_be_asked_for(tmp_path: Path) -> None:
+    """For the simulator, which needs no weights."""
+    change(write_directory(tmp_path) / "config.json", model_type="gpt_neox")
+    assert read_checkpoint(tmp_path, any_architecture=True).context_length == 32
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])

@@ -270,7 +270,12 @@ def converted_json(library: Any, folder: Path) -> Checkpoint:
 def write_directory(folder: Path, model: Path, **tokenizer_config: Any) -> Path:
     """A Hugging Face directory with a tokenizer.model and no tokenizer.json."""
     (folder / "tokenizer.model").write_bytes(model.read_bytes())
-    config = {"max_position_embeddings": 64, "vocab_size": 702, "eos_token_id": 2}
+    config = {
+        "model_type": "llama",
+        "max_position_embeddings": 64,
+        "vocab_size": 702,
+        "eos_token_id": 2,
+    }
     (folder / "config.json").write_bytes(msgspec.json.encode(config))
     (folder / "tokenizer_config.json").write_bytes(msgspec.json.encode(tokenizer_config))
     return folder
