@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from sim_worker import SimWorker, read_reply, sim_worker
@@ -44,7 +45,8 @@ def deep(opening: bytes, closing: bytes, depth: int) -> bytes:
 
 
 MALFORMED = [
-    *(Bad(GOOD[:n], "ends too early (byte") for n in range(0, len(GOOD), 3)),
+    Bad(b"", "The body is empty"),
+    *(Bad(GOOD[:n], "ends too early (byte") for n in range(3, len(GOOD), 3)),
     *(Bad(GOOD + tail, "trailing characters (byte") for tail in (b"x", b"{}", b"\x00", b"]")),
     *(
         Bad(b'{"prompt": "a", "seed": ' + literal + b"}", "(byte 2")
@@ -117,7 +119,7 @@ TOO_MUCH = [
 MISSING = [
     Bad(b"{}", "Missing required field `prompt`", param="prompt"),
     Bad(b"{}", "Missing required field `messages`", path=CHAT, param="messages"),
-    Bad(b'{"messages": []}', "1 to 4096", path=CHAT, param="messages"),
+    Bad(b'{"messages": []}', "messages is empty", path=CHAT),
     Bad(b'{"messages": [{}]}', "Missing required field `messages[0].role`", path=CHAT),
     Bad(b'{"prompt": ""}', "cannot be empty", param="prompt"),
     Bad(b'{"prompt": []}', "cannot be empty", param="prompt"),
@@ -229,6 +231,16 @@ def ask(worker: SimWorker, request: bytes) -> tuple[int, bytes]:
         return read_reply(connection)
 
 
+def names(error: dict[str, Any], field: str) -> bool:
+    """Whether an error names a field: in `param`, by itself or as a path from the body on, or,
+    where vLLM's `param` is null, in the message.
+    """
+    param = error["param"]
+    if param is None:
+        return field in error["message"]
+    return bool(re.fullmatch(rf"(?:body\.)?{field}(?:\..+)?", param))
+
+
 def assert_serves(worker: SimWorker) -> None:
     """A good request is answered."""
     assert worker.process.poll() is None
@@ -247,7 +259,7 @@ def test_the_corpus_is_refused_as_documented(worker: SimWorker) -> None:
         right = (
             (status, error.get("code")) == (bad.status, bad.status)
             and bad.words in error["message"]
-            and (bad.param is None or re.split(r"[.\[]", error["param"] or "")[0] == bad.param)
+            and (bad.param is None or names(error, bad.param))
             and len(body) < 2000
         )
         if not right:

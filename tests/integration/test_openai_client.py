@@ -199,7 +199,7 @@ def test_a_bad_request_is_a_bad_request_error(
     """A 400 with a message, a type and, in `param`, the place."""
     with pytest.raises(openai.BadRequestError, match=message) as caught:
         client.chat.completions.create(**{"model": MODEL, "messages": HELLO, **fields})
-    assert caught.value.type == "BadRequestError"
+    assert caught.value.type in ("BadRequestError", "Bad Request")
     assert caught.value.param
 
 
@@ -213,6 +213,10 @@ def test_errors_are_the_clients_exceptions(url: str, client: openai.OpenAI) -> N
     with pytest.raises(openai.NotFoundError):
         client.embeddings.create(model=MODEL, input="x")
     assert [m.id for m in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError, match="does not exist") as unknown:
+        client.models.retrieve("org/other")
+    assert (unknown.value.param, unknown.value.type) == ("model", "NotFoundError")
 
 
 async def test_many_asynchronous_chats_run_at_once(async_client: openai.AsyncOpenAI) -> None:

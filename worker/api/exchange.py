@@ -119,7 +119,8 @@ class Exchange:
         if media_type != "application/json" and not (
             media_type.startswith("application/") and media_type.endswith("+json")
         ):
-            raise RequestError(f"Content-Type must be application/json, got {given[:100]!a}")
+            message = f"Content-Type must be application/json, got {given[:100]!a}"
+            raise status_error(HTTPStatus.BAD_REQUEST, message)
 
     async def _read_body(self, max_bytes: int) -> bytes:
         if (self._declared_bytes or 0) > max_bytes:

@@ -12,6 +12,7 @@ from worker.api.admission import Admission
 from worker.api.arrival import Arrival, arrival_of
 from worker.api.engine import Engine
 from worker.api.exchange import ClientGoneError, Exchange
+from worker.api.limits import malformed
 from worker.api.parse import decode
 from worker.api.prepare import RequestPreparer
 from worker.api.prepared import Prepared
@@ -20,7 +21,6 @@ from worker.api.runner import Runner
 from worker.api.text import TextSide
 from worker.api.token_frames import TokenPreparer
 from worker.config import ApiConfig
-from worker.errors import RequestError
 from worker.metrics import WorkerMetrics
 
 Prepare = Callable[[bytes, Arrival], Awaitable[Prepared]]
@@ -70,7 +70,7 @@ class GenerationRoutes:
             return await self._tokens.prepare(body, arrival)
         if shape.prompt is not msgspec.UNSET:
             return await self._preparer.completion(body, arrival)
-        raise RequestError("Send messages, prompt or token_ids", param="messages")
+        raise malformed("Send messages, prompt or token_ids", "messages")
 
     async def _generate(self, exchange: Exchange, prepare: Prepare) -> None:
         """Refusals for want of room come before the work: before the body is read, and again when

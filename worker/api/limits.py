@@ -45,12 +45,21 @@ def check_json(body: bytes) -> None:
         return
     outside = _outside_strings(body)
     if outside.count(b":") > MAX_JSON_MEMBERS:
-        raise RequestError(f"The objects of the body have more than {MAX_JSON_MEMBERS} members")
+        raise malformed(f"The objects of the body have more than {MAX_JSON_MEMBERS} members")
     if outside.count(b"{") + outside.count(b"[") > MAX_JSON_CONTAINERS:
-        raise RequestError(f"The body has more than {MAX_JSON_CONTAINERS} objects and arrays")
+        raise malformed(f"The body has more than {MAX_JSON_CONTAINERS} objects and arrays")
     brackets = outside.translate(_STEPS, _OTHER_THAN_BRACKETS)
     if max(accumulate(memoryview(brackets).cast("b")), default=0) > MAX_JSON_DEPTH:
-        raise RequestError(f"The body is nested deeper than {MAX_JSON_DEPTH} levels")
+        raise malformed(f"The body is nested deeper than {MAX_JSON_DEPTH} levels")
+
+
+def malformed(message: str, place: str = "") -> RequestError:
+    """The 400 for a body that has not the shape it must have: it is not JSON, or a field is
+    unknown, missing, or of the wrong type. `place` is the field's path (`messages[0].role`), or the
+    byte; type and `param` (`body.messages.0.role`) are those of vLLM's validation errors.
+    """
+    path = place.replace("[", ".").replace("]", "")
+    return RequestError(message, param=f"body.{path}" if path else "body", type="Bad Request")
 
 
 def _outside_strings(body: bytes) -> bytes:
@@ -65,6 +74,8 @@ def malformed_json(body: bytes, reason: str) -> RequestError:
     """The 400 for a body the decoder refused as JSON, with the place (counted in bytes from 0).
     `reason` is the decoder's own; where another one comes first or says more, it is told instead.
     """
+    if not body:
+        return malformed("The body is empty")
     try:
         body.decode()
     except UnicodeDecodeError as error:
@@ -80,8 +91,9 @@ def malformed_json(body: bytes, reason: str) -> RequestError:
 
 
 def _malformed(reason: str, place: int | None) -> RequestError:
-    where = "" if place is None else f" (byte {place})"
-    return RequestError(f"The body is not valid JSON: {reason}{where}")
+    if place is None:
+        return malformed(f"The body is not valid JSON: {reason}")
+    return malformed(f"The body is not valid JSON: {reason} (byte {place})", str(place))
 
 
 def _lone_surrogate(body: bytes, reason: str, place: int | None) -> int | None:

@@ -16,14 +16,14 @@ from worker.api import answer_schema
 from worker.api.openapi_bounds import with_bounds
 from worker.api.parse import schema_hook
 from worker.api.probes import package_version
-from worker.api.routes import ROUTES, Query, Route, is_guarded
+from worker.api.routes import MODEL_PATH, ROUTES, Query, Route, is_guarded
 
 Json = dict[str, Any]
 
 _REFERENCE = "#/components/schemas/{name}"
 _EVERYWHERE = (400, 408, 431, 500)
 _WITH_BODY = (413,)
-_EMPTY = frozenset({"health", "ready", "ping", "ping_post"})  # their errors have no body either
+_EMPTY = frozenset({"health", "ping", "ping_post"})  # their errors have no body either
 
 # One event; a stream ends with the data `[DONE]`.
 _EVENT: Json = {
@@ -47,6 +47,15 @@ _HEADERS: tuple[Json, ...] = (
         "schema": {"type": "string"},
     },
 )
+
+
+_MODEL_ID: Json = {
+    "name": "id",
+    "in": "path",
+    "required": True,
+    "description": "A served name; slashes in it may be escaped or not",
+    "schema": {"type": "string"},
+}
 
 
 def document(routes: Iterable[Route], *, has_keys: bool) -> Json:
@@ -113,6 +122,8 @@ def _operation(route: Route, schemas: Mapping[Any, Json], *, has_keys: bool) -> 
         "responses": _responses(route, schemas, guarded=guarded),
     }
     parameters = [_parameter(field) for field in route.query]
+    if route.path == MODEL_PATH:
+        parameters.append(_MODEL_ID)
     if route.streams:
         parameters.extend(_HEADERS)
     if parameters:

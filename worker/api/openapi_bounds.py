@@ -49,7 +49,6 @@ _TEXTS: dict[str, Json] = {
     },
     "request_id": {"minLength": 1, "maxLength": MAX_REQUEST_ID_CHARS},
     "role": {"enum": sorted(ROLES)},
-    "truncation_side": {"enum": ["left", "right"]},
 }
 _ARRAYS: dict[str, Json] = {
     "stop": {"maxItems": MAX_STOP_STRINGS},
@@ -60,6 +59,7 @@ _ARRAYS: dict[str, Json] = {
     "logprob_token_ids": {"maxItems": MAX_LOGPROB_TOKEN_IDS},
     "documents": {"maxItems": MAX_DOCUMENTS},
 }
+_SAID = ("content", "reasoning", "reasoning_content")  # a turn has one of them
 _OBJECTS: dict[str, Json] = {"logit_bias": {"maxProperties": MAX_LOGIT_BIASES}}
 _PART_VALUES: dict[str, tuple[object, ...]] = dict.fromkeys(UNSUPPORTED_PARTS, ([], {}))
 _BY_TYPE = {
@@ -69,6 +69,7 @@ _BY_TYPE = {
     "array": _ARRAYS,
     "object": _OBJECTS,
 }
+_FLAG = {"type": "boolean"}  # of the render routes, where it may be true
 # Arrays of tokens that exist or are refused.
 _TOKEN_ARRAYS = frozenset(
     {"stop_token_ids", "allowed_token_ids", "logprob_token_ids", "token_ids", "tokens"}
@@ -105,12 +106,13 @@ def _bounded(component: Json) -> Json:
     # A turn has fields of the same names as a request, and other values for them.
     neutral = _PART_VALUES if "role" in properties else NEUTRAL
     bounded = {name: _bounded_field(name, field, neutral) for name, field in properties.items()}
-    return {**component, "properties": bounded}
+    content = {"anyOf": [{"required": [name]} for name in _SAID]} if "role" in properties else {}
+    return {**component, "properties": bounded, **content}
 
 
 def _bounded_field(name: str, field: Json, neutral: Mapping[str, tuple[object, ...]]) -> Json:
-    if set(field) <= {"default"}:
-        return {**field, "enum": [None, *neutral[name]]} if name in neutral else field
+    if name in neutral and _FLAG not in field.get("anyOf", ()):
+        return {"default": None, "enum": [None, *neutral[name]]}
     if "anyOf" in field:
         return {**field, "anyOf": [_bounded_field(name, k, neutral) for k in field["anyOf"]]}
     bounds = _BY_TYPE.get(field.get("type", ""), {}).get(name, {})

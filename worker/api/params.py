@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from worker.api.limits import malformed
 from worker.api.parse import shown
 from worker.api.schema import (
     MAX_BAD_WORD_TOKENS,
@@ -42,6 +43,9 @@ RANGES: dict[str, tuple[float, float, float]] = {
     "presence_penalty": (0.0, -2.0, 2.0),
     "frequency_penalty": (0.0, -2.0, 2.0),
 }
+
+
+_NAMED = ("temperature", "top_p")  # the others' faults have no `param`, as in vLLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,19 @@ class SamplingContext:
 
 
 def invalid(name: str, value: object, message: str) -> RequestError:
-    """A 400 for one field; the message ends with the field and its value."""
+    """A 400 for one field; the message ends with the field and its value.
+
+    Where vLLM names a fault in its message alone, `param` is null here too: such a fault is a plain
+    `RequestError`.
+    """
     return RequestError(f"{message} (parameter={name}, value={shown(value)})", param=name)
+
+
+def unknown_model(name: str, served_names: Sequence[str]) -> RequestError:
+    """The 404 for a model that is not served here."""
+    served = ", ".join(served_names)
+    message = f"The model `{shown(name)}` does not exist. Valid aliases: {served}."
+    return RequestError(message, param="model", status=404, type="NotFoundError")
 
 
 def text_params(request: SamplingFields) -> TextParams:
@@ -102,10 +117,10 @@ def text_params(request: SamplingFields) -> TextParams:
 def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(strings) > MAX_STOP_STRINGS:
-        raise RequestError(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
+        raise malformed(f"stop takes at most {MAX_STOP_STRINGS} strings", "stop")
     for string in strings:
         if not string:
-            raise RequestError("stop cannot contain an empty string.", param="stop")
+            raise RequestError("stop cannot contain an empty string.")
         if len(string.encode("utf-8", "replace")) > MAX_STOP_BYTES:
             raise RequestError(f"a stop string has at most {MAX_STOP_BYTES} bytes", param="stop")
     return strings
@@ -158,24 +173,29 @@ def num_sequences(request: SamplingFields, temperature: float) -> int:
     """`n`, checked: sampling without randomness gives the same answer n times."""
     n = 1 if request.n is None else int(request.n)
     if n < 1:
-        raise invalid("n", n, f"n must be at least 1, got {n}.")
+        raise RequestError(f"n must be at least 1, got {n}.")
     if n > MAX_SEQUENCES:
         raise invalid("n", n, f"n must be at most {MAX_SEQUENCES}, got {n}.")
     if n > 1 and temperature == 0 and not request.use_beam_search:
-        raise invalid("n", n, f"n must be 1 when using greedy sampling, got {n}.")
+        raise RequestError(f"n must be 1 when using greedy sampling, got {n}.")
     return n
 
 
 def check_logprobs(name: str, asked: int, limits: ModelLimits, kind: str = "sample") -> int:
     """How many of the likeliest tokens a field asks for; -1 is the whole vocabulary."""
-    if asked < -1:
-        raise invalid(name, asked, f"`{name}` must be a positive value or -1.")
+    check_count(name, asked)
     most = limits.vocab_size if limits.max_logprobs == -1 else limits.max_logprobs
     wanted = limits.vocab_size if asked == -1 else asked
     if wanted > most:
         reason = f"Requested {kind} logprobs of {wanted}, which is greater than max allowed: {most}"
-        raise invalid(name, asked, reason)
+        raise invalid(name, wanted, reason)
     return int(asked)
+
+
+def check_count(name: str, asked: int) -> None:
+    """A number of likeliest tokens, before it is compared with the limit."""
+    if asked < -1:
+        raise invalid(name, asked, f"`{name}` must be a positive value or -1.")
 
 
 def _in_range(request: SamplingFields, name: str, context: SamplingContext) -> float:
@@ -184,7 +204,8 @@ def _in_range(request: SamplingFields, name: str, context: SamplingContext) -> f
     if value is None:
         value = context.defaults.get(name, default)
     if not math.isfinite(value) or not low <= value <= high:
-        raise invalid(name, value, f"{name} must be in [{low:g}, {high:g}], got {value}.")
+        message = f"{name} must be in [{low:g}, {high:g}], got {value}."
+        raise invalid(name, value, message) if name in _NAMED else RequestError(message)
     return float(value)
 
 
@@ -194,7 +215,7 @@ def _repetition_penalty(request: SamplingFields, context: SamplingContext) -> fl
         value = context.defaults.get("repetition_penalty", 1.0)
     if not math.isfinite(value) or value <= 0:
         reason = f"repetition_penalty must be greater than zero, got {value}."
-        raise invalid("repetition_penalty", value, reason)
+        raise RequestError(reason)
     return float(value)
 
 
@@ -203,8 +224,7 @@ def _top_k(request: SamplingFields, context: SamplingContext) -> int:
     if top_k is None:
         return max(0, min(int(context.defaults.get("top_k", 0)), context.limits.vocab_size))
     if top_k < -1:
-        reason = f"top_k must be 0 (disable), or at least 1, got {top_k}."
-        raise invalid("top_k", top_k, reason)
+        raise RequestError(f"top_k must be 0 (disable), or at least 1, got {top_k}.")
     return max(0, min(int(top_k), context.limits.vocab_size))
 
 
@@ -213,11 +233,11 @@ def check_min_tokens(min_tokens: int | None, max_tokens: int) -> int:
     if min_tokens is None:
         return 0
     if min_tokens < 0:
-        reason = f"min_tokens must be greater than or equal to 0, got {min_tokens}."
-        raise invalid("min_tokens", min_tokens, reason)
+        raise RequestError(f"min_tokens must be greater than or equal to 0, got {min_tokens}.")
     if min_tokens > max_tokens:
-        reason = f"min_tokens must be less than or equal to max_tokens={max_tokens}, got"
-        raise invalid("min_tokens", min_tokens, f"{reason} {min_tokens}.")
+        raise RequestError(
+            f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}."
+        )
     return int(min_tokens)
 
 
@@ -298,7 +318,7 @@ def _bad_words(words: list[str] | None, context: SamplingContext) -> tuple[tuple
     for word in words:
         bare = word.lstrip()
         if not bare:
-            raise RequestError("bad_words cannot contain an empty string.", param="bad_words")
+            raise RequestError("bad_words cannot contain an empty string.")
         if len(bare) > 16 * MAX_BAD_WORD_TOKENS:  # not worth tokenizing
             num_tokens = MAX_BAD_WORD_TOKENS + 1
         for text in () if num_tokens > MAX_BAD_WORD_TOKENS else (bare, " " + bare):
@@ -343,18 +363,17 @@ def check_prompt_logprobs_size(
 
 
 def _repetition(fields: RepetitionFields | None, limits: ModelLimits) -> RepetitionDetection | None:
-    if fields is None:
+    if fields is None or fields.max_pattern_size == 0:
         return None
     longest = fields.max_pattern_size
     shortest = 1 if fields.min_pattern_size is None else fields.min_pattern_size
     count = 2 if fields.min_count is None else fields.min_count
-    name = "repetition_detection"
     if not 1 <= shortest <= longest:
         reason = f"1 <= min_pattern_size ({shortest}) <= max_pattern_size ({longest}) must hold"
-        raise RequestError(reason, param=name)
+        raise RequestError(f"repetition_detection: {reason}")
     if count < 2 or longest * count > limits.max_model_len:
         reason = "min_count must be at least 2, and max_pattern_size × min_count fit the context"
-        raise RequestError(reason, param=name)
+        raise RequestError(f"repetition_detection: {reason}")
     return RepetitionDetection(int(longest), int(shortest), int(count))
 
 
@@ -372,13 +391,10 @@ def requested_max_tokens(
     else:
         return None
     if value < least:
-        raise invalid(name, value, f"{name} must be at least 1, got {value}.")
+        raise invalid("max_tokens", value, f"{name} must be at least 1, got {value}.")
     if value > limits.max_model_len:
-        raise RequestError(
-            f"{name}={value} cannot be greater than max_model_len={limits.max_model_len}."
-            " Please request fewer output tokens.",
-            param=name,
-        )
+        reason = f"{name}={value} cannot be greater than max_model_len={limits.max_model_len}."
+        raise invalid(name, value, f"{reason} Please request fewer output tokens.")
     return int(value)
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from worker.api.limits import malformed_json
+from worker.api.limits import malformed, malformed_json
 from worker.errors import RequestError
 
 _INT64 = 1 << 63
@@ -27,6 +27,11 @@ _LOCATION = re.compile(rf"{_AT}\Z")
 _FIELD = re.compile(
     rf"Object (?:contains (unknown)|missing required) field `(.*?)`(?:{_AT})?\Z", re.S
 )
+# What vLLM checks apart from the shape of the body, and so reports as it does a value out of range:
+# parts of a message without their place, and these by their name alone.
+_PART = re.compile(r"messages\[\d+\]\.content\[")
+_COUNTS = re.compile(r"(?:top_|prompt_)?logprobs|cache_salt")
+_NO_PROMPT = ("Missing required field `prompt`", "prompt: Expected `str | array`, got `null`")
 _SHOWN_CHARS = 80
 _REASON_CHARS = 200
 
@@ -40,7 +45,7 @@ def decode(body: bytes, kind: type[Body]) -> Body:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise malformed_json(body, str(error)) from error
     except RecursionError as error:
-        raise RequestError("The body is nested too deeply") from error
+        raise malformed("The body is nested too deeply") from error
 
 
 def schema_hook(kind: type) -> dict[str, Any]:
@@ -90,10 +95,18 @@ def _explained(message: str) -> RequestError:
             reason = f"Unknown field `{field}`: it is not part of this API"
         else:
             reason = f"Missing required field `{field}`"
-        return RequestError(reason, param=field)
+        return _misshapen(reason, field)
     location = _LOCATION.search(message)
     path = location.group(1).removesuffix("[...]") if location else ""
     reason = message if location is None else message[: location.start()]
     if len(reason) > _REASON_CHARS:
         reason = reason[:_REASON_CHARS] + "…"
-    return RequestError(f"{path}: {reason}" if path else reason, param=path or None)
+    if _COUNTS.fullmatch(path) and not reason.startswith("Expected `bool"):  # chat's is a switch
+        return RequestError(f"{path}: {reason}", param=path)
+    return _misshapen(f"{path}: {reason}" if path else reason, path)
+
+
+def _misshapen(message: str, path: str) -> RequestError:
+    if message in _NO_PROMPT:
+        return RequestError(message, param=path)
+    return RequestError(message) if _PART.match(path) else malformed(message, path)

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 
 from worker.api.arrival import Arrival
 from worker.api.beam_params import check_beam_fields, length_penalty
+from worker.api.limits import malformed
 from worker.api.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsWriter
 from worker.api.off_loop import off_loop_when_large
 from worker.api.params import (
     ModelLimits,
     SamplingContext,
     check_cache_salt,
+    check_count,
     check_logprobs,
     check_min_tokens,
     check_prompt_logprobs_size,
@@ -26,8 +28,8 @@ from worker.api.params import (
     requested_max_tokens,
     sampling_params,
     text_params,
+    unknown_model,
 )
-from worker.api.parse import shown
 from worker.api.prepared import BeamOptions, Prepared, Shown
 from worker.api.prompts import check_token_ids, prompts_of, room_for_output, truncated
 from worker.api.schema import (
@@ -103,7 +105,7 @@ class RequestPreparer:
         limit = requested_max_tokens(request, request.max_completion_tokens, self._limits)
         ids = self._truncated(request, ids, limit)
         if self._may_encode_unknown:
-            await self._check_ids([ids], "messages")
+            await self._check_ids([ids], ["messages"])
         asked = _Asked(
             request,
             arrival,
@@ -133,8 +135,7 @@ class RequestPreparer:
         request = decode_generation(body, CompletionRequest)
         self.check_model(request.model)
         if request.stream and request.use_beam_search:
-            message = "Streaming is not supported with beam search"
-            raise RequestError(message, param="use_beam_search")
+            raise RequestError("Streaming is not currently supported with beam search")
         least = 0 if request.echo else 1
         limit = requested_max_tokens(request, None, self._limits, least)
         limit = DEFAULT_COMPLETION_TOKENS if limit is None else limit
@@ -142,7 +143,9 @@ class RequestPreparer:
         given = prompts_of(request.prompt, None if truncates else self._limits)
         prompts = [self._truncated(request, ids, limit) for ids in await self._ids(given, request)]
         if self._may_encode_unknown or not isinstance(given[0], str):
-            await self._check_ids(prompts, "prompt")
+            nested = len(given) > 1 or given[0] is not request.prompt
+            names = [f"prompt[{n}]" if nested else "prompt" for n in range(len(prompts))]
+            await self._check_ids(prompts, names)
         logprobs = request.logprobs
         asked = _Asked(
             request,
@@ -162,13 +165,7 @@ class RequestPreparer:
     def check_model(self, name: str | None) -> None:
         """A model nobody named is ours; a wrong name is a 404."""
         if name and name not in self._accepted:
-            served = ", ".join(self._config.served_model_names)
-            raise RequestError(
-                f"The model `{shown(name)}` does not exist. Valid aliases: {served}.",
-                param="model",
-                status=404,
-                type="NotFoundError",
-            )
+            raise unknown_model(name, self._config.served_model_names)
 
     async def _ids(
         self, given: Sequence[str | list[int]], request: CompletionRequest
@@ -178,9 +175,9 @@ class RequestPreparer:
         encoded = iter(await self._text.encode_all(texts, add_special_tokens=special))
         return [next(encoded) if isinstance(prompt, str) else prompt for prompt in given]
 
-    async def _check_ids(self, prompts: Sequence[Sequence[int]], name: str) -> None:
+    async def _check_ids(self, prompts: Sequence[Sequence[int]], names: Sequence[str]) -> None:
         def check() -> None:
-            for ids in prompts:
+            for ids, name in zip(prompts, names, strict=True):
                 check_token_ids(ids, self._limits, name)
 
         await off_loop_when_large(sum(map(len, prompts)), check)
@@ -237,7 +234,7 @@ class RequestPreparer:
         request = asked.request
         if request.stream and request.prompt_logprobs is not None:
             message = "`prompt_logprobs` are not available when `stream=True`."
-            raise RequestError(message, param="prompt_logprobs")
+            raise RequestError(f"{message} (parameter=prompt_logprobs)", param="prompt_logprobs")
         check_cache_salt(request.cache_salt)
         requests = self._engine_requests(asked)
         params = requests[0].params
@@ -263,7 +260,8 @@ class RequestPreparer:
         config, options = self._config, request.stream_options
         interval = request.stream_interval
         if interval is not None and interval < 1:
-            raise invalid("stream_interval", interval, "stream_interval must be at least 1.")
+            message = f"stream_interval must be at least 1, got {interval}."
+            raise malformed(message, "stream_interval")
         asked = None if request.prompt_logprobs is None else int(request.prompt_logprobs)
         usage = options is not None and bool(options.include_usage)
         return Shown(
@@ -340,11 +338,13 @@ def _response_id(prefix: str, request: GenerationFields, arrival: Arrival) -> st
 def _chat_logprobs(request: ChatRequest, limits: ModelLimits) -> int | None:
     """How many of the likeliest tokens a chat asks for; None: no log probabilities at all."""
     asked = request.top_logprobs or 0
-    num_likeliest = check_logprobs("top_logprobs", asked, limits)
-    if num_likeliest and not request.logprobs:
+    check_count("top_logprobs", asked)
+    if request.logprobs:
+        return check_logprobs("logprobs", asked, limits)
+    if asked:
         reason = "when using `top_logprobs`, `logprobs` must be set to true."
         raise invalid("top_logprobs", asked, reason)
-    return num_likeliest if request.logprobs else None
+    return None
 
 
 def _beam(
@@ -368,6 +368,6 @@ def _echoed_turn(request: ChatRequest, role: str) -> str:
     last = request.messages[-1]
     if not request.echo or last.role != role:
         return ""
-    if isinstance(last.content, str) or last.content is None:
+    if not isinstance(last.content, list):
         return last.content or ""
     return "\n".join(part.text or "" for part in last.content)

@@ -11,8 +11,9 @@ import msgspec
 from worker.api.admission import Admission
 from worker.api.answer_schema import KvEventSource
 from worker.api.engine import Engine
-from worker.api.exchange import Exchange
-from worker.api.routes import Handler
+from worker.api.exchange import Exchange, status_error
+from worker.api.params import unknown_model
+from worker.api.routes import Handler, model_id
 from worker.config import ApiConfig, KvEventsConfig
 from worker.metrics import CONTENT_TYPE, WorkerMetrics
 
@@ -47,12 +48,9 @@ class ProbeRoutes:
         self._metrics = metrics
         self._version = msgspec.json.encode({"version": package_version()})
         self._sources = msgspec.json.encode(_sources(kv_events))
-        self._models = msgspec.json.encode(
-            {
-                "object": "list",
-                "data": [_model_card(name, config) for name in config.served_model_names],
-            }
-        )
+        cards = {name: _model_card(name, config) for name in config.served_model_names}
+        self._models = msgspec.json.encode({"object": "list", "data": list(cards.values())})
+        self._model_of = {name: msgspec.json.encode(card) for name, card in cards.items()}
 
     def handlers(self) -> dict[str, Handler]:
         """By the names of `routes.PROBE_ROUTES`."""
@@ -65,6 +63,7 @@ class ProbeRoutes:
             "load": self._load,
             "metrics": self._page,
             "models": lambda e: e.reply(self._models),
+            "model": self._model,
             "kv_event_sources": lambda e: e.reply(self._sources),
             "docs": lambda e: e.reply(_DOCS, HTTPStatus.OK, _TEXT_HEADERS),
         }
@@ -76,9 +75,30 @@ class ProbeRoutes:
         await _tell(exchange, self._engine.is_alive and self._engine.is_progressing)
 
     async def _ready(self, exchange: Exchange) -> None:
-        """As `_health`, and 503 from the start of a drain on."""
-        healthy = self._engine.is_alive and self._engine.is_progressing
-        await _tell(exchange, healthy and not self._admission.draining)
+        """As `_health`, and 503 too from the start of a drain on and while the engine is asleep,
+        when requests would wait without an answer.
+        """
+        reason = self._unready()
+        if reason is not None:
+            raise status_error(HTTPStatus.SERVICE_UNAVAILABLE, reason)
+        await _tell(exchange, True)
+
+    def _unready(self) -> str | None:
+        if not self._engine.is_alive:
+            return "The engine is not running"
+        if not self._engine.is_progressing:
+            return "The engine makes no progress"
+        if self._admission.draining:
+            return "The server is shutting down"
+        if self._engine.stats.sleep_level is not None:
+            return "The engine is asleep; POST /wake_up wakes it"
+        return None
+
+    async def _model(self, exchange: Exchange) -> None:
+        name = model_id(exchange.path) or ""
+        if name not in self._model_of:
+            raise unknown_model(name, list(self._model_of))
+        await exchange.reply(self._model_of[name])
 
     async def _load(self, exchange: Exchange) -> None:
         await exchange.reply(b'{"server_load":%d}' % self._admission.num_inside)

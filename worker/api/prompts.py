@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from worker.api.limits import malformed
 from worker.api.params import ModelLimits, invalid
 from worker.api.parse import shown
-from worker.api.schema import MAX_DOCUMENTS, MAX_MESSAGES, MAX_PROMPTS, ChatMessage
+from worker.api.schema import MAX_DOCUMENTS, MAX_MESSAGES, MAX_PROMPTS, UNSET, ChatMessage
 from worker.errors import RequestError
 
+_INT64 = 1 << 63
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 # Of a message; only null and empty ones are taken.
 UNSUPPORTED_PARTS = ("tool_calls", "tool_call_id", "function_call", "refusal", "audio")
@@ -32,14 +34,15 @@ def check_prompt_chars(text: str, limits: ModelLimits) -> None:
 def room_for_output(num_prompt_tokens: int, limits: ModelLimits) -> int:
     """Tokens that can follow a prompt; a prompt that leaves none is refused."""
     if num_prompt_tokens == 0:
-        raise RequestError("The decoder prompt cannot be empty", param="prompt")
+        raise RequestError("The decoder prompt cannot be empty")
     room = limits.max_model_len - num_prompt_tokens
     if room < 1:
         raise RequestError(
             f"This model's maximum context length is {limits.max_model_len} tokens. However, your"
             f" prompt contains {num_prompt_tokens} input tokens, which leaves no room for an"
             " answer. Please reduce the length of the prompt.",
-            param="input_tokens",
+            # As vLLM, to which a prompt of just the context leaves max_tokens of 0.
+            param="input_tokens" if room else "max_tokens",
         )
     return room
 
@@ -50,15 +53,15 @@ def truncated(
     """The prompt, cut to `truncate_prompt_tokens`: its end is kept, or with the side "right" its
     beginning. -1 cuts to what leaves room for `max_tokens` in the context.
     """
-    if side not in (None, "left", "right"):
-        raise invalid("truncation_side", side, "truncation_side must be left or right")
     if asked is None:
         return token_ids
     name = "truncate_prompt_tokens"
-    if asked == 0 or asked < -1:
-        raise invalid(name, asked, f"{name} must be at least 1, or -1, got {asked}.")
+    if asked < -1:
+        raise malformed(f"{name} must be at least 1, or -1, got {asked}.", name)
+    if asked == 0:
+        raise RequestError(f"{name} must be at least 1, or -1, got 0: the prompt would be empty.")
     if asked > limits.max_model_len:
-        reason = f"{name} value is greater than max_model_len={limits.max_model_len}."
+        reason = f"{name}={asked} cannot be greater than max_model_len = {limits.max_model_len}."
         raise invalid(name, asked, f"{reason} Please request a smaller truncation size.")
     size = max(1, limits.max_model_len - max_tokens) if asked == -1 else asked
     return token_ids[:size] if side == "right" else token_ids[-size:]
@@ -68,22 +71,25 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Messages as the chat template sees them: content is always one string (text parts joined by
     line breaks).
     """
-    if not 1 <= len(messages) <= MAX_MESSAGES:
-        raise RequestError(f"messages must have 1 to {MAX_MESSAGES} entries", param="messages")
+    if not messages:
+        raise RequestError("messages is empty: a conversation has at least one message.")
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(f"messages takes at most {MAX_MESSAGES} messages", param="messages")
     rendered = []
     for n, message in enumerate(messages):
         place = f"messages[{n}]"
         if message.role not in ROLES:
-            raise RequestError(
+            raise malformed(
                 f"{place}.role must be one of {', '.join(sorted(ROLES))},"
                 f" got '{shown(message.role)}'",
-                param=f"{place}.role",
+                f"{place}.role",
             )
         _refuse_unsupported_parts(message, place)
-        entry: dict[str, Any] = {"role": message.role, "content": _content(message, place)}
+        reasoning = _reasoning(message, place)
+        content = _content(message, place, may_be_missing=reasoning is not None)
+        entry: dict[str, Any] = {"role": message.role, "content": content}
         if message.name is not None:
             entry["name"] = message.name
-        reasoning = _reasoning(message, place)
         if reasoning:
             # Templates read one or the other.
             entry |= {"reasoning": reasoning, "reasoning_content": reasoning}
@@ -112,19 +118,25 @@ def _reasoning(message: ChatMessage, place: str) -> str | None:
     return texts.pop()
 
 
-def _content(message: ChatMessage, place: str) -> str:
-    if message.content is None:
+def _content(message: ChatMessage, place: str, *, may_be_missing: bool) -> str:
+    """Text, which may be empty. Servers answer null where an assistant said nothing, and clients
+    send it back; in any other turn null is a mistake, and so is no content at all.
+    """
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if may_be_missing or (content is None and message.role == "assistant"):
         return ""
-    if isinstance(message.content, str):
-        return message.content
+    if content is None or content is UNSET:
+        reason = "is null" if content is None else "is missing"
+        raise malformed(f"{place}.content {reason}: it must be a text or parts", f"{place}.content")
     texts = []
-    for n, part in enumerate(message.content):
-        if part.type not in ("text", "input_text") or part.text is None:
-            raise RequestError(
-                f"{place}.content[{n}]: only text parts are supported yet,"
-                f" got '{shown(part.type)}'",
-                param=f"{place}.content[{n}].type",
-            )
+    for n, part in enumerate(content):
+        if part.type not in ("text", "input_text"):
+            reason = f"only text parts are supported yet, got '{shown(part.type)}'"
+            raise RequestError(f"{place}.content[{n}]: {reason}")
+        if part.text is None:
+            raise RequestError(f"{place}.content[{n}]: a text part needs its text")
         texts.append(part.text)
     return "\n".join(texts)
 
@@ -141,10 +153,10 @@ def prompts_of(
     """The one or several prompts of a text completion: text or token ids each. With `limits`, too
     many token ids are refused by their number, before each is looked at: there may be millions.
     """
+    if not prompt:
+        raise RequestError("prompt cannot be empty", param="prompt" if prompt == "" else None)
     if isinstance(prompt, str):
         return [prompt]
-    if not prompt:
-        raise RequestError("prompt cannot be empty", param="prompt")
     is_ids = isinstance(prompt[0], int)
     if not is_ids and len(prompt) > MAX_PROMPTS:
         raise RequestError(f"prompt takes at most {MAX_PROMPTS} prompts", param="prompt")
@@ -156,10 +168,10 @@ def prompts_of(
     if kinds == {int}:
         return [cast(list[int], prompt)]
     if kinds not in ({str}, {list}):
-        raise RequestError(
+        raise malformed(
             "prompt must be a string, a list of strings, a list of token ids, or a list of such"
             " lists; not a mixture",
-            param="prompt",
+            f"prompt[{next(n for n, one in enumerate(prompt) if type(one) is not int)}]",
         )
     return cast(list[str | list[int]], prompt)
 
@@ -168,5 +180,14 @@ def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, name: str = "
     """Ids a client gives, or its text stands for (in the field `name`), must be the model's; the
     engine trusts them.
     """
-    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < limits.vocab_size):
-        raise RequestError(f"Token ids of a prompt must be in [0, {limits.vocab_size})", param=name)
+    if not token_ids:
+        return
+    least, most = min(token_ids), max(token_ids)
+    if least < 0 or most >= _INT64:
+        wrong = next(n for n, i in enumerate(token_ids) if not 0 <= i < _INT64)
+        place = f"{name}[{wrong}]"
+        raise malformed(f"{place}: Token ids must be in [0, {limits.vocab_size})", place)
+    if most >= limits.vocab_size:
+        raise RequestError(
+            f"Token id {most} is out of vocabulary: ids must be in [0, {limits.vocab_size})"
+        )

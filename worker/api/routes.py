@@ -45,7 +45,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method on one exact path.
+    """One method on one exact path, or on `MODEL_PATH`.
 
     `body` and `answer` are the types of the JSON in and out (a tuple: any of them); `answer` None
     is an empty body.
@@ -66,6 +66,9 @@ class Route:
     when: Callable[[ApiConfig], bool] = always
     guarded: bool = False
 
+
+_MODELS = "/v1/models/"
+MODEL_PATH = _MODELS + "{id}"
 
 _GENERATION = (404, 503)
 _COMMAND = (503,)
@@ -164,13 +167,21 @@ TEXT_ROUTES = (
 
 PROBE_ROUTES = (
     Route("GET", "/health", "health", "200 while the engine makes progress", statuses=_COMMAND),
-    Route("GET", "/health/ready", "ready", "200 while requests are let in", statuses=_COMMAND),
+    Route("GET", "/health/ready", "ready", "200 while requests are served", statuses=_COMMAND),
     Route("GET", "/ping", "ping", "As /health (SageMaker)", statuses=_COMMAND),
     Route("POST", "/ping", "ping_post", "As /health (SageMaker)", statuses=_COMMAND),
     Route("GET", "/version", "version", "The version", answer=answers.Version),
     Route("GET", "/load", "load", "Sequences inside", answer=answers.Load),
     Route("GET", "/metrics", "metrics", "Prometheus metrics", answer=str, media_type="text/plain"),
     Route("GET", "/v1/models", "models", "The served models", answer=answers.ModelList),
+    Route(
+        "GET",
+        MODEL_PATH,
+        "model",
+        "One served model",
+        answer=answers.ModelCard,
+        statuses=(404,),
+    ),
     Route(
         "GET",
         "/kv_event_sources",
@@ -299,6 +310,12 @@ CONTROL_ROUTES = (
         guarded=True,
     ),
 )
+
+
+def model_id(path: str) -> str | None:
+    """The `{id}` of a path of one model, slashes and all; None for any other path."""
+    return path.removeprefix(_MODELS) or None if path.startswith(_MODELS) else None
+
 
 GUARDED_PATHS = ("/v1", "/v2", "/inference")
 

@@ -7,9 +7,11 @@ known field that is not built yet is accepted only with a value that asks for no
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import UNSET as UNSET
+from msgspec import UnsetType
 
 from worker.api.parse import Whole
 from worker.api.parse import decode as decode
@@ -126,7 +128,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     model: str | None = None
     echo: bool | None = None
     truncate_prompt_tokens: Whole | None = None
-    truncation_side: str | None = None
+    truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -137,7 +139,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
 
-    user: Any = None
+    user: str | None = None
     metadata: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
@@ -146,15 +148,15 @@ class GenerationFields(SamplingFields, kw_only=True):
     session_id: Any = None
 
     best_of: Any = None
-    response_format: Any = None
+    response_format: dict[str, Any] | None = None
     structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
-    kv_transfer_params: Any = None
-    ec_transfer_params: Any = None
-    vllm_xargs: Any = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+    vllm_xargs: dict[str, Any] | None = None
     return_token_offsets: bool | None = None  # of the render routes
     service_tier: Any = None
 
@@ -174,7 +176,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """
 
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | list[ContentPart] | UnsetType | None = UNSET
     name: str | None = None
     tool_calls: Any = None
     tool_call_id: Any = None
@@ -197,12 +199,14 @@ class ChatRequest(GenerationFields):
     continue_final_message: bool | None = None
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
     parallel_tool_calls: bool | None = None
     return_prompt_text: bool | None = None
     verbosity: Any = None
 
-    tools: Any = None
+    tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
@@ -212,9 +216,9 @@ class ChatRequest(GenerationFields):
     web_search_options: Any = None
     moderation: Any = None
     store: Any = None
-    chat_template: Any = None
+    chat_template: str | None = None
     include_reasoning: Any = None
-    mm_processor_kwargs: Any = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     thinking_token_budget: Any = None
 
 
@@ -258,7 +262,8 @@ def decode_generation(body: bytes, kind: type[_Generation]) -> _Generation:
     refuse_unsupported(request)
     if request.stream_options is not None and not request.stream:
         raise RequestError(
-            "`stream_options` can only be defined when `stream=True`.", param="stream_options"
+            "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
+            param="stream_options",
         )
     return request
 

@@ -25,7 +25,7 @@ from worker.api.openapi import document_bytes
 from worker.api.prepare import RequestPreparer
 from worker.api.probes import ProbeRoutes
 from worker.api.render import RenderRoutes
-from worker.api.routes import GUARDED_PATHS, ROUTES, Handler, Route
+from worker.api.routes import GUARDED_PATHS, MODEL_PATH, ROUTES, Handler, Route, model_id
 from worker.api.sse import error_body, error_frame
 from worker.api.text import TextSide
 from worker.api.tokenization import TokenizationRoutes
@@ -91,8 +91,9 @@ class WorkerApi:
         except ClientGoneError:
             return
         finally:
+            path = _path_of(exchange)
             self._metrics.http_done(
-                exchange.path if exchange.path in self._routes else "none",
+                path if path in self._routes else "none",
                 exchange.method,
                 exchange.status or _CLIENT_CLOSED_REQUEST,
                 time.monotonic() - begun,
@@ -128,7 +129,7 @@ class WorkerApi:
 
     def _handler(self, exchange: Exchange) -> Handler:
         """The route's handler; 401, 404 or 405 when there is none for this client."""
-        methods = self._routes.get(exchange.path, {})
+        methods = self._routes.get(_path_of(exchange), {})
         if exchange.method == "OPTIONS" and methods:
             exchange.add_header(b"allow", ", ".join([*methods, "OPTIONS"]))
             return _no_content
@@ -168,6 +169,11 @@ def _lost(error: EngineDeadError) -> RequestError:
     """
     message = f"The engine is not running: {error}"
     return RequestError(message, status=503, type="ServiceUnavailableError")
+
+
+def _path_of(exchange: Exchange) -> str:
+    """The path by which the table of routes knows this one."""
+    return exchange.path if model_id(exchange.path) is None else MODEL_PATH
 
 
 def _request_id(exchange: Exchange) -> str | None:

@@ -36,8 +36,7 @@ def opens_a_turn(options: ChatOptions) -> bool:
     """
     if options.continue_final_message and options.add_generation_prompt:
         raise RequestError(
-            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
-            param="continue_final_message",
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
         )
     if options.add_generation_prompt is None:
         return not options.continue_final_message

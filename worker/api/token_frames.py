@@ -57,9 +57,10 @@ class TokenPreparer:
             body = self._as_completion(request, sampling)
             prepared = await self._preparer.completion(body, arrival)
         except RequestError as error:
-            if error.param == "prompt":
-                error.param = "token_ids"  # as the client knows it
-            raise
+            if error.param is not None:
+                error.param = error.param.replace("body.prompt", "body.token_ids", 1)
+            error.message = error.message.replace("prompt[", "token_ids[", 1)
+            raise  # in the words of the client
         shown = replace(prepared.shown, token_ids=True)
         if shown.new_logprobs is not None:
             shown = replace(

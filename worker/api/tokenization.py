@@ -8,6 +8,7 @@ from functools import partial
 import msgspec
 
 from worker.api.exchange import Exchange
+from worker.api.limits import malformed
 from worker.api.openai import RequestPreparer
 from worker.api.parse import decode
 from worker.api.prompts import check_token_ids
@@ -47,7 +48,7 @@ class TokenizationRoutes:
         request = decode(body, TokenizeRequest)
         self._preparer.check_model(request.model)
         if (request.prompt is None) is (request.messages is None):
-            raise RequestError("Send either prompt or messages", param="prompt")
+            raise malformed("Send either prompt or messages", "prompt")
         if request.messages is not None:
             prompt, special = self._text.render(request.messages, request), False
         else:

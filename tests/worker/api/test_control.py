@@ -179,4 +179,4 @@ async def test_the_ids_to_abort_are_bounded(bench: Any) -> None:
         taken = await client.post("/abort_requests", json={"request_ids": ids})
         refused = await client.post("/abort_requests", json={"request_ids": [*ids, "x"]})
     assert (taken.status_code, refused.status_code) == (200, 400)
-    assert refused.json()["error"]["param"] == "request_ids"
+    assert refused.json()["error"]["param"] == "body.request_ids"

@@ -175,10 +175,10 @@ async def test_max_tokens_is_clamped_to_the_room(bench: Any) -> None:
     ("path", "body", "status", "param", "message"),
     [
         (TEXT, {"prompt": "a", "model": "gpt-5"}, 404, "model", "The model `gpt-5` does not exist"),
-        (TEXT, {"prompt": ""}, 400, "prompt", "The decoder prompt cannot be empty"),
+        (TEXT, {"prompt": ""}, 400, "prompt", "prompt cannot be empty"),
         (
             TEXT,
-            {"prompt": [1] * 64},
+            {"prompt": [1] * 65},
             400,
             "input_tokens",
             "This model's maximum context length is 64 tokens.",
@@ -190,15 +190,15 @@ async def test_max_tokens_is_clamped_to_the_room(bench: Any) -> None:
             "input_text",
             "This model's maximum context length is 64 tokens.",
         ),
-        (TEXT, {"prompt": [99999]}, 400, "prompt", "Token ids"),
+        (TEXT, {"prompt": [99999]}, 400, None, "Token id 99999"),
         (TEXT, {"prompt": "a", "max_tokens": 65}, 400, "max_tokens", "max_tokens=65 cannot be"),
-        (CHAT, {"messages": []}, 400, "messages", "messages must have"),
-        (CHAT, {"messages": USER, "nope": 1}, 400, "nope", "Unknown field `nope`"),
+        (CHAT, {"messages": []}, 400, None, "messages is empty"),
+        (CHAT, {"messages": USER, "nope": 1}, 400, "body.nope", "Unknown field `nope`"),
         (TEXT, {"prompt": "a", "temperature": 3}, 400, "temperature", "temperature must be"),
     ],
 )
 async def test_errors_have_a_status_and_a_field(
-    bench: Any, path: str, body: dict[str, Any], status: int, param: str, message: str
+    bench: Any, path: str, body: dict[str, Any], status: int, param: str | None, message: str
 ) -> None:
     """Each mistake is answered before the engine hears of it."""
     async with bench.client() as client:

@@ -106,6 +106,13 @@ def test_fixed_tokens_bring_logprobs_with_them() -> None:
     assert sampling().logprobs is None
 
 
+# Fields without a `param` of their own, as in vLLM.
+NAMELESS = (
+    *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("min_tokens", "repetition_detection"),
+)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -142,16 +149,26 @@ def test_fixed_tokens_bring_logprobs_with_them() -> None:
         ({"allowed_token_ids": [10**500]}, "more than 64 bits"),
         ({"allowed_token_ids": [1] * 51}, "at most 50 ids, got 51"),
         ({"stop_token_ids": [1] * 51}, "at most 50 ids, got 51"),
-        ({"repetition_detection": {"max_pattern_size": 0}}, "must hold"),
+        ({"repetition_detection": {"max_pattern_size": -1}}, "must hold"),
         ({"repetition_detection": {"max_pattern_size": 2, "min_count": 1}}, "at least 2"),
         ({"repetition_detection": {"max_pattern_size": 60}}, "fit the context"),
     ],
 )
 def test_values_out_of_range_are_refused(fields: dict[str, object], message: str) -> None:
-    """A value outside its range is a 400 naming the field."""
+    """A value outside its range is a 400 that names the field: in `param`, but for those where vLLM
+    has none, or else in the message.
+    """
     with pytest.raises(RequestError, match=message) as caught:
         sampling(**fields)  # type: ignore[arg-type]
-    assert caught.value.param == next(iter(fields))
+    (name,) = fields
+    has_none = name in NAMELESS or fields == {"bad_words": [""]}
+    assert caught.value.param == (None if has_none else name)
+    assert name in f"{caught.value.param} {caught.value.message}"
+
+
+def test_a_pattern_of_no_tokens_is_not_looked_for() -> None:
+    """`max_pattern_size` 0 switches the detection off."""
+    assert sampling(repetition_detection={"max_pattern_size": 0}).repetition_detection is None
 
 
 def test_a_worker_may_allow_the_whole_vocabulary() -> None:
@@ -172,17 +189,18 @@ def test_several_answers_need_randomness() -> None:
         (0, 1.0, "n must be at least 1, got 0."),
         (17, 1.0, "n must be at most 16, got 17."),
     ):
-        with pytest.raises(RequestError, match=message) as caught:
+        with pytest.raises(RequestError, match=message):
             params.num_sequences(request(n=n), temperature)
-        assert caught.value.param == "n"
 
 
-@pytest.mark.parametrize("stop", [[""], ["x"] * 17, ["y" * 257]])
-def test_stop_strings_are_bounded(stop: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("stop", "param"), [([""], None), (["x"] * 17, "body.stop"), (["y" * 257], "stop")]
+)
+def test_stop_strings_are_bounded(stop: list[str], param: str | None) -> None:
     """At most 16 non-empty stop strings of at most 256 bytes."""
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(RequestError, match="stop") as caught:
         params.text_params(request(stop=stop))
-    assert caught.value.param == "stop"
+    assert caught.value.param == param
 
 
 def test_one_stop_string_needs_no_list() -> None:

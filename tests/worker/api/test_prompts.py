@@ -30,26 +30,30 @@ def test_a_prompt_must_leave_room() -> None:
 
 
 def test_text_parts_are_joined_and_others_refused() -> None:
-    """Content is a string or text parts; an image is refused by its type."""
+    """Content is a string or text parts; an image is refused by its type, in its place."""
     parts = [ContentPart("text", "a"), ContentPart("text", "b")]
     assert prompts.template_messages([ChatMessage(role="user", content=parts)]) == [
         {"role": "user", "content": "a\nb"}
     ]
-    with pytest.raises(RequestError, match="image_url") as caught:
+    with pytest.raises(RequestError, match=r"messages\[0\]\.content\[0\].*image_url"):
         prompts.template_messages([ChatMessage(role="user", content=[ContentPart("image_url")])])
-    assert caught.value.param == "messages[0].content[0].type"
 
 
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "robot", "content": ""}, "messages[0].role"),
+        ({"role": "robot", "content": ""}, "body.messages.0.role"),
+        ({"role": "user"}, "body.messages.0.content"),
+        ({"role": "user", "content": None}, "body.messages.0.content"),
+        ({"role": "system", "content": None}, "body.messages.0.content"),
+        ({"role": "assistant"}, "body.messages.0.content"),
+        ({"role": "assistant", "tool_calls": [], "name": "a"}, "body.messages.0.content"),
         ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls"),
         ({"role": "tool", "content": "x", "tool_call_id": "1"}, "messages[0].tool_call_id"),
     ],
 )
 def test_turns_that_cannot_be_rendered_are_refused(message: dict[str, object], param: str) -> None:
-    """Unknown roles and tool calls are 400s that name the turn."""
+    """Unknown roles, turns that say nothing, and tool calls are 400s that name the turn."""
     with pytest.raises(RequestError) as caught:
         prompts.template_messages(msgspec.convert([message], list[ChatMessage]))
     assert caught.value.param == param
@@ -81,19 +85,35 @@ def test_prompts_come_in_four_forms(
     assert prompts.prompts_of(prompt) == expected
 
 
-@pytest.mark.parametrize("prompt", [[], ["a", 1], [[1], "a"], ["a"] * 1025])
-def test_other_prompts_are_refused(prompt: list[str | int | list[int]]) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ("", "prompt"),
+        ([], None),
+        (["a", 1], "body.prompt.0"),
+        ([1, "a"], "body.prompt.1"),
+        ([[1], "a"], "body.prompt.0"),
+        (["a"] * 1025, "prompt"),
+    ],
+)
+def test_other_prompts_are_refused(
+    prompt: str | list[str | int | list[int]], param: str | None
+) -> None:
     """Nothing, mixtures, and too many prompts are 400s."""
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(RequestError, match="prompt") as caught:
         prompts.prompts_of(prompt)
-    assert caught.value.param == "prompt"
+    assert caught.value.param == param
 
 
-@pytest.mark.parametrize("ids", [[50], [-1], [1, 99]])
-def test_token_ids_of_a_prompt_must_exist(ids: list[int]) -> None:
-    """Ids outside the vocabulary never reach the engine."""
-    with pytest.raises(RequestError):
+@pytest.mark.parametrize(
+    ("ids", "param"),
+    [([50], None), ([1, 99], None), ([1, -1], "body.prompt.1"), ([1 << 63], "body.prompt.0")],
+)
+def test_token_ids_of_a_prompt_must_exist(ids: list[int], param: str | None) -> None:
+    """Ids outside the vocabulary never reach the engine; what can be none is named by its place."""
+    with pytest.raises(RequestError, match="Token id") as caught:
         prompts.check_token_ids(ids, LIMITS)
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize(
@@ -116,18 +136,17 @@ def test_a_prompt_is_truncated_at_the_side_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("asked", "side", "param"),
+    ("asked", "param"),
     [
-        (0, None, "truncate_prompt_tokens"),
-        (-2, None, "truncate_prompt_tokens"),
-        (101, None, "truncate_prompt_tokens"),
-        (None, "top", "truncation_side"),
+        (0, None),
+        (-2, "body.truncate_prompt_tokens"),
+        (101, "truncate_prompt_tokens"),
     ],
 )
-def test_senseless_truncations_are_refused(asked: int | None, side: str | None, param: str) -> None:
-    """Nothing, more than the context, and other sides are 400s."""
-    with pytest.raises(RequestError) as caught:
-        prompts.truncated([1], asked, side, 1, LIMITS)
+def test_senseless_truncations_are_refused(asked: int, param: str | None) -> None:
+    """Nothing, and more than the context, are 400s."""
+    with pytest.raises(RequestError, match="truncate_prompt_tokens") as caught:
+        prompts.truncated([1], asked, None, 1, LIMITS)
     assert caught.value.param == param
 
 
@@ -162,7 +181,11 @@ def test_an_assistants_reasoning_reaches_the_template() -> None:
         )
         (entry,) = prompts.template_messages([turn])
         assert (entry["reasoning"], entry["reasoning_content"]) == ("2+2", "2+2")
-    (silent,) = prompts.template_messages([ChatMessage(role="assistant", reasoning="")])
+        (thought,) = prompts.template_messages([ChatMessage(role="assistant", **{name: "2+2"})])
+        assert thought == {**entry, "content": ""}
+    (silent,) = prompts.template_messages(
+        [ChatMessage(role="assistant", content=None, reasoning="")]
+    )
     assert silent == {"role": "assistant", "content": ""}
 
 

@@ -28,28 +28,28 @@ def chat(extra: str) -> ChatRequest:
 @pytest.mark.parametrize(
     ("extra", "param"),
     [
-        (',"foo":1', "foo"),
-        (',"max_tokens":"5"', "max_tokens"),
-        (',"max_tokens":1.5', "max_tokens"),
-        (',"temperature":"hot"', "temperature"),
-        (',"stream":1', "stream"),
-        (',"stop":5', "stop"),
-        (',"stop":["a",5]', "stop[1]"),
-        (',"stream":true,"stream_options":{"bar":1}', "stream_options.bar"),
+        (',"foo":1', "body.foo"),
+        (',"max_tokens":"5"', "body.max_tokens"),
+        (',"max_tokens":1.5', "body.max_tokens"),
+        (',"temperature":"hot"', "body.temperature"),
+        (',"stream":1', "body.stream"),
+        (',"stop":5', "body.stop"),
+        (',"stop":["a",5]', "body.stop.1"),
+        (',"stream":true,"stream_options":{"bar":1}', "body.stream_options.bar"),
         (',"stream_options":{"include_usage":true}', "stream_options"),
-        (',"prompt":"x"', "prompt"),
-        (',"n":true', "n"),
-        (',"logprobs":1', "logprobs"),
+        (',"prompt":"x"', "body.prompt"),
+        (',"n":true', "body.n"),
+        (',"logprobs":1', "body.logprobs"),
         (',"top_logprobs":"2"', "top_logprobs"),
-        (',"presence_penalty":"0"', "presence_penalty"),
-        (',"logit_bias":[1]', "logit_bias"),
-        (',"logit_bias":{"1":"x"}', "logit_bias"),
-        (',"bad_words":"x"', "bad_words"),
-        (',"repetition_detection":{"max_pattern_size":1,"x":1}', "repetition_detection.x"),
+        (',"presence_penalty":"0"', "body.presence_penalty"),
+        (',"logit_bias":[1]', "body.logit_bias"),
+        (',"logit_bias":{"1":"x"}', "body.logit_bias"),
+        (',"bad_words":"x"', "body.bad_words"),
+        (',"repetition_detection":{"max_pattern_size":1,"x":1}', "body.repetition_detection.x"),
         (',"best_of":2', "best_of"),
         (',"tools":[{"type":"function"}]', "tools"),
         (',"response_format":{"type":"json_object"}', "response_format"),
-        (',"priority":3.5', "priority"),
+        (',"priority":3.5', "body.priority"),
         (',"kv_transfer_params":{"do_remote_decode":true}', "kv_transfer_params"),
         (',"structured_outputs":{"regex":"a"}', "structured_outputs"),
         (',"return_token_offsets":true', "return_token_offsets"),
@@ -58,12 +58,15 @@ def chat(extra: str) -> ChatRequest:
     ],
 )
 def test_a_refusal_names_the_field(extra: str, param: str) -> None:
-    """Unknown, mistyped and unsupported fields are each a 400 whose `param` is the field."""
+    """Unknown, mistyped and unsupported fields are each a 400 whose `param` is the field, with its
+    path from the body on where the shape is wrong.
+    """
     with pytest.raises(RequestError) as caught:
         chat(extra)
     assert caught.value.param == param
     assert caught.value.status == 400
-    assert param.split(".")[-1].split("[")[0] in caught.value.message
+    assert caught.value.type == ("Bad Request" if param.startswith("body.") else "BadRequestError")
+    assert param.removesuffix(".1").split(".")[-1] in caught.value.message
 
 
 def test_values_that_ask_for_nothing_are_taken() -> None:
@@ -91,7 +94,7 @@ def test_values_that_ask_for_nothing_are_taken() -> None:
     [
         (b"{}", "messages"),
         (b"{", "not valid JSON"),
-        (b"", "not valid JSON"),
+        (b"", "empty"),
         (b"1", "object"),
         (b'{"messages":[{"role":"user","content":"\xff"}]}', "UTF-8"),
         (b'{"messages":[],"metadata":' + b"[" * 100_000, "nested too deeply"),
@@ -126,4 +129,4 @@ def test_lists_of_tokens_cost_no_call_for_each() -> None:
         assert [type(i) for i in ids] == [int, float, int]
         with pytest.raises(RequestError) as caught:
             chat(f',"{name}":[1,true]')
-        assert caught.value.param == f"{name}[1]"
+        assert caught.value.param == f"body.{name}.1"

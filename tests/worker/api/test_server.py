@@ -257,7 +257,7 @@ async def test_invocations_go_by_the_body(bench: Any, body: dict[str, Any], kind
         answer = await client.post("/invocations", json=body)
         neither = await client.post("/invocations", json={"input": "a"})
     assert (answer.status_code, answer.json().get("object")) == (200, kind)
-    assert (neither.status_code, neither.json()["error"]["param"]) == (400, "messages")
+    assert (neither.status_code, neither.json()["error"]["param"]) == (400, "body.messages")
 
 
 async def test_exchanges_are_counted_by_route(bench: Any) -> None:

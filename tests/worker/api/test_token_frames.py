@@ -90,7 +90,7 @@ async def test_everything_a_client_library_sends_is_taken(bench: Any) -> None:
         ({"token_ids": [1], "features": {"mm_hashes": {}}}, "features"),
         ({"token_ids": [1], "kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
         ({"token_ids": [1], "sampling_params": {"temperature": 9}}, "temperature"),
-        ({"token_ids": [1], "sampling_params": {"temp": 1}}, "sampling_params.temp"),
+        ({"token_ids": [1], "sampling_params": {"temp": 1}}, "body.sampling_params.temp"),
         ({"token_ids": [1], "sampling_params": {"use_beam_search": True}}, "use_beam_search"),
         ({"token_ids": [1], "sampling_params": {"extra_args": {"a": 1}}}, "extra_args"),
         (
@@ -101,12 +101,15 @@ async def test_everything_a_client_library_sends_is_taken(bench: Any) -> None:
             {"token_ids": [1], "sampling_params": {"skip_reading_prefix_cache": True}},
             "skip_reading_prefix_cache",
         ),
-        ({"token_ids": list(range(64))}, "input_tokens"),
-        ({"token_ids": []}, "token_ids"),
-        ({"token_ids": [-1]}, "token_ids"),
+        ({"token_ids": list(range(64))}, "max_tokens"),
+        ({"token_ids": list(range(65))}, "input_tokens"),
+        ({"token_ids": []}, None),
+        ({"token_ids": [1, -1]}, "body.token_ids.1"),
     ],
 )
-async def test_what_cannot_be_done_is_refused(bench: Any, body: dict[str, Any], param: str) -> None:
+async def test_what_cannot_be_done_is_refused(
+    bench: Any, body: dict[str, Any], param: str | None
+) -> None:
     """With the field at fault."""
     async with bench.client() as client:
         answer = await client.post(PATH, json=body)
