@@ -130,7 +130,6 @@ class Gate:
             usage_limits=_made(static_usage_limit_policy),
             detector=Places(places),  # type: ignore[arg-type]
             detector_name="places",
-            request_ttl_seconds=60.0,
         )
         self.core = FlowCore(self._pool, FlowTelling(PickerMetrics(), "pool", self), self)
         self.core.use(settings, 0.0)

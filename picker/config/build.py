@@ -172,7 +172,8 @@ class _Builder:
         data_layer = plan_data_layer(self._config, plugins, findings)
         parsers = plan_parsers(self._config, plugins, self._registry, findings)
         detector = plan_detector(self._config, plugins, self._registry, findings)
-        warn_of_filtering_detector(plans, detector, findings)
+        if not findings.has_errors:
+            warn_of_filtering_detector(plans, detector, findings)
         flow_control = plan_flow_control(self._config, plugins, self._registry, findings, detector)
         create_missing_producers(plugins, self._registry, findings)
         producers = producers_in_order(plugins, findings)

@@ -13,6 +13,7 @@ from picker.config.source import Path
 from picker.config.units import duration_seconds
 from picker.datalayer.sources import DataSource, EndpointExtractor, Extractor, SourceBinding
 from picker.errors import ConfigError
+from picker.framework.interfaces import EndpointObserver
 from picker.plugins.discoveries.file_discovery import FileDiscoverySettings
 
 DEFAULT_SOURCE = "metrics-data-source"
@@ -70,11 +71,9 @@ def plan_data_layer(
     """Put sources and extractors together; what is wrong goes into `findings`."""
     sources = list(_sources(config, plugins, findings))
     bindings = [binding for one in sources if (binding := _bind(one, findings)) is not None]
-    layer = config.data_layer
     discovery = None
-    if layer is not None and layer.discovery is not None:
-        path: Path = ("dataLayer", "discovery", "pluginRef")
-        discovery = plugins.referenced(layer.discovery.plugin_ref, path)
+    for path, name in written_discovery(config):
+        discovery = plugins.referenced(name, path)
         if discovery is not None and not isinstance(discovery.plugin, FileDiscoverySettings):
             findings.error(path, f"'{discovery.name}' is not a file-discovery")
             discovery = None
@@ -82,10 +81,25 @@ def plan_data_layer(
     return DataLayerPlan(tuple(sources), tuple(bindings), discovery, interval)
 
 
+def written_discovery(config: EndpointPickerConfig) -> Iterator[tuple[Path, str]]:
+    """The plugin that says which endpoints there are, and where it is named; nothing where the
+    configuration does not say. Its later place goes before the older one.
+    """
+    layer = config.data_layer
+    section = layer.discovery if layer else None
+    if section is None:
+        return
+    at: Path = ("dataLayer", "discovery")
+    if section.endpoints is not None:
+        yield (*at, "endpoints", "pluginRef"), section.endpoints.plugin_ref
+    elif section.plugin_ref is not None:
+        yield (*at, "pluginRef"), section.plugin_ref
+
+
 def check_load_is_known(plan: DataLayerPlan, plugins: PluginInstances, findings: Findings) -> None:
     """Tell of plugins that read the load of endpoints when nothing finds it out."""
     known = {one.type_name for bound in plan.sources for one in bound.extractors}
-    if DEFAULT_EXTRACTOR in known or not plugins.is_complete:
+    if DEFAULT_EXTRACTOR in known or findings.has_errors:
         return
     for instance in plugins:
         if instance.type_name in READS_LOAD and instance.path:
@@ -94,10 +108,15 @@ def check_load_is_known(plan: DataLayerPlan, plugins: PluginInstances, findings:
 
 
 def _replica_interval(config: EndpointPickerConfig, findings: Findings) -> float | None:
-    written = config.data_layer and config.data_layer.cross_replica_sync_interval
+    layer = config.data_layer
+    if layer is None:
+        return None
+    path: Path = ("dataLayer", "crossReplica", "syncInterval")
+    written = layer.cross_replica and layer.cross_replica.sync_interval
+    if not written:
+        path, written = ("dataLayer", "crossReplicaSyncInterval"), layer.cross_replica_sync_interval
     if not written:
         return None
-    path: Path = ("dataLayer", "crossReplicaSyncInterval")
     try:
         seconds = duration_seconds(written)
     except ConfigError as error:
@@ -147,6 +166,8 @@ def _source(
             continue
         if isinstance(extractor.plugin, Extractor | EndpointExtractor):
             extractors.append(extractor)
+        elif isinstance(extractor.plugin, EndpointObserver):
+            findings.warn(at, f"has no effect: '{extractor.name}' knows of endpoints anyway")
         else:
             findings.error(at, f"'{extractor.name}' is not an extractor")
     return BoundSource(source, tuple(extractors), path) if source is not None else None

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from picker.config.findings import Findings
+from picker.config.findings import Findings, nearest_name
 from picker.config.source import Path
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -113,13 +113,18 @@ def _walk_struct(value: Any, shape: type[msgspec.Struct], at: Path, findings: Fi
         findings.error(at, f"expected a mapping, got {_kind(value)}")
         return _ABSENT
     fields = {field.encode_name: field for field in _fields(shape)}
+    # What stands under a misspelt key is taken as meant: it is one mistake, not also all those that
+    # follow from what would be missing.
+    written = {key: key for key in value if key in fields}
     for key in value:
         if key not in fields:
             _tell_unknown((*at, str(key)), key, tuple(fields), findings)
+            if value[key] is not None:
+                written.setdefault(nearest_name(key, tuple(fields)) or "", key)
     kept: dict[str, Any] = {}
     for key, field in fields.items():
-        if key in value:
-            part = _walk(value[key], field.type, (*at, key), findings)
+        if key in written:
+            part = _walk(value[written[key]], field.type, (*at, str(written[key])), findings)
             if part is not _ABSENT:
                 kept[field.name] = part
                 continue

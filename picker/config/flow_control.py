@@ -1,7 +1,8 @@
 """The section `flowControl` → settings with their policies.
 
 What nobody wrote has the reference's defaults: a cap of a band that is 0 or missing is 1e9 bytes or
-5000 requests, one of all bands is none; a time of 0 never ends. A policy that is named but not
+5000 requests, one of all bands is none; a time of 0 never ends. `maxMemory`, which is not of the
+reference, is 2Gi where it is missing, and no cap where it is 0. A policy that is named but not
 among the plugins is made when it is a plugin type.
 """
 
@@ -23,6 +24,7 @@ from picker.errors import ConfigError
 from picker.flowcontrol.settings import (
     DEFAULT_BAND_BYTES,
     DEFAULT_BAND_REQUESTS,
+    DEFAULT_MEMORY_BYTES,
     DEFAULT_TTL_SECONDS,
     BandSettings,
     FlowControlSettings,
@@ -62,15 +64,23 @@ def plan_flow_control(
     if not gate_settings(config)[FLOW_CONTROL_GATE]:
         return None
     section = config.flow_control or FlowControl()
-    return _Planner(section, plugins, registry.names, findings).settings(detector)
+    request_ttl = DEFAULT_TTL_SECONDS
+    if section.default_request_ttl is not None:
+        at: Path = (*_SECTION, "defaultRequestTTL")
+        request_ttl = _seconds(section.default_request_ttl, at, findings)
+    planner = _Planner(section, plugins, registry.names, findings, request_ttl)
+    return planner.settings(detector)
 
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
+    """`request_ttl` is that of bands that name none."""
+
     section: FlowControl
     plugins: PluginInstances
     all_types: Collection[str]
     findings: Findings
+    request_ttl: float
 
     def settings(self, detector: Instance | None) -> FlowControlSettings | None:
         section, at = self.section, _SECTION
@@ -85,12 +95,13 @@ class _Planner:
         limits = self._policy(limits_ref, limits_at, _USAGE_LIMITS)
         max_bytes = self._quantity(section.max_bytes, (*at, "maxBytes"))
         max_requests = self._quantity(section.max_requests, (*at, "maxRequests"))
-        request_ttl = self._seconds(section.default_request_ttl, "defaultRequestTTL")
-        if section.default_request_ttl is None:
-            request_ttl = DEFAULT_TTL_SECONDS
-        no_endpoint_ttl = request_ttl
+        max_memory = DEFAULT_MEMORY_BYTES
+        if section.max_memory is not None:
+            max_memory = self._quantity(section.max_memory, (*at, "maxMemory"))
+        no_endpoint_ttl = self.request_ttl
         if section.no_endpoint_request_ttl is not None:
-            no_endpoint_ttl = self._seconds(section.no_endpoint_request_ttl, "noEndpointRequestTTL")
+            where = (*at, "noEndpointRequestTTL")
+            no_endpoint_ttl = _seconds(section.no_endpoint_request_ttl, where, self.findings)
         eviction = self._eviction() if section.enable_eviction else None
         if default is None or negative is None or limits is None or detector is None:
             return None
@@ -105,7 +116,7 @@ class _Planner:
             bands=MappingProxyType(bands),
             max_bytes=max_bytes or None,
             max_requests=max_requests or None,
-            request_ttl_seconds=request_ttl or None,
+            max_memory_bytes=max_memory or None,
             no_endpoint_ttl_seconds=no_endpoint_ttl or None,
             eviction=eviction,
         )
@@ -137,6 +148,10 @@ class _Planner:
         ordering = self._policy(ordering_ref, (*at, "orderingPolicyRef"), _ORDERING)
         max_bytes = self._quantity(band.max_bytes, (*at, "maxBytes"))
         max_requests = self._quantity(band.max_requests, (*at, "maxRequests"))
+        request_ttl = self.request_ttl
+        if band.default_request_ttl is not None:
+            where = (*at, "defaultRequestTTL")
+            request_ttl = _seconds(band.default_request_ttl, where, self.findings)
         if fairness is None or ordering is None:
             return None
         return BandSettings(
@@ -144,6 +159,7 @@ class _Planner:
             ordering=ordering,
             max_bytes=max_bytes or DEFAULT_BAND_BYTES,
             max_requests=max_requests or DEFAULT_BAND_REQUESTS,
+            request_ttl_seconds=request_ttl or None,
         )
 
     # Values
@@ -161,17 +177,6 @@ class _Planner:
             text = f"'{value}' is no quantity; write for example 500, 5k or 4Gi"
             self.findings.error(at, text)
             return 0
-
-    def _seconds(self, text: str | None, key: str) -> float:
-        """A duration; 0 for one that never ends, and for one that was told to be wrong."""
-        if text is None:
-            return 0.0
-        try:
-            return duration_seconds(text)
-        except ConfigError as error:
-            said = "must not be negative; 0s never ends" if text.startswith("-") else str(error)
-            self.findings.error((*_SECTION, key), said)
-            return 0.0
 
     # Policies
 
@@ -217,6 +222,16 @@ class _Kind(Generic[T]):
     default: str
     of: Callable[[object], T | None]
     endings: tuple[str, ...] = ()
+
+
+def _seconds(text: str, at: Path, findings: Findings) -> float:
+    """A duration; 0 for one that never ends, and for one that is told to be wrong."""
+    try:
+        return duration_seconds(text)
+    except ConfigError as error:
+        said = "must not be negative; 0s never ends" if text.startswith("-") else str(error)
+        findings.error(at, said)
+        return 0.0
 
 
 def _fairness(plugin: object) -> FairnessPolicy | None:

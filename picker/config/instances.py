@@ -13,8 +13,10 @@ from enum import Enum
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
+import msgspec
+
 from picker.config.decode import decode
-from picker.config.findings import Findings
+from picker.config.findings import Findings, nearest_name
 from picker.config.schema import PluginSpec
 from picker.config.source import Path
 from picker.config.unsupported import PLUGIN_TYPES, reason
@@ -87,12 +89,13 @@ class PluginInstances:
         """Make the plugin of one entry."""
         name = spec.name or spec.type
         if name in self._by_name or name in self._broken:
-            if name:
+            if name and origin is Origin.CONFIGURED:
                 self._findings.error(path, f"a plugin named '{name}' is already configured")
             return
         instance = self._made(name, spec, path, origin)
         if instance is None:
-            self._broken.add(name)
+            meant = None if spec.name else nearest_name(spec.type, sorted(self._registry.names))
+            self._broken |= {name, meant or name}  # a misspelt type is called by the right one
         else:
             self._by_name[name] = instance
 
@@ -167,11 +170,25 @@ class PluginInstances:
         parameters = decode(spec.parameters or {}, row.parameters, at, self._findings)
         if parameters is None:
             return None
+        self._warn_of_no_effect(spec.parameters or {}, parameters, at)
         instance = Instance(name, row.name, None, path, parameters, origin)
         before = self._before.get(name)
         if before is not None and instance.is_entry_of(before):
             return Instance(name, row.name, before.plugin, path, parameters, origin)
         return self._create(instance)
+
+    def _warn_of_no_effect(
+        self, written: Mapping[str, Any], parameters: Parameters, at: Path
+    ) -> None:
+        """Tell of what is written and ignored, or written and replaced by the value in force."""
+        ignored = parameters.without_effect
+        in_force = dict(_leaves(msgspec.to_builtins(parameters)))
+        for steps, value in _leaves(written):
+            name = ".".join(map(str, steps))
+            if name in ignored:
+                self._findings.warn((*at, *steps), f"has no effect: {ignored[name]}")
+            elif value not in ("", None) and in_force.get(steps, value) != value:
+                self._findings.warn((*at, *steps), f"has no effect: {in_force[steps]} is in force")
 
     def _row(self, type_name: str, path: Path) -> PluginType[Any] | None:
         at = (*path, "type")
@@ -247,3 +264,15 @@ class PluginInstances:
             at = self._at_fault(instance, str(error))
             wrong = [path for name, path in self.names_in(instance).items() if name in str(error)]
             self._findings.error(wrong[0] if wrong else at, str(error))
+
+
+def _leaves(value: Any, steps: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The scalars in plain values, and where each is."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _leaves(one, (*steps, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, one in enumerate(value):
+            yield from _leaves(one, (*steps, index))
+    else:
+        yield steps, value

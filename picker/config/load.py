@@ -46,9 +46,9 @@ def load_config(content: bytes, name: str) -> LoadedConfig:
     if config.api_version == schema.DEPRECATED_API_VERSION:
         text = f"apiVersion {config.api_version} is deprecated, use {schema.API_VERSION}"
         findings.warn(("apiVersion",), text)
-    elif config.api_version and config.api_version != schema.API_VERSION:
+    elif config.api_version and config.api_version not in schema.API_VERSIONS:
         text = f"'{config.api_version}' is unknown"
-        findings.error(("apiVersion",), text, (schema.API_VERSION,))
+        findings.error(("apiVersion",), text, schema.API_VERSIONS)
     if config.kind and config.kind != schema.KIND:
         findings.error(("kind",), f"'{config.kind}' is unknown", (schema.KIND,))
     return LoadedConfig(config, source, findings, content)

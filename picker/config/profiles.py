@@ -103,7 +103,7 @@ class ProfilePlanner:
                 text = f"there is no profile '{name}', which '{handler.name}' needs"
                 self._findings.unknown((*at, *where.split(".")), text, name, known)
         for where, name in plugin.optional_profiles.items():
-            if name not in known:
+            if name not in known and not self._findings.has_errors:
                 text = f"there is no profile '{name}', so '{handler.name}' never runs it"
                 self._findings.warn((*at, *where.split(".")), text)
 
@@ -138,7 +138,7 @@ class ProfilePlanner:
     def _fits(self, instance: Instance, weight: float | None, path: Path) -> bool:
         if not isinstance(instance.plugin, Filter | Scorer | Picker):
             text = f"'{instance.name}' is neither a filter, a scorer nor a picker"
-            self._findings.error((*path, "pluginRef"), text)
+            self._findings.warn((*path, "pluginRef"), f"{text}: a profile makes no use of it")
             return False
         if weight is not None and not math.isfinite(weight):
             self._findings.error((*path, "weight"), "must be a finite number")
@@ -155,7 +155,11 @@ class ProfilePlanner:
     def _warn_of_idle_plugins(
         self, configured: Sequence[Instance], specs: Sequence[SchedulingProfile]
     ) -> None:
-        """A filter or scorer that no profile names would be ignored silently."""
+        """A filter or scorer that no profile names would be ignored silently. With errors it may
+        only seem so.
+        """
+        if self._findings.has_errors:
+            return
         used = {part.plugin_ref for spec in specs for part in spec.plugins}
         for instance in configured:
             plugin = instance.plugin

@@ -14,6 +14,7 @@ import msgspec
 from picker.datalayer.object_parts import Int32
 
 API_VERSION = "llm-d.ai/v1alpha1"
+API_VERSIONS = (API_VERSION, "llm-d.ai/v1")  # any of them may have any key
 DEPRECATED_API_VERSION = "inference.networking.x-k8s.io/v1alpha1"
 KIND = "EndpointPickerConfig"
 
@@ -59,22 +60,45 @@ class DataSource(Section, frozen=True):
     extractors: tuple[PluginRef, ...] = ()
 
 
+class Discovery(Section, frozen=True):
+    """Where endpoints and replicas are found; `pluginRef` is the older place of `endpoints`."""
+
+    plugin_ref: Name | None = None
+    endpoints: PluginRef | None = None
+    peers: PluginRef | None = None
+
+
+class CrossReplica(Section, frozen=True):
+    """How replicas tell each other what they do."""
+
+    syncer_plugin_ref: str | None = None
+    sync_interval: str | None = None
+    publish_timeout: str | None = None
+
+
 class DataLayer(Section, frozen=True):
-    """Where the picker's knowledge of endpoints comes from."""
+    """Where the picker's knowledge of endpoints comes from.
+
+    `discovery.endpoints`, `discovery.peers` and `cross_replica` are the later places of
+    `discovery.pluginRef`, `peer_discovery` and the keys `crossReplica…`.
+    """
 
     inject_defaults: bool | None = None
     sources: tuple[DataSource, ...] = ()
-    discovery: PluginRef | None = None
+    discovery: Discovery | None = None
     peer_discovery: PluginRef | None = None
+    cross_replica: CrossReplica | None = None
     cross_replica_syncer_plugin_ref: str | None = None
     cross_replica_sync_interval: str | None = None
+    cross_replica_publish_timeout: str | None = None
 
 
 class PriorityBandTemplate(Section, frozen=True):
-    """Limits and policies of a band."""
+    """Limits and policies of a band; its time to live goes before the one for all bands."""
 
     max_bytes: int | str | None = None
     max_requests: int | str | None = None
+    default_request_ttl: str | None = msgspec.field(default=None, name="defaultRequestTTL")
     fairness_policy_ref: str | None = None
     ordering_policy_ref: str | None = None
 
@@ -86,10 +110,11 @@ class PriorityBand(PriorityBandTemplate, frozen=True, kw_only=True):
 
 
 class FlowControl(Section, frozen=True):
-    """Queueing in front of the pool."""
+    """Queueing in front of the pool. `max_memory` is not of the reference."""
 
     max_bytes: int | str | None = None
     max_requests: int | str | None = None
+    max_memory: int | str | None = None
     default_request_ttl: str | None = msgspec.field(default=None, name="defaultRequestTTL")
     no_endpoint_request_ttl: str | None = msgspec.field(default=None, name="noEndpointRequestTTL")
     default_priority_band: PriorityBandTemplate | None = None
@@ -101,9 +126,10 @@ class FlowControl(Section, frozen=True):
 
 
 class RequestHandler(Section, frozen=True):
-    """How request bodies are understood."""
+    """How request bodies are understood, and what model servers are told beside them."""
 
     parsers: tuple[PluginRef, ...] = ()
+    propagate_priority: bool | None = None
 
 
 class EndpointPickerConfig(Section, frozen=True):

@@ -1,12 +1,14 @@
 """The configuration that is in effect once defaults are filled in, and where each line is from.
 
-What is shown is itself a configuration, with the same meaning and without anything left out.
+What is shown is itself a configuration, with the same meaning and without anything left out but
+parameters that have no effect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -14,12 +16,14 @@ import yaml
 
 from picker.config import schema
 from picker.config.build import Assembly
+from picker.config.data_layer import written_discovery
 from picker.config.instances import Instance
 from picker.config.load import LoadedConfig
 from picker.config.profiles import ProfilePart, ProfilePlan
 from picker.config.show_flow_control import put_flow_control
 from picker.config.source import Path, Source
 from picker.config.unsupported import gate_settings
+from picker.framework.registry import Parameters
 
 DEFAULT = "default"
 
@@ -35,7 +39,10 @@ class Line:
 def effective_lines(loaded: LoadedConfig, assembly: Assembly) -> list[Line]:
     """The whole configuration in effect."""
     shown = _Shown(loaded.source)
-    shown.put(("apiVersion",), schema.API_VERSION, ("apiVersion",))
+    version = loaded.config.api_version
+    if version not in schema.API_VERSIONS:
+        version = schema.API_VERSION
+    shown.put(("apiVersion",), version, ("apiVersion",))
     shown.put(("kind",), schema.KIND, ("kind",))
     _put_gates(shown, loaded)
     for index, instance in enumerate(assembly.instances.values()):
@@ -146,10 +153,19 @@ def _put_plugin(shown: _Shown, path: Path, instance: Instance) -> None:
     shown.put((*path, "type"), instance.type_name, (*at, "type") if at else (), origin)
     named = origin if not at else DEFAULT
     shown.put((*path, "name"), instance.name, (*at, "name") if at else (), named)
-    parameters = _without_nothing(msgspec.to_builtins(instance.parameters))
+    parameters = parameters_in_force(instance.parameters)
     if parameters:
         written = (*at, "parameters") if at else ()
         shown.put((*path, "parameters"), parameters, written, named)
+
+
+def parameters_in_force(parameters: Parameters) -> dict[str, Any]:
+    """All that have an effect, as plain values."""
+    shown: dict[str, Any] = _without_nothing(msgspec.to_builtins(parameters))
+    for name in parameters.without_effect:
+        *outer, last = name.split(".")
+        reduce(dict.__getitem__, outer, shown).pop(last, None)
+    return shown
 
 
 def _without_nothing(value: Any) -> Any:
@@ -190,6 +206,5 @@ def _put_data_layer(shown: _Shown, loaded: LoadedConfig, assembly: Assembly) -> 
         for position, extractor in enumerate(bound.extractors):
             inner: Path = ("extractors", position, "pluginRef")
             shown.put((*target, *inner), extractor.name, (*at, *inner) if at else ())
-    if layer.discovery is not None:
-        ref: Path = ("dataLayer", "discovery", "pluginRef")
-        shown.put(ref, layer.discovery.name, ref)
+    for ref, name in written_discovery(loaded.config):
+        shown.put(ref, name, ref)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from picker.config.findings import Findings
-from picker.config.schema import EndpointPickerConfig
+from picker.config.schema import CrossReplica, DataLayer, Discovery, EndpointPickerConfig
 
 FLOW_CONTROL_GATE = "flowControl"
 STANDBY_GATE = "haPopulateNonLeaderDatastore"  # standbys know the pool, too
@@ -43,15 +43,40 @@ def reason(feature: str) -> str:
 def check_supported(config: EndpointPickerConfig, findings: Findings) -> None:
     """Tell of every gate and section that would not have the effect that it asks for."""
     _check_gates(config, findings)
-    layer = config.data_layer
-    if layer is None:
-        return
-    if layer.peer_discovery is not None:
-        text = "has no effect: replicas are found by --peers and --peer-service"
-        findings.warn(("dataLayer", "peerDiscovery"), text)
-    if layer.cross_replica_syncer_plugin_ref is not None:
-        text = "leave it out: with --peers or --peer-service replicas tell each other all they know"
-        findings.error(("dataLayer", "crossReplicaSyncerPluginRef"), text)
+    if config.request_handler is not None and config.request_handler.propagate_priority:
+        text = "leave it out: a request's priority is not passed on to model servers yet"
+        findings.error(("requestHandler", "propagatePriority"), text)
+    if config.data_layer is not None:
+        _check_data_layer(config.data_layer, findings)
+
+
+def _check_data_layer(layer: DataLayer, findings: Findings) -> None:
+    """Keys about replicas, each at its older and at its later place."""
+    discovery, replicas = layer.discovery or Discovery(), layer.cross_replica or CrossReplica()
+    if discovery.endpoints is not None and discovery.plugin_ref is not None:
+        text = "has no effect beside dataLayer.discovery.endpoints"
+        findings.warn(("dataLayer", "discovery", "pluginRef"), text)
+    for path, peers in (
+        (("peerDiscovery",), layer.peer_discovery),
+        (("discovery", "peers"), discovery.peers),
+    ):
+        if peers is not None:
+            text = "has no effect: replicas are found by --peers and --peer-service"
+            findings.warn(("dataLayer", *path), text)
+    for path, syncer in (
+        (("crossReplicaSyncerPluginRef",), layer.cross_replica_syncer_plugin_ref),
+        (("crossReplica", "syncerPluginRef"), replicas.syncer_plugin_ref),
+    ):
+        if syncer is not None:
+            text = "leave it out: with --peers or --peer-service replicas exchange all they know"
+            findings.error(("dataLayer", *path), text)
+    for path, timeout in (
+        (("crossReplicaPublishTimeout",), layer.cross_replica_publish_timeout),
+        (("crossReplica", "publishTimeout"), replicas.publish_timeout),
+    ):
+        if timeout is not None:
+            text = "has no effect: replicas exchange messages over open streams"
+            findings.warn(("dataLayer", *path), text)
 
 
 def gate_settings(config: EndpointPickerConfig) -> Mapping[str, bool]:
@@ -83,9 +108,11 @@ def _entry(text: str) -> tuple[str, str]:
 
 
 def _check_flow_control(config: EndpointPickerConfig, is_on: bool, findings: Findings) -> None:
-    """Without its gate the section has no effect, but for the saturation detector."""
+    """Without its gate the section has no effect, but for the saturation detector. With errors the
+    gate may only seem to be off.
+    """
     section = config.flow_control
-    if section is None or is_on:
+    if section is None or is_on or findings.has_errors:
         return
     for field, key in zip(section.__struct_fields__, section.__struct_encode_fields__, strict=True):
         value = getattr(section, field)

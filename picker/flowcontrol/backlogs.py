@@ -24,17 +24,30 @@ class Resource(Enum):
 
     REQUESTS = "requests"
     BYTES = "bytes"
+    MEMORY = "memory"
+
+
+def taken_by(item: QueuedRequest, resource: Resource) -> int:
+    """How much of it a request takes while it waits."""
+    if resource is Resource.REQUESTS:
+        return 1
+    return item.size_bytes if resource is Resource.BYTES else item.held_bytes
 
 
 class _Backlog:
     """What one flow holds. The last goes first."""
 
-    __slots__ = ("last", "num_bytes", "weight")
+    __slots__ = ("held", "last", "weight")
 
     def __init__(self, weight: float) -> None:
         self.last: RemovableHeap[Rank, tuple[QueuedRequest, Rank]] = RemovableHeap()
-        self.num_bytes = 0
+        self.held = dict.fromkeys(Resource, 0)
         self.weight = weight
+
+    def count(self, item: QueuedRequest, times: int) -> None:
+        """`item` is held (1), or no more (-1)."""
+        for resource in Resource:
+            self.held[resource] += times * taken_by(item, resource)
 
 
 class Backlogs:
@@ -63,7 +76,7 @@ class Backlogs:
             backlog = self._backlogs[name] = _Backlog(weight)
         reverse = (*(-one for one in rank), float(-item.sequence))
         backlog.last.push(reverse, item.sequence, (item, rank))
-        backlog.num_bytes += item.size_bytes
+        backlog.count(item, 1)
         self._changed.add(name)
 
     def remove(self, item: QueuedRequest) -> None:
@@ -94,19 +107,19 @@ class Backlogs:
         if self._weight is None or greatest is None:
             return False
         mine = self._backlogs.get(item.flow) or _Backlog(self._weight(item.flow))
-        more = 1 if resource is Resource.REQUESTS else item.size_bytes
-        share = (_held(mine, resource) + more) / mine.weight
+        share = (mine.held[resource] + taken_by(item, resource)) / mine.weight
         theirs = self._backlogs[greatest]
-        return share < _held(theirs, resource) / theirs.weight
+        return share < theirs.held[resource] / theirs.weight
 
     def check_integrity(self, waiting: Sequence[QueuedRequest]) -> None:
         """Raise `AssertionError` when what is kept is not what waits."""
         kept = [item.sequence for one in self._backlogs.values() for item, _ in one.last]
         if sorted(kept) != sorted(item.sequence for item in waiting):
             raise AssertionError(f"{len(kept)} are kept in reverse, {len(waiting)} wait")
-        num_bytes = sum(backlog.num_bytes for backlog in self._backlogs.values())
-        if num_bytes != sum(item.size_bytes for item in waiting):
-            raise AssertionError("what is kept in reverse counts wrong bytes")
+        for resource in Resource:
+            held = sum(backlog.held[resource] for backlog in self._backlogs.values())
+            if held != sum(taken_by(item, resource) for item in waiting):
+                raise AssertionError(f"what is kept in reverse counts wrong {resource.value}")
         if any(not len(backlog.last) for backlog in self._backlogs.values()):
             raise AssertionError("a flow is kept of which nothing waits")
 
@@ -114,7 +127,7 @@ class Backlogs:
         return _EVERYBODY if self._weight is None else flow
 
     def _removed(self, name: str, backlog: _Backlog, item: QueuedRequest) -> None:
-        backlog.num_bytes -= item.size_bytes
+        backlog.count(item, -1)
         if len(backlog.last):
             self._changed.add(name)
             return
@@ -127,10 +140,6 @@ class Backlogs:
         for name in self._changed:
             backlog = self._backlogs[name]
             for one, heap in self._greatest.items():
-                heap.put(name, (-_held(backlog, one) / backlog.weight,))
+                heap.put(name, (-backlog.held[one] / backlog.weight,))
         self._changed.clear()
         return self._greatest[resource].first()
-
-
-def _held(backlog: _Backlog, resource: Resource) -> int:
-    return len(backlog.last) if resource is Resource.REQUESTS else backlog.num_bytes

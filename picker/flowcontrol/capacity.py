@@ -1,7 +1,8 @@
 """How much may wait, and who has to go so that somebody else may.
 
-Theory of operation. There are four caps: bytes and requests, in all and of each band. A newcomer
-that would exceed one is refused, unless it is fairer that somebody goes who waits already:
+Theory of operation. There are five caps: bytes of bodies and requests, in all and of each band, and
+memory in all. A newcomer that would exceed one is refused, unless it is fairer that somebody goes
+who waits already:
 
 - of what there may be in all, a lower band gives way to a higher one, the lowest first;
 - within a band whose flows share (`SharesCapacity`), the flow that holds the most for its weight
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
-from picker.flowcontrol.backlogs import Resource
+from picker.flowcontrol.backlogs import Resource, taken_by
 from picker.flowcontrol.band import Band
 from picker.framework.flow import QueuedRequest, Rank
 
@@ -30,6 +31,7 @@ class Cap(Enum):
 
     BYTES = "bytes in all"
     REQUESTS = "requests in all"
+    MEMORY = "memory in all"
     BAND_BYTES = "bytes of its priority"
     BAND_REQUESTS = "requests of its priority"
 
@@ -37,10 +39,11 @@ class Cap(Enum):
 _RESOURCES = {
     Cap.BYTES: Resource.BYTES,
     Cap.REQUESTS: Resource.REQUESTS,
+    Cap.MEMORY: Resource.MEMORY,
     Cap.BAND_BYTES: Resource.BYTES,
     Cap.BAND_REQUESTS: Resource.REQUESTS,
 }
-_IN_ALL = (Cap.BYTES, Cap.REQUESTS)
+_IN_ALL = (Cap.BYTES, Cap.REQUESTS, Cap.MEMORY)
 
 
 def displaced_by(
@@ -61,7 +64,7 @@ def displaced_by(
         if loser is None or last is None:
             break
         taken.append((loser, *last))
-        left = _less(left, last[0].size_bytes, is_of_band=loser is band)
+        left = _less(left, last[0], is_of_band=loser is band)
     for loser, victim, rank in taken:
         loser.backlogs.add(victim, rank)
     return [] if left else [victim for _, victim, _ in taken]
@@ -77,11 +80,11 @@ def _loser(item: QueuedRequest, band: Band, lower: list[Band], cap: Cap) -> Band
     return band if band.backlogs.is_better_held_by(item, _RESOURCES[cap]) else None
 
 
-def _less(excess: Mapping[Cap, int], size_bytes: int, is_of_band: bool) -> dict[Cap, int]:
-    """What is still too much without a request of that size."""
+def _less(excess: Mapping[Cap, int], item: QueuedRequest, is_of_band: bool) -> dict[Cap, int]:
+    """What is still too much without `item`."""
     left: dict[Cap, int] = {}
     for cap, amount in excess.items():
-        freed = 1 if _RESOURCES[cap] is Resource.REQUESTS else size_bytes
+        freed = taken_by(item, _RESOURCES[cap])
         if cap not in _IN_ALL and not is_of_band:
             freed = 0
         if amount > freed:

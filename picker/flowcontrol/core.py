@@ -125,8 +125,8 @@ class FlowCore:
         promise, queue = self.judge.verdict, self.queue
         if queue is None or self.is_shut:
             return self._without_queue(request, evict, now_seconds)
-        item = self._item(request, now_seconds)
         band = queue.band_for(request.priority)
+        item = self._item(request, now_seconds, band.settings.request_ttl_seconds)
         self._bands_seen(queue)
         labels = self._telling.labels(item, band.priority)
         waiting = Waiting(item, band.priority, evict, labels)
@@ -346,11 +346,11 @@ class FlowCore:
         return bool(displaced)
 
     def _at_capacity(self, waiting: Waiting, cap: Cap, now_seconds: float) -> RefusedError:
-        size_bytes = waiting.item.size_bytes
-        most_bytes = None if self.queue is None else self.queue.most_bytes(waiting.priority)
-        if most_bytes is not None and size_bytes > most_bytes:
+        queue, item = self.queue, waiting.item
+        too_large = None if queue is None else queue.never_fits(item, waiting.priority)
+        if too_large is not None:
             self._end(waiting, FlowOutcome.REJECTED_CAPACITY, now_seconds)
-            return outcomes.too_large(size_bytes, most_bytes)
+            return outcomes.too_large(*too_large)
         if not self.judge.load.at(now_seconds).num_endpoints:
             self._end(waiting, FlowOutcome.REJECTED_NO_ENDPOINTS, now_seconds)
             return outcomes.at_capacity_without_endpoints(cap)
@@ -374,10 +374,11 @@ class FlowCore:
         waited = now_seconds - waiting.item.enqueued_at_seconds
         self._telling.ended(waiting.labels, outcome, waited)
 
-    def _item(self, request: InferenceRequest, now_seconds: float) -> QueuedRequest:
+    def _item(
+        self, request: InferenceRequest, now_seconds: float, ttl_seconds: float | None = None
+    ) -> QueuedRequest:
         self._sequence += 1
-        ttl = None if self.settings is None else self.settings.request_ttl_seconds
-        return queued_request(request, self._sequence, now_seconds, ttl)
+        return queued_request(request, self._sequence, now_seconds, ttl_seconds)
 
     def _seen(self, verdict: Verdict) -> Verdict:
         self._pool_seen(verdict.load.num_endpoints, verdict.at_seconds)

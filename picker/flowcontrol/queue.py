@@ -52,6 +52,7 @@ class FlowQueue:
         self.priorities: tuple[int, ...] = ()  # highest first; replaced when bands change
         self.num_requests = 0
         self.num_bytes = 0
+        self.held_bytes = 0  # memory
         self._settle_bands()
 
     def __iter__(self) -> Iterator[Band]:
@@ -110,10 +111,19 @@ class FlowQueue:
         """The first cap that leaves no room for `item`."""
         return next(iter(self._excess(item, band)), None)
 
-    def most_bytes(self, priority: int) -> int:
-        """What one request in the band of `priority` may take when nothing else waits."""
-        own, in_all = self.band_for(priority).settings.max_bytes, self._settings.max_bytes
-        return own if in_all is None else min(own, in_all)
+    def never_fits(self, item: QueuedRequest, priority: int) -> tuple[int, int] | None:
+        """The bytes that `item` takes and the most that one in the band of `priority` may, where
+        these are less; None: it fits when nothing else waits.
+        """
+        every, own = self._settings, self.band_for(priority).settings
+        for size, most in (
+            (item.size_bytes, own.max_bytes),
+            (item.size_bytes, every.max_bytes),
+            (item.held_bytes, every.max_memory_bytes),
+        ):
+            if most is not None and size > most:
+                return size, most
+        return None
 
     def displaced_by(self, item: QueuedRequest, band: Band) -> Sequence[QueuedRequest]:
         """Who has to go so that `item`, for which there is no room, may wait in `band` all the
@@ -126,6 +136,7 @@ class FlowQueue:
         self._band_of[item.sequence] = band
         self.num_requests += 1
         self.num_bytes += item.size_bytes
+        self.held_bytes += item.held_bytes
         band.insert(item)
 
     def remove(self, item: QueuedRequest, now_seconds: float) -> None:
@@ -133,6 +144,7 @@ class FlowQueue:
         band = self._band_of.pop(item.sequence)
         self.num_requests -= 1
         self.num_bytes -= item.size_bytes
+        self.held_bytes -= item.held_bytes
         band.delete(item, now_seconds)
         self._bound(band)
 
@@ -191,6 +203,8 @@ class FlowQueue:
         sums = (sum(one for one, _ in counted), sum(one for _, one in counted))
         if sums != (self.num_requests, self.num_bytes) or sums[0] != len(self._band_of):
             raise AssertionError(f"all bands hold {sums}, the queue counts otherwise")
+        if self.held_bytes != sum(item.held_bytes for band in self for item in band):
+            raise AssertionError(f"{self.held_bytes} bytes of memory are counted, not what is held")
         if sorted(self._bands) != self._ascending or 0 not in self._bands:
             raise AssertionError(f"bands {sorted(self._bands)} are shown as {self._ascending}")
 
@@ -202,6 +216,9 @@ class FlowQueue:
             found[Cap.BYTES] = self.num_bytes + size - every.max_bytes
         if every.max_requests is not None and self.num_requests + 1 > every.max_requests:
             found[Cap.REQUESTS] = self.num_requests + 1 - every.max_requests
+        held, most = self.held_bytes + item.held_bytes, every.max_memory_bytes
+        if most is not None and held > most:
+            found[Cap.MEMORY] = held - most
         if band.num_bytes + size > own.max_bytes:
             found[Cap.BAND_BYTES] = band.num_bytes + size - own.max_bytes
         if band.num_requests + 1 > own.max_requests:

@@ -18,25 +18,28 @@ from picker.framework.interfaces import SaturationDetector
 DEFAULT_BAND_BYTES = 1_000_000_000
 DEFAULT_BAND_REQUESTS = 5000
 DEFAULT_TTL_SECONDS = 60.0
+DEFAULT_MEMORY_BYTES = 2 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class BandSettings:
-    """Caps on what waits in a band, and its policies."""
+    """Caps on what waits in a band and for how long (None: for ever), and its policies."""
 
     fairness: FairnessPolicy
     ordering: OrderingPolicy
     max_bytes: int = DEFAULT_BAND_BYTES
     max_requests: int = DEFAULT_BAND_REQUESTS
+    request_ttl_seconds: float | None = DEFAULT_TTL_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class FlowControlSettings:
     """Everything that the section `flowControl` decides.
 
-    Caps of None are no caps, times of None never end. `bands` are those that are configured;
-    others are made of `default_band`, below priority 0 of `default_negative_band`. With `eviction`
-    requests under way may be stopped.
+    Caps of None are no caps, times of None never end. `max_bytes` is about bodies,
+    `max_memory_bytes` about all that is held of the requests that wait. `bands` are those that are
+    configured; others are made of `default_band`, below priority 0 of `default_negative_band`. With
+    `eviction` requests under way may be stopped.
     """
 
     default_band: BandSettings
@@ -47,6 +50,6 @@ class FlowControlSettings:
     bands: Mapping[int, BandSettings] = field(default_factory=lambda: MappingProxyType({}))
     max_bytes: int | None = None
     max_requests: int | None = None
-    request_ttl_seconds: float | None = DEFAULT_TTL_SECONDS
+    max_memory_bytes: int | None = DEFAULT_MEMORY_BYTES
     no_endpoint_ttl_seconds: float | None = DEFAULT_TTL_SECONDS
     eviction: tuple[EvictionFilter, EvictionOrder] | None = None

@@ -32,7 +32,8 @@ class QueuesView(msgspec.Struct, frozen=True):
     """Flow control at one moment.
 
     Without flow control `is_on` is false and the rest is empty. `saturation` is that of the pool;
-    `stale_endpoints` of its endpoints were judged without fresh metrics. `outcomes` counts requests
+    `stale_endpoints` of its endpoints were judged without fresh metrics. Bytes are those of bodies,
+    memory is what is held of the requests that wait. `outcomes` counts requests
     by how their time in the queue ended. `bands` come highest first.
     """
 
@@ -42,9 +43,11 @@ class QueuesView(msgspec.Struct, frozen=True):
     stale_endpoints: int = 0
     queued_requests: int = 0
     queued_bytes: int = 0
+    queued_memory_bytes: int = 0
     under_way: int = 0
     max_requests: int | None = None
     max_bytes: int | None = None
+    max_memory_bytes: int | None = None
     dispatched_per_second: float = 0.0
     outcomes: Mapping[str, int] = {}
     bands: tuple[BandView, ...] = ()

@@ -24,9 +24,15 @@ def queued_request(
     """What is known of a request when it comes."""
     if not request.fairness_id:
         request = replace(request, fairness_id=DEFAULT_FAIRNESS_ID)
-    size_bytes = request.held_bytes or request.size_bytes
-    tokens = estimated_tokens(request)
-    return QueuedRequest(request, sequence, now_seconds, size_bytes, tokens, ttl_seconds)
+    return QueuedRequest(
+        request,
+        sequence,
+        now_seconds,
+        size_bytes=request.size_bytes,
+        held_bytes=request.held_bytes,
+        tokens=estimated_tokens(request),
+        ttl_seconds=ttl_seconds,
+    )
 
 
 class Waiting:

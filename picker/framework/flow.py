@@ -22,15 +22,16 @@ Rank: TypeAlias = tuple[float, ...]
 class QueuedRequest(msgspec.Struct, frozen=True):
     """A request that waits, or has waited, for its turn.
 
-    `sequence` counts arrivals and is unique. `size_bytes` is what it takes of a queue's capacity,
-    `tokens` an estimate of what serving it costs. `ttl_seconds` is how long it may wait while the
-    pool has endpoints (None: for ever).
+    `sequence` counts arrivals and is unique. `size_bytes` is the size of its body, `held_bytes` the
+    memory that it takes while it waits, `tokens` an estimate of what serving it costs.
+    `ttl_seconds` is how long it may wait while the pool has endpoints (None: for ever).
     """
 
     request: InferenceRequest
     sequence: int
     enqueued_at_seconds: float
     size_bytes: int = 0
+    held_bytes: int = 0
     tokens: int = 0
     ttl_seconds: float | None = None
 

@@ -23,8 +23,9 @@ from picker.framework.services import NO_SERVICES, Services
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Base of every plugin's `parameters`; also the parameters of a plugin that takes none.
 
-    A field `…_producer_name` that is "" has its default: that names no producer, and templates
-    write it where nothing was chosen.
+    Fields hold the values in force: where another value applies than the one that is written,
+    `__post_init__` puts it there. A field `…_producer_name` that is "" has its default: that names
+    no producer, and templates write it where nothing was chosen.
     """
 
     def __post_init__(self) -> None:
@@ -32,6 +33,11 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
             if field.endswith("producer_name") and getattr(self, field) == "":
                 defaults = {one.name: one.default for one in msgspec.structs.fields(type(self))}
                 msgspec.structs.force_setattr(self, field, defaults[field])
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """Why a parameter changes nothing although it is accepted, by its dotted key."""
+        return {}
 
 
 P = TypeVar("P", bound=Parameters)

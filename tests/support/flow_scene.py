@@ -145,10 +145,11 @@ def band(**values: Any) -> BandSettings:
 
 
 def flow_settings(**values: Any) -> FlowControlSettings:
-    """Settings of one slot an endpoint."""
+    """Settings of one slot an endpoint. `request_ttl_seconds` is that of the default bands."""
+    of_bands = {key: values.pop(key) for key in ("request_ttl_seconds",) if key in values}
     chosen = {
-        "default_band": band(),
-        "default_negative_band": band(),
+        "default_band": band(**of_bands),
+        "default_negative_band": band(**of_bands),
         "usage_limits": Ceilings(),
         "detector": Slots(),
         "detector_name": "slots",
@@ -157,11 +158,23 @@ def flow_settings(**values: Any) -> FlowControlSettings:
 
 
 def inference_request(
-    name: str = "r", fairness_id: str = "t", priority: int = 0, size_bytes: int = 100
+    name: str = "r",
+    fairness_id: str = "t",
+    priority: int = 0,
+    size_bytes: int = 100,
+    held_bytes: int = 0,
 ) -> InferenceRequest:
     """A request of somebody."""
     return InferenceRequest(
-        name, {}, BODY, "m", "m", size_bytes, priority=priority, fairness_id=fairness_id
+        name,
+        {},
+        BODY,
+        "m",
+        "m",
+        size_bytes,
+        held_bytes=held_bytes,
+        priority=priority,
+        fairness_id=fairness_id,
     )
 
 

@@ -12,6 +12,7 @@ MOST = 64
 CAPS = (
     "bytes in all",
     "requests in all",
+    "memory in all",
     "bytes of its priority",
     "requests of its priority",
 )
@@ -25,6 +26,12 @@ class Place:
     band: int
     flow: str
     size_bytes: int
+    held_bytes: int = 0
+
+    def takes(self, cap: str) -> int:
+        """Of what the cap is about."""
+        of = {"bytes": self.size_bytes, "memory": self.held_bytes, "requests": 1}
+        return of[cap.split()[0]]
 
 
 def settings_of(chosen: FlowControlSettings, band: int) -> BandSettings:
@@ -40,15 +47,16 @@ def exceeded(
     own = [one for one in waiting if one.band == newcomer.band]
     band = settings_of(chosen, newcomer.band)
     found = (
-        (sum(one.size_bytes for one in waiting) + newcomer.size_bytes, chosen.max_bytes),
-        (len(waiting) + 1, chosen.max_requests),
-        (sum(one.size_bytes for one in own) + newcomer.size_bytes, band.max_bytes),
-        (len(own) + 1, band.max_requests),
+        (waiting, chosen.max_bytes),
+        (waiting, chosen.max_requests),
+        (waiting, chosen.max_memory_bytes),
+        (own, band.max_bytes),
+        (own, band.max_requests),
     )
     return [
         cap
-        for cap, (much, most) in zip(CAPS, found, strict=True)
-        if most is not None and much > most
+        for cap, (others, most) in zip(CAPS, found, strict=True)
+        if most is not None and sum(one.takes(cap) for one in (*others, newcomer)) > most
     ]
 
 
@@ -69,7 +77,6 @@ def displaced(
 def _last(
     chosen: FlowControlSettings, waiting: Sequence[Place], newcomer: Place, cap: str
 ) -> Place | None:
-    in_bytes = cap.startswith("bytes")
     lower = [one.band for one in waiting if one.band < newcomer.band]
     losing = min(lower) if lower and cap.endswith("all") else newcomer.band
     members = [one for one in waiting if one.band == losing]
@@ -77,15 +84,14 @@ def _last(
     if not isinstance(fairness, SharesCapacity):
         return None if losing == newcomer.band else max(members, key=lambda one: one.number)
     held: Mapping[str, float] = {
-        flow: sum(one.size_bytes if in_bytes else 1 for one in members if one.flow == flow)
-        / fairness.weight(flow)
+        flow: sum(one.takes(cap) for one in members if one.flow == flow) / fairness.weight(flow)
         for flow in {one.flow for one in members}
     }
     if not held:
         return None
     greatest = min(held, key=lambda flow: (-held[flow], flow))
     if losing == newcomer.band:
-        more = (newcomer.size_bytes if in_bytes else 1) / fairness.weight(newcomer.flow)
+        more = newcomer.takes(cap) / fairness.weight(newcomer.flow)
         if held.get(newcomer.flow, 0.0) + more >= held[greatest]:
             return None
     return max((one for one in members if one.flow == greatest), key=lambda one: one.number)

@@ -1,6 +1,7 @@
 """program-aware-fairness: the program that was served least goes first, and who waits long.
 
-A program is a fairness id, whatever the priorities of its requests.
+A program is a fairness id, whatever the priorities of its requests. With the `strategy` las (least
+attained service)
 
     score  = lasWeightService · (1 − norm(service)) + lasWeightHeadWait · norm(head's wait)
     norm   = (v − least) / (greatest − least) among the flows that wait in the band; 0.5 when these
@@ -8,10 +9,19 @@ A program is a fairness id, whatever the priorities of its requests.
     service += prompt tokens + 2 · completion tokens, when a response has said how many; it halves
              every lasHalfLifeSeconds
 
+and with turn-priority, where a program is a session whose prompt grows with every turn,
+
+    score  = turn + turnPriorityTimeWeight · seconds that the head has waited
+    turn   = requests of the program that were let in, and the head; 1 when nothing of the program
+             was under way for turnPriorityInactivitySeconds (0: however long) before the head came
+
+so that deep sessions go first, whose prompts are probably cached. Requests without a fairness id
+are no session: all of them count as first turns.
+
 The greatest score goes first, of equal ones the least id. A program of which nothing was heard for
-`evictionTtlSeconds`, or whose service has faded to less than a token, is forgotten at one of the
-sweeps, `evictionSweepSeconds` apart. Of more than 50,000 the one that was not seen for longest is,
-at once.
+`evictionTtlSeconds`, or with las whose service has faded to less than a token, is forgotten at one
+of the sweeps, `evictionSweepSeconds` apart. Of more than 50,000 the one that was not seen for
+longest is, at once.
 
 Scores are relative, so a selection looks at all flows that wait: O(n), once after each change. With
 thousands of flows another policy does better.
@@ -27,7 +37,7 @@ from typing import Literal
 
 from picker.framework.flow import ProgramShare, QueuedRequest, Rank
 from picker.framework.registry import Parameters, PluginType
-from picker.types import Usage
+from picker.types import DEFAULT_FAIRNESS_ID, Usage
 
 COMPLETION_WEIGHT = 2
 LEAST_SERVICE_TOKENS = 1.0
@@ -37,14 +47,28 @@ _MAX_HALVINGS = 60.0  # until all services are scaled anew
 
 
 class ProgramAwareFairnessParameters(Parameters, frozen=True):
-    """`parameters` of a program-aware-fairness; `las` is least attained service."""
+    """`parameters` of a program-aware-fairness."""
 
-    strategy: Literal["las"] = "las"
+    strategy: Literal["las", "turn-priority"] = "las"
     eviction_ttl_seconds: float = 3600.0
     eviction_sweep_seconds: float = 300.0
     las_weight_service: float = 0.8
     las_weight_head_wait: float = 0.2
     las_half_life_seconds: float = 60.0
+    turn_priority_time_weight: float = 0.05
+    turn_priority_inactivity_seconds: float = 120.0
+
+    @property
+    def counts_turns(self) -> bool:
+        """Whether sessions go by their depth."""
+        return self.strategy == "turn-priority"
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """What is of the other strategy."""
+        other = "las" if self.counts_turns else "turnPriority"
+        names = (name for name in self.__struct_encode_fields__ if name.startswith(other))
+        return dict.fromkeys(names, f"strategy is {self.strategy}")
 
 
 @dataclass(slots=True)
@@ -54,6 +78,8 @@ class _Program:
     seen_at_seconds: float
     service: float = 0.0
     dispatched: int = 0
+    under_way: int = 0
+    ended_at_seconds: float | None = None
     waited_seconds: float = 0.0
 
 
@@ -77,6 +103,16 @@ class ProgramLedger:
         known = self._programs.get(program)
         return 0.0 if known is None else known.service
 
+    def turn(self, program: str, came_at_seconds: float) -> int:
+        """Which turn of a program a request is that came then, and waits."""
+        known = self._programs.get(program)
+        if known is None or program == DEFAULT_FAIRNESS_ID:
+            return 1
+        limit, ended = self._parameters.turn_priority_inactivity_seconds, known.ended_at_seconds
+        if limit and not known.under_way and ended is not None and came_at_seconds - ended > limit:
+            return 1
+        return known.dispatched + 1
+
     def shares(self) -> Mapping[str, ProgramShare]:
         """All programs, with their service as of the last completion."""
         scale = 0.5**self._last_halvings
@@ -89,11 +125,20 @@ class ProgramLedger:
         """A request of a program was let in."""
         program = self._seen(item.flow, now_seconds)
         program.dispatched += 1
+        program.under_way += 1
+        self.changes += self._parameters.counts_turns
         program.waited_seconds += max(0.0, now_seconds - item.enqueued_at_seconds)
         self._sweep(now_seconds)
 
-    def completed(self, item: QueuedRequest, usage: Usage, now_seconds: float) -> None:
-        """A response said what it used."""
+    def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
+        """A request is over; `usage` is what its response said."""
+        known = self._programs.get(item.flow)
+        if known is not None:
+            known.under_way = max(0, known.under_way - 1)
+            known.ended_at_seconds = now_seconds
+            self.changes += self._parameters.counts_turns
+        if usage is None:
+            return
         program = self._seen(item.flow, now_seconds)
         tokens = usage.prompt_tokens + COMPLETION_WEIGHT * usage.completion_tokens
         program.service += tokens * 2.0 ** self._halvings(now_seconds)
@@ -134,7 +179,7 @@ class ProgramLedger:
             (name, one)
             for name, one in self._programs.items()
             if one.seen_at_seconds > since
-            and (one.service >= least or one.seen_at_seconds > just_now)
+            and (chosen.counts_turns or one.service >= least or one.seen_at_seconds > just_now)
         )
 
 
@@ -170,8 +215,7 @@ class ProgramAwareBand:
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
         """Add what the response used, if it says so."""
-        if usage is not None:
-            self._ledger.completed(item, usage, now_seconds)
+        self._ledger.completed(item, usage, now_seconds)
 
     def weight(self, flow: str) -> float:
         """Equal shares of a full queue."""
@@ -183,6 +227,8 @@ class ProgramAwareBand:
     def _best(self) -> str | None:
         if not self._since:
             return None
+        if self._parameters.counts_turns:
+            return min(self._since, key=self._depth)
         service = self._ledger.service
         served = [service(flow) for flow in self._since]
         scores = map(self._score, _norms(served), _norms(list(self._since.values())))
@@ -191,6 +237,12 @@ class ProgramAwareBand:
             if score > best or (score == best and chosen is not None and flow < chosen):
                 best, chosen = score, flow
         return chosen
+
+    def _depth(self, flow: str) -> tuple[float, float, str]:
+        """The place of a session; all heads' waits grow alike, so the time now does not matter."""
+        since = self._since[flow]
+        turn = self._ledger.turn(flow, since)
+        return (self._parameters.turn_priority_time_weight * since - turn, since, flow)
 
     def _score(self, served: float, late: float) -> float:
         """The later a head came, the less it has waited."""
@@ -208,7 +260,7 @@ def _norms(values: Sequence[float]) -> Sequence[float]:
 
 
 class ProgramAwareFairness:
-    """Least attained service first. Keeps the ledger that its bands share."""
+    """By the strategy of its parameters. Keeps the ledger that its bands share."""
 
     def __init__(self, parameters: ProgramAwareFairnessParameters) -> None:
         """Raises `ValueError` for values out of range."""
@@ -236,6 +288,8 @@ def _refuse_what_makes_no_sense(parameters: ProgramAwareFairnessParameters) -> N
     for name, weight in (
         ("lasWeightService", parameters.las_weight_service),
         ("lasWeightHeadWait", parameters.las_weight_head_wait),
+        ("turnPriorityTimeWeight", parameters.turn_priority_time_weight),
+        ("turnPriorityInactivitySeconds", parameters.turn_priority_inactivity_seconds),
     ):
         if not (math.isfinite(weight) and weight >= 0):
             raise ValueError(f"{name} must not be negative, got {weight}")

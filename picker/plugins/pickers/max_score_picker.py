@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+import msgspec
+
 from picker.framework.registry import Parameters, PluginType
 from picker.types import ScoredCandidates, ScoredEndpoint
 
@@ -18,12 +20,17 @@ class PickerParameters(Parameters, frozen=True):
 
     max_num_of_endpoints: int = 1
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_num_of_endpoints < 1:
+            msgspec.structs.force_setattr(self, "max_num_of_endpoints", 1)
+
 
 class MaxScorePicker:
     """Picks by score, ties at random. Stateless."""
 
     def __init__(self, max_endpoints: int = 1) -> None:
-        self._max_endpoints = max(1, max_endpoints)
+        self._max_endpoints = max_endpoints
 
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
         """The best ones, best first."""

@@ -17,7 +17,7 @@ class RandomPicker:
     """Picks uniformly at random. Stateless."""
 
     def __init__(self, max_endpoints: int = 1) -> None:
-        self._max_endpoints = max(1, max_endpoints)
+        self._max_endpoints = max_endpoints
 
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
         """Distinct endpoints in random order."""

@@ -21,7 +21,7 @@ class WeightedRandomPicker:
     """Picks at random in proportion to the score. Stateless."""
 
     def __init__(self, max_endpoints: int = 1) -> None:
-        self._max_endpoints = max(1, max_endpoints)
+        self._max_endpoints = max_endpoints
 
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
         """Distinct endpoints, the largest key first; keys of zero in random order."""

@@ -24,7 +24,7 @@ Replicas of the picker tell each other what they sent where, and agree on a seed
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -46,15 +46,33 @@ PREFILL_PROFILE = "prefill"
 
 
 class ApproxPrefixCacheParameters(Parameters, frozen=True):
-    """`parameters` of an approx-prefix-cache-producer."""
+    """`parameters` of an approx-prefix-cache-producer. Blocks have 64 tokens or more, whatever is
+    written.
+    """
 
     auto_tune: bool = True
-    block_size_tokens: int = 16
+    block_size_tokens: int = MIN_BLOCK_SIZE_TOKENS
     block_size: int = 0  # deprecated
     max_prefix_tokens_to_match: int = 131072
     max_prefix_blocks_to_match: int = 2048
     lru_capacity_per_server: int = 31250
     hash_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        written = self.block_size_tokens
+        if 0 < written < MIN_BLOCK_SIZE_TOKENS:
+            msgspec.structs.force_setattr(self, "block_size_tokens", MIN_BLOCK_SIZE_TOKENS)
+            if self.block_size == written:
+                msgspec.structs.force_setattr(self, "block_size", MIN_BLOCK_SIZE_TOKENS)
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """Of two limits one counts."""
+        if not self.max_prefix_tokens_to_match:
+            return {}
+        limit = f"maxPrefixTokensToMatch ({self.max_prefix_tokens_to_match}) is the limit"
+        return {"maxPrefixBlocksToMatch": limit}
 
 
 class _Hashed(msgspec.Struct, frozen=True):

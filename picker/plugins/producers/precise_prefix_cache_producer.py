@@ -20,9 +20,8 @@ labels `kv-events-port` and `kv-events-replay-port` of an endpoint are ports of 
 engines at one address. An endpoint that leaves or restarts is forgotten.
 
 The index is in memory. An index in Redis and one by cost are refused: each replica of the picker
-hears all engines. `inMemoryConfig.size` is the largest number of distinct blocks; `podCacheSize`
-and `concurrency` are accepted and have no effect, because no endpoint that holds a block is ever
-left out, and messages are taken in one by one.
+hears all engines. `inMemoryConfig.size` is the largest number of distinct blocks. What is accepted
+and has no effect is in `PrecisePrefixCacheParameters.without_effect`.
 """
 
 from __future__ import annotations
@@ -47,6 +46,7 @@ from picker.prefix.precise_index import PreciseIndex, PreciseMatch
 from picker.types import Candidate, Endpoint, InferenceRequest, SchedulingResult
 
 PREFILL_PROFILE = "prefill"
+DEFAULT_BLOCK_SIZE_TOKENS = 16
 DEFAULT_TIER_WEIGHTS = {"gpu": 1.0, "cpu": 0.8}
 DEFAULT_SELECTOR = "llm-d.ai/inference-serving=true"
 PORT_LABEL = "kv-events-port"
@@ -57,10 +57,19 @@ _ROUNDING = 1e-6  # a sum of weights is a little off
 class TokenProcessorParameters(Parameters, frozen=True):
     """`tokenProcessorConfig`: how prompts are cut into blocks and keys are made of them."""
 
-    block_size_tokens: int = 16
-    block_size: int = 0  # deprecated; counts where the other is left at 16
+    block_size_tokens: int = DEFAULT_BLOCK_SIZE_TOKENS
+    block_size: int = 0  # deprecated; counts where the other is left at its default
     hash_seed: str = ""
     hash_algorithm: str = ""  # "" is the faster one: keys never leave the picker
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.block_size:
+            return
+        if self.block_size_tokens == DEFAULT_BLOCK_SIZE_TOKENS:
+            msgspec.structs.force_setattr(self, "block_size_tokens", self.block_size)
+        else:
+            msgspec.structs.force_setattr(self, "block_size", self.block_size_tokens)
 
 
 class InMemoryParameters(Parameters, frozen=True):
@@ -128,6 +137,21 @@ class PrecisePrefixCacheParameters(Parameters, frozen=True):
     kv_events_config: KvEventsParameters = KvEventsParameters()
     speculative_indexing: bool = False
     speculative_ttl: str = msgspec.field(default="2s", name="speculativeTTL")
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """What concerns other indexes than this one, and the way of two by which nothing comes."""
+        index, events = "indexerConfig.kvBlockIndexConfig", "kvEventsConfig"
+        found = {
+            f"{index}.inMemoryConfig.podCacheSize": "every endpoint that holds a block is listed",
+            f"{index}.metricsLoggingInterval": "metrics of the index are not logged",
+            f"{events}.concurrency": "messages are taken in one by one",
+        }
+        if not self.indexer_config.kv_block_index_config.enable_metrics:
+            found[f"{index}.enableMetrics"] = "metrics of the index are always there"
+        if self.kv_events_config.discover_pods:
+            found[f"{events}.zmqEndpoint"] = "discoverPods is on, so each endpoint is subscribed to"
+        return found
 
 
 class PrecisePrefixCacheProducer:
@@ -262,10 +286,7 @@ def _match_info(
 
 
 def _maker(parameters: TokenProcessorParameters) -> BlockKeys:
-    default = TokenProcessorParameters.__struct_defaults__[0]
     size = parameters.block_size_tokens
-    if parameters.block_size and size == default:
-        size = parameters.block_size
     if size < 1:
         raise ValueError(f"tokenProcessorConfig.blockSizeTokens must be positive, got {size}")
     name = parameters.hash_algorithm or HashAlgorithm.XXH64.value

@@ -21,8 +21,7 @@ The servers are `predictionServerUrl` (a comma list, asked in turn) and `trainin
 those of the environment variables PREDICTION_SERVER_URL and TRAINING_SERVER_URL.
 LATENCY_MAX_SAMPLE_SIZE, LATENCY_FLUSH_INTERVAL_SEC, LATENCY_HTTP_TIMEOUT_SEC and
 LATENCY_MAX_BULK_SIZE count as well. Each request asks for itself: rows of several requests are not
-put together. `contextTTL`, `samplingMean` and `maxDecodeTokenSamplesForPrediction` are accepted and
-have no effect.
+put together.
 """
 
 from __future__ import annotations
@@ -99,6 +98,16 @@ class PredictedLatencyParameters(Parameters, frozen=True):
     prefix_match_info_producer_name: str = "approx-prefix-cache-producer"
     in_flight_load_producer_name: str = "inflight-load-producer"
     encoder_cache_match_info_producer_name: str = "mm-embeddings-cache-producer"
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """What says how long and how often to look."""
+        every_token = "every token counts, none is sampled"
+        return {
+            "contextTTL": "what is known of a request goes when the request is over",
+            "samplingMean": every_token,
+            "maxDecodeTokenSamplesForPrediction": every_token,
+        }
 
 
 class _Reachability:

@@ -8,8 +8,7 @@ the one and hands over to the other. Only one endpoint is named then, as the hea
 for the next. The header `x-prefiller-host-port` is set here already; a disagg-headers-handler
 beside it, which the reference needs for that, sets the same.
 
-Deprecated. `prefixPluginType`, `prefixPluginName` and `prefixMatchInfoProducerName` are accepted
-and do nothing: what is cached is the decider's business.
+Deprecated.
 """
 
 from __future__ import annotations
@@ -52,6 +51,12 @@ class PdProfileHandlerParameters(Parameters, frozen=True):
     prefix_match_info_producer_name: str = ""
     primary_port: int = 0
     decider_plugin_name: str = DEFAULT_DECIDER
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """What concerns cached prefixes."""
+        names = ("prefixPluginType", "prefixPluginName", "prefixMatchInfoProducerName")
+        return dict.fromkeys(names, "the decider knows what is cached")
 
 
 class PdProfileHandler:

@@ -6,12 +6,12 @@
 The count is the greater of what an inflight-load-producer says and the candidate's own. An endpoint
 whose load is unknown (never scraped, or scrapes went stale) scores 0.0 beside others whose load is
 known: one that fails every request has nothing under way either. When no candidate's load is known,
-the counts decide. `requestTimeout` is accepted and ignored, as in the reference.
+the counts decide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from picker.framework.attributes import Attributes, DataKey
@@ -30,6 +30,11 @@ class ActiveRequestParameters(Parameters, frozen=True):
     max_busy_score: float = 1.0
     request_timeout: str = ""
     in_flight_load_producer_name: str = DEFAULT_PRODUCER
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """As in the reference."""
+        return {"requestTimeout": "a request counts until its stream ends"}
 
 
 class ActiveRequestScorer:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType
 from picker.scheduling.load_signals import loads, waiting_requests
@@ -26,12 +28,17 @@ class LoadAwareParameters(Parameters, frozen=True):
 
     threshold: int = DEFAULT_THRESHOLD
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.threshold <= 0:
+            msgspec.structs.force_setattr(self, "threshold", DEFAULT_THRESHOLD)
+
 
 class LoadAwareScorer:
     """Scores by queue length against a fixed threshold. Stateless."""
 
     def __init__(self, parameters: LoadAwareParameters) -> None:
-        self._threshold = parameters.threshold if parameters.threshold > 0 else DEFAULT_THRESHOLD
+        self._threshold = parameters.threshold
 
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes

@@ -11,13 +11,13 @@ primary profile and the profile `prefill` picked become the most recently used.
 
 The order of at most `lruSize` (1024) endpoints is remembered; those that leave or restart are
 forgotten. (In the reference a used endpoint's rank counts also used endpoints that are no
-candidates; here it does not.) `prefixPluginType` and `prefixPluginName` are accepted and ignored.
+candidates; here it does not.)
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -38,6 +38,12 @@ class NoHitLruParameters(Parameters, frozen=True):
     prefix_match_info_producer_name: str = DEFAULT_PRODUCER
     prefix_plugin_type: str = ""
     prefix_plugin_name: str = ""
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """Older names of the producer, which the reference ignores too."""
+        older = "prefixMatchInfoProducerName says whose matches count"
+        return {"prefixPluginType": older, "prefixPluginName": older}
 
 
 class NoHitLruScorer:

@@ -71,12 +71,13 @@ def flow_control(settings: FlowControlSettings, named: Callable[[Any], str]) -> 
 
     def band(one: BandSettings) -> dict[str, Any]:
         policies = {"fairness": named(one.fairness), "ordering": named(one.ordering)}
-        return {"bytes": one.max_bytes, "requests": one.max_requests, **policies}
+        caps = {"bytes": one.max_bytes, "requests": one.max_requests}
+        return {**caps, "ttl": one.request_ttl_seconds, **policies}
 
     return {
         "bytes": settings.max_bytes,
         "requests": settings.max_requests,
-        "ttl": settings.request_ttl_seconds,
+        "memory": settings.max_memory_bytes,
         "ttl without endpoints": settings.no_endpoint_ttl_seconds,
         "default band": band(settings.default_band),
         "default negative band": band(settings.default_negative_band),

@@ -314,7 +314,7 @@ def test_of_two_objects_with_one_name_the_first_one_counts() -> None:
         ("items: [5]", "items[0].kind: expected an object with a known kind"),
         ("items: [{kind: List, items: []}]", "items[0].kind: the kind 'List' is unknown"),
         ("items: {}", "items: expected a list, got a mapping"),
-        ("item: []", "the key 'items' is missing"),
+        ("item: []", "item: unknown key; did you mean 'items'?"),
         ("items: []\nmetadata: []", "metadata: expected a mapping"),
     ],
 )

@@ -11,7 +11,7 @@ from picker.config.catalog import builtin_plugins
 from picker.config.check import assemble, check_config
 from picker.config.findings import InvalidConfigError, Severity
 from picker.config.load import LoadedConfig
-from picker.config.show import aligned, effective_lines
+from picker.config.show import aligned, effective_lines, parameters_in_force
 
 FOLDER = Path(__file__).parents[2] / "golden" / "config"
 # What is shown says by name what was there by default, and that needs what was turned off.
@@ -34,6 +34,7 @@ schedulingProfiles:
 - name: default
   plugins: [{pluginRef: prefix-cache-scorer, weight: 3}]
 """
+APPROX = "{type: approx-prefix-cache-producer"
 
 
 def assembled(content: bytes) -> tuple[LoadedConfig, Assembly]:
@@ -48,7 +49,10 @@ def essence(assembly: Assembly) -> list[object]:
     ]
     steps = (assembly.producers, assembly.hooks, assembly.admitters, assembly.screeners)
     return [
-        {name: (one.type_name, one.parameters) for name, one in assembly.instances.items()},
+        {
+            name: (one.type_name, parameters_in_force(one.parameters))
+            for name, one in assembly.instances.items()
+        },
         [(plan.name, plan.picker.instance.name) for plan in assembly.plans if plan.picker],
         parts,
         [[getattr(one, "name", "") for one in step] for step in steps],
@@ -76,11 +80,12 @@ def flow_control(assembly: Assembly) -> list[object]:
                 names[id(one.ordering)],
                 one.max_bytes,
                 one.max_requests,
+                one.request_ttl_seconds,
             )
             for priority, one in bands.items()
         },
-        (settings.max_bytes, settings.max_requests),
-        (settings.request_ttl_seconds, settings.no_endpoint_ttl_seconds),
+        (settings.max_bytes, settings.max_requests, settings.max_memory_bytes),
+        settings.no_endpoint_ttl_seconds,
         (names[id(settings.usage_limits)], settings.detector_name),
         [names[id(one)] for one in settings.eviction or ()],
     ]
@@ -107,6 +112,31 @@ def test_every_value_says_where_it_is_from() -> None:
     assert lines["type: token-producer"] == "auto-created"
     assert lines["type: single-profile-handler"] == "default"
     assert lines["plugins:"] is None
+
+
+@pytest.mark.parametrize(
+    ("plugin", "shown"),
+    [
+        (f"{APPROX}}}", "blockSizeTokens: 64"),
+        (f"{APPROX}, parameters: {{blockSizeTokens: 16}}}}", "blockSizeTokens: 64"),
+        (f"{APPROX}, parameters: {{blockSizeTokens: 128}}}}", "blockSizeTokens: 128"),
+        (
+            "{type: precise-prefix-cache-producer, "
+            "parameters: {tokenProcessorConfig: {blockSize: 64}}}",
+            "blockSizeTokens: 64",
+        ),
+        ("{type: max-score-picker, parameters: {maxNumOfEndpoints: 0}}", "maxNumOfEndpoints: 1"),
+        ("{type: load-aware-scorer, parameters: {threshold: -1}}", "threshold: 128"),
+    ],
+)
+def test_what_is_shown_is_in_force(plugin: str, shown: str) -> None:
+    """Not what is written and replaced; what is shown draws no warning of its own."""
+    head = "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins: "
+    loaded, assembly = assembled(f"{head}[{plugin}]".encode())
+    lines = effective_lines(loaded, assembly)
+    assert shown in [line.text.strip(" -") for line in lines]
+    _, again = assembled(aligned(lines, with_origin=False).encode())
+    assert again.warnings == ()
 
 
 def test_checking_says_everything_at_once() -> None:

@@ -84,6 +84,36 @@ async def test_no_more_than_so_many_go_for_one() -> None:
 
 
 @pytest.mark.looptime
+async def test_bodies_and_memory_are_counted_apart() -> None:
+    """Neither takes of the other's cap; a higher priority takes a lower one's memory."""
+    scene = Scene(max_bytes=100, max_memory_bytes=1000, bands={5: band()}, detector=Slots(1))
+    await scene.arrive(size_bytes=0)
+    small = [await scene.arrive(size_bytes=10, held_bytes=400) for _ in range(2)]
+    assert scene.gate.queued() == (2, 20)
+    refused = (await scene.arrive(size_bytes=10, held_bytes=201)).refusal
+    assert refused is not None
+    assert "memory in all" in refused.message
+    assert (await scene.arrive(size_bytes=80, held_bytes=200)).waits
+    assert (await scene.arrive(priority=5, size_bytes=0, held_bytes=200)).waits
+    assert [client.waits for client in small] == [True, True]
+    assert (await scene.arrive(priority=5, size_bytes=0, held_bytes=400)).waits
+    assert [client.waits for client in small] == [True, False]
+    view = scene.gate.queues()
+    assert (view.queued_bytes, view.queued_memory_bytes, view.max_memory_bytes) == (10, 1000, 1000)
+
+
+@pytest.mark.looptime
+async def test_what_can_never_be_held_is_not_asked_to_come_again() -> None:
+    """Whatever the size of its body."""
+    scene = Scene(max_memory_bytes=100, detector=Slots(1))
+    await scene.arrive()
+    refusal = (await scene.arrive(size_bytes=1, held_bytes=101)).refusal
+    assert refusal is not None
+    assert refusal.retry_after_seconds is None
+    assert "it takes 101 bytes, and no more than 100 may ever wait" in refusal.message
+
+
+@pytest.mark.looptime
 @pytest.mark.parametrize("caps", [{"max_bytes": 100}, {"bands": {0: band(max_bytes=100)}}])
 @pytest.mark.parametrize("pool_size", [0, 1])
 async def test_what_can_never_fit_is_not_asked_to_come_again(caps: Any, pool_size: int) -> None:

@@ -199,6 +199,29 @@ async def test_caps_hold_to_the_byte_in_their_order() -> None:
     assert (view.queued_requests, view.queued_bytes) == (5, 1000)
 
 
+async def test_a_band_has_a_time_to_live_of_its_own() -> None:
+    """Shorter, longer or none; an empty pool's goes before all of them."""
+    scene = Scene(
+        request_ttl_seconds=3.0,
+        no_endpoint_ttl_seconds=1.0,
+        bands={
+            5: band(request_ttl_seconds=2.0),
+            -1: band(request_ttl_seconds=9.0),
+            -2: band(request_ttl_seconds=None),
+        },
+    )
+    await scene.arrive()
+    began = scene.loop.time()
+    *waiting, forever = [await scene.arrive(priority=priority) for priority in (5, 0, -1, -2)]
+    await asyncio.sleep(10.0)
+    waited = [(client.settled_at or began) - began for client in waiting]
+    assert waited == pytest.approx([2.0, 3.0, 9.0], abs=0.002)
+    assert forever.waits
+    await scene.resize(0)
+    await asyncio.sleep(1.1)
+    assert not forever.waits
+
+
 async def test_a_request_waits_exactly_as_long_as_it_may() -> None:
     """429 with a reason, to the millisecond; no sweep."""
     scene = Scene(request_ttl_seconds=3.25)

@@ -13,7 +13,7 @@ from typing import Any
 import looptime
 import pytest
 from flow_scene import Ceilings, Client, Pool, Scene, Sharing, Slots, band, flow_settings, settle
-from full_queue import Place, displaced, exceeded
+from full_queue import Place, displaced, exceeded, settings_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +43,7 @@ VARIANTS: list[FlowControlSettings | None] = [
         detector=Slots(2),
         max_requests=6,
         max_bytes=500,
-        bands={4: band(max_requests=2), -3: band(max_bytes=150)},
+        bands={4: band(max_requests=2, request_ttl_seconds=6.0), -3: band(max_bytes=150)},
         request_ttl_seconds=2.0,
         no_endpoint_ttl_seconds=None,
     ),
@@ -59,11 +59,17 @@ VARIANTS: list[FlowControlSettings | None] = [
     flow_settings(
         max_requests=7,
         max_bytes=400,
+        max_memory_bytes=900,
         default_band=band(fairness=Sharing(), max_requests=5, max_bytes=260),
         default_negative_band=band(fairness=Sharing(), max_requests=4),
         request_ttl_seconds=9.0,
     ),
 ]
+
+
+def held(size_bytes: int) -> int:
+    """What a request takes of memory while it waits."""
+    return 100 + 2 * size_bytes
 
 
 class Walk(Scene):
@@ -85,13 +91,16 @@ class Walk(Scene):
     async def comes(self, flow: str, priority: int, size_bytes: int, leaves: bool) -> None:
         """A request; whether it is refused is foretold, and who goes in its place."""
         foretold, number = self._foretell(flow, priority, size_bytes), len(self.clients)
-        ttl = self.chosen.request_ttl_seconds if self.chosen else None
+        ttl = None
+        if self.chosen is not None:
+            ttl = settings_of(self.chosen, self._band(priority)).request_ttl_seconds
         self.items[number] = (self.loop.time(), ttl)
         client = await self.arrive(
             str(number),
             fairness_id=flow,
             priority=priority,
             size_bytes=size_bytes,
+            held_bytes=held(size_bytes),
             leaves=leaves,
         )
         for one in self.clients:
@@ -283,7 +292,8 @@ class Walk(Scene):
         """
         if self.chosen is None:
             return {}
-        newcomer = Place(len(self.clients), self._band(priority), flow, size_bytes)
+        where = (len(self.clients), self._band(priority), flow)
+        newcomer = Place(*where, size_bytes, held(size_bytes))
         waiting = [self._place(one) for one in self.waiting()]
         caps = exceeded(self.chosen, waiting, newcomer)
         if not caps:
@@ -294,7 +304,8 @@ class Walk(Scene):
     def _place(self, client: Client) -> Place:
         request = client.request
         number = int(request.request_id)
-        return Place(number, self.bands[number], request.fairness_id, request.size_bytes)
+        sizes = (request.size_bytes, request.held_bytes)
+        return Place(number, self.bands[number], request.fairness_id, *sizes)
 
     def _band(self, priority: int) -> int:
         """Where a request waits: its own band where none is lower."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ext_proc_stream import DESTINATION
+from ext_proc_stream import DESTINATION, completion
 from metrics_pages import page, pods, serving
 from waiting_requests import FAIRNESS, OBJECTIVE, config, headers_of, status_of, waiting_scene
 
@@ -48,9 +48,12 @@ async def test_a_full_queue_refuses_at_once(tmp_path: Path) -> None:
         await scene.is_at_rest()
 
 
-async def test_a_body_that_is_too_large_to_wait_does_not(tmp_path: Path) -> None:
-    """A request takes what is held of it, more than its body, of the queue, and gives it back."""
-    async with waiting_scene(tmp_path, config("  maxBytes: 30k")) as scene:
+@pytest.mark.parametrize("cap", ["  maxBytes: {body}", "  maxMemory: 30k"])
+async def test_what_is_too_large_to_wait_does_not(tmp_path: Path, cap: str) -> None:
+    """A request takes its body's size of `maxBytes`, and what is held of it, which is more, of
+    `maxMemory`; it gives both back.
+    """
+    async with waiting_scene(tmp_path, config(cap.format(body=len(completion())))) as scene:
         first = await scene.serve()
         second = await scene.wait(1)
         assert status_of(await (await scene.ask()).answer()) == 429

@@ -19,7 +19,7 @@ from picker.requestcontrol.parked import REQUEST_BYTES
 
 ONE_TEXT, CONVERSATION, COSTLY, TOKENS = "one text", "a conversation", "costly", "token ids"
 WARM_UP = 30  # what is made once, and what grows in large steps
-NO_CAPS = "  defaultPriorityBand: {maxBytes: 1G}"
+NO_CAPS = "  maxMemory: 0"
 HEADERS_AND_NAMES = 4_000  # what is counted for those of these requests, at most
 
 
@@ -83,10 +83,10 @@ async def test_the_queue_counts_no_less_than_is_held(
         gateway = Gateway([asked] * (WARM_UP + number), buffered)
         await gateway.connect(scene.picker.ports.grpc)
         await fill(scene, gateway, 0, WARM_UP)
-        before, counted_before = traced_bytes(), queued_bytes(scene)
+        before, counted_before = traced_bytes(), memory_bytes(scene)
         await fill(scene, gateway, WARM_UP, WARM_UP + number)
         held = (traced_bytes() - before) / number
-        counted = (queued_bytes(scene) - counted_before) / number
+        counted = (memory_bytes(scene) - counted_before) / number
         assert len(asked) < held <= counted
         packed = len(asked) if kind == TOKENS else 0
         at_most = 1.25 * len(asked) + packed + REQUEST_BYTES + HEADERS_AND_NAMES
@@ -98,9 +98,9 @@ async def test_the_queue_counts_no_less_than_is_held(
         await scene.is_at_rest()
 
 
-def queued_bytes(scene: Scene) -> int:
-    """What the queue counts."""
-    return scene.picker.pool.requests.queues().queued_bytes
+def memory_bytes(scene: Scene) -> int:
+    """What the queue counts of memory."""
+    return scene.picker.pool.requests.queues().queued_memory_bytes
 
 
 async def test_nobody_waits_for_the_collector(tmp_path: Path) -> None:

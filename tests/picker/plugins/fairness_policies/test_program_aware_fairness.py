@@ -16,7 +16,7 @@ from picker.plugins.fairness_policies.program_aware_fairness import (
     ProgramAwareFairness,
     ProgramAwareFairnessParameters,
 )
-from picker.types import Api, InferenceRequest, ParsedBody, Usage
+from picker.types import DEFAULT_FAIRNESS_ID, Api, InferenceRequest, ParsedBody, Usage
 
 HALF_LIFE = 60.0
 
@@ -91,6 +91,79 @@ def test_programs_are_forgotten(queue: Callable[..., Any]) -> None:
     band.now = 3900.0
     _serve(band, "other", Usage(1, 1))
     assert set(policy.program_shares()) == {"other"}
+
+
+def _turns(**parameters: Any) -> ProgramAwareFairness:
+    return _policy(strategy="turn-priority", **parameters)
+
+
+def _take_turns(band: Any, program: str, number: int) -> None:
+    for _ in range(number):
+        _serve(band, program, Usage(100, 100))
+
+
+def test_the_deepest_session_goes_first(queue: Callable[..., Any]) -> None:
+    """Whatever it was served; each turn makes it deeper, in all bands."""
+    policy = _turns()
+    band, other = queue(policy.for_band(0)), queue(policy.for_band(-1))
+    _take_turns(band, "a", 1)
+    _take_turns(other, "b", 3)
+    for program in "abcb":
+        band.push(program)
+    assert band.drain() == "bbac"
+
+
+@pytest.mark.parametrize(("weight", "order"), [(0.05, "ba"), (0.5, "ab"), (0.0, "ba")])
+def test_a_shallow_session_that_waits_overtakes_a_deeper_one(
+    queue: Callable[..., Any], weight: float, order: str
+) -> None:
+    """After turns / turnPriorityTimeWeight seconds."""
+    band = queue(_turns(turn_priority_time_weight=weight).for_band(0))
+    _take_turns(band, "b", 5)
+    band.push("a")
+    band.now = 11.0
+    band.push("b")
+    assert band.drain() == order
+
+
+@pytest.mark.parametrize(
+    ("limit", "idle", "order"), [(120.0, 119.0, "ba"), (120.0, 121.0, "ab"), (0.0, 1e3, "ba")]
+)
+def test_a_session_that_was_idle_for_long_begins_again(
+    queue: Callable[..., Any], limit: float, idle: float, order: str
+) -> None:
+    """From its last end to when the head came; the time that it waits is not idle."""
+    policy = _turns(turn_priority_inactivity_seconds=limit)
+    band, other = queue(policy.for_band(0)), queue(policy.for_band(-1))
+    _take_turns(band, "b", 2)
+    band.now = other.now = idle
+    band.push("a")
+    band.push("b")
+    band.now += 500.0
+    assert band.drain() == order
+
+
+def test_requests_of_no_session_have_no_depth(queue: Callable[..., Any]) -> None:
+    """Those without a fairness id share one, and are as many clients."""
+    band = queue(_turns().for_band(0))
+    _take_turns(band, DEFAULT_FAIRNESS_ID, 9)
+    _take_turns(band, "a", 1)
+    band.push(DEFAULT_FAIRNESS_ID)
+    band.push("a")
+    assert band.drain() == f"a{DEFAULT_FAIRNESS_ID}"
+
+
+def test_a_session_keeps_its_depth_while_it_is_remembered(queue: Callable[..., Any]) -> None:
+    """Also one whose responses say nothing of tokens."""
+    policy = _turns(eviction_ttl_seconds=3600.0)
+    band = queue(policy.for_band(0))
+    for at in (0.0, 1000.0, 4100.0):
+        band.now = at
+        for program in ("a", str(at)):
+            band.push(program)
+            band.complete(band.dispatch())
+    assert {"a", "1000.0"} <= set(policy.program_shares())
+    assert "0.0" not in policy.program_shares()
 
 
 def test_it_says_what_each_program_got(queue: Callable[..., Any]) -> None:

@@ -1,0 +1,89 @@
+"""One mistake in a configuration is one finding, whatever follows from it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from picker.config.build import BuildOptions, build
+from picker.config.catalog import builtin_plugins
+from picker.config.findings import Finding, InvalidConfigError, Severity
+from picker.config.load import load_config
+from picker.metrics import PickerMetrics
+
+FOLDER = Path(__file__).parents[2] / "golden" / "config"
+CASES = (
+    "any_order_of_plugins",
+    "composed_without_the_gate",
+    "data_layer_written_out",
+    "flow_control_every_policy",
+    "inject_defaults_off_with_scorers",
+    "published_gaie_chart_latency_predictor",
+    "published_pd_multi_tier",
+    "published_turn_priority_fairness",
+)
+FREE_KEYS = {"research", "production"}  # tenants
+REGISTRY = builtin_plugins()
+
+
+def findings(document: Any) -> list[Finding]:
+    """Everything about a configuration."""
+    options = BuildOptions(allow_experimental=True)
+    try:
+        loaded = load_config(yaml.safe_dump(document, sort_keys=False).encode(), "c")
+        return list(build(loaded, REGISTRY, PickerMetrics(), lambda: 0.0, options).warnings)
+    except InvalidConfigError as error:
+        return list(error.findings)
+
+
+def keys(node: Any) -> Iterator[tuple[Any, str]]:
+    """Every mapping in a document, and each of its keys."""
+    for key, one in list(node.items()) if isinstance(node, dict) else enumerate(node):
+        if isinstance(node, dict):
+            yield node, key
+        if isinstance(one, dict | list):
+            yield from keys(one)
+
+
+def misspelt(document: Any) -> Iterator[tuple[str, Any]]:
+    """The document with one key at a time that nobody knows."""
+    for number, (_, key) in enumerate(keys(document)):
+        changed = copy.deepcopy(document)
+        node, _ = list(keys(changed))[number]
+        pairs = [(f"{name}x" if name == key else name, value) for name, value in node.items()]
+        node.clear()
+        node.update(pairs)
+        yield key, changed
+
+
+def mistyped(document: Any) -> Iterator[tuple[str, Any]]:
+    """The document with one parameter at a time that has a value of no use."""
+    for index, plugin in enumerate(document["plugins"]):
+        for field in msgspec.structs.fields(REGISTRY.get(plugin["type"]).parameters):
+            changed = copy.deepcopy(document)
+            parameters = changed["plugins"][index].setdefault("parameters", {})
+            parameters[field.encode_name] = 5 if field.type in (str, bool) else "useless"
+            yield f"{plugin['type']}.{field.encode_name}", changed
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("change", [misspelt, mistyped])
+def test_one_mistake_is_one_finding(case: str, change: Any) -> None:
+    """Warnings of a configuration that cannot be used do not come on top of it."""
+    document = yaml.safe_load((FOLDER / f"{case}.in.yaml").read_text())
+    before = {(one.key, one.message) for one in findings(document)}
+    for name, changed in change(document):
+        found = findings(changed)
+        errors = [one for one in found if one.severity is Severity.ERROR]
+        if not errors and (change is mistyped or name in FREE_KEYS):
+            continue  # what is as good as what was there
+        added = [one for one in found if (one.key, one.message) not in before]
+        moved = [one for one in added if one.severity is Severity.WARNING]
+        assert len(errors) == 1, (name, [str(one) for one in found])
+        assert not moved, (name, [str(one) for one in moved])
