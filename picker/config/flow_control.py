@@ -2,7 +2,7 @@
 
 What nobody wrote has the reference's defaults: a cap of a band that is 0 or missing is 1e9 bytes or
 5000 requests, one of all bands is none; a time of 0 never ends. `maxMemory`, which is not of the
-reference, is 2Gi where it is missing, and no cap where it is 0. A policy that is named but not
+reference, is 1Gi where it is missing, and no cap where it is 0. A policy that is named but not
 among the plugins is made when it is a plugin type.
 """
 

@@ -18,7 +18,7 @@ from picker.framework.interfaces import SaturationDetector
 DEFAULT_BAND_BYTES = 1_000_000_000
 DEFAULT_BAND_REQUESTS = 5000
 DEFAULT_TTL_SECONDS = 60.0
-DEFAULT_MEMORY_BYTES = 2 * 2**30
+DEFAULT_MEMORY_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from picker.framework.interfaces import Picker
-from picker.plugins.pickers.max_score_picker import MaxScorePicker
+from picker.plugins.pickers.max_score_picker import MaxScorePicker, PickerParameters
 from picker.plugins.pickers.random_picker import RandomPicker
 from picker.plugins.pickers.weighted_random_picker import WeightedRandomPicker
 from picker.types import Candidate, Endpoint, ScoredEndpoint
@@ -48,9 +48,10 @@ def test_every_picker_picks_distinct_endpoints_and_repeats_itself(
     make: Make, scores: list[float], count: int, seed: int
 ) -> None:
     """As many as asked for and there are, at least one; the same seed gives the same pick."""
-    picked = names(make(count).pick(scored(*scores), Random(seed)))
+    asked = PickerParameters(max_num_of_endpoints=count).max_num_of_endpoints
+    picked = names(make(asked).pick(scored(*scores), Random(seed)))
     assert len(picked) == len(set(picked)) == min(max(1, count), len(scores))
-    assert names(make(count).pick(scored(*scores), Random(seed))) == picked
+    assert names(make(asked).pick(scored(*scores), Random(seed))) == picked
 
 
 @pytest.mark.parametrize("make", ALL)
