@@ -36,7 +36,7 @@ schedulingProfiles:
   - {{pluginRef: queue-scorer}}
   - {{pluginRef: active-request-scorer}}
 flowControl:
-  maxBytes: {max_bytes}
+  maxMemory: {max_memory}
   defaultRequestTTL: {ttl}
   saturationDetector: {{pluginRef: {detector}-detector}}
   defaultPriorityBand: {{fairnessPolicyRef: {fairness}, maxRequests: {waiting}}}
@@ -69,7 +69,7 @@ class Run:
 
     answers: list[Answer] = field(default_factory=list)
     most_waiting: int = 0
-    most_waiting_bytes: int = 0
+    most_memory_bytes: int = 0
 
     def of(self, tenant: str, since: float = 0.0, until: float = math.inf) -> list[Answer]:
         """Answers to what came from a tenant in a time."""
@@ -82,7 +82,7 @@ class Run:
 
 def config(fairness: str = FAIR, slots: int = 16, **values: object) -> str:
     """A picker's configuration; an endpoint has `slots` places."""
-    chosen = {"turns": "", "max_bytes": 0, "ttl": "60s", "waiting": 100}
+    chosen = {"turns": "", "max_memory": 0, "ttl": "60s", "waiting": 100}
     chosen |= {"detector": "concurrency", **values}
     return CONFIG.format(fairness=fairness, slots=slots, **chosen)
 
@@ -115,9 +115,9 @@ def run(
                 await asyncio.sleep(max(0.0, at - loop.time()))
                 group.create_task(ask(fleet, call))
                 await asyncio.sleep(0)
-                view = fleet.gate.queued()
-                seen.most_waiting = max(seen.most_waiting, view[0])
-                seen.most_waiting_bytes = max(seen.most_waiting_bytes, view[1])
+                view = fleet.gate.queues()
+                seen.most_waiting = max(seen.most_waiting, view.queued_requests)
+                seen.most_memory_bytes = max(seen.most_memory_bytes, view.queued_memory_bytes)
 
     async def main() -> None:
         async with VirtualFleet(settings) as fleet:
@@ -140,7 +140,7 @@ def _check_that_nothing_is_left(fleet: VirtualFleet, num_requests: int) -> None:
     """Every counter is at zero, and every request had one outcome."""
     view = fleet.gate.queues()
     assert (fleet.inflight.total, fleet.gate.num_waiting, fleet.gate.num_under_way) == (0, 0, 0)
-    assert (view.queued_requests, view.queued_bytes, view.under_way) == (0, 0, 0)
+    assert (view.queued_requests, view.queued_memory_bytes, view.under_way) == (0, 0, 0)
     assert not any(band.queued_requests or band.flows for band in view.bands)
     assert sum(view.outcomes.values()) == num_requests
     fleet.gate.check_integrity()
@@ -294,7 +294,7 @@ def goodput(seen: Run, since: float, until: float) -> float:
 @pytest.mark.parametrize("fairness", [STRICT, FAIR])
 def test_an_overloaded_fleet_serves_as_much_as_it_can(fairness: str) -> None:
     """At three times its peak at least 95 % of that, also just after another tenant has gone; the
-    rest is refused at once, for a reason, and what waits keeps to its bytes. When the load falls,
+    rest is refused at once, for a reason, and what waits keeps to its memory. When the load falls,
     all is as before within five seconds.
     """
     peak = max(
@@ -307,14 +307,14 @@ def test_an_overloaded_fleet_serves_as_much_as_it_can(fairness: str) -> None:
         "flood": Tenant(3 * peak, since=5.0, until=12.0),
         "after": Tenant(0.5 * peak, since=12.0),
     }
-    seen = run(config(fairness, max_bytes=cap), tenants, 22.0)
+    seen = run(config(fairness, max_memory=cap), tenants, 22.0)
     assert goodput(seen, 7.0, 12.0) >= 0.95 * peak
     refused = [one for one in seen.answers if one.status != 200]
     assert len(refused) > 3 * peak
     assert {(one.status, one.reason) for one in refused} == {(429, "rejected-saturated")}
     assert all(1 <= (one.retry_after_seconds or 0) <= 60 for one in refused)
     assert {one.seconds for one in refused} == {0.0}
-    assert 0.9 * cap < seen.most_waiting_bytes <= cap
+    assert 0.9 * cap < seen.most_memory_bytes <= cap
     before, after = seen.of("before", since=1.0), seen.of("after", since=17.0)
     normal = p99(one.ttft_seconds for one in before)
     assert p99(one.ttft_seconds for one in after) <= 1.3 * normal
