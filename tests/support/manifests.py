@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import yaml
-from kube_tools import tool
+from kube_tools import NEWEST, tool
 
 Object: TypeAlias = dict[str, Any]
 
@@ -25,25 +25,26 @@ BUILDS = tuple(
 )
 
 
-def kustomized(folder: str) -> list[Object]:
+def kustomized(folder: str, version: str = NEWEST) -> list[Object]:
     """What `kubectl kustomize FOLDER` renders; the folder is told from the repository's root.
 
     Raises MissingToolError without kubectl, AssertionError for a folder that does not build.
     """
-    return list(yaml.safe_load_all(_output("kubectl", "kustomize", str(ROOT / folder))))
+    words = ("kustomize", str(ROOT / folder))
+    return list(yaml.safe_load_all(_output(tool("kubectl", version), *words)))
 
 
 def charted(*settings: str, release: str = "pointsman", namespace: str = NAMESPACE) -> list[Object]:
     """What `helm template` renders with these `key=value`. Raises as `kustomized`."""
     flags = [word for setting in settings for word in ("--set", setting)]
     command = ("template", release, str(CHART), "--namespace", namespace, *flags)
-    return [one for one in yaml.safe_load_all(_output("helm", *command)) if one]
+    return [one for one in yaml.safe_load_all(_output(tool("helm"), *command)) if one]
 
 
 @cache
-def _output(name: str, *words: str) -> str:
+def _output(program: Path, *words: str) -> str:
     done = subprocess.run(
-        [str(tool(name)), *words], capture_output=True, text=True, check=False, timeout=60
+        [str(program), *words], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
