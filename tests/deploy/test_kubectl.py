@@ -30,10 +30,6 @@ KINDS = {
 }
 CLUSTER_WIDE = {
     "rbac.authorization.k8s.io/v1": ("ClusterRole", "ClusterRoleBinding"),
-    "admissionregistration.k8s.io/v1": (
-        "ValidatingAdmissionPolicy",
-        "ValidatingAdmissionPolicyBinding",
-    ),
 }
 
 
@@ -101,7 +97,12 @@ def _stored(cluster: KubeApi, one: Object) -> Object:
 
 
 @pytest.mark.parametrize(
-    "folder", ["deploy/k8s/overlays/active-active", "deploy/k8s/overlays/standalone"]
+    "folder",
+    [
+        "deploy/k8s/overlays/active-active",
+        "deploy/k8s/overlays/standalone",
+        "deploy/k8s/addons/admission-policy",
+    ],
 )
 async def test_what_is_applied_twice_is_unchanged(
     run: Kubectl, cluster: KubeApi, folder: str

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from crd_rules import CrdRules, FieldError
+from kube_api.admission import binding_errors, policy_errors
 
 Object: TypeAlias = dict[str, Any]
 _ANY_FIELDS = frozenset({"metadata.name", "metadata.namespace"})
@@ -119,6 +120,23 @@ BUILT_IN = (
         put_needs_version=True,
         put_creates=True,
         check=_lease_errors,
+    ),
+    Resource(
+        "admissionregistration.k8s.io",
+        "v1",
+        "validatingadmissionpolicies",
+        "ValidatingAdmissionPolicy",
+        namespaced=False,
+        check=policy_errors,
+    ),
+    Resource(
+        "admissionregistration.k8s.io",
+        "v1",
+        "validatingadmissionpolicybindings",
+        "ValidatingAdmissionPolicyBinding",
+        namespaced=False,
+        has_status=False,
+        check=binding_errors,
     ),
 )
 
