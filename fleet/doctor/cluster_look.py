@@ -41,6 +41,7 @@ SERVICES = Resource("", "v1", "services")
 _KINDS = (POOLS, LEGACY_POOLS, OBJECTIVES, LEGACY_OBJECTIVES, REWRITES, LEGACY_REWRITES)
 _POLICIES = ((OBJECTIVES, LEGACY_OBJECTIVES), (REWRITES, LEGACY_REWRITES))
 _KIND_NAMES = {
+    POOLS.plural: "InferencePool",
     OBJECTIVES.plural: "InferenceObjective",
     REWRITES.plural: "InferenceModelRewrite",
     PODS.plural: "Pod",
@@ -89,7 +90,7 @@ class ClusterLook:
     async def _look(self) -> ClusterFacts:
         served = {one: await self._api.has(one) for one in _KINDS}
         kind = POOLS if served[POOLS] or not served[LEGACY_POOLS] else LEGACY_POOLS
-        pool = await self._get(kind, self._pool_name) if served[kind] else None
+        pool = await self._pool(kind) if served[kind] else None
         so_far = ClusterFacts(self._namespace, self._pool_name, pool=pool)
         value = pool_value(so_far)
         reference = None if value is None else value.spec.picker
@@ -97,7 +98,7 @@ class ClusterLook:
         if reference is not None and reference.kind == "Service":
             service = await self._get(SERVICES, reference.name)
             owned = f"kubernetes.io/service-name={reference.name}"
-            slices = await self._list(ENDPOINT_SLICES, owned)
+            slices = await self._list(ENDPOINT_SLICES, Selection(self._namespace, owned))
         pods = await self._list(PODS)
         so_far = ClusterFacts(
             self._namespace, self._pool_name, pool=pool, service=service, pods=pods
@@ -123,6 +124,11 @@ class ClusterLook:
             now=self._now(),
         )
 
+    async def _pool(self, kind: Resource) -> Json | None:
+        """Listed by its name, as the picker does, whose Role has no more than that."""
+        selection = Selection(self._namespace, field_selector=f"metadata.name={self._pool_name}")
+        return next(iter(await self._list(kind, selection) or ()), None)
+
     async def _lease(self, lease: LeaseName | None) -> Json | None:
         return None if lease is None else await self._get(LEASES, lease.name, lease.namespace)
 
@@ -131,8 +137,11 @@ class ClusterLook:
         found: Json | None = await self._seen(resource, asked)
         return found
 
-    async def _list(self, resource: Resource, labels: str = "") -> tuple[Json, ...] | None:
-        selection = Selection(self._namespace, labels)
+    async def _list(
+        self, resource: Resource, selection: Selection | None = None
+    ) -> tuple[Json, ...] | None:
+        """Those selected; all of the namespace without a selection."""
+        selection = selection or Selection(self._namespace)
         listing = await self._seen(resource, self._api.list(resource, selection))
         if listing is None:
             return None
@@ -213,7 +222,7 @@ def _needed(
     """What a picker does. Kinds that are not there need no rights yet."""
     space = cluster.namespace
     yield from (Right(PODS, verb, space) for verb in ("list", "watch"))
-    yield from (Right(pools, verb, space, cluster.pool_name) for verb in ("get", "list", "watch"))
+    yield from (Right(pools, verb, space, cluster.pool_name) for verb in ("list", "watch"))
     for pair in _POLICIES:
         kind = next((one for one in pair if served[one]), None)
         if kind is not None:

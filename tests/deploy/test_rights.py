@@ -32,7 +32,7 @@ POLICIES: set[Right] = {
 def pools(*names: str) -> set[Right]:
     """What a picker asks about these pools of one namespace."""
     group, resource = "inference.networking.k8s.io", "inferencepools"
-    verbs = ("get", "list", "watch")
+    verbs = ("list", "watch")
     return PODS | POLICIES | {(group, resource, name, verb) for name in names for verb in verbs}
 
 

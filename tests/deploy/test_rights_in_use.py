@@ -16,8 +16,6 @@ from manifests import ROOT, kustomized, of_kind
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 OVERLAYS = ["gateway", "active-active", "ha", "several-pools", "several-namespaces"]
-# It lists the one pool; `get` is for whoever asks about it in the picker's name.
-UNUSED = ("inferencepools", "get")
 Use = tuple[str, str, str]  # namespace, resource, verb
 
 
@@ -29,7 +27,6 @@ def granted(overlay: str) -> set[Use]:
         for rule in role["rules"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
-        if (resource, verb) != UNUSED
     }
 
 

@@ -24,9 +24,7 @@ CRDS = sorted((Path(__file__).parents[2] / "crds").glob("*.yaml"))
 NOW = 1_790_000_000.0
 ACCOUNT = "system:serviceaccount:default:picker"
 WORKERS, PICKERS = {"app": "worker"}, {"app": "picker"}
-POOL_RULE = Rule(
-    ["inference.networking.k8s.io"], ["inferencepools"], ["get", "list", "watch"], ["it"]
-)
+POOL_RULE = Rule(["inference.networking.k8s.io"], ["inferencepools"], ["list", "watch"], ["it"])
 ROLE = [
     Rule([""], ["pods"], ["list", "watch"]),
     POOL_RULE,

@@ -32,7 +32,7 @@ TIMINGS = (
 _K8S, _OWN = "inference.networking.k8s.io", "llm-d.ai"
 RIGHTS = (
     Rule([""], ["pods"], ["list", "watch"], (), "default"),
-    Rule([_K8S], ["inferencepools"], ["get", "list", "watch"], ["pool"], "default"),
+    Rule([_K8S], ["inferencepools"], ["list", "watch"], ["pool"], "default"),
     Rule([_OWN], ["inferenceobjectives", "inferencemodelrewrites"], ["list", "watch"]),
     Rule(["coordination.k8s.io"], ["leases"], ["get", "update"], [LEASE], "default"),
     Rule(["coordination.k8s.io"], ["leases"], ["create"], (), "default"),

@@ -59,7 +59,7 @@ async def test_a_right_under_another_name_is_none(api: KubeApi) -> None:
     other = Rule(POOL_RULE.groups, POOL_RULE.resources, POOL_RULE.verbs, ["other"])
     api.access.grant("picker", ACCOUNT, [ROLE[0], other, ROLE[2]])
     found = await told(api)
-    assert [one.check for one in found] == ["k8s-rights"] * 3
+    assert [one.check for one in found] == ["k8s-rights"] * 2
 
 
 async def test_who_may_not_ask_about_others_learns_of_himself(api: KubeApi) -> None:
@@ -78,7 +78,7 @@ async def test_rights_of_somebody_else(api: KubeApi) -> None:
     """An account that nobody has given anything lacks all of them."""
     found = await told(api, user="system:serviceaccount:default:new")
     assert {one.check for one in found} == {"k8s-rights"}
-    assert len(found) == 9
+    assert len(found) == 8
 
 
 def _pool(change: Callable[[Object], object]) -> Callable[[KubeApi], None]:

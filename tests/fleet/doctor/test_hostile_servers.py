@@ -151,7 +151,7 @@ async def test_an_api_server_has_a_limit_for_all_that_is_asked() -> None:
             """Yes."""
             return True
 
-        async def get(self, *_: object) -> dict[str, Any]:
+        async def list(self, *_: object) -> dict[str, Any]:
             """Never."""
             await asyncio.Event().wait()
             return {}

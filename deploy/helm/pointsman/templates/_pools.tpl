@@ -43,7 +43,7 @@
 - apiGroups: [inference.networking.k8s.io]
   resources: [inferencepools]
   resourceNames: {{ toJson .pools }}
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [llm-d.ai]
   resources: [inferenceobjectives, inferencemodelrewrites]
   verbs: [list, watch]
