@@ -259,14 +259,14 @@ class _Reading:
 
 def _decoded(document: Any, at: Path, findings: Findings) -> PolicyObject | None:
     kind = _kind_of(document)
-    shape = policy_objects.KINDS.get(kind or "")
+    version = document.get("apiVersion") if isinstance(document, dict) else None
+    shape = policy_objects.shape_of(kind or "", version)
     if shape is None:
         text = "expected an object with a known kind"
         if kind is not None:
             text = f"the kind {_shown(kind)} is unknown"
         findings.unknown((*at, "kind"), text, kind, policy_objects.KINDS)
         return None
-    version = document.get("apiVersion")
     if version == policy_objects.LEGACY_API_VERSION:
         text = f"{version} is deprecated, use {policy_objects.API_VERSION}"
         findings.warn((*at, "apiVersion"), text)

@@ -115,6 +115,10 @@ class Rule(Part, frozen=True, kw_only=True):
     matches: tuple[Match, ...] = ()
     targets: Annotated[tuple[Target, ...], Meta(min_length=1)] | None = None
 
+    def drawn(self) -> tuple[str, tuple[Target, ...]]:
+        """What a request that matches draws from, and the key that it stands under."""
+        return "targets", self.targets or ()
+
 
 class RewriteSpec(Part, frozen=True, kw_only=True):
     """The rules, those before others first."""
@@ -133,11 +137,40 @@ class InferenceModelRewrite(Part, frozen=True, kw_only=True):
     status: RewriteStatus = RewriteStatus()
 
 
+class LegacyRule(Rule, frozen=True, kw_only=True):
+    """`split` is what v1.2 of the legacy group called `targets`."""
+
+    split: Annotated[tuple[Target, ...], Meta(min_length=1)] | None = None
+
+    def drawn(self) -> tuple[str, tuple[Target, ...]]:
+        """See the base class; `targets` go first."""
+        return ("split", self.split) if self.split and not self.targets else super().drawn()
+
+
+class LegacyRewriteSpec(RewriteSpec, frozen=True, kw_only=True):
+    """The rules, those before others first."""
+
+    rules: tuple[LegacyRule, ...]
+
+
+class LegacyModelRewrite(InferenceModelRewrite, frozen=True, kw_only=True):
+    """A rewrite in the form of the legacy group: read, never installed."""
+
+    spec: LegacyRewriteSpec
+
+
 PolicyObject: TypeAlias = InferenceObjective | InferenceModelRewrite
 KINDS: Final[dict[str, type[PolicyObject]]] = {
     "InferenceObjective": InferenceObjective,
     "InferenceModelRewrite": InferenceModelRewrite,
 }
+
+
+def shape_of(kind: str, version: object) -> type[PolicyObject] | None:
+    """What objects of a kind look like in a version; None for an unknown kind."""
+    if version == LEGACY_API_VERSION and kind == "InferenceModelRewrite":
+        return LegacyModelRewrite
+    return KINDS.get(kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +194,13 @@ def rules_of(given: InferenceModelRewrite) -> tuple[RewriteRule, ...]:
     return tuple(
         RewriteRule(
             name=given.metadata.name,
-            targets=tuple(RewriteTarget(one.model_rewrite, one.weight) for one in rule.targets),
+            targets=tuple(RewriteTarget(one.model_rewrite, one.weight) for one in rule.drawn()[1]),
             models=frozenset(match.model.value for match in rule.matches),
             created_at_seconds=0.0 if created is None else created.timestamp(),
             position=position,
         )
         for position, rule in enumerate(given.spec.rules)
-        if rule.targets
+        if rule.drawn()[1]
     )
 
 
@@ -185,18 +218,21 @@ def doubts_about(given: PolicyObject) -> Iterator[Doubt]:
         yield from _doubts_about_targets(rule, at)
         if (is_generic_taken and not models) or (models and models <= matched):
             yield Doubt(at, "no request comes to this rule: earlier ones match all that it does")
-        if rule.targets:
+        if rule.drawn()[1]:
             matched |= models
             is_generic_taken |= not models
 
 
 def _doubts_about_targets(rule: Rule, at: tuple[str | int, ...]) -> Iterator[Doubt]:
-    if not rule.targets:
+    key, targets = rule.drawn()
+    if not targets:
         yield Doubt(at, "there are no 'targets', so the rule is left out")
         return
-    is_weighted = any(one.weight is not None for one in rule.targets)
-    for index, target in enumerate(rule.targets):
-        place = (*at, "targets", index)
+    if isinstance(rule, LegacyRule) and rule.split and key != "split":
+        yield Doubt((*at, "split"), "is not used: the rule has 'targets'")
+    is_weighted = any(one.weight is not None for one in targets)
+    for index, target in enumerate(targets):
+        place = (*at, key, index)
         if is_weighted and target.weight is None:
             yield Doubt(place, "is never drawn: others have a 'weight', and it has none")
         if not target.model_rewrite:

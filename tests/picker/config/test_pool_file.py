@@ -259,6 +259,11 @@ spec:
             "is deprecated, use",
             True,
         ),
+        (
+            rewrite({"split": TARGETS}) | {"apiVersion": "inference.networking.x-k8s.io/v1alpha2"},
+            "is deprecated, use",
+            True,
+        ),
         (objective(spec={"poolRef": {"name": "other"}}), "is for the InferencePool 'other'", False),
         (
             objective(spec={"poolRef": {"name": "pool", "group": "inference.networking.x-k8s.io"}}),

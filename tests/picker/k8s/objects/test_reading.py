@@ -14,7 +14,12 @@ from kubernetes_objects import (
     rewrite,
 )
 
-from picker.datalayer.policy_objects import InferenceObjective
+from picker.datalayer.policy_objects import (
+    InferenceModelRewrite,
+    InferenceObjective,
+    rules_of,
+)
+from picker.datalayer.rewrites import RewriteTarget
 from picker.k8s.objects.findings import MAX_FINDINGS, ObjectFinding, Severity
 from picker.k8s.objects.reading import read_policy, read_pool
 from picker.k8s.objects.values import PickerReference
@@ -105,6 +110,49 @@ def test_the_legacy_form_is_read_to_the_same_values() -> None:
         assert read.spec.picker.port == port
     assert errors(read_pool(legacy_pool(selector={})).findings) == ["spec.selector"]
     assert errors(read_pool(legacy_pool(targetPortNumber=0)).findings) == ["spec.targetPortNumber"]
+
+
+SHARES = [{"modelRewrite": "v1", "weight": 9}, {"modelRewrite": "v2", "weight": 1}]
+SHARED = (RewriteTarget("v1", 9), RewriteTarget("v2", 1))
+LEGACY = {"apiVersion": "inference.networking.x-k8s.io/v1alpha2"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "targets", "told"),
+    [
+        ({"split": SHARES}, SHARED, []),
+        ({"targets": SHARES}, SHARED, []),
+        ({"targets": SHARES, "split": [{"modelRewrite": "x"}]}, SHARED, ["spec.rules[0].split"]),
+        (
+            {"split": [*SHARES, {"modelRewrite": "x"}]},
+            (*SHARED, RewriteTarget("x")),
+            ["spec.rules[0].split[2]"],
+        ),
+    ],
+)
+def test_legacy_rewrites_may_split(
+    rule: dict[str, Any], targets: tuple[RewriteTarget, ...], told: list[str]
+) -> None:
+    """The older name of `targets`, which count where both stand."""
+    reading = read_policy(rewrite(rule) | LEGACY)
+    assert isinstance(reading.value, InferenceModelRewrite)
+    [read] = rules_of(reading.value)
+    assert read.targets == targets
+    assert [one.path for one in reading.findings] == told
+
+
+def test_rewrites_of_the_current_group_do_not_split() -> None:
+    """An API server would not store the key either; the rule says nothing."""
+    reading = read_policy(rewrite({"split": SHARES}))
+    assert isinstance(reading.value, InferenceModelRewrite)
+    assert rules_of(reading.value) == ()
+    paths = [one.path for one in reading.findings]
+    assert paths == ["spec.rules[0].split", "spec.rules[0]"]
+
+
+def test_a_legacy_split_keeps_its_limits() -> None:
+    """Those of targets."""
+    assert errors(read_policy(rewrite({"split": []}) | LEGACY).findings) == ["spec.rules[0].split"]
 
 
 REFUSED = [
