@@ -9,7 +9,11 @@ from typing import Any, Final
 import msgspec
 
 from picker.datalayer import policy_objects
-from picker.datalayer.policy_objects import InferenceModelRewrite, InferenceObjective
+from picker.datalayer.policy_objects import (
+    InferenceModelRewrite,
+    InferenceObjective,
+    LegacyModelRewrite,
+)
 from picker.k8s.objects import pool, pool_import
 from picker.k8s.objects.legacy_pool import LegacyPool
 from picker.k8s.objects.pool import InferencePool
@@ -19,7 +23,7 @@ from picker.k8s.objects.schema import Schema, schema_of
 _API_VERSION = "The group and version in whose form the object is written."
 _KIND = "What the object is; never changes."
 _APPROVED = "https://github.com/kubernetes-sigs/gateway-api-inference-extension/pull/1173"
-_BUNDLE_VERSION = "v1.5.0"
+_BUNDLE_VERSION = "v1.6.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,7 @@ LEGACY_OBJECTIVE: Final = Definition(
 LEGACY_REWRITE: Final = Definition(
     policy_objects.LEGACY_GROUP,
     policy_objects.VERSION,
-    InferenceModelRewrite,
+    LegacyModelRewrite,
     "InferenceModelRewrite",
     columns=_REWRITE_COLUMNS,
 )

@@ -331,6 +331,13 @@ def test_the_group_of_pools_is_marked_as_approved() -> None:
     assert approved.endswith("/gateway-api-inference-extension/pull/1173")
 
 
+@pytest.mark.parametrize("definition", [POOL, POOL_IMPORT])
+def test_pools_are_of_the_bundle_whose_schema_they_have(definition: Definition) -> None:
+    """`kubectl describe crd` shows by it which schema a cluster has."""
+    found = definition.document()["metadata"]["annotations"]
+    assert found["inference.networking.k8s.io/bundle-version"] == "v1.6.0"
+
+
 @pytest.mark.parametrize("definition", [*INSTALLED, *LEGACY])
 def test_every_schema_is_structural(definition: Definition) -> None:
     """Also those of the legacy group, which are read and not installed."""
