@@ -268,7 +268,8 @@ def _told(error: jsonschema.ValidationError) -> Iterator[FieldError]:
         text = f'Invalid value: "": Checked value must be of type integer with format {limit}'
         yield FieldError(NOWHERE, TYPE_INVALID, text)
     elif keyword == "type":
-        text = f'Invalid value: "{_kind(value)}": {path} in body must be of type {limit}'
+        kind = _kind(value)
+        text = f'Invalid value: "{kind}": {path} in body must be of type {limit}: "{kind}"'
         yield FieldError(path, TYPE_INVALID, text)
     elif keyword == "enum":
         values = ", ".join(map(json.dumps, limit))

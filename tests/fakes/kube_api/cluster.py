@@ -129,7 +129,9 @@ def _parsed(text: str) -> Any:
 
 
 @asynccontextmanager
-async def open_cluster(*definitions: Path, window: int = 1000) -> AsyncIterator[Cluster]:
+async def open_cluster(
+    *definitions: Path, window: int = 1000, first_version: int = 1000
+) -> AsyncIterator[Cluster]:
     """The fake server, its time moved by hand; or the real one that `KUBECONFIG` names."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
         config = os.environ.get("KUBECONFIG")
@@ -139,7 +141,9 @@ async def open_cluster(*definitions: Path, window: int = 1000) -> AsyncIterator[
                 yield cluster
             return
         clock = ManualClock()
-        async with running_kube_api(clock, *definitions, window=window) as fake:
+        async with running_kube_api(
+            clock, *definitions, window=window, first_version=first_version
+        ) as fake:
             yield Cluster(session, Address(fake.url), "default", fake, clock)
 
 

@@ -49,10 +49,11 @@ class KubeApi:
         clock: Clock | None = None,
         *,
         window: int = 1000,
+        first_version: int = 1000,
         watch_settings: WatchSettings | None = None,
     ) -> None:
         self.clock = clock or LoopClock()
-        self.store = Store(window)
+        self.store = Store(window, first_version)
         self.catalogue = Catalogue()
         self.access = Access()
         self.faults = Faults(self.clock)
@@ -216,10 +217,11 @@ async def running_kube_api(
     clock: Clock | None = None,
     *definitions: Object | Path,
     window: int = 1000,
+    first_version: int = 1000,
     watch_settings: WatchSettings | None = None,
 ) -> AsyncIterator[KubeApi]:
     """A server that listens, with these CRDs installed, for the length of the block."""
-    api = KubeApi(clock, window=window, watch_settings=watch_settings)
+    api = KubeApi(clock, window=window, first_version=first_version, watch_settings=watch_settings)
     api.install(*definitions)
     await api.start()
     try:

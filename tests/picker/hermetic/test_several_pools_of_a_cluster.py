@@ -236,8 +236,7 @@ async def test_a_namespace_without_a_role_is_that_pools_problem(tmp_path: Path) 
         Rule([""], ["pods"], ["list", "watch"], (), namespace) for namespace in ("default", "y")
     ]
     rules += [
-        Rule([K8S], [POOLS], ["list", "watch"], (), namespace)
-        for namespace in ("default", "y")
+        Rule([K8S], [POOLS], ["list", "watch"], (), namespace) for namespace in ("default", "y")
     ]
     rules += [Rule([OWN], ["inferenceobjectives", "inferencemodelrewrites"], ["list", "watch"])]
     async with following(tmp_path, *KEYS, rules=rules) as scene:
