@@ -8,7 +8,9 @@ asks the server to end it soon (`Limits.watch_seconds`), and one on which nothin
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import ssl
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
@@ -299,15 +301,37 @@ def _translated(silence: type[UnreachableError] = UnreachableError) -> Iterator[
     try:
         yield
     except (aiohttp.SocketTimeoutError, TimeoutError) as error:
-        raise silence(f"no answer in time ({_said(error)})") from error
+        raise silence("no answer in time") from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise UnreachableError(_said(error)) from error
 
 
 def _said(error: BaseException) -> str:
+    """In plain words: aiohttp's own hold addresses of objects, names of classes and URLs, in which
+    there may be passwords.
+    """
     if isinstance(error, aiohttp.ClientResponseError):
-        return f"{error.status} {error.message}"  # without the URL, which may hold a password
-    return str(error) or type(error).__name__
+        return f"{error.status} {error.message}"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"no connection to {error.host}:{error.port}: {_reason(error.certificate_error)}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"no connection to {error.host}:{error.port}: {_reason(error.os_error)}"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "the connection was closed without an answer"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the answer broke off"
+    return _reason(error)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate is not accepted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return f"TLS failed: {error.reason.replace('_', ' ').lower()}"
+    if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno:
+        return os.strerror(error.errno)
+    told = error.strerror if isinstance(error, OSError) else str(error)
+    return told or "the connection failed"
 
 
 def _socket(address: _AddressInfo) -> socket.socket:

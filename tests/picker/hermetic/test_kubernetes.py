@@ -141,7 +141,9 @@ async def test_the_api_server_goes_away_under_requests(tmp_path: Path) -> None:
 
         async def is_said() -> bool:
             status, text = await scene.picker.get("/readyz")
-            return status == 200 and "the last known state is in use" in text
+            is_told = "the last known state is in use" in text
+            assert not set(text) & set("<[")  # words, and nothing of Python's objects
+            return status == 200 and is_told and "no connection to 127.0.0.1:" in text
 
         await until(is_said)
         await scene.serves("127.0.0.11:8000", "127.0.0.12:8000")

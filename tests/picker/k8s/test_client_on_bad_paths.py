@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
+from authority import Authority, certificates
 from kube_api import statuses
+from local_ports import free_port
 from wired_client import answering, client_of
 
 from picker.k8s.api import PODS, ApiError, Selection, SilentError, UnreachableError
@@ -63,6 +67,72 @@ async def test_a_proxy_that_does_not_answer_is_given_up() -> None:
             await watched(client)
         with pytest.raises(UnreachableError, match="no answer in time"):
             await client.list(PODS, ALL)
+
+
+async def refused(access: Access) -> str:
+    """What is said of a list that fails."""
+    async with client_of(access) as client:
+        with pytest.raises(UnreachableError) as raised:
+            await client.list(PODS, ALL)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("tls", [None, ssl.create_default_context()])
+async def test_a_port_that_nobody_listens_on(tls: ssl.SSLContext | None) -> None:
+    """Is named with the reason, and with nothing that Python says of its objects."""
+    url = f"{'http' if tls is None else 'https'}://127.0.0.1:{free_port()}"
+    place = url.partition("//")[2]
+    said = await refused(Access(url, tls=tls))
+    assert said == f"no connection to {place}: Connection refused"
+
+
+async def test_a_name_that_nobody_knows() -> None:
+    """By the resolver's words."""
+    said = await refused(Access("https://nowhere.invalid", tls=ssl.create_default_context()))
+    assert said.startswith("no connection to nowhere.invalid:443: ")
+    assert "<" not in said
+
+
+@pytest.mark.parametrize(
+    ("pieces", "why"),
+    [
+        ((), "the connection was closed without an answer"),
+        ((b"HTTP/1.1 200 OK\r\n",), "the connection was closed without an answer"),
+        ((HEAD + b"Content-Length: 100\r\n\r\n{",), "the answer broke off"),
+        ((CHUNKED + b"5\r\nab",), "the answer broke off"),
+    ],
+)
+async def test_an_answer_that_breaks_off(pieces: tuple[bytes, ...], why: str) -> None:
+    """At its beginning or in the middle."""
+    async with answering(*pieces) as url:
+        assert await refused(Access(url)) == why
+
+
+@pytest.mark.parametrize(
+    ("has_tls", "why"),
+    [
+        (True, "the certificate is not accepted: "),
+        (False, "TLS failed: "),
+    ],
+)
+async def test_a_server_that_cannot_be_trusted(tmp_path: Path, has_tls: bool, why: str) -> None:
+    """Its certificate is of an unknown authority, or it has none; in OpenSSL's plain words."""
+    folder = certificates(tmp_path, Authority(), "localhost")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context if has_tls else None)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        said = await refused(Access(f"https://localhost:{port}", tls=ssl.create_default_context()))
+    finally:
+        server.close()
+    assert said.startswith(f"no connection to localhost:{port}: {why}")
+    assert not set(said) & set("<>(_")
 
 
 async def test_an_answer_whose_head_does_not_end_is_given_up() -> None:
