@@ -2,15 +2,19 @@
 #   docker build -f deploy/docker/picker.Dockerfile -t pointsman-picker:0.1.0 .
 FROM python:3.12-slim AS build
 WORKDIR /src
+# All packages, by digest; scripts/lock_images.py renews them.
+COPY deploy/docker/build.lock deploy/docker/picker.lock ./
+RUN python -m pip install --no-cache-dir --only-binary=:all: --require-hashes --requirement build.lock \
+ && python -m venv --without-pip /opt/pointsman \
+ && python -m pip --python /opt/pointsman/bin/python install --no-cache-dir --only-binary=:all: \
+    --no-deps --require-hashes --requirement picker.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY picker picker
 COPY worker worker
 COPY fleet fleet
-RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
-COPY constraints.txt ./
-RUN python -m venv --without-pip /opt/pointsman \
- && python -m pip --python /opt/pointsman/bin/python install --no-cache-dir --only-binary=:all: \
-    --constraint constraints.txt "pointsman[picker,k8s,cel,otel] @ file://$(echo /wheels/*.whl)"
+RUN python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
+ && python -m pip --python /opt/pointsman/bin/python install --no-cache-dir --no-index --no-deps /wheels/*.whl \
+ && python -m pip --python /opt/pointsman/bin/python check
 
 FROM python:3.12-slim
 ARG VERSION=0.1.0

@@ -2,19 +2,23 @@
 #   docker build -f deploy/docker/worker-cpu.Dockerfile -t pointsman-worker-cpu:0.1.0 .
 FROM python:3.12-slim AS build
 WORKDIR /src
+# All packages, by digest; scripts/lock_images.py renews them. But torch: by its version, and alone, so that only it comes
+# from that index.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+COPY constraints.txt deploy/docker/build.lock deploy/docker/worker-cpu.lock ./
+RUN python -m pip install --no-cache-dir --only-binary=:all: --require-hashes --requirement build.lock \
+ && python -m venv --without-pip /opt/pointsman \
+ && python -m pip --python /opt/pointsman/bin/python install --no-cache-dir --only-binary=:all: \
+    --no-deps --index-url "${TORCH_INDEX}" --constraint constraints.txt torch \
+ && python -m pip --python /opt/pointsman/bin/python install --no-cache-dir --only-binary=:all: \
+    --no-deps --require-hashes --requirement worker-cpu.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY picker picker
 COPY worker worker
 COPY fleet fleet
-RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
-COPY constraints.txt ./
-# torch first and alone, so that only it comes from that index.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN python -m venv /opt/pointsman \
- && /opt/pointsman/bin/pip install --no-cache-dir --only-binary=:all: --no-deps \
-    --index-url "${TORCH_INDEX}" --constraint constraints.txt torch \
- && /opt/pointsman/bin/pip install --no-cache-dir --only-binary=:all: \
-    --constraint constraints.txt "pointsman[worker] @ file://$(echo /wheels/*.whl)"
+RUN python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
+ && python -m pip --python /opt/pointsman/bin/python install --no-cache-dir --no-index --no-deps /wheels/*.whl \
+ && python -m pip --python /opt/pointsman/bin/python check
 
 FROM python:3.12-slim
 ARG VERSION=0.1.0

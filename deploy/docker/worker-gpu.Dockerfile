@@ -10,15 +10,20 @@ RUN apt-get update \
 
 FROM base AS build
 WORKDIR /src
+# All packages, by digest; scripts/lock_images.py renews them.
+COPY deploy/docker/build.lock deploy/docker/worker-gpu.lock ./
+RUN python3.12 -m venv /build \
+ && /build/bin/pip install --no-cache-dir --only-binary=:all: --require-hashes --requirement build.lock \
+ && python3.12 -m venv --without-pip /opt/pointsman \
+ && /build/bin/pip --python /opt/pointsman/bin/python install --no-cache-dir --only-binary=:all: \
+    --no-deps --require-hashes --requirement worker-gpu.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY picker picker
 COPY worker worker
 COPY fleet fleet
-RUN python3.12 -m venv /opt/pointsman \
- && /opt/pointsman/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
-COPY constraints.txt ./
-RUN /opt/pointsman/bin/pip install --no-cache-dir --only-binary=:all: \
-    --constraint constraints.txt "pointsman[worker,gpu] @ file://$(echo /wheels/*.whl)"
+RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
+ && /build/bin/pip --python /opt/pointsman/bin/python install --no-cache-dir --no-index --no-deps /wheels/*.whl \
+ && /build/bin/pip --python /opt/pointsman/bin/python check
 
 FROM base
 ARG VERSION=0.1.0

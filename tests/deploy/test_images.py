@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
+from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
@@ -12,6 +14,9 @@ import pytest
 from manifests import DEPLOY, ROOT, containers, kustomized, pod_of, workloads
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from scripts.lock_images import IMAGES as IMAGE_EXTRAS
+from scripts.lock_images import NOT_ON_CPUS
 
 IMAGES = sorted((DEPLOY / "docker").glob("*.Dockerfile"))
 HADOLINT = Path(sys.executable).with_name("hadolint")
@@ -37,19 +42,87 @@ def test_images_run_as_nobody_in_particular(path: Path) -> None:
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
 def test_images_are_made_of_tested_versions(path: Path) -> None:
-    """Every installation is constrained and keeps no cache; what is copied is in the context."""
+    """All of them by digest but for our own wheel, and torch for CPUs, which its version names."""
     text = path.read_text().replace("\\\n", " ")
-    installs = re.findall(r"pip(?: --python \S+)? install[^&\n]*", text)
-    assert installs
-    for command in installs:
-        assert "--constraint constraints.txt" in command
-        assert "--no-cache-dir" in command
+    installs = [one.split() for one in re.findall(r"pip(?: --python \S+)? install[^&\n]*", text)]
+    locks = [one[-1] for one in installs if "--require-hashes" in one]
+    assert locks == ["build.lock", f"{path.stem}.lock"]
+    others = [one for one in installs if "--require-hashes" not in one]
+    torch, own = others if path.stem == "worker-cpu" else (None, *others)
+    assert {"--no-index", "--no-deps", "/wheels/*.whl"} <= set(own)
+    if torch is not None:
+        assert {"--no-deps", "--constraint", "constraints.txt", "torch"} <= set(torch)
+    assert all("--no-cache-dir" in one for one in installs)
+    assert "--no-build-isolation" in text
     ignore = (ROOT / ".dockerignore").read_text().splitlines()
     copied = [name for names in COPY.findall(path.read_text()) for name in names.split()]
     assert copied
     for name in copied:
         assert (ROOT / name).exists()
-        assert f"!{name}" in ignore
+        assert any(fnmatch(f"!{name}", one) for one in ignore)
+
+
+def locked(name: str) -> dict[str, list[str]]:
+    """The packages of a lock, as they are pinned, with the digests of their files."""
+    found: dict[str, list[str]] = {}
+    for line in (DEPLOY / "docker" / f"{name}.lock").read_text().replace("\\\n", " ").splitlines():
+        if not line.startswith("#"):
+            pinned, *digests = line.split(" --hash=")
+            found[pinned.strip()] = [one.strip() for one in digests]
+    return found
+
+
+@pytest.mark.parametrize("name", ["build", *IMAGE_EXTRAS])
+def test_every_package_of_a_lock_has_one_version_and_digests(name: str) -> None:
+    """Those of constraints.txt, wherever it names one."""
+    constraints = (ROOT / "constraints.txt").read_text().splitlines()
+    tested = dict(one.split("==") for one in constraints if "==" in one)
+    packages = locked(name)
+    assert packages
+    names = [Requirement(one).name for one in packages]
+    assert names == sorted(set(names))
+    for pinned, digests in packages.items():
+        assert digests
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", one) for one in digests)
+        one = Requirement(pinned)
+        [version] = [given.version for given in one.specifier if given.operator == "=="]
+        assert tested.get(one.name, version) == version
+
+
+@pytest.mark.parametrize("name", IMAGE_EXTRAS)
+def test_a_lock_has_all_that_its_image_needs(name: str) -> None:
+    """Of what pyproject.toml asks for, and of what that brings along, in versions that will do."""
+    versions = {}
+    for pinned in locked(name):
+        one = Requirement(pinned)
+        versions[one.name] = str(one.specifier).removeprefix("==")
+    if name == "worker-cpu":
+        versions["torch"] = next(
+            one.partition("==")[2]
+            for one in (ROOT / "constraints.txt").read_text().splitlines()
+            if one.startswith("torch==")
+        )
+    wanted = _closure(f"pointsman[{','.join(IMAGE_EXTRAS[name])}]") - {"pointsman"}
+    if name == "worker-cpu":
+        wanted = {one for one in wanted if not NOT_ON_CPUS.fullmatch(one)} | {"torch"}
+    assert wanted <= versions.keys()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = project["dependencies"] + [
+        one for extra in IMAGE_EXTRAS[name] for one in project["optional-dependencies"][extra]
+    ]
+    for text in asked:
+        one = Requirement(text)
+        assert one.specifier.contains(versions[canonicalize_name(one.name)]), text
+
+
+def test_what_images_are_built_with_will_do() -> None:
+    """The build itself fetches nothing."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    pinned = [Requirement(one) for one in locked("build")]
+    versions = {one.name: str(one.specifier).removeprefix("==") for one in pinned}
+    for text in project["build-system"]["requires"]:
+        one = Requirement(text)
+        assert one.specifier.contains(versions[one.name]), text
 
 
 def test_every_image_is_used_and_every_use_has_an_image() -> None:
@@ -85,12 +158,10 @@ def _closure(requirement: str) -> set[str]:
 
 def test_the_picker_image_installs_no_torch() -> None:
     """Nor anything else that only workers and the fleet need."""
-    text = (DEPLOY / "docker" / "picker.Dockerfile").read_text()
-    [extras] = re.findall(r"pointsman(\[[a-z0-9,]+\]) @", text)
-    closure = _closure(f"pointsman{extras}")
-    assert {"grpcio", "kubernetes", "xds-protos", "opentelemetry-sdk"} <= closure
-    assert closure & HEAVY == set()
-    assert "torch" in _closure("pointsman[worker]")
+    names = {Requirement(one).name for one in locked("picker")}
+    assert {"grpcio", "kubernetes", "xds-protos", "opentelemetry-sdk"} <= names
+    assert names & HEAVY == set()
+    assert "torch" in {Requirement(one).name for one in locked("worker-gpu")}
 
 
 def test_the_picker_imports_no_torch() -> None:
