@@ -341,22 +341,29 @@ def with_default_model(argv: list[str]) -> list[str]:
 @contextlib.contextmanager
 def _progress() -> Iterator[Progress]:
     """Show a download: a bar in a terminal, one line elsewhere; nothing while there is none."""
+    announced = False
+
+    def tell(_done: int, total: int) -> None:
+        nonlocal announced
+        if not announced:
+            announced = True
+            print(f"fetching the default model ({total / 1e6:.0f} MB) …", file=sys.stderr)
+
+    if not sys.stderr.isatty():
+        yield tell  # also where `rich` is not installed: in the images of workers
+        return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("fetching the default model"), BarColumn(), DownloadColumn())
     bar = Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True), transient=True)
     task = bar.add_task("download", total=None)
-    announced = False
 
     def show(done: int, total: int) -> None:
         nonlocal announced
         if not announced:
             announced = True
-            if bar.console.is_terminal:
-                bar.start()
-            else:
-                print(f"fetching the default model ({total / 1e6:.0f} MB) …", file=sys.stderr)
+            bar.start()
         bar.update(task, completed=done, total=total)
         if done >= total and bar.live.is_started:
             bar.stop()

@@ -7,18 +7,18 @@ WORKDIR /src
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY constraints.txt deploy/docker/build.lock deploy/docker/worker-cpu.lock ./
 RUN python -m pip install --no-cache-dir --only-binary=:all: --require-hashes --requirement build.lock \
- && python -m venv --without-pip /opt/pointsman \
- && python -m pip --python /opt/pointsman/bin/python install --no-cache-dir --only-binary=:all: \
+ && python -m venv /opt/pointsman \
+ && /opt/pointsman/bin/pip install --no-cache-dir --only-binary=:all: \
     --no-deps --index-url "${TORCH_INDEX}" --constraint constraints.txt torch \
- && python -m pip --python /opt/pointsman/bin/python install --no-cache-dir --only-binary=:all: \
+ && /opt/pointsman/bin/pip install --no-cache-dir --only-binary=:all: \
     --no-deps --require-hashes --requirement worker-cpu.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY picker picker
 COPY worker worker
 COPY fleet fleet
 RUN python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
- && python -m pip --python /opt/pointsman/bin/python install --no-cache-dir --no-index --no-deps /wheels/*.whl \
- && python -m pip --python /opt/pointsman/bin/python check
+ && /opt/pointsman/bin/pip install --no-cache-dir --no-index --no-deps /wheels/*.whl \
+ && /opt/pointsman/bin/pip check
 
 FROM python:3.12-slim
 ARG VERSION=0.1.0
@@ -35,5 +35,6 @@ WORKDIR /tmp
 EXPOSE 8000
 HEALTHCHECK NONE
 USER 65532:65532
-ENTRYPOINT ["python", "-m", "worker"]
+# Fetches a model that is named and not there, with pip or from the hub.
+ENTRYPOINT ["pointsman", "worker"]
 CMD ["--host=0.0.0.0"]

@@ -14,16 +14,16 @@ WORKDIR /src
 COPY deploy/docker/build.lock deploy/docker/worker-gpu.lock ./
 RUN python3.12 -m venv /build \
  && /build/bin/pip install --no-cache-dir --only-binary=:all: --require-hashes --requirement build.lock \
- && python3.12 -m venv --without-pip /opt/pointsman \
- && /build/bin/pip --python /opt/pointsman/bin/python install --no-cache-dir --only-binary=:all: \
+ && python3.12 -m venv /opt/pointsman \
+ && /opt/pointsman/bin/pip install --no-cache-dir --only-binary=:all: \
     --no-deps --require-hashes --requirement worker-gpu.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY picker picker
 COPY worker worker
 COPY fleet fleet
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
- && /build/bin/pip --python /opt/pointsman/bin/python install --no-cache-dir --no-index --no-deps /wheels/*.whl \
- && /build/bin/pip --python /opt/pointsman/bin/python check
+ && /opt/pointsman/bin/pip install --no-cache-dir --no-index --no-deps /wheels/*.whl \
+ && /opt/pointsman/bin/pip check
 
 FROM base
 ARG VERSION=0.1.0
@@ -42,5 +42,6 @@ WORKDIR /tmp
 EXPOSE 8000
 HEALTHCHECK NONE
 USER 65532:65532
-ENTRYPOINT ["python", "-m", "worker"]
+# Fetches a model that is named and not there, with pip or from the hub.
+ENTRYPOINT ["pointsman", "worker"]
 CMD ["--host=0.0.0.0"]
