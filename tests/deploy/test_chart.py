@@ -62,8 +62,10 @@ SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "several namespaces": (POOLS, (f"{OVERLAYS}/several-namespaces",)),
     "workers": (
-        ("workers.sim.enabled=true", "workers.gpu.enabled=true"),
-        (f"{OVERLAYS}/gateway", f"{OVERLAYS}/sim-workers", f"{OVERLAYS}/gpu-workers"),
+        ("workers.sim.enabled=true", "workers.cpu.enabled=true", "workers.gpu.enabled=true"),
+        tuple(
+            f"{OVERLAYS}/{one}" for one in ("gateway", "sim-workers", "cpu-workers", "gpu-workers")
+        ),
     ),
     "hpa": (("autoscaling.kind=hpa",), (f"{OVERLAYS}/gateway", f"{ADDONS}/autoscaling-hpa")),
     "keda": (("autoscaling.kind=keda",), (f"{OVERLAYS}/gateway", f"{ADDONS}/autoscaling-keda")),
@@ -253,11 +255,12 @@ def test_names_follow_the_release(mode: str) -> None:
         assert wishes(pod_of(workload), may_ask_the_api=is_picker) == []
 
 
-def test_a_shared_claim_takes_the_place_of_volumes_of_their_own() -> None:
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_a_shared_claim_takes_the_place_of_volumes_of_their_own(kind: str) -> None:
     """Models are fetched once then."""
-    settings = ("workers.gpu.enabled=true", "workers.gpu.cache.existingClaim=models")
-    [gpu] = [w for w in workloads(charted(*settings)) if w["metadata"]["name"].endswith("gpu")]
-    volumes = {volume["name"]: volume for volume in pod_of(gpu)["volumes"]}
+    settings = (f"workers.{kind}.enabled=true", f"workers.{kind}.cache.existingClaim=models")
+    [found] = [w for w in workloads(charted(*settings)) if w["metadata"]["name"].endswith(kind)]
+    volumes = {volume["name"]: volume for volume in pod_of(found)["volumes"]}
     assert volumes["cache"]["persistentVolumeClaim"] == {"claimName": "models"}
 
 

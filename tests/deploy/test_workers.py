@@ -1,0 +1,76 @@
+"""Workers as deploy/ renders them: what they ask of a node, and that they serve."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from manifests import DEPLOY, ROOT, Object, containers, kustomized, pod_of, workloads
+from running_worker import running_worker
+
+pytestmark = pytest.mark.usefixtures("kubectl")
+OVERLAYS = "deploy/k8s/overlays"
+NODE_CPUS = Decimal(2)
+# What kind's own pods ask for: API server 0.25, controller manager 0.2, scheduler, etcd and the
+# network 0.1 each, and two name servers of 0.1.
+KINDS_OWN = Decimal("0.95")
+
+
+def cpus(objects: list[Object]) -> Decimal:
+    """What all Pods of a rendering ask for; a sidecar asks beside the containers after it."""
+    total = Decimal(0)
+    for workload in workloads(objects):
+        for one in containers(pod_of(workload)):
+            asked = str(one["resources"]["requests"]["cpu"])
+            amount = Decimal(asked[:-1]) / 1000 if asked.endswith("m") else Decimal(asked)
+            total += amount * workload["spec"]["replicas"]
+    return total
+
+
+@pytest.mark.parametrize("workers", ["sim-workers", "cpu-workers"])
+def test_envoy_picker_and_workers_fit_a_kind_node_of_two_cpus(workers: str) -> None:
+    """Beside what kind runs itself: to try things out, that is what a laptop has to spare."""
+    objects = [one for name in ("standalone", workers) for one in kustomized(f"{OVERLAYS}/{name}")]
+    assert len(workloads(objects)) == 2
+    assert cpus(objects) <= NODE_CPUS - KINDS_OWN
+
+
+@pytest.mark.parametrize("image", ["worker-cpu", "worker-gpu"])
+def test_the_images_fetch_models(image: str, tmp_path: Path) -> None:
+    """Their command takes the name of a model, and needs nothing that their locks leave out."""
+    folder = DEPLOY / "docker"
+    entry = re.findall(r"^ENTRYPOINT (.*)$", (folder / f"{image}.Dockerfile").read_text(), re.M)
+    assert entry == ['["pointsman", "worker"]']
+    assert "\nrich==" not in (folder / f"{image}.lock").read_text()
+    (tmp_path / "model.gguf").touch()
+    program = (
+        "import sys\n"
+        "sys.modules['rich'] = None\n"
+        "from fleet.cli import with_default_model\n"
+        "print(*with_default_model(['--model', sys.argv[1]]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "model.gguf")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-2:] == ["--model", str(tmp_path / "model.gguf")]
+
+
+@pytest.mark.model
+async def test_a_worker_on_cpus_serves_the_model(model_path: Path) -> None:
+    """With the flags of its Deployment, but for where it listens."""
+    [workload] = workloads(kustomized(f"{OVERLAYS}/cpu-workers"))
+    [container] = containers(pod_of(workload))
+    flags = [one for one in container["args"] if not one.startswith(("--host=", "--port="))]
+    async with running_worker(*flags, "--model", str(model_path)) as worker:
+        answer = await worker.ask(model="SmolLM2-135M-Instruct")
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] == 4
