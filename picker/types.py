@@ -385,7 +385,8 @@ class RouteDecision(msgspec.Struct, frozen=True):
 class FinishCause(Enum):
     """Why a stream ended; each stream reports exactly one.
 
-    SKIPPED: the request went to its endpoint and nobody looked at the response, as was asked for.
+    SKIPPED: the request went to its endpoint and nobody looked at the response, as was asked for;
+    or the proxy asked for no decision, since it answered the client itself or only observes.
     EVICTED: the request was under way and was stopped in favour of others.
     """
 

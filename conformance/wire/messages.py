@@ -64,7 +64,8 @@ class Request:
 class Response:
     """A response as a gateway shows it. `body` None: it ends with its headers.
 
-    `served` is the endpoint that the gateway says has served; None: it does not say.
+    `served` is the endpoint that the gateway says has served; None: it does not say. With
+    `begins_stream` no request has come before it.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -72,6 +73,7 @@ class Response:
     trailers: bool = False
     served: str | None = None
     metadata: Metadata | None = None
+    begins_stream: bool = False
 
 
 @dataclass(slots=True)
@@ -151,6 +153,8 @@ def response_messages(response: Response) -> list[Message]:
     shown = {":status": "200", "content-type": "application/json", **response.headers}
     ends = response.body is None and not response.trailers
     found = [pb.ProcessingRequest(response_headers=_headers(shown, ends))]
+    if response.begins_stream:
+        found[0].protocol_config.CopyFrom(_DUPLEX)
     found += [
         pb.ProcessingRequest(response_body=pb.HttpBody(body=piece, end_of_stream=last))
         for piece, last in _marked(response.body, response.trailers)

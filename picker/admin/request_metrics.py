@@ -123,4 +123,6 @@ def _error_code(outcome: Outcome) -> str | None:
     status = outcome.response_status
     if outcome.cause is FinishCause.REFUSED:  # by the stream: too large
         return _CODES.get(status or 0)
+    if outcome.endpoint_key is None:  # the status is the proxy's own
+        return None
     return MODEL_SERVER_ERROR if status not in (None, 200) else None

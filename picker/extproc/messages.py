@@ -86,7 +86,8 @@ class ResponseHeaders(msgspec.Struct, frozen=True):
 
     `served_by` is `ip:port`; `has_destination_metadata` is true as soon as the proxy sent anything
     in the namespace that it would be in. `headers` includes pseudo-headers. With `reached_nobody`
-    the proxy says that no endpoint has seen the request.
+    the proxy says that no endpoint has seen the request. `response_body` and `only_observes` count
+    where a stream begins with this, as in `RequestHeaders`.
     """
 
     status: int | None = None
@@ -95,6 +96,8 @@ class ResponseHeaders(msgspec.Struct, frozen=True):
     headers: Mapping[str, str] = msgspec.field(default_factory=lambda: _NO_HEADERS)
     has_destination_metadata: bool = False
     reached_nobody: bool = False
+    response_body: BodyMode = BodyMode.DUPLEX
+    only_observes: bool = False
 
 
 class ResponseBody(msgspec.Struct, frozen=True):

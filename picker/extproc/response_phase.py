@@ -95,6 +95,13 @@ class ResponsePhase:
             and request_mode is not BodyMode.DUPLEX
         )
 
+    def pass_on(self, event: ResponseHeaders) -> SendResponseHeaders:
+        """The reply to headers that the stream begins with; nothing of this response changes, in
+        any mode.
+        """
+        self._mode = event.response_body
+        return SendResponseHeaders(())
+
     def begin(self, event: ResponseHeaders) -> SendResponseHeaders:
         """The reply to the headers."""
         headers = event.headers

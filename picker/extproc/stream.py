@@ -13,6 +13,7 @@ answer, and the decision is the answer to the body:
     START --headers, full duplex--> RECEIVING --end of body--> ROUTING --Routed--> ROUTED
     START --headers, buffered--> AWAITING_BODY --body--> ROUTING
     START --headers, a proxy that only observes--> OBSERVING
+    START --response headers--> RESPONDING
     RECEIVING | AWAITING_BODY | ROUTING | ROUTED --response headers--> RESPONDING
     RESPONDING --end of response--> DONE
     START | RECEIVING | AWAITING_BODY | ROUTING --refused by us, Dropped--> REFUSED
@@ -32,6 +33,9 @@ are answered after the body. Response messages are answered at once and pass
 through unchanged, or as the decision's tap says (see `response_phase`); what a tap holds back comes
 with a later piece. A response may start before the decision: a proxy that gives up on a request (a
 client too slow, say) shows its own error reply, and an error from us would hide it from the client.
+A stream that begins with a response has no request: a filter before the picker's has answered the
+client by itself (401, 403, 429), and only its answer passes here, unchanged. No request is counted,
+and no endpoint takes part.
 A response that is none of ours is not waited for: the stream ends with the answer to the request.
 Envoy loses pieces of a full-duplex response then (measured), so that one passes unwatched instead.
 
@@ -133,6 +137,7 @@ class StreamMachine:
     __slots__ = (
         "_abandoned",
         "_finished",
+        "_has_request",
         "_request",
         "_response",
         "_response_status",
@@ -148,6 +153,7 @@ class StreamMachine:
         self._response_status: int | None = None
         self._served_by: str | None = None
         self._abandoned = False
+        self._has_request = True
         self._skips_response = False
         self._finished = False
 
@@ -284,6 +290,17 @@ class StreamMachine:
         finish = self._end_response() if event.end_of_stream else []
         return [*finish, self._response.begin(event)]
 
+    def _respond_alone(self, event: ResponseHeaders) -> list[Action]:
+        """A filter before the picker's has answered the client; no request was ever shown."""
+        self._has_request = False
+        if event.only_observes:
+            self._state = State.OBSERVING
+            return []
+        self._response_status = event.status
+        self._state = State.RESPONDING
+        finish = self._end_response() if event.end_of_stream else []
+        return [*finish, self._response.pass_on(event)]
+
     def _respond_early(self, event: ResponseHeaders) -> list[Action]:
         """The proxy has answered the client itself; the request goes nowhere."""
         self._abandoned = True
@@ -309,7 +326,8 @@ class StreamMachine:
     def _cause_of_end(self) -> FinishCause:
         if self._abandoned:
             return FinishCause.CLIENT_GONE
-        return FinishCause.SKIPPED if self._skips_response else FinishCause.COMPLETED
+        is_skipped = self._skips_response or not self._has_request
+        return FinishCause.SKIPPED if is_skipped else FinishCause.COMPLETED
 
     # What no phase expects
 
@@ -332,11 +350,11 @@ class StreamMachine:
         orderly = event.ending in (Ending.END_OF_STREAM, Ending.CANCELLED)
         before, self._state = self._state, State.CLOSED
         self._request.drop_body()
+        if orderly and (before is State.OBSERVING or not self._has_request):
+            return self._finish(FinishCause.SKIPPED)
         # Without response bodies the proxy shows no end of the response but the end of the stream.
         if orderly and before is State.RESPONDING and self._response.end_is_unseen:
             return self._finish(self._cause_of_end())
-        if orderly and before is State.OBSERVING:
-            return self._finish(FinishCause.SKIPPED)
         return self._finish(_CAUSE_OF_ENDING[event.ending])
 
     def _finish(self, cause: FinishCause) -> list[Action]:
@@ -365,6 +383,7 @@ _TRANSITIONS: dict[tuple[State, type], _Step] = cast(
     "dict[tuple[State, type], _Step]",
     {
         (State.START, RequestHeaders): _M._begin,
+        (State.START, ResponseHeaders): _M._respond_alone,
         (State.RECEIVING, RequestBody): _M._collect,
         (State.RECEIVING, RequestTrailers): _M._end_body_with_trailers,
         (State.RECEIVING, ResponseHeaders): _M._respond_early,

@@ -112,17 +112,16 @@ def encode(reply: Reply) -> bytes:
 
 
 def _request_headers(message: _Message) -> Event:
-    request_body = response_body = BodyMode.DUPLEX
+    request_body = BodyMode.DUPLEX
     if message.HasField("protocol_config"):
         request_body = _body_mode(message.protocol_config.request_body_mode)
-        response_body = _body_mode(message.protocol_config.response_body_mode)
     headers = message.request_headers.headers
     return RequestHeaders(
         headers=_header_map(headers.headers),
         end_of_stream=message.request_headers.end_of_stream,
         subset_hint=_subset_hint(message),
         request_body=request_body,
-        response_body=response_body,
+        response_body=_response_body_mode(message),
         num_headers=len(headers.headers),
         num_header_bytes=headers.ByteSize(),
         only_observes=message.observability_mode,
@@ -148,6 +147,8 @@ def _response_headers(message: _Message) -> Event:
         headers=headers,
         has_destination_metadata=_has_namespace(message, DESTINATION_NAMESPACE),
         reached_nobody=reached_nobody,
+        response_body=_response_body_mode(message),
+        only_observes=message.observability_mode,
     )
 
 
@@ -167,6 +168,13 @@ _DECODERS: Mapping[str, Callable[[_Message], Event]] = {
     "response_body": _response_body,
     "response_trailers": _response_trailers,
 }
+
+
+def _response_body_mode(message: _Message) -> BodyMode:
+    """What the first message of a stream says; a proxy that says nothing uses full duplex."""
+    if not message.HasField("protocol_config"):
+        return BodyMode.DUPLEX
+    return _body_mode(message.protocol_config.response_body_mode)
 
 
 def _body_mode(number: int) -> BodyMode:

@@ -29,7 +29,7 @@ from picker.requestcontrol.record_keeping import (
 )
 from picker.requestcontrol.record_showing import summary_of, view_of
 from picker.requestcontrol.record_views import RecordSummary, RecordView
-from picker.types import InferenceRequest
+from picker.types import FinishCause, InferenceRequest
 
 DEFAULT_CAPACITY = 10_000
 # A decision is alone when none was so short a time before it; see `record_keeping`.
@@ -82,6 +82,8 @@ class DecisionRecords:
             self._waiting.pop(outcome.number, None)
         kept = self._under_way.pop(outcome.number, None)
         if kept is None:
+            if outcome.cause is FinishCause.SKIPPED:
+                return  # the proxy has asked nothing: its own answer passed, or it only observes
             kept = keep_undecided(outcome)
         elif kept.is_alone:
             pack_by_itself(kept)

@@ -136,6 +136,7 @@ EXPECTED: dict[Fault, set[str]] = {
     },
     Fault.MANGLES_EVENTS: {"response-events-intact"},
     Fault.IGNORES_RESPONSE_TRAILERS: {"response-trailers"},
+    Fault.NEEDS_A_REQUEST: {"response-without-request"},
     Fault.ONE_BUFFER_FOR_ALL: {"streams-apart", "streams-reset"},
     Fault.FALLS_WITH_A_STREAM: {"streams-reset"},
     Fault.DIES_OF_NONSENSE: {"streams-out-of-order"},

@@ -24,13 +24,20 @@ _EXTENSIONS = "type.googleapis.com/envoy.extensions"
 
 @dataclass(frozen=True)
 class Asking:
-    """How a listener shows requests and responses to the picker."""
+    """How a listener shows requests and responses to the picker.
+
+    With `answering` filters `before` the picker's, or `behind` it, answer some requests by
+    themselves: those with the header `x-answer: fault` (401) or `x-answer: rbac` (403), and all to
+    `/limited` but one (429).
+    """
 
     request_body: str = "FULL_DUPLEX_STREAMED"
     response_body: str = "FULL_DUPLEX_STREAMED"
     allow_override: bool = False
     observe: bool = False
     tls: bool = False
+    answering: str = ""
+    override_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,7 @@ def _bootstrap(front: Front, listeners: Mapping[str, Asking]) -> dict[str, Any]:
                 }
                 for name, asking in listeners.items()
             ],
-            "clusters": [picked, *pickers],
+            "clusters": [picked, _overridden(), *pickers],
         },
     }
 
@@ -127,6 +134,34 @@ def _protocol(options: dict[str, Any]) -> dict[str, Any]:
     return {
         "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {"@type": kind, **options},
     }
+
+
+def _overridden() -> dict[str, Any]:
+    """A pool that the picker chooses from by its header; none of its endpoints is there."""
+    policies = "load_balancing_policies"
+    nowhere = {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 1}}}
+    override = {
+        "@type": f"{_EXTENSIONS}.{policies}.override_host.v3.OverrideHost",
+        "override_host_sources": [{"header": "x-gateway-destination-endpoint"}],
+        "fallback_policy": _one_policy(
+            "round_robin", {"@type": f"{_EXTENSIONS}.{policies}.round_robin.v3.RoundRobin"}
+        ),
+    }
+    return {
+        "name": "overridden",
+        "type": "STATIC",
+        "connect_timeout": "2s",
+        "load_balancing_policy": _one_policy("override_host", override),
+        "load_assignment": {
+            "cluster_name": "overridden",
+            "endpoints": [{"lb_endpoints": [{"endpoint": nowhere}]}],
+        },
+    }
+
+
+def _one_policy(name: str, typed: dict[str, Any]) -> dict[str, Any]:
+    policy = {"name": f"envoy.load_balancing_policies.{name}", "typed_config": typed}
+    return {"policies": [{"typed_extension_config": policy}]}
 
 
 def _picker(name: str, path: Path) -> dict[str, Any]:
@@ -142,7 +177,19 @@ def _picker(name: str, path: Path) -> dict[str, Any]:
 
 
 def _connection_manager(asking: Asking, front: Front) -> dict[str, Any]:
-    route = {"match": {"prefix": "/"}, "route": {"cluster": "picked", "timeout": "0s"}}
+    cluster = "overridden" if asking.override_host else "picked"
+    route = {"match": {"prefix": "/"}, "route": {"cluster": cluster, "timeout": "0s"}}
+    limited = {
+        **route,
+        "match": {"path": "/limited"},
+        "typed_per_filter_config": {"local_ratelimit": _limit(counts=True)},
+    }
+    routes = [limited, route] if asking.answering else [route]
+    filters = [_ext_proc(asking)]
+    if asking.answering == "before":
+        filters = [*_answering(), *filters]
+    elif asking.answering == "behind":
+        filters = [*filters, *_answering()]
     router = {
         "name": "router",
         "typed_config": {"@type": f"{_EXTENSIONS}.filters.http.router.v3.Router"},
@@ -154,10 +201,46 @@ def _connection_manager(asking: Asking, front: Front) -> dict[str, Any]:
             ".HttpConnectionManager",
             "stat_prefix": "front",
             "http_protocol_options": {"enable_trailers": True},
-            "route_config": {"virtual_hosts": [{"name": "a", "domains": ["*"], "routes": [route]}]},
-            "http_filters": [_ext_proc(asking), router],
+            "route_config": {"virtual_hosts": [{"name": "a", "domains": ["*"], "routes": routes}]},
+            "http_filters": [*filters, router],
             "access_log": [_access_log(front.access_log)],
         },
+    }
+
+
+def _answering() -> list[dict[str, Any]]:
+    """The filters that answer by themselves."""
+    filters = f"{_EXTENSIONS}.filters.http"
+
+    def asked(name: str) -> dict[str, Any]:
+        return {"name": "x-answer", "string_match": {"exact": name}}
+
+    fault = {
+        "@type": f"{filters}.fault.v3.HTTPFault",
+        "abort": {"http_status": 401, "percentage": {"numerator": 100}},
+        "headers": [asked("fault")],
+    }
+    denied = {"permissions": [{"any": True}], "principals": [{"header": asked("rbac")}]}
+    rbac = {
+        "@type": f"{filters}.rbac.v3.RBAC",
+        "rules": {"action": "DENY", "policies": {"denied": denied}},
+    }
+    return [
+        {"name": "fault", "typed_config": fault},
+        {"name": "rbac", "typed_config": rbac},
+        {"name": "local_ratelimit", "typed_config": _limit(counts=False)},
+    ]
+
+
+def _limit(*, counts: bool) -> dict[str, Any]:
+    """One request a day, where requests are counted."""
+    share = {"default_value": {"numerator": 100 if counts else 0}}
+    return {
+        "@type": f"{_EXTENSIONS}.filters.http.local_ratelimit.v3.LocalRateLimit",
+        "stat_prefix": "limited",
+        "token_bucket": {"max_tokens": 1, "tokens_per_fill": 1, "fill_interval": "86400s"},
+        "filter_enabled": share,
+        "filter_enforced": share,
     }
 
 

@@ -303,6 +303,8 @@ class MutantEpp:
     # The response
 
     def _response_headers(self, stream: _Stream, message: Any) -> Iterator[Any]:
+        if self.fault is Fault.NEEDS_A_REQUEST and not stream.is_routed:
+            raise StreamFailureError
         reply = pb.ProcessingResponse(response_headers=pb.HeadersResponse())
         fields = message.metadata_context.filter_metadata["envoy.lb"].fields
         key = f"{DESTINATION}-served"

@@ -43,6 +43,7 @@ class Fault(Enum):
     CHANGES_RESPONSES = auto()
     MANGLES_EVENTS = auto()
     IGNORES_RESPONSE_TRAILERS = auto()
+    NEEDS_A_REQUEST = auto()
     ONE_BUFFER_FOR_ALL = auto()
     FALLS_WITH_A_STREAM = auto()
     DIES_OF_NONSENSE = auto()

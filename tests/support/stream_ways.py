@@ -67,3 +67,9 @@ def ways(begun: State, headers: RequestHeaders) -> dict[State, tuple[object, ...
 
 WAY_TO = ways(State.RECEIVING, RequestHeaders(HEADERS))
 WAY_TO_BUFFERED = ways(State.AWAITING_BODY, BUFFERED_HEADERS)
+# Where the proxy has answered the client before it showed a request.
+WAY_WITHOUT_REQUEST: dict[State, tuple[object, ...]] = {
+    State.RESPONDING: (ResponseHeaders(401),),
+    State.DONE: (ResponseHeaders(401, end_of_stream=True),),
+    State.OBSERVING: (ResponseHeaders(401, only_observes=True),),
+}

@@ -152,6 +152,21 @@ async def response_of_bodiless_request(scene: Scene) -> None:
     _whole(answer, body, "the response")
 
 
+@case("response-without-request", EXT_PROC)
+async def response_without_request(scene: Scene) -> None:
+    """A stream that begins with a response, because a filter before the picker's has answered the
+    client (401, 403, 429), MUST be given back that response.
+    """
+    for status, body in (("401", None), ("403", b"access denied"), ("429", b"")):
+        pieces = None if body is None else tuple(cut(body, 6))
+        stream = await scene.stream()
+        answer = await stream.response(Response({":status": status}, pieces, begins_stream=True))
+        await stream.leave()
+        expect(answer.kinds[:1] == ["response_headers"], f"the order is {answer.kinds}")
+        if body is not None:
+            _whole(answer, body, f"a response with status {status}")
+
+
 @case("response-trailers", EXT_PROC)
 async def response_trailers(scene: Scene) -> None:
     """The trailers of a response MUST be answered, after all of its body."""
@@ -175,5 +190,6 @@ CASES: tuple[Case[Scene], ...] = (
     response_events_intact,
     response_without_body,
     response_of_bodiless_request,
+    response_without_request,
     response_trailers,
 )

@@ -128,6 +128,8 @@ def test_only_what_was_said_is_counted(usage: Usage, is_streaming: bool, counted
         (outcome(FinishCause.EVICTED, response_status=200), "ResourceExhausted"),
         (outcome(FinishCause.EVICTED, response_status=500), "ResourceExhausted"),
         (outcome(FinishCause.REFUSED, endpoint_key=None, response_status=None), None),
+        (outcome(FinishCause.SKIPPED, endpoint_key=None, response_status=401), None),
+        (outcome(FinishCause.CLIENT_GONE, endpoint_key=None, response_status=408), None),
         (outcome(response_status=500), "ModelServerError"),
         (outcome(response_status=200), None),
         (outcome(response_status=None), None),

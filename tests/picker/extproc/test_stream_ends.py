@@ -20,6 +20,7 @@ from picker.extproc.messages import (
     RequestTrailers,
     ResponseBody,
     ResponseHeaders,
+    ResponseTrailers,
     Routed,
     SendBufferedRequest,
     SendImmediate,
@@ -27,7 +28,9 @@ from picker.extproc.messages import (
     SendRequestHeaders,
     SendRequestTrailers,
     SendResponseBody,
+    SendResponseBodyUnchanged,
     SendResponseHeaders,
+    SendResponseTrailers,
     UnknownMessage,
 )
 from picker.extproc.request_phase import Limits
@@ -85,6 +88,66 @@ def test_a_buffered_request_can_skip_its_response_too() -> None:
         Finish(FinishCause.SKIPPED),
         SendBufferedRequest(SKIPPING.destination),
     ]
+
+
+# Answers of the proxy's own
+
+
+@pytest.mark.parametrize(
+    ("mode", "replies"),
+    [
+        (BodyMode.DUPLEX, [SendResponseBody(b"no", False), SendResponseBody(b"pe", True)]),
+        (BodyMode.LOCKSTEP, [SendResponseBodyUnchanged(), SendResponseBodyUnchanged()]),
+        (BodyMode.UNKNOWN, [SendResponseBodyUnchanged(), SendResponseBodyUnchanged()]),
+        (BodyMode.BUFFERED, [SendResponseBodyUnchanged()]),
+        (BodyMode.PARTIAL, [SendResponseBodyUnchanged()]),
+        (BodyMode.ABSENT, []),
+    ],
+)
+@pytest.mark.parametrize("by_trailers", [False, True])
+def test_a_stream_that_begins_with_a_response_passes_it_unchanged(
+    mode: BodyMode, replies: list[object], by_trailers: bool
+) -> None:
+    """A filter before the picker's has answered the client: no request is there to be blamed."""
+    machine = StreamMachine()
+    headers = {":status": "401", "x-llm-d-request-dropped-reason": "another's"}
+    shown = [b"no", b"pe"] if len(replies) == 2 else [b"nope"][: len(replies)]
+    actions = feed(machine, ResponseHeaders(401, headers=headers, response_body=mode))
+    for at, piece in enumerate(shown):
+        is_last = at == len(shown) - 1 and not by_trailers
+        actions += feed(machine, ResponseBody(piece, end_of_stream=is_last))
+    if by_trailers:
+        actions += feed(machine, ResponseTrailers())
+    actions += feed(machine, Closed(Ending.END_OF_STREAM))
+    finish = Finish(FinishCause.SKIPPED, 401)
+    assert [action for action in actions if isinstance(action, Finish)] == [finish]
+    sent = [action for action in actions if action != finish]
+    if by_trailers and mode is BodyMode.DUPLEX:
+        replies = [replies[0], SendResponseBody(b"pe", False)]
+    assert sent == [
+        SendResponseHeaders(()),
+        *replies,
+        *([SendResponseTrailers()] if by_trailers else []),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ending", "cause"),
+    [
+        (Ending.END_OF_STREAM, FinishCause.SKIPPED),
+        (Ending.CANCELLED, FinishCause.SKIPPED),
+        (Ending.ERROR, FinishCause.RESET),
+        (Ending.SHUTDOWN, FinishCause.SHUTDOWN),
+    ],
+)
+@pytest.mark.parametrize("only_observes", [False, True])
+def test_a_client_that_leaves_an_answer_of_the_proxys_own_is_not_blamed(
+    only_observes: bool, ending: Ending, cause: FinishCause
+) -> None:
+    """It had no request here, whatever it has read of the answer."""
+    machine = StreamMachine()
+    feed(machine, ResponseHeaders(401, only_observes=only_observes))
+    assert feed(machine, Closed(ending)) == [Finish(cause, None if only_observes else 401)]
 
 
 # Eviction

@@ -5,11 +5,19 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from stream_ways import BUFFERED_HEADERS, DECISION, HEADERS, REFUSAL, WAY_TO, WAY_TO_BUFFERED, feed
+from stream_ways import (
+    BUFFERED_HEADERS,
+    DECISION,
+    HEADERS,
+    REFUSAL,
+    WAY_TO,
+    WAY_TO_BUFFERED,
+    WAY_WITHOUT_REQUEST,
+    feed,
+)
 
 from picker.errors import DropReason
 from picker.extproc.messages import (
-    BodyMode,
     CancelRoute,
     Closed,
     Dropped,
@@ -58,6 +66,7 @@ OVER = (State.DONE, State.REFUSED, State.SKIPPED, State.OBSERVING)
 # (state, event) -> the kinds of the actions and the next state. What is not here is an error.
 LEGAL: dict[tuple[State, type], tuple[tuple[type, ...], State]] = {
     (State.START, RequestHeaders): ((), State.RECEIVING),
+    (State.START, ResponseHeaders): ((SendResponseHeaders,), State.RESPONDING),
     (State.START, Closed): ((Finish,), State.CLOSED),
     (State.RECEIVING, RequestBody): ((Route,), State.ROUTING),
     (State.RECEIVING, RequestTrailers): ((Route,), State.ROUTING),
@@ -122,25 +131,26 @@ LEGAL_BUFFERED = {
     (State.START, RequestHeaders): ((SendRequestHeadersUnchanged,), State.AWAITING_BODY),
     (State.ROUTING, Routed): ((SendBufferedRequest,), State.ROUTED),
 }
+WAYS = {"duplex": WAY_TO, "buffered": WAY_TO_BUFFERED, "no-request": WAY_WITHOUT_REQUEST}
 EVERY_CASE = [
-    (mode, state, kind)
-    for mode, way_to in ((BodyMode.DUPLEX, WAY_TO), (BodyMode.BUFFERED, WAY_TO_BUFFERED))
+    (way, state, kind)
+    for way, way_to in WAYS.items()
     for state, kind in itertools.product(way_to, EVENTS)
 ]
 
 
 @pytest.mark.parametrize(
-    ("mode", "state", "kind"),
+    ("way", "state", "kind"),
     EVERY_CASE,
-    ids=[f"{mode.value}-{state.value}-{kind.__name__}" for mode, state, kind in EVERY_CASE],
+    ids=[f"{way}-{state.value}-{kind.__name__}" for way, state, kind in EVERY_CASE],
 )
 def test_every_pair_of_state_and_event_does_what_the_table_says(
-    mode: BodyMode, state: State, kind: type
+    way: str, state: State, kind: type
 ) -> None:
     """Each pair either gives the actions and the state of the table, or is its culprit's error."""
-    buffered = mode is BodyMode.BUFFERED
+    buffered = way == "buffered"
     machine = StreamMachine()
-    feed(machine, *(WAY_TO_BUFFERED if buffered else WAY_TO)[state])
+    feed(machine, *WAYS[way][state])
     assert machine.state is state
     event = BUFFERED_HEADERS if buffered and kind is RequestHeaders else EVENTS[kind]
     expected = (LEGAL_BUFFERED if buffered else LEGAL).get((state, kind))

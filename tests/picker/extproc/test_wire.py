@@ -135,6 +135,9 @@ def test_the_proxys_body_modes_are_known_from_its_first_message(
     config = f"request_headers {{}} protocol_config {{ response_body_mode: {mode} }}"
     assert headers_event(config).response_body is expected
     assert headers_event("request_headers {}").request_body is BodyMode.DUPLEX
+    first = wire.decode(message(config.replace("request_headers", "response_headers")))
+    assert isinstance(first, ResponseHeaders)
+    assert first.response_body is expected
 
 
 @pytest.mark.parametrize(

