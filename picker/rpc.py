@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 from picker.errors import PickerError
 
-# The next message, or None when the caller has closed its side.
+# The next message, or None when the caller has closed its side. Raises `RefusedError` when a large
+# message begins for which there is no room; reading on takes it all the same.
 Read: TypeAlias = Callable[[], Awaitable[bytes | None]]
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 Method: TypeAlias = Callable[[Read, Write], Coroutine[Any, Any, None]]

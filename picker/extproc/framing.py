@@ -9,6 +9,7 @@ import re
 from struct import Struct
 from urllib.parse import quote_from_bytes
 
+from picker.extproc.body_budget import BodyBudget, BodyShare
 from picker.rpc import RpcError, Status
 
 _PREFIX = Struct(">BI")  # compressed flag, length
@@ -22,14 +23,17 @@ _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%"
 class MessageSplitter:
     """Cuts the data of one stream, in pieces of any size, into messages. Owns the unfinished one.
 
-    At most `max_message_bytes` and a prefix are held.
+    At most `max_message_bytes` and a prefix are held, and counted in a budget until the message is
+    whole. Where that does not fit, `lacks_room` is true; what is fed then is held all the same.
     """
 
-    __slots__ = ("_held", "_max_message_bytes", "_wanted")
+    __slots__ = ("_held", "_max_message_bytes", "_share", "_wanted", "lacks_room")
 
-    def __init__(self, max_message_bytes: int) -> None:
+    def __init__(self, max_message_bytes: int, bodies: BodyBudget) -> None:
+        self.lacks_room = False
         self._held = bytearray()
         self._max_message_bytes = max_message_bytes
+        self._share = BodyShare(bodies)
         self._wanted: int | None = None  # bytes of the message whose prefix has been read
 
     @property
@@ -55,13 +59,26 @@ class MessageSplitter:
                     break
                 self._wanted = self._length(self._held, start)
                 start += PREFIX_BYTES
+                if len(self._held) - start < self._wanted:
+                    self.lacks_room = not self._share.grow(self._wanted)
             if len(self._held) - start < self._wanted:
                 break
             messages.append(bytes(memoryview(self._held)[start : start + self._wanted]))
             start += self._wanted
-            self._wanted = None
+            self._wanted, self.lacks_room = None, False
+            self._share.release()
         del self._held[:start]
         return messages
+
+    def make_room(self) -> None:
+        """Hold the message under way although it does not fit."""
+        self.lacks_room = False
+        self._share.grow_beyond(self._wanted or 0)
+
+    def discard(self) -> None:
+        """Nothing that comes is wanted any more."""
+        self._held, self._wanted, self.lacks_room = bytearray(), None, False
+        self._share.release()
 
     def _length(self, data: bytes | bytearray, start: int = 0) -> int:
         compressed, length = _PREFIX.unpack_from(data, start)

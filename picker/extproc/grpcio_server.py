@@ -154,4 +154,6 @@ def _channel_options(options: ServerOptions) -> list[tuple[str, int]]:
         # Proxies ping idle connections more often than gRPC's default tolerates.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.server_handshake_timeout_ms", int(1000 * options.handshake_seconds)),
+        ("grpc.max_connection_idle_ms", int(1000 * options.idle_seconds)),
     ]

@@ -41,7 +41,14 @@ class H2Server:
         listening = listen(self._options) if inherited is None else inherited
         loop = asyncio.get_running_loop()
         create = loop.create_server if path is None else loop.create_unix_server
-        self._listener = await create(self._accept, sock=listening, ssl=self._tls, backlog=BACKLOG)
+        patience = None if self._tls is None else self._options.handshake_seconds
+        self._listener = await create(
+            self._accept,
+            sock=listening,
+            ssl=self._tls,
+            backlog=BACKLOG,
+            ssl_handshake_timeout=patience,
+        )
         is_ours = path is not None and inherited is None
         self._socket_inode = inode(path) if path is not None and is_ours else None
         return bound_port(listening)
@@ -88,7 +95,7 @@ class H2Server:
     def _accept(self) -> GrpcConnection:
         return GrpcConnection(
             self._methods,
-            self._options.max_message_bytes,
+            self._options,
             self._connected,
             self._disconnected,
             self._engine,

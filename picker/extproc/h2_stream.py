@@ -1,7 +1,8 @@
 """One call on an HTTP/2 connection: what a method reads and writes, with its buffers.
 
-Both buffers are bounded. Received data is acknowledged only while few bytes wait to be read, so
-that a peer may have one window of data and one unfinished message here. `write` waits while much is
+Both buffers are bounded. Received data is acknowledged only while few bytes wait to be read and
+the unfinished message has room in the budget, so that a peer may have one window of data and that
+message here. `write` waits while much is
 left to send. All of it runs in the event loop of the connection.
 """
 
@@ -11,6 +12,7 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
+from picker.extproc.body_budget import BodyBudget, no_room
 from picker.extproc.framing import MessageSplitter, prefix
 from picker.extproc.pump import StreamFailedError
 from picker.rpc import RpcError, Status
@@ -45,6 +47,7 @@ class CallStream:
 
     __slots__ = (
         "_failure",
+        "_has_warned",
         "_input_ended",
         "_messages",
         "_more",
@@ -57,21 +60,31 @@ class CallStream:
         "ending",
         "gone",
         "head_sent",
+        "opened_at",
         "stream_id",
         "task",
         "timer",
     )
 
-    def __init__(self, stream_id: int, outlet: Outlet, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        stream_id: int,
+        outlet: Outlet,
+        max_message_bytes: int,
+        bodies: BodyBudget,
+        opened_at: float,
+    ) -> None:
         self.stream_id = stream_id
         self.task: asyncio.Task[None] | None = None  # none for a call that is refused at once
         self.timer: asyncio.TimerHandle | None = None  # the caller's deadline
+        self.opened_at = opened_at
         self.head_sent = False
         self.ending: Headers | None = None  # what is sent last, once nothing else is unsent
         self.gone = False  # the peer has reset the stream, or the connection is lost
         self._outlet = outlet
-        self._splitter = MessageSplitter(max_message_bytes)
+        self._splitter = MessageSplitter(max_message_bytes, bodies)
         self._messages: deque[bytes] = deque()
+        self._has_warned = False  # the reader knows that there is no room
         self._unread_bytes = 0
         self._unacknowledged = 0
         self._input_ended = False
@@ -105,11 +118,12 @@ class CallStream:
                 messages = self._splitter.feed(data)
             except RpcError as failure:
                 self._failure = failure
+                self._splitter.discard()
                 messages = []
             for message in messages:
                 self._messages.append(message)
                 self._unread_bytes += len(message) + MESSAGE_BYTES
-            if messages or self._failure is not None:
+            if messages or self._failure is not None or self._splitter.lacks_room:
                 _wake(self._more)
         self._acknowledge()
 
@@ -137,6 +151,7 @@ class CallStream:
         """Send `ending` after what is unsent; nothing can be written any more."""
         if self.ending is None and not self.gone:
             self.ending = ending
+            self._splitter.discard()
             self._outlet.schedule(self)
 
     def drop(self) -> int:
@@ -147,6 +162,7 @@ class CallStream:
         self.gone = True
         left, self._unacknowledged = self._unacknowledged, 0
         self._messages.clear()
+        self._splitter.discard()
         self._unsent.clear()
         return left
 
@@ -157,10 +173,18 @@ class CallStream:
     # The method's side
 
     async def read(self) -> bytes | None:
-        """The next message, None after the last one. Raises `RpcError` for one that is no good."""
+        """The next message, None after the last one; see `rpc.Read`. Raises `RpcError` for one that
+        is no good.
+        """
         while not self._messages:
             if self._failure is not None:
                 raise self._failure
+            if self._splitter.lacks_room:
+                self._has_warned = not self._has_warned
+                if self._has_warned:
+                    raise no_room()
+                self._splitter.make_room()
+                self._acknowledge()
             if self._input_ended:
                 return None
             self._more = asyncio.get_running_loop().create_future()
@@ -182,7 +206,9 @@ class CallStream:
             await self._room
 
     def _acknowledge(self) -> None:
-        if self._unacknowledged >= ACKNOWLEDGE_BYTES and self._unread_bytes <= MAX_UNREAD_BYTES:
+        if self._unacknowledged < ACKNOWLEDGE_BYTES or self._splitter.lacks_room:
+            return
+        if self._unread_bytes <= MAX_UNREAD_BYTES:
             count, self._unacknowledged = self._unacknowledged, 0
             self._outlet.acknowledge(self.stream_id, count)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from picker.errors import PickerError
+from picker.extproc.http2_wire import ErrorCode
 
 STREAM_WINDOW_BYTES = 1024 * 1024
 CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
@@ -51,17 +52,31 @@ class Http2Listener(Protocol):
         """The peer has read everything that was sent before the ping."""
         ...
 
+    def on_chore(self) -> None:
+        """A frame came that costs work and brings no call on: a ping, settings, a priority, empty
+        content, one of an unknown kind, or a stream too many. May raise `Http2Error`.
+        """
+        ...
+
     def on_goodbye(self, error_code: int) -> None:
         """The peer opens no more streams; 0: those that are open go on."""
         ...
 
 
 class Http2Engine(Protocol):
-    """The server side of one connection. Call `start` first."""
+    """The server side of one connection. Call `start` first.
+
+    `receive` raises what a listener raises; the connection is then broken.
+    """
 
     @property
     def max_frame_bytes(self) -> int:
         """Of one DATA frame to the peer."""
+        ...
+
+    @property
+    def has_met_peer(self) -> bool:
+        """Whether the peer's preface and settings have come."""
         ...
 
     def start(self) -> None:
@@ -100,6 +115,6 @@ class Http2Engine(Protocol):
         """Ask for `on_ping_answered` with these eight bytes."""
         ...
 
-    def close(self) -> None:
+    def close(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
         """Queue the last GOAWAY."""
         ...

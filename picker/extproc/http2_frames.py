@@ -92,6 +92,11 @@ class FrameEngine:
             self._continuation,
         )
 
+    @property
+    def has_met_peer(self) -> bool:
+        """Whether the peer's preface and settings have come."""
+        return self._settled
+
     # Out
 
     def start(self) -> None:
@@ -165,9 +170,9 @@ class FrameEngine:
         """Ask for `on_ping_answered` with these eight bytes."""
         self._out.append(frame(Kind.PING, 0, 0, data))
 
-    def close(self) -> None:
+    def close(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
         """Queue the last GOAWAY."""
-        self._say_goodbye(ErrorCode.NO_ERROR)
+        self._say_goodbye(code)
 
     # In
 
@@ -194,8 +199,8 @@ class FrameEngine:
                 raise self._broken(ErrorCode.PROTOCOL_ERROR, "settings must come first")
             if self._block is not None and kind != Kind.CONTINUATION:
                 raise self._broken(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted")
-            if kind < len(receivers):
-                receivers[kind](stream_id & MAX_WINDOW_BYTES, flags, buffer[start:stop])
+            receive = receivers[kind] if kind < len(receivers) else self._ignore
+            receive(stream_id & MAX_WINDOW_BYTES, flags, buffer[start:stop])
         self._rest = buffer[at:]
 
     def _take_preface(self, buffer: bytes) -> int:
@@ -224,6 +229,8 @@ class FrameEngine:
             raise self._broken(ErrorCode.FLOW_CONTROL_ERROR, "more data than a stream's window")
         if length:
             self._listener.on_data(stream_id, payload, length)
+        elif not flags & END_STREAM:
+            self._listener.on_chore()
         if flags & END_STREAM:
             self._end_input(stream_id, stream)
 
@@ -280,6 +287,7 @@ class FrameEngine:
         self._last_stream_id = stream_id
         if len(self._streams) >= MAX_CONCURRENT_STREAMS:
             self._reset(stream_id, ErrorCode.REFUSED_STREAM)
+            self._listener.on_chore()
             return
         stream = self._streams[stream_id] = OpenStream(self._initial_send_window)
         self._listener.on_request(stream_id, headers)
@@ -307,6 +315,7 @@ class FrameEngine:
                     raise self._broken(ErrorCode.PROTOCOL_ERROR, "an impossible frame size")
                 self.max_frame_bytes = value
         self._out.append(frame(Kind.SETTINGS, ACK, 0, b""))
+        self._listener.on_chore()
         self._listener.on_window(0)
 
     def _set_initial_window(self, value: int) -> None:
@@ -330,6 +339,7 @@ class FrameEngine:
             self._listener.on_ping_answered(payload)
         else:
             self._out.append(frame(Kind.PING, ACK, 0, payload))
+            self._listener.on_chore()
 
     def _goaway(self, stream_id: int, flags: int, payload: bytes) -> None:
         if stream_id or len(payload) < TWO_NUMBERS.size:
@@ -361,6 +371,7 @@ class FrameEngine:
 
     def _ignore(self, stream_id: int, flags: int, payload: bytes) -> None:
         """A frame that asks for nothing."""
+        self._listener.on_chore()
 
     # Both
 

@@ -29,6 +29,7 @@ from picker.extproc.http2 import (
     Http2Error,
     Http2Listener,
 )
+from picker.extproc.http2_wire import ErrorCode
 from picker.rpc import joined
 
 _DEFAULT_WINDOW_BYTES = 65_535
@@ -41,6 +42,7 @@ class LibraryEngine:
     def __init__(self, listener: Http2Listener) -> None:
         self._listener = listener
         self._http2 = _GrpcHttp2()
+        self.has_met_peer = False
 
     @property
     def max_frame_bytes(self) -> int:
@@ -90,9 +92,9 @@ class LibraryEngine:
         """Ask for `on_ping_answered` with these eight bytes."""
         self._http2.ping(data)
 
-    def close(self) -> None:
+    def close(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
         """Queue the last GOAWAY."""
-        self._http2.close_connection()
+        self._http2.close_connection(ErrorCodes(code))
 
     def _tell(self, event: events.Event) -> None:
         listener = self._listener
@@ -100,6 +102,8 @@ class LibraryEngine:
             case events.RequestReceived():
                 listener.on_request(_id(event), joined(event.headers))
             case events.DataReceived():
+                if not event.flow_controlled_length and event.stream_ended is None:
+                    listener.on_chore()
                 listener.on_data(_id(event), event.data, event.flow_controlled_length)
             case events.StreamEnded():
                 listener.on_end(_id(event))
@@ -108,9 +112,13 @@ class LibraryEngine:
             case events.WindowUpdated():
                 listener.on_window(event.stream_id or 0)
             case events.RemoteSettingsChanged():
+                self.has_met_peer = True
+                listener.on_chore()
                 listener.on_window(0)  # the initial window, which open streams have too
             case events.PingAckReceived():
                 listener.on_ping_answered(event.ping_data)
+            case events.PingReceived() | events.PriorityUpdated() | events.UnknownFrameReceived():
+                listener.on_chore()
             case events.ConnectionTerminated():
                 listener.on_goodbye(int(event.error_code or 0))
             case _:

@@ -128,7 +128,7 @@ class Routed(msgspec.Struct, frozen=True):
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """The director refused."""
+    """The director refused, or there is no room for the body."""
 
     refusal: RefusedError
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
+from picker.extproc.body_budget import BodyBudget
 from picker.extproc.request_phase import (
     DEFAULT_MAX_BODY_BYTES,
     DEFAULT_MAX_HEADER_BYTES,
@@ -20,6 +21,8 @@ from picker.extproc.stream_metrics import StreamMetrics
 # A buffered body is one message. One that the transport refused would break the stream, where the
 # limit on bodies gives a 413; so the latter has to be the smaller.
 DEFAULT_MAX_MESSAGE_BYTES = DEFAULT_MAX_BODY_BYTES + 1024 * 1024
+# Eight of the largest bodies at once; what is small arrives in one piece, and needs no room.
+DEFAULT_MAX_UNFINISHED_BODY_BYTES = 8 * DEFAULT_MAX_BODY_BYTES
 UNIX_SCHEME = "unix:"
 
 
@@ -64,7 +67,9 @@ class ServerOptions:
     body over `max_body_bytes` in sum is a 413, with more headers than `max_headers` or
     `max_header_bytes` a 431. `max_message_bytes` bounds one gRPC message. `listening` is a socket
     that is bound already and shared with other processes: `host` and `port` are then words only.
-    `streams` counts ext_proc streams (None: nobody does).
+    `streams` counts ext_proc streams (None: nobody does), `bodies` bounds what their request bodies
+    take together while they arrive. A peer that has not shaken hands within `handshake_seconds`,
+    TLS and HTTP/2, is cut off; a connection without a call for `idle_seconds` is closed in order.
     """
 
     host: str = "0.0.0.0"
@@ -77,11 +82,14 @@ class ServerOptions:
     transport: Transport = Transport.NATIVE
     streams: StreamMetrics | None = None
     listening: socket.socket | None = None
+    bodies: BodyBudget = field(default_factory=BodyBudget)
+    handshake_seconds: float = 20.0
+    idle_seconds: float = 900.0
 
     @property
     def limits(self) -> Limits:
         """How large a request may be."""
-        return Limits(self.max_body_bytes, self.max_headers, self.max_header_bytes)
+        return Limits(self.max_body_bytes, self.max_headers, self.max_header_bytes, self.bodies)
 
     @property
     def unix_path(self) -> Path | None:

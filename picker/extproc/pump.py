@@ -159,7 +159,17 @@ class _Session:
     async def _read_to_end(self) -> None:
         self._reader = asyncio.current_task()
         try:
-            while (message := await self._read()) is not None:
+            while True:
+                try:
+                    message = await self._read()
+                except RefusedError as refusal:
+                    async with self._turn:
+                        if not self._machine.is_receiving:
+                            continue  # no body of a request, so it is taken all the same
+                        await self._perform(self._machine.dropped(refusal))
+                    return
+                if message is None:
+                    return
                 async with self._turn:
                     await self._perform(self._machine.receive(wire.decode(message)))
                 if self._machine.has_said_everything:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from picker.errors import Code, RefusedError
+from picker.extproc.body_budget import BodyBudget, BodyShare, no_room
 from picker.extproc.messages import (
     Action,
     BodyMode,
@@ -39,12 +40,14 @@ class Limits:
     """How large a request may be. More of a body is a 413, more of headers a 431.
 
     `max_header_bytes` counts the headers as the proxy sends them, a few bytes of framing each
-    included.
+    included. `bodies` bounds the bodies of all streams together while they arrive: a piece that
+    does not fit, and is not the last, is a 429.
     """
 
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     max_headers: int = DEFAULT_MAX_HEADERS
     max_header_bytes: int = DEFAULT_MAX_HEADER_BYTES
+    bodies: BodyBudget = field(default_factory=BodyBudget)
 
 
 class RequestPhase:
@@ -55,6 +58,7 @@ class RequestPhase:
         "_body_bytes",
         "_headers",
         "_limits",
+        "_share",
         "_subset_hint",
         "_trailers_end_body",
         "has_body",
@@ -73,6 +77,7 @@ class RequestPhase:
         self._subset_hint: tuple[str, ...] | None = None
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._share = BodyShare(limits.bodies)
         self._trailers_end_body = False
 
     @property
@@ -96,14 +101,18 @@ class RequestPhase:
         self._headers = event.headers
         self._subset_hint = event.subset_hint
 
-    def add(self, event: RequestBody) -> None:
-        """Take a piece of the body. Raises `RefusedError` when it becomes too large."""
+    def add(self, event: RequestBody, is_last: bool) -> None:
+        """Take a piece of the body. Raises `RefusedError` when it becomes too large, and when there
+        is no room for what is to be held until the last piece comes.
+        """
         if event.subset_hint is not None:
             self._subset_hint = event.subset_hint
         self._body_bytes += len(event.data)
         if self._body_bytes > self._limits.max_body_bytes:
             limit = f"the request body exceeds {self._limits.max_body_bytes} bytes"
             raise RefusedError(Code.PAYLOAD_TOO_LARGE, limit)
+        if not is_last and not self._share.grow(len(event.data)):
+            raise no_room()
         if event.data:
             self._body.append(event.data)
 
@@ -112,13 +121,15 @@ class RequestPhase:
         self.trailers_seen = self.trailers_pending = self._trailers_end_body = True
 
     def complete(self) -> RawRequest:
-        """Everything that came, as the director wants it."""
+        """Everything that came, as the director wants it; it arrives no more."""
+        self._share.release()
         body = b"".join(self._body) if self.has_body else None
         self._body = [body] if body else []
         return RawRequest(self._headers, body, self._subset_hint)
 
     def drop_body(self) -> None:
         """Nothing will be sent back."""
+        self._share.release()
         self._body = []
 
     def answer(self, decision: RouteDecision) -> list[Action]:

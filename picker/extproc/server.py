@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from picker.extproc.body_budget import BodyBudget
 from picker.extproc.h2_server import H2Server
 from picker.extproc.health import HealthService
 from picker.extproc.options import (
     DEFAULT_MAX_MESSAGE_BYTES,
+    DEFAULT_MAX_UNFINISHED_BODY_BYTES,
     GrpcServer,
     ServerOptions,
     TlsMaterial,
@@ -22,6 +24,8 @@ from picker.rpc import Served
 
 __all__ = [
     "DEFAULT_MAX_MESSAGE_BYTES",
+    "DEFAULT_MAX_UNFINISHED_BODY_BYTES",
+    "BodyBudget",
     "Exchanges",
     "ExchangesByMetadata",
     "GrpcServer",

@@ -16,7 +16,8 @@ answer, and the decision is the answer to the body:
     START --response headers--> RESPONDING
     RECEIVING | AWAITING_BODY | ROUTING | ROUTED --response headers--> RESPONDING
     RESPONDING --end of response--> DONE
-    START | RECEIVING | AWAITING_BODY | ROUTING --refused by us, Dropped--> REFUSED
+    START --refused by us--> REFUSED
+    RECEIVING | AWAITING_BODY | ROUTING --refused by us, Dropped--> REFUSED
     ROUTING --Routed, the response is none of ours--> SKIPPED
     START … RESPONDING --Evicted--> REFUSED
     any --Closed--> CLOSED
@@ -167,6 +168,11 @@ class StreamMachine:
         """Whether the shell is to end the stream from its side once the replies are written."""
         return self._state in (State.REFUSED, State.SKIPPED)
 
+    @property
+    def is_receiving(self) -> bool:
+        """Whether the body of a request is still arriving."""
+        return self._state in (State.RECEIVING, State.AWAITING_BODY)
+
     def receive(self, event: Event) -> list[Action]:
         """Take what the proxy sent, or the end of the stream (`Closed`, legal at any time)."""
         return self._step(event, RemoteProtocolError)
@@ -176,7 +182,7 @@ class StreamMachine:
         return self._step(Routed(decision), LocalProtocolError)
 
     def dropped(self, refusal: RefusedError) -> list[Action]:
-        """Refuse the request that `Route` handed out."""
+        """Refuse the request that `Route` handed out, or one that `is_receiving`."""
         return self._step(Dropped(refusal), LocalProtocolError)
 
     def evicted(self, reason: DropReason) -> list[Action]:
@@ -217,7 +223,7 @@ class StreamMachine:
 
     def _take(self, event: RequestBody, is_last: bool) -> list[Action]:
         try:
-            self._request.add(event)
+            self._request.add(event, is_last)
         except RefusedError as refusal:
             return self._refuse(refusal)
         return self._route() if is_last else []
@@ -387,10 +393,12 @@ _TRANSITIONS: dict[tuple[State, type], _Step] = cast(
         (State.RECEIVING, RequestBody): _M._collect,
         (State.RECEIVING, RequestTrailers): _M._end_body_with_trailers,
         (State.RECEIVING, ResponseHeaders): _M._respond_early,
+        (State.RECEIVING, Dropped): _M._drop,
         (State.RECEIVING, UnknownMessage): _M._pass_over,
         (State.AWAITING_BODY, RequestBody): _M._collect_whole,
         (State.AWAITING_BODY, RequestTrailers): _M._refuse_trailers_alone,
         (State.AWAITING_BODY, ResponseHeaders): _M._respond_early,
+        (State.AWAITING_BODY, Dropped): _M._drop,
         (State.ROUTING, RequestBody): _M._ignore,
         (State.ROUTING, RequestTrailers): _M._defer_trailers,
         (State.ROUTING, Routed): _M._answer,

@@ -16,6 +16,7 @@ from picker.config.units import duration_seconds, quantity_bytes
 from picker.config.unsupported import FLAGS, reason
 from picker.errors import ConfigError
 from picker.extproc.options import UNIX_SCHEME, Transport
+from picker.extproc.request_phase import DEFAULT_MAX_BODY_BYTES
 from picker.running.election_flags import add_election_flags, election_flags_of
 from picker.running.explain_flags import add_explain_flags, explain_flags_of
 from picker.running.health_flags import add_health_flags
@@ -37,6 +38,7 @@ _DEFAULTS = Options()
 MIN_SENT_MESSAGE_BYTES = 1024 * 1024
 # The headers of a request alone may take this much.
 MIN_TAKEN_MESSAGE_BYTES = 64 * 1024
+MIN_UNFINISHED_BYTES = DEFAULT_MAX_BODY_BYTES  # one body of the largest size has to fit
 MAX_PROCESSES = 64
 _ENGINE_METRICS = (
     "--total-queued-requests-metric",
@@ -93,6 +95,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         grpc_port=arguments.grpc_port,
         grpc_health_port=arguments.grpc_health_port,
         grpc_max_recv_msg_bytes=arguments.grpc_max_recv_msg_size,
+        max_unfinished_body_bytes=arguments.max_unfinished_bodies,
         grpc_transport=arguments.grpc_transport,
         health_checking=arguments.health_checking,
         tls=_tls_of(arguments),
@@ -242,6 +245,9 @@ def _add_ext_proc(arguments: argparse._ArgumentGroup) -> None:
     group.flag("--grpc-max-recv-msg-size", _taken_bytes, "SIZE", text, default)
     text = "largest gRPC message sent; the picker sends none over 1MiB, so less is refused"
     group.flag("--grpc-max-send-msg-size", _sent_bytes, "SIZE", text, None)
+    text = "what request bodies may take together while they arrive; beyond it a 429"
+    default = f"{_DEFAULTS.max_unfinished_body_bytes // 1024**2}Mi"
+    group.flag("--max-unfinished-bodies", _unfinished_bytes, "SIZE", text, default)
     text = "what carries gRPC: own HTTP/2 frames, the h2 library or grpc.aio"
     names = "|".join(transport.value for transport in Transport)
     group.flag("--grpc-transport", _transport, names, text, _DEFAULTS.grpc_transport)
@@ -353,6 +359,13 @@ def _taken_bytes(text: str) -> int:
     size = quantity_bytes(text) if text else _DEFAULTS.grpc_max_recv_msg_bytes
     if size < MIN_TAKEN_MESSAGE_BYTES:
         raise ConfigError(f"'{text}' is too little: the headers of a request may have 64KiB")
+    return size
+
+
+def _unfinished_bytes(text: str) -> int:
+    size = quantity_bytes(text)
+    if size < MIN_UNFINISHED_BYTES:
+        raise ConfigError(f"'{text}' is too little: one request body may have 64MiB")
     return size
 
 

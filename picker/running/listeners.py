@@ -19,6 +19,7 @@ from picker.admin.server import AdminServer
 from picker.errors import ConfigError, PickerError
 from picker.extproc.health import HealthService
 from picker.extproc.server import (
+    BodyBudget,
     Exchanges,
     GrpcServer,
     ServerOptions,
@@ -50,7 +51,8 @@ class ExtProcPort:
 
     With `health` the port answers health checks too. It listens at a socket of its own, or at
     `listening`, which is bound already. `streams` counts what it serves, if that was asked for.
-    `certificate` is shown in place of one made on the spot.
+    `certificate` is shown in place of one made on the spot, `bodies` are bounded in place of a
+    budget of its own.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class ExtProcPort:
         listening: socket.socket | None = None,
         streams: StreamMetrics | None = None,
         certificate: TlsMaterial | None = None,
+        bodies: BodyBudget | None = None,
         flag: str = "--grpc-port",
     ) -> None:
         """Opens nothing; `flag` is what the port was asked for with.
@@ -75,6 +78,7 @@ class ExtProcPort:
             tls=_tls(options.tls, self._certificates, certificate),
             listening=listening,
             streams=streams if options.grpc_stream_metrics else None,
+            bodies=bodies or BodyBudget(options.max_unfinished_body_bytes),
         )
         answering = health if options.health_checking else None
         self._server: GrpcServer = build_server(exchanges, options=self._options, health=answering)
@@ -163,7 +167,10 @@ class Listeners:
     ) -> None:
         """Opens nothing. Raises `ConfigError` for certificates that cannot be used."""
         made = certificate_made_on_the_spot(options.tls)
-        self._ext_proc = ExtProcPort(options, exchanges, health, streams=streams, certificate=made)
+        bodies = BodyBudget(options.max_unfinished_body_bytes)  # of all ports together
+        self._ext_proc = ExtProcPort(
+            options, exchanges, health, streams=streams, certificate=made, bodies=bodies
+        )
         self._own = {
             one.key: ExtProcPort(
                 replace(options, grpc_port=one.port),
@@ -171,6 +178,7 @@ class Listeners:
                 one.health,
                 streams=streams,
                 certificate=made,
+                bodies=bodies,
                 flag=f"--pool {one.key}",
             )
             for one in own

@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from picker.extproc.server import DEFAULT_MAX_MESSAGE_BYTES, ServerOptions, Transport
+from picker.extproc.server import (
+    DEFAULT_MAX_MESSAGE_BYTES,
+    DEFAULT_MAX_UNFINISHED_BODY_BYTES,
+    ServerOptions,
+    Transport,
+)
 from picker.running.election_flags import ElectionFlags
 from picker.running.explain_flags import NO_WISHES, ExplainFlags
 from picker.running.health_flags import DEFAULT_FAILURES
@@ -66,6 +71,8 @@ class Options:
     `pools` are those of a picker of several, each of which has options of its own made of these
     (`several_pools.split`), with a `pool_key`; a picker of one pool has neither.
 
+    `max_unfinished_body_bytes` is what request bodies may take together while they arrive, in each
+    process that serves.
     `processes` is how many processes serve ext_proc; 1 is this one, more are children of it.
     `endpoint_ejection_failures` in a row eject an endpoint; 0: none is ever ejected.
     `pool_gauges_interval_seconds` is how long gauges of the pool may be told again before they are
@@ -87,6 +94,7 @@ class Options:
     grpc_port: int = 9002
     grpc_health_port: int = 9003
     grpc_max_recv_msg_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    max_unfinished_body_bytes: int = DEFAULT_MAX_UNFINISHED_BODY_BYTES
     grpc_transport: Transport = _SERVER.transport
     health_checking: bool = False
     tls: TlsFlags | None = None

@@ -16,6 +16,7 @@ from picker.extproc.framing import prefix
 from picker.extproc.h2_connection import GrpcConnection
 from picker.extproc.http2_frames import FrameEngine
 from picker.extproc.http2_library import LibraryEngine
+from picker.extproc.options import ServerOptions
 from picker.rpc import Method, Read, Write
 
 PATH = "/a.Service/Method"
@@ -77,10 +78,16 @@ class Peer:
 
     engine: type[FrameEngine] | type[LibraryEngine] = FrameEngine
 
-    def __init__(self, methods: Mapping[str, Method], max_message_bytes: int = 2**20) -> None:
+    def __init__(
+        self, methods: Mapping[str, Method], max_message_bytes: int = 2**20, **options: Any
+    ) -> None:
         self.gone: list[GrpcConnection] = []
         self.connection = GrpcConnection(
-            methods, max_message_bytes, lambda connection: None, self.gone.append, self.engine
+            methods,
+            ServerOptions(max_message_bytes=max_message_bytes, **options),
+            lambda connection: None,
+            self.gone.append,
+            self.engine,
         )
         self.transport = BufferTransport(self.connection)
         self.http2 = GracefulHttp2(H2Configuration(client_side=True, header_encoding="utf-8"))

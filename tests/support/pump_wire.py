@@ -9,6 +9,7 @@ from typing import Any
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
+from picker.errors import RefusedError
 from picker.extproc.pump import serve_stream
 from picker.extproc.request_phase import Limits
 
@@ -24,10 +25,12 @@ RESPONSE_END = pb.ProcessingRequest(
 
 
 class Wire:
-    """Two queues in place of a connection; `None` is the proxy's orderly end."""
+    """Two queues in place of a connection; `None` is the proxy's orderly end, a refusal stands for
+    a message that finds no room.
+    """
 
     def __init__(self) -> None:
-        self.inbound: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.inbound: asyncio.Queue[bytes | RefusedError | None] = asyncio.Queue()
         self.outbound: asyncio.Queue[bytes] = asyncio.Queue()
         self.closed = asyncio.Event()
         self._handed_out = False
@@ -38,6 +41,8 @@ class Wire:
             self.inbound.task_done()
         message = await self.inbound.get()
         self._handed_out = True
+        if isinstance(message, RefusedError):
+            raise message
         if message is None:
             self.closed.set()
         return message
@@ -46,7 +51,7 @@ class Wire:
         """A message to the proxy."""
         await self.outbound.put(message)
 
-    def send(self, *messages: bytes | None) -> None:
+    def send(self, *messages: bytes | RefusedError | None) -> None:
         """Play the proxy."""
         for message in messages:
             self.inbound.put_nowait(message)

@@ -48,6 +48,7 @@ class Told:
 
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
+        self.chores = 0
 
     def on_request(self, stream_id: int, headers: Mapping[bytes, bytes]) -> None:
         self.events.append(("request", stream_id, dict(headers)))
@@ -68,6 +69,9 @@ class Told:
 
     def on_ping_answered(self, data: bytes) -> None:
         self.events.append(("pong", data))
+
+    def on_chore(self) -> None:
+        self.chores += 1
 
     def on_goodbye(self, error_code: int) -> None:
         self.events.append(("goodbye", error_code))
@@ -254,14 +258,14 @@ def test_both_engines_tell_the_same(data: st.DataObject) -> None:
     client = H2Connection(H2Configuration(client_side=True, header_encoding=None))
     client.initiate_connection()
     open_streams: list[int] = []
-    for step in data.draw(st.lists(st.integers(0, 6), max_size=25)):
+    for step in data.draw(st.lists(st.integers(0, 7), max_size=25)):
         if step <= 1 or not open_streams:
             stream_id = client.get_next_available_stream_id()
             extra = [(f"x-{data.draw(st.integers(0, 3))}", "v" * data.draw(st.integers(0, 40)))]
             client.send_headers(stream_id, [*REQUEST, *extra])
             open_streams.append(stream_id)
         elif step <= 3:
-            size = data.draw(st.sampled_from([1, 100, 5000]))
+            size = data.draw(st.sampled_from([0, 1, 100, 5000]))
             pad = data.draw(st.none() | st.integers(0, 255))
             client.send_data(data.draw(st.sampled_from(open_streams)), bytes(size), pad_length=pad)
         elif step == 4:
@@ -272,6 +276,8 @@ def test_both_engines_tell_the_same(data: st.DataObject) -> None:
             stream_id = data.draw(st.sampled_from(open_streams))
             client.reset_stream(stream_id)
             open_streams.remove(stream_id)
+        elif step == 6:
+            client.ping(bytes(8))
         else:
             client.increment_flow_control_window(5, data.draw(st.sampled_from(open_streams)))
     sent = client.data_to_send()
@@ -284,5 +290,5 @@ def test_both_engines_tell_the_same(data: st.DataObject) -> None:
         engine.start()
         for piece in pieces:
             engine.receive(piece)
-        heard.append(told.events)
+        heard.append((told.events, told.chores))
     assert heard[0] == heard[1]

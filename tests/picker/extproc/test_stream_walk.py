@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from random_taps import HoldingTap, taps
 
 from picker.errors import Code, DropReason, RefusedError
+from picker.extproc.body_budget import BodyBudget
 from picker.extproc.messages import (
     MAX_CHUNK_BYTES,
     Action,
@@ -104,7 +105,8 @@ RESPONSE_SIDE = (SendResponseHeaders, *RESPONSE_BODIES, SendResponseTrailers)
 
 def walk(events: list[object]) -> tuple[list[object], list[Action]]:
     """Drive a machine through `events` to its end; the events it took, and all its actions."""
-    machine, taken, actions = StreamMachine(Limits(MAX_BODY_BYTES)), [], []
+    bodies = BodyBudget(max_bytes=MAX_BODY_BYTES)
+    machine, taken, actions = StreamMachine(Limits(MAX_BODY_BYTES, bodies=bodies)), [], []
     for event in [*events, Closed(Ending.END_OF_STREAM)]:
         before = machine.state
         try:
@@ -121,6 +123,9 @@ def walk(events: list[object]) -> tuple[list[object], list[Action]]:
             continue
         taken.append(event)
         actions += new
+        assert machine.is_receiving or bodies.held_bytes == 0
+        assert bodies.held_bytes <= MAX_BODY_BYTES
+    assert bodies.held_bytes == 0
     return taken, actions
 
 

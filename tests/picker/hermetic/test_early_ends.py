@@ -162,6 +162,33 @@ async def test_an_answer_of_the_gateways_own_ends_the_request(tmp_path: Path) ->
         assert await picker.is_idle()
 
 
+async def test_bodies_that_arrive_share_their_room(tmp_path: Path) -> None:
+    """What finds none is refused at once, and the room of a stream that ends is another's."""
+    async with whole_picker(tmp_path, pods(page()), max_unfinished_body_bytes=1000) as picker:
+        first = GatewayStream(picker.channel)
+        await first.request_headers()
+        await first.request_body(bytes(900), ends=False)
+        async with picker.stream() as second:
+            await second.request_headers()
+            await second.request_body(bytes(900), ends=False)
+            (refusal,) = await second.read(1)
+            assert refusal.immediate_response.status.code == 429
+        assert (await picker.ask(completion()))[0].WhichOneof("response") == "request_headers"
+        first.call.cancel()
+
+        async def is_over() -> bool:
+            return (await picker.outcomes()).get("client-gone") == 2 and await picker.is_idle()
+
+        await until(is_over)
+        async with picker.stream() as third:
+            await third.request_headers()
+            await third.request_body(completion()[:10], ends=False)
+            await third.request_body(completion()[10:], ends=True)
+            assert (await third.read(1))[0].WhichOneof("response") == "request_headers"
+            await third.read(1)
+        assert await picker.series("llm_d_epp_request_error_total") == 1
+
+
 async def test_request_trailers_end_a_body(tmp_path: Path) -> None:
     """Or come after its last piece; they are answered after the body, and no length is stated."""
     one = pods(page())

