@@ -396,7 +396,7 @@ class GrpcConnection(asyncio.Protocol):
             if left <= 0:
                 self._give_up("has not begun HTTP/2 in time")
                 return
-            wait = left
+            wait = min(wait, left)
         elif self._streams:
             if self._asked_at is not None and self._last_heard < self._asked_at:
                 self._give_up("does not answer although it has calls")
