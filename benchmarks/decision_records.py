@@ -28,11 +28,11 @@ import tracemalloc
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from msgspec.structs import replace
+from result_files import RESULTS, write_results
 from scheduling import SEED, pool
 
 import picker.config.build
@@ -63,7 +63,7 @@ ENDPOINTS = (10, 100, 1000)
 PROMPT_BYTES = (4_000, 40_000)
 SYSTEM_PROMPTS = 8
 TURN = 50
-RESULTS = Path(__file__).parent / "results" / "decision_records.json"
+RESULTS_FILE = RESULTS / "decision_records.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,12 +346,8 @@ def main() -> None:
             f"found and shown in {row['find_p99_ms']} ms (p99)"
         )
     machine = {"python": platform.python_version(), "machine": platform.machine()}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(
-        json.dumps({"seed": SEED, "prompt_bytes": PROMPT_BYTES, **machine, "rows": rows}, indent=2)
-        + "\n"
-    )
-    print(f"written to benchmarks/results/{RESULTS.name}")
+    document = {"seed": SEED, "prompt_bytes": PROMPT_BYTES, **machine, "rows": rows}
+    write_results(RESULTS_FILE, document)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.settings import SettingCodes
+from result_files import RESULTS, write_results
 
 from picker.admin.request_metrics import RequestMetrics
 from picker.config.build import build, default_config
@@ -47,7 +48,7 @@ SEED = 20261121
 CHUNK = 400
 AT_ONCE = 16
 WINDOW = 2**31 - 1
-RESULTS = Path(__file__).parent / "results" / "ext_proc_cpu.json"
+RESULTS_FILE = RESULTS / "ext_proc_cpu.json"
 CALL = (
     *((":method", "POST"), (":scheme", "http"), (":authority", "picker")),
     (":path", "/envoy.service.ext_proc.v3.ExternalProcessor/Process"),
@@ -192,11 +193,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=6000)
     parser.add_argument("--endpoints", type=int, default=10)
     parser.add_argument("--body-bytes", type=int, default=1000)
-    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--json", type=Path, default=RESULTS_FILE)
     options = parser.parse_args()
     document = uvloop.run(run(options))
-    options.json.parent.mkdir(exist_ok=True)
-    options.json.write_text(json.dumps(document, indent=1) + "\n")
+    write_results(options.json, document)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from typing import cast
 
 import httptools
 import uvloop
+from result_files import RESULTS, write_results
 
 from fleet.envoy.binary import find_envoy
 from fleet.envoy.bootstrap import build, to_json
@@ -379,12 +380,10 @@ def main() -> int:
     parser.add_argument("--config", help="the picker's configuration file")
     parser.add_argument("--request-body", choices=("buffered", "full-duplex"), default="buffered")
     parser.add_argument("--envoy-concurrency", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     document = uvloop.run(run(arguments))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(document, indent=1, default=str)
-    (arguments.out / "fleet_rate.json").write_text(text + "\n", encoding="utf-8")
+    write_results(arguments.out / "fleet_rate.json", document)
     return 0
 
 

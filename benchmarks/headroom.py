@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -33,8 +32,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from multiprocessing import Pool
-from pathlib import Path
 from random import Random
+
+from result_files import RESULTS, write_results
 
 from picker.flowcontrol.core import FlowCore
 from picker.flowcontrol.saturation import EMPTY_POOL, PoolLoad
@@ -72,7 +72,7 @@ SINCE = 3.0
 WAITED_SECONDS = 0.001
 BODY = ParsedBody(Api.COMPLETIONS, "m")
 ENDPOINT = Endpoint("pool", "10.0.0.1", 8000)
-RESULTS = Path(__file__).parent / "results" / "headroom.json"
+RESULTS_FILE = RESULTS / "headroom.json"
 
 
 @dataclass(slots=True)
@@ -368,8 +368,7 @@ def main() -> int:
     for total in totals:
         print(*(f"{k} {v}" for k, v in total.items()), sep="  ")
     document = {"arguments": vars(arguments), "rows": rows, "pools": totals}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_results(RESULTS_FILE, document)
     return 0
 
 

@@ -22,16 +22,16 @@ Results go to benchmarks/results/kv_trace.json.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
+
+from result_files import RESULTS, write_results
 
 from worker.config import CacheConfig
 from worker.engine.block_hash import BlockHash, BlockHasher, PartialBlock
 from worker.engine.block_manager import BlockManager
 
-RESULTS = Path(__file__).parent / "results" / "kv_trace.json"
+RESULTS_FILE = RESULTS / "kv_trace.json"
 NUM_REQUESTS = 300
 NUM_BLOCKS = 512
 BLOCK_SIZE = 16
@@ -218,9 +218,8 @@ def main() -> None:
     }
     for policy, saving in savings.items():
         print(f"{policy}: sharing saves {saving:.1%} of the allocations")
-    RESULTS.write_text(
-        json.dumps({"results": [asdict(r) for r in results], "savings": savings}, indent=2) + "\n"
-    )
+    document = {"results": [asdict(r) for r in results], "savings": savings}
+    write_results(RESULTS_FILE, document)
 
 
 if __name__ == "__main__":

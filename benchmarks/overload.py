@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import statistics
 import sys
@@ -28,6 +27,7 @@ from pathlib import Path
 import uvloop
 from fleet_rate import fleet
 from overload_clients import Seen, Site, Watch
+from result_files import RESULTS, write_results
 
 CONFIG = """\
 apiVersion: llm-d.ai/v1alpha1
@@ -264,12 +264,10 @@ def main() -> int:
     parser.add_argument("--envoy-concurrency", type=int, default=1)
     parser.add_argument("--request-body", choices=("buffered", "full-duplex"), default="buffered")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     document = uvloop.run(run(arguments))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(document, indent=1, default=str)
-    (arguments.out / "overload.json").write_text(text + "\n", encoding="utf-8")
+    write_results(arguments.out / "overload.json", document)
     return 0
 
 

@@ -35,6 +35,7 @@ from typing import Any
 import uvloop
 from ext_proc_load import Shot, drive, saturate
 from ext_proc_site import HOST, Site, backends, envoy, front_envoy, picker, without_picker
+from result_files import RESULTS, write_results
 
 from fleet.ports import free_ports
 
@@ -42,7 +43,7 @@ SEED = 20261121
 RATES = (10.0, 100.0, 500.0, 1000.0, 2000.0)
 BODY_BYTES = (1_000, 40_000, 400_000)
 MAX_BYTES_PER_SECOND = 60e6  # of bodies: beyond it the load generator is what is measured
-RESULTS = Path(__file__).parent / "results" / "picker_ext_proc.json"
+RESULTS_FILE = RESULTS / "picker_ext_proc.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +248,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--saturate", action="store_true")
     parser.add_argument("--connections", type=int, default=64, help="with --saturate")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--json", type=Path, default=RESULTS_FILE)
     options = parser.parse_args()
     if options.quick:
         options.rates, options.sizes, options.seconds = [50.0], [1_000], 2.0
@@ -259,8 +260,7 @@ def main() -> None:
     """Measure, print the table and write the JSON."""
     options = parse_arguments()
     document = uvloop.run(run(options))
-    options.json.parent.mkdir(exist_ok=True)
-    options.json.write_text(json.dumps(document, indent=1) + "\n")
+    write_results(options.json, document)
 
 
 if __name__ == "__main__":

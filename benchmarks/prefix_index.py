@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import platform
 import sys
 import time
@@ -25,6 +24,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from result_files import RESULTS, write_results
 
 from picker.prefix.block_hash import BlockHashes, block_hashes, root_hash
 from picker.prefix.index import PrefixIndex
@@ -38,7 +38,7 @@ BLOCKS = (1, 4, 16, 40, 160, 1600)
 CAPACITY = 16_384  # blocks of 64 tokens: a KV cache of a million tokens
 WARM_BLOCKS = 60_000
 TIMED_PROMPTS = 400
-RESULTS = Path(__file__).parent / "results" / "prefix_index.json"
+RESULTS_FILE = RESULTS / "prefix_index.json"
 
 
 def prompts(blocks: int, count: int, rng: np.random.Generator) -> list[BlockHashes]:
@@ -179,9 +179,7 @@ def main() -> None:
     print("\nhashing: " + ", ".join(f"{r['prompt_bytes']} B {r['hash_us']} µs" for r in hashed))
     machine = {"python": platform.python_version(), "machine": platform.machine()}
     results = {"seed": SEED, **machine, "speed": rows, "memory": held, "hashing": hashed}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
-    print(f"written to benchmarks/results/{RESULTS.name}")
+    write_results(RESULTS_FILE, results)
 
 
 if __name__ == "__main__":

@@ -27,13 +27,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from random import Random
 
 import aiohttp
 import kubernetes
 import uvloop
 from reflector_server import HOST, Load, serve
+from result_files import RESULTS, write_results
 
 from picker.datalayer.datastore import Datastore
 from picker.datalayer.request_rules import RequestRules
@@ -49,7 +49,7 @@ from picker.k8s.tls import Access
 from picker.k8s_series import KubernetesSeries
 from picker.metrics import PickerMetrics
 
-RESULTS = Path(__file__).parent / "results" / "reflector.json"
+RESULTS_FILE = RESULTS / "reflector.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +300,7 @@ def main() -> None:
         "load": asdict(load),
         "clients": [asdict(one) for one in results],
     }
-    RESULTS.write_text(json.dumps(written, indent=2) + "\n")
+    write_results(RESULTS_FILE, written)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 
+from result_files import RESULTS, write_results
+
 from picker.config.build import BuildOptions, build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.datalayer.datastore import Datastore
@@ -44,7 +46,7 @@ ENDPOINTS = (10, 100)
 PROMPT_BYTES = 4_000
 SYSTEM_PROMPTS = 8
 UNDER_WAY = 64
-RESULTS = Path(__file__).parent / "results" / "replay.json"
+RESULTS_FILE = RESULTS / "replay.json"
 
 
 @dataclass(frozen=True)
@@ -199,9 +201,8 @@ def main() -> None:
             f"  {row.live_us:22.0f}  {row.recorded_us:8.0f}  {row.replayed_us:8.0f}"
             f"  {row.bytes_per_decision:10,.0f}"
         )
-    RESULTS.parent.mkdir(exist_ok=True)
     result = {"python": platform.python_version(), "rows": [asdict(row) for row in rows]}
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    write_results(RESULTS_FILE, result)
     if any(row.identical != row.decisions for row in rows):
         raise SystemExit(1)
 

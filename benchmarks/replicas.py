@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import platform
 import time
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 import uvloop
+from result_files import RESULTS, write_results
 
 from fleet.sim.shared_prefixes import WORKER, SharedPrefixes, run
 from fleet.sim.virtual_replicas import ReplicasSettings
@@ -42,7 +41,7 @@ from picker.plugins.producers.approx_prefix_cache_producer import (
 from picker.types import Endpoint
 
 SEED = 7
-RESULTS = Path(__file__).parent / "results" / "replicas.json"
+RESULTS_FILE = RESULTS / "replicas.json"
 ENDPOINTS, BLOCKS = 100, 64
 DECISION_RATES = (0, 100, 500, 2000)
 EXCHANGE_SECONDS = 4.0
@@ -165,11 +164,9 @@ def main() -> None:
             f"{rate:>11} {cost['cores']:>7} {'' if each is None else each:>8}"
             f" {cost['bytes_per_second']:>9}"
         )
-    RESULTS.parent.mkdir(exist_ok=True)
     machine = {"python": platform.python_version(), "machine": platform.machine()}
-    text = json.dumps({"seed": SEED, **machine, "virtual": rows, "exchange": costs}, indent=2)
-    RESULTS.write_text(text + "\n")
-    print(f"written to benchmarks/results/{RESULTS.name}")
+    document = {"seed": SEED, **machine, "virtual": rows, "exchange": costs}
+    write_results(RESULTS_FILE, document)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import platform
 import time
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
+
+from result_files import RESULTS, write_results
 
 from picker.config.build import Assembly, build, default_config
 from picker.config.catalog import builtin_plugins
@@ -46,7 +46,7 @@ SEED = 20260822
 ENDPOINTS = (10, 100, 1000, 5000)
 PROMPT_BYTES = (1_000, 40_000, 400_000)
 SYSTEM_PROMPTS = 8
-RESULTS = Path(__file__).parent / "results" / "scheduling.json"
+RESULTS_FILE = RESULTS / "scheduling.json"
 
 
 def pool(count: int, datastore: Datastore, rng: Random) -> None:
@@ -159,10 +159,8 @@ def main() -> None:
                 f"{endpoints:>9} {size:>8} {row['p50_us']:>8} {row['p99_us']:>8} "
                 f"{row['mean_us']:>8}"
             )
-    RESULTS.parent.mkdir(exist_ok=True)
     machine = {"python": platform.python_version(), "machine": platform.machine()}
-    RESULTS.write_text(json.dumps({"seed": SEED, **machine, "rows": rows}, indent=2) + "\n")
-    print(f"written to benchmarks/results/{RESULTS.name}")
+    write_results(RESULTS_FILE, {"seed": SEED, **machine, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -15,19 +15,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import multiprocessing
 import platform
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from random import Random
 from typing import cast
 
 import aiohttp
 import uvloop
+from result_files import RESULTS, write_results
 
 from picker.datalayer.activity import Activity, WatchedSnapshots
 from picker.datalayer.datastore import Datastore
@@ -45,7 +44,7 @@ SEED = 5
 HOST = "127.0.0.1"
 PAGE_BYTES = (4 * 1024, 64 * 1024)
 SETTLE_SECONDS = 8.0  # until an idle pool is asked at its longest interval
-RESULTS = Path(__file__).parent / "results" / "scrape.json"
+RESULTS_FILE = RESULTS / "scrape.json"
 
 Fetch = Callable[[str], Awaitable[bytes]]
 
@@ -255,10 +254,8 @@ def main() -> None:
             f" {row['ratio']:>6} {row['busy_cores']:>10} {row['busy_scrapes_per_second']:>9}"
             f" {row['idle_cores']:>10} {row['idle_scrapes_per_second']:>9}"
         )
-    RESULTS.parent.mkdir(exist_ok=True)
     machine = {"python": platform.python_version(), "machine": platform.machine()}
-    RESULTS.write_text(json.dumps({"seed": SEED, **machine, "rows": rows}, indent=2) + "\n")
-    print(f"written to benchmarks/results/{RESULTS.name}")
+    write_results(RESULTS_FILE, {"seed": SEED, **machine, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -26,20 +26,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
-import json
 import random
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+
+from result_files import RESULTS, write_results
 
 from fleet.sim.virtual_worker import Served, VirtualWorker
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
 from worker.engine.messages import AddRequest
 from worker.types import SamplingParams
 
-RESULTS = Path(__file__).parent / "results" / "sim_closed_form.json"
+RESULTS_FILE = RESULTS / "sim_closed_form.json"
 TOLERANCE = 0.01
 NUM_WORKERS = 8
 SLOTS = 16
@@ -294,9 +294,8 @@ def main() -> int:
 
         rows.append(asyncio.run(live_row(options.live_requests, options.seed)))
     print_table(rows)
-    RESULTS.parent.mkdir(exist_ok=True)
     document = {"tolerance": TOLERANCE, "seed": options.seed, "rows": [asdict(r) for r in rows]}
-    RESULTS.write_text(json.dumps(document, indent=2) + "\n")
+    write_results(RESULTS_FILE, document)
     return 0 if all(row.is_good for row in rows) else 1
 
 

@@ -10,17 +10,17 @@ to benchmarks/results/sim_overhead.json.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
-from pathlib import Path
+
+from result_files import RESULTS, write_results
 
 from worker.config import SimConfig
 from worker.executor.sim_latency import MODELS
 from worker.executor.sim_runner import SimExecutor, SimLimits
 from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
-RESULTS = Path(__file__).parent / "results" / "sim_overhead.json"
+RESULTS_FILE = RESULTS / "sim_overhead.json"
 BATCHES = (1, 32, 128, 256)
 STEPS = 400
 REPEATS = 5
@@ -80,8 +80,7 @@ def main() -> None:
         row = {str(batch): microseconds(model, batch, mode) for batch in BATCHES}
         print(f"{model:12}{mode:8}" + "".join(f"{value:>9.1f} µs"[-11:] for value in row.values()))
         rows.append({"model": model, "mode": mode, "microseconds": row})
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"steps": STEPS, "rows": rows}, indent=2) + "\n")
+    write_results(RESULTS_FILE, {"steps": STEPS, "rows": rows})
 
 
 if __name__ == "__main__":

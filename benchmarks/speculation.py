@@ -38,6 +38,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from result_files import RESULTS, write_results
+
 # Before torch is imported, as a worker with speculation does it: waiting threads must not spin on a
 # shared machine, and steps with drafts have many numbers of rows.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -59,7 +61,7 @@ from worker.tokenizer.tokenizer import build_tokenizer
 from worker.types import SamplingParams
 
 SEED = 20261126
-RESULTS = Path(__file__).parent / "results" / "speculation.json"
+RESULTS_FILE = RESULTS / "speculation.json"
 DEFAULT_MODEL = Path.home() / ".cache/pointsman/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 RANDOM_PROMPTS, RANDOM_PROMPT_TOKENS, RANDOM_TEMPERATURE = 16, 64, 1.5
 CONTROL = "plain again"
@@ -264,7 +266,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--draft-model", type=Path, help="for draft_model; else the model itself")
     parser.add_argument("--random-weights", choices=SHAPES, help="time verification instead")
     parser.add_argument("--quick", action="store_true", help="a smoke test")
-    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--json", type=Path, default=RESULTS_FILE)
     options = parser.parse_args()
     if options.quick:
         options.max_tokens, options.rounds = min(options.max_tokens, 16), 1
@@ -288,8 +290,7 @@ def main() -> None:
         "torch": torch.__version__,
     }
     document = {"machine": machine, **measured}
-    options.json.parent.mkdir(exist_ok=True)
-    options.json.write_text(json.dumps(document, indent=2) + "\n")
+    write_results(options.json, document)
 
 
 if __name__ == "__main__":

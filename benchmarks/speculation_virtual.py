@@ -46,6 +46,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from result_files import RESULTS, write_results
 from speculation import DEFAULT_MODEL, METHODS, WARM_UP_TOKENS, Texts, workloads
 from speculation_runs import Request, Shared, Subject, engine_config
 from virtual_machines import MACHINES, UNREST, Machine
@@ -58,7 +59,6 @@ from worker.speculation_flags import parse
 from worker.types import ModelOutput
 
 SEED = 20261126
-RESULTS = Path(__file__).parent / "results"
 ANSWERS = RESULTS / "speculation_answers.json"
 HOST_METHODS = ("ngram", "suffix")  # whose drafters need no model
 BATCH, MAX_TOKENS = 16, 96
@@ -100,8 +100,7 @@ def recorded(model: Path, anew: bool) -> dict[str, list[Recorded]]:
     known = json.loads(ANSWERS.read_text()) if ANSWERS.exists() and not anew else {}
     if known.get("digest") != digest:
         known = {"digest": digest, "answers": record(model, texts, requests)}
-        ANSWERS.parent.mkdir(exist_ok=True)
-        ANSWERS.write_text(json.dumps(known) + "\n")
+        write_results(ANSWERS, known)
     answers = {
         request.prompt: Recorded(request, tuple(answer))
         for request, answer in zip(requests, known["answers"], strict=True)
@@ -363,8 +362,7 @@ def main() -> None:
     bad = sum(ratio < BAD for ratio in ratios) / len(ratios)
     print(f"{bad:.1%} of {len(ratios)} runs are below {BAD}")
     document = {"seed": SEED, "seeds": options.seeds, f"below_{BAD}": bad, "rows": rows}
-    options.json.parent.mkdir(exist_ok=True)
-    options.json.write_text(json.dumps(document, indent=2) + "\n")
+    write_results(options.json, document)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ the same dequantised weights. Results go to benchmarks/results/worker_engine.jso
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import random
@@ -19,6 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from result_files import RESULTS, write_results
 
 # Before torch is imported: waiting threads must not spin on a shared machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -39,7 +40,7 @@ PREFILL_TOKENS = 512
 BLOCK_SIZE = 16
 REPEATS = 3
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
-RESULTS = Path(__file__).parent / "results" / "worker_engine.json"
+RESULTS_FILE = RESULTS / "worker_engine.json"
 DEFAULT_MODEL = Path.home() / ".cache/pointsman/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -187,10 +188,9 @@ def main() -> None:
     print_table(rows)
     auto = choose_dtype("auto", torch.device("cpu"), can_pack(torch.bfloat16))
     print(f"auto: {auto}; prompts of {PROMPT_TOKENS} tokens, prefill of {PREFILL_TOKENS}")
-    RESULTS.parent.mkdir(exist_ok=True)
     machine = {"cpu": platform.processor(), "cores": os.cpu_count(), "torch": torch.__version__}
     document = {"machine": machine, "auto_dtype": str(auto), "tokens_per_second": rows}
-    RESULTS.write_text(json.dumps(document, indent=2) + "\n")
+    write_results(RESULTS_FILE, document)
 
 
 if __name__ == "__main__":

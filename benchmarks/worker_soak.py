@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import re
 import statistics
 import sys
@@ -36,9 +35,10 @@ from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from result_files import RESULTS, write_results
 from soak_clients import Client, Deck, Outcome
 
-RESULTS = Path(__file__).parent / "results" / "worker_soak.json"
+RESULTS_FILE = RESULTS / "worker_soak.json"
 START_SECONDS = 180.0
 SETTLE_SECONDS = 60.0
 SAMPLE_SECONDS = 1.0
@@ -354,7 +354,7 @@ def main() -> int:
     parser.add_argument("--low-priority", type=float, default=0.0, help="share of requests")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--strict", action="store_true", help="equal requests, equal answers")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, default=RESULTS_FILE)
     parser.add_argument("flags", nargs="*", help="more flags of the worker, after --")
     options = parser.parse_args()
     report = asyncio.run(soak(options))
@@ -363,7 +363,6 @@ def main() -> int:
     for kind, count in Counter(report.violations).most_common(20):
         print(f"VIOLATION ({count}x): {kind}")
     print("violations:", len(report.violations))
-    options.results.parent.mkdir(exist_ok=True)
     document = {
         "engine": options.engine,
         "minutes": options.minutes,
@@ -371,7 +370,7 @@ def main() -> int:
         "figures": report.figures,
         "violations": report.violations,
     }
-    options.results.write_text(json.dumps(document, indent=2, default=str) + "\n")
+    write_results(options.results, document)
     return 1 if report.violations else 0
 
 
