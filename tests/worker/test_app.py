@@ -21,6 +21,7 @@ import pytest
 
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+PATIENCE_SECONDS = 120.0
 
 
 @dataclass
@@ -58,6 +59,11 @@ def worker(*flags: str) -> Iterator[Running]:
         process.communicate()
 
 
+def client_of(running: Running) -> httpx.Client:
+    """A client of a worker that may take its time."""
+    return httpx.Client(base_url=running.url, timeout=PATIENCE_SECONDS)
+
+
 def is_running(pid: int) -> bool:
     """A process with this id exists and is no zombie."""
     try:
@@ -68,8 +74,8 @@ def is_running(pid: int) -> bool:
 
 def test_a_worker_serves_and_drains() -> None:
     """SIGTERM lets the running stream finish, refuses new requests, and exits 0 leaving nothing."""
-    slow = ("--sim-decode-base-ms", "60", "--served-model-name", "m")
-    with worker(*slow) as running, httpx.Client(base_url=running.url) as client:
+    flags = ("--served-model-name", "m", "--enable-admin-routes", "--sim-decode-base-ms", "1000")
+    with worker(*flags) as running, client_of(running) as client:
         engine = running.engine_pid()
         assert client.get("/health").status_code == 200
         assert client.get("/v1/models").json()["data"][0]["id"] == "m"
@@ -79,16 +85,21 @@ def test_a_worker_serves_and_drains() -> None:
         with client.stream("POST", CHAT, json={**ASK, "stream": True}) as response:
             lines = response.iter_lines()
             assert next(lines).startswith("data: ")
-            running.process.send_signal(signal.SIGTERM)
-            with httpx.Client(base_url=running.url) as other:
+            with client_of(running) as other:
+                # The stream cannot end before we have seen all that happens meanwhile.
+                assert other.post("/pause", params={"mode": "keep"}).status_code == 200
+                faster = {"decode-base": 10}
+                assert other.post("/admin/config", json=faster).status_code == 200
+                running.process.send_signal(signal.SIGTERM)
                 while other.get("/health/ready").status_code == 200:
                     pass
                 refused = other.post(CHAT, json=ASK)
+                assert other.post("/resume").status_code == 200
             frames = [line for line in lines if line]
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert frames[-1] == "data: [DONE]"
         assert json.loads(frames[-2][6:])["choices"][0]["finish_reason"] == "length"
-        assert running.process.wait(20) == 0
+        assert running.process.wait(PATIENCE_SECONDS) == 0
         assert not is_running(engine)
 
 
@@ -121,24 +132,24 @@ def test_a_drain_that_takes_too_long_aborts() -> None:
     flags = ("--sim-decode-base-ms", "100", "--shutdown-timeout", "0.2")
     with (
         worker(*flags) as running,
-        httpx.Client(timeout=30) as client,
+        httpx.Client(timeout=PATIENCE_SECONDS) as client,
         client.stream("POST", running.url + CHAT, json=ENDLESS) as response,
     ):
         received = read_until_cut(response, lambda: running.process.send_signal(signal.SIGTERM))
         assert_ends_in_error(received)
-        assert running.process.wait(20) == 0
+        assert running.process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_the_engines_death_ends_streams_and_the_worker() -> None:
     """Killing the engine cuts streams after an error event, and the worker exits with status 1."""
     with (
         worker("--sim-decode-base-ms", "50", "--engine-failure-policy", "exit") as running,
-        httpx.Client(timeout=30) as client,
+        httpx.Client(timeout=PATIENCE_SECONDS) as client,
         client.stream("POST", running.url + CHAT, json=ENDLESS) as response,
     ):
         received = read_until_cut(response, lambda: os.kill(running.engine_pid(), signal.SIGKILL))
         assert_ends_in_error(received)
-        assert running.process.wait(20) == 1
+        assert running.process.wait(PATIENCE_SECONDS) == 1
 
 
 def test_a_busy_port_is_one_sentence() -> None:
@@ -148,7 +159,7 @@ def test_a_busy_port_is_one_sentence() -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         process = spawn("--port", port)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, out) == (1, "")
     assert err == (
         f"pointsman worker: port {port} on 127.0.0.1 is already in use; choose another with"
@@ -161,7 +172,7 @@ def test_a_bad_model_is_one_sentence(tmp_path: Path) -> None:
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"not a model")
     process = spawn("--model", str(bad))
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, out) == (1, "")
     assert err.startswith(f"pointsman worker: {bad}: ")
     assert err.count("\n") == 1
@@ -171,7 +182,7 @@ def test_a_bad_model_is_one_sentence(tmp_path: Path) -> None:
 def test_the_simulator_can_stand_behind_the_real_tokenizer(model_path: Path) -> None:
     """With --model the simulator answers in the model's vocabulary, counted by its tokenizer."""
     with worker("--model", str(model_path), "--sim-time-scale", "0") as running:
-        body = httpx.post(running.url + CHAT, json=ASK).json()
+        body = httpx.post(running.url + CHAT, json=ASK, timeout=PATIENCE_SECONDS).json()
     assert body["model"] == "SmolLM2-135M-Instruct"
     assert body["usage"]["prompt_tokens"] == 31
     assert body["choices"][0]["message"]["content"]
@@ -179,17 +190,21 @@ def test_the_simulator_can_stand_behind_the_real_tokenizer(model_path: Path) -> 
 
 def test_a_second_signal_does_not_wait() -> None:
     """Two SIGINTs end a worker whose request would take minutes."""
-    with worker("--sim-decode-base-ms", "500") as running, httpx.Client(timeout=30) as client:
+    with (
+        worker("--sim-decode-base-ms", "500") as running,
+        httpx.Client(timeout=PATIENCE_SECONDS) as client,
+    ):
 
         def interrupt_twice() -> None:
             running.process.send_signal(signal.SIGINT)
-            while httpx.get(running.url + "/health/ready").status_code == 200:
-                pass
+            with client_of(running) as other:
+                while other.get("/health/ready").status_code == 200:
+                    pass
             running.process.send_signal(signal.SIGINT)
 
         with client.stream("POST", running.url + CHAT, json=ENDLESS) as response:
             assert_ends_in_error(read_until_cut(response, interrupt_twice))
-        assert running.process.wait(20) == 0
+        assert running.process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_a_signal_during_the_start_ends_it() -> None:
@@ -200,7 +215,7 @@ def test_a_signal_during_the_start_ends_it() -> None:
     while not (started := children.read_text().split()):
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
     assert not is_running(int(started[0]))
 
@@ -232,7 +247,7 @@ def test_a_worker_serves_https(certificate: tuple[Path, Path]) -> None:
     with worker(*flags) as running:
         assert running.url.startswith("https://127.0.0.1:")
         trust = ssl.create_default_context(cafile=chain)
-        with httpx.Client(base_url=running.url, verify=trust) as client:
+        with httpx.Client(base_url=running.url, verify=trust, timeout=PATIENCE_SECONDS) as client:
             assert client.post(CHAT, json=ASK).status_code == 200
             with client.stream("POST", CHAT, json={**ASK, "stream": True}) as response:
                 assert list(response.iter_lines())[-2] == "data: [DONE]"
@@ -249,7 +264,10 @@ def test_clients_show_certificates_when_they_have_to(certificate: tuple[Path, Pa
         with pytest.raises(httpx.TransportError):
             httpx.get(running.url + "/health", verify=trust)
         trust.load_cert_chain(chain, key)
-        assert httpx.get(running.url + "/health", verify=trust).status_code == 200
+        assert (
+            httpx.get(running.url + "/health", verify=trust, timeout=PATIENCE_SECONDS).status_code
+            == 200
+        )
 
 
 def test_a_worker_listens_on_a_unix_socket(tmp_path: Path) -> None:
@@ -258,10 +276,12 @@ def test_a_worker_listens_on_a_unix_socket(tmp_path: Path) -> None:
     with worker("--uds", str(path)) as running:
         assert running.url == f"unix:{path}"
         transport = httpx.HTTPTransport(uds=str(path))
-        with httpx.Client(transport=transport, base_url="http://worker") as client:
+        with httpx.Client(
+            transport=transport, base_url="http://worker", timeout=PATIENCE_SECONDS
+        ) as client:
             assert client.post(CHAT, json=ASK).status_code == 200
         running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(20) == 0
+        assert running.process.wait(PATIENCE_SECONDS) == 0
     assert not path.exists()
 
 
@@ -271,7 +291,7 @@ def test_a_worker_that_others_can_reach_without_a_key_says_so() -> None:
     assert process.stdout is not None
     assert "0.0.0.0" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
     assert "can be reached from other machines without a key" in err
 
@@ -279,8 +299,7 @@ def test_a_worker_that_others_can_reach_without_a_key_says_so() -> None:
 def test_a_chat_template_can_be_given() -> None:
     """It takes the place of the model's own."""
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    with worker("--chat-template", template) as running:
-        conversation = {"messages": ASK["messages"]}
-        rendered = httpx.post(running.url + "/tokenize", json=conversation).json()
-        plain = httpx.post(running.url + "/tokenize", json={"prompt": "hello"}).json()
+    with worker("--chat-template", template) as running, client_of(running) as client:
+        rendered = client.post("/tokenize", json={"messages": ASK["messages"]}).json()
+        plain = client.post("/tokenize", json={"prompt": "hello"}).json()
     assert rendered["tokens"] == plain["tokens"]

@@ -32,6 +32,7 @@ from worker.engine.messages import (
     Shutdown,
     ToEngine,
 )
+from worker.engine.starvation import Threads, read_threads, starved_seconds
 from worker.engine.supervision import Supervision
 from worker.errors import WorkerError
 
@@ -69,7 +70,9 @@ class EngineChild:
         self._main: _Inbox | None = None
         self._beats: _Inbox | None = None
         self._heard = False
-        self._silent_ticks = 0
+        self._silent_seconds = 0.0
+        self._ticked = 0.0
+        self._threads: Threads | None = None  # of the process, at the last tick, while it is silent
         self._ticker: asyncio.TimerHandle | None = None
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -194,8 +197,9 @@ class EngineChild:
             self._ticker.cancel()
 
     def _tick(self) -> None:
-        """Count the silence in ticks of ours, not in seconds: when this process was stopped itself,
-        or kept from running, the time that passed says nothing about the engine.
+        """Add up the silence, of each tick no more than a tick's length: when this process was
+        stopped itself, or kept from running, the time that passed says nothing about the engine.
+        Neither does the time in which the engine was kept from running.
         """
         if self._ticker is not None:
             self._ticker.cancel()
@@ -205,13 +209,25 @@ class EngineChild:
             seconds = limits.startup_silence_seconds
         if self._beats is not None:
             self._beats.drain()
-        self._silent_ticks = 0 if self._heard else self._silent_ticks + 1
-        self._heard = False
-        if self._silent_ticks >= _TICKS:
+        tick_seconds = seconds / _TICKS
+        self._count_silence(tick_seconds)
+        # On a quiet machine, too, threads wait for a millisecond now and then.
+        if self._silent_seconds > seconds - tick_seconds / 2:
             self.kill(f"the engine process gave no sign of life for {seconds:g} s")
         elif not self.lost.done():
             loop = asyncio.get_running_loop()
-            self._ticker = loop.call_later(seconds / _TICKS, self._tick)
+            self._ticker = loop.call_later(tick_seconds, self._tick)
+
+    def _count_silence(self, tick_seconds: float) -> None:
+        now = time.monotonic()
+        elapsed, self._ticked = now - self._ticked, now
+        heard, self._heard = self._heard, False
+        if heard or self.pid is None:
+            self._silent_seconds, self._threads = 0.0, None
+            return
+        before, self._threads = self._threads, read_threads(f"/proc/{self.pid}/task")
+        counted = elapsed - starved_seconds(elapsed, before, self._threads)
+        self._silent_seconds += min(tick_seconds, counted)
 
     async def _watch(self, process: Process) -> None:
         code = await process.wait()

@@ -3,9 +3,12 @@
 A step may take long for good reasons (a prefill of thousands of tokens), or never end (a device
 that hangs). What tells them apart is a budget: a multiple of what steps of that many tokens have
 taken so far. The serving thread says what it is at (`Pulse`); the heartbeat thread compares that
-with the budget several times a second and tells the client, whatever the step does. Time in which
-this process was stopped as a whole is not held against a step: the heartbeat thread notices that
-its own beats are late.
+with the budget several times a second and tells the client, whatever the step does.
+
+Time in which this process could not run is not held against a step, and not learned either. The
+heartbeat thread notices that the process was stopped as a whole when its own beats are late, and
+reads how long threads waited for a core (`starvation`). It reads that of a step which it meets for
+the second time, and not of the many short ones.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ import faulthandler
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -22,6 +24,7 @@ import msgspec
 import zmq
 
 from worker.engine.messages import Heartbeat
+from worker.engine.starvation import Threads, read_threads, starved_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -89,19 +92,36 @@ def _size(num_tokens: int) -> int:
     return min(max(1, num_tokens).bit_length(), _SIZES)
 
 
+def _other_threads() -> Threads | None:
+    """Those of this process but the caller's, which no step needs."""
+    return read_threads("/proc/self/task", but=threading.get_native_id())
+
+
 class Pulse:
-    """What the serving thread is at. It writes, the heartbeat thread reads; each fact is one
-    attribute, so that no lock is needed.
+    """What the serving thread is at. It writes, the heartbeat thread reads, and back; each fact is
+    one attribute, so that no lock is needed. `threads` is called from the heartbeat thread.
     """
 
-    def __init__(self, budget: StepBudget, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        budget: StepBudget,
+        clock: Callable[[], float] = time.monotonic,
+        threads: Callable[[], Threads | None] = _other_threads,
+    ) -> None:
         self._budget = budget
         self._clock = clock
+        self._read_threads = threads
         self._running_step: Callable[[], tuple[float, int] | None] = lambda: None
         self._modelled_seconds: Callable[[], float] = lambda: 0.0
         self._busy: tuple[float, float] | None = None  # since when, and for how long it may be
-        self._progress_seconds = 0.0
-        self._frozen: deque[tuple[float, float]] = deque()  # until when, and for how long
+        self._progress = (0.0, 0.0)  # when there was some, and `_all_starved` then
+        self._all_starved = 0.0  # seconds, of all beats
+        # Of the heartbeat thread alone:
+        self._beaten = clock()
+        self._stepping = 0.0  # when a step was last seen to run
+        self._since: float | None = None  # the beginning of what the last beat was about
+        self._starved = 0.0  # seconds since then
+        self._threads: Threads | None = None  # at the last beat
 
     def follow(
         self,
@@ -124,38 +144,43 @@ class Pulse:
         """
         now = self._clock()
         if self._busy is None:
-            self._progress_seconds = now
+            self._progress = (now, self._all_starved)
         self._busy = (now, COMMAND_SECONDS if commanded else self._budget.least_seconds)
 
     def stepped(self, num_tokens: int) -> None:
         """The outputs of a step of `num_tokens` are there."""
-        now = self._clock()
+        (since, starved_then), self._progress = self._progress, (self._clock(), self._all_starved)
+        now, starved_now = self._progress
         if num_tokens > 0:
-            self._budget.observe(num_tokens, now - self._progress_seconds)
-        self._progress_seconds = now
+            lasted = now - since - (starved_now - starved_then)
+            self._budget.observe(num_tokens, max(0.0, lasted))
 
-    def frozen(self, seconds: float) -> None:
-        """The whole process did not run for so long, until now: that is no step's fault. Called,
-        like `beat`, from the heartbeat thread.
+    def beat(self, stopped_seconds: float = 0.0) -> Heartbeat:
+        """How we are. A step counts from its start, anything else from the turn's beginning or from
+        the last step that ran in it. Called from the heartbeat thread, as is all below; the process
+        was stopped for `stopped_seconds` since the last call.
         """
-        self._frozen.append((self._clock(), seconds))
-
-    def beat(self) -> Heartbeat:
-        """How we are. A step counts from its start, anything else from the turn's beginning."""
-        busy = self._busy
+        now = self._clock()
+        elapsed, self._beaten = now - self._beaten, now
+        busy, step = self._busy, self._running_step()
         if busy is None:
+            self._since = None
             return Heartbeat()
-        since, allowed = busy
-        step = self._running_step()
+        since, allowed = max(busy[0], self._stepping), busy[1]
         if step is not None:
+            self._stepping = now
             since, allowed = step[0], self._budget.seconds(step[1], self._modelled_seconds())
-        lasted = self._clock() - since - self._frozen_since(since)
-        return Heartbeat(max(0.0, lasted - allowed), allowed)
+        self._count_starved(since, elapsed, stopped_seconds)
+        return Heartbeat(max(0.0, now - since - self._starved - allowed), allowed)
 
-    def _frozen_since(self, since: float) -> float:
-        while self._frozen and self._frozen[0][0] <= since:  # what we are at began later
-            self._frozen.popleft()
-        return sum(min(seconds, until - since) for until, seconds in self._frozen)
+    def _count_starved(self, since: float, elapsed: float, stopped: float) -> None:
+        is_new = since != self._since
+        before, self._threads = self._threads, None if is_new else self._read_threads()
+        starved = starved_seconds(elapsed, before, self._threads, stopped)
+        self._all_starved += starved
+        # What is new may have begun in the middle of the interval.
+        self._starved = min(starved, self._beaten - since) if is_new else self._starved + starved
+        self._since = since
 
 
 def frozen_seconds(previous: float, now: float) -> float:
@@ -194,11 +219,8 @@ class HeartbeatThread:
             socket.connect(self._address)
             while True:
                 now = time.monotonic()
-                frozen = frozen_seconds(previous, now)
-                if frozen > 0:
-                    self._pulse.frozen(frozen)
+                beat = self._pulse.beat(frozen_seconds(previous, now))
                 previous = now
-                beat = self._pulse.beat()
                 if beat.stalled_seconds > 0 and not stalled:
                     logger.error("no progress for longer than %.1f s", beat.budget_seconds)
                     faulthandler.dump_traceback(all_threads=True)

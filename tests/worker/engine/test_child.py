@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
+from busy_loops import busy_loops, counts_waits, crowded_core, run_for
 
 from worker.config import EngineConfig
 from worker.engine.child import EngineChild
@@ -20,13 +22,13 @@ from worker.engine.messages import EngineStats, FromEngine, Heartbeat, StepOutpu
 from worker.engine.supervision import Supervision
 from worker.errors import WorkerError
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 PATIENT = Supervision(heartbeat_timeout_seconds=60.0)
 STALLED = Heartbeat(stalled_seconds=9.0, budget_seconds=1.0)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop turn until something is so, for a minute at most."""
+    """Let the loop turn until something is so, for as long as a test may take."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             if condition():
@@ -59,14 +61,19 @@ class Engine:
         self._context.term()
 
 
+def replace_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Have another command run in the place of engine processes."""
+    script = tmp_path / "engine"
+    script.write_text(f"#!/bin/sh\nexec {command}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(script))
+
+
 class Mute:
     """A child whose process is replaced by a sleeper: only the test speaks for the engine."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        sleeper = tmp_path / "sleeper"
-        sleeper.write_text("#!/bin/sh\nexec sleep 1000\n")
-        sleeper.chmod(0o755)
-        monkeypatch.setattr("sys.executable", str(sleeper))
+        replace_engine(tmp_path, monkeypatch, "sleep 1000")
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         self._tmp_path = tmp_path
 
@@ -112,6 +119,52 @@ async def test_an_old_heartbeat_kills_nobody_and_a_fresh_one_does(mute: Mute) ->
     await child.close(0.0)
 
 
+ENDLESS = """
+import sys, time
+from worker.engine.heartbeat import HeartbeatThread, Pulse, StepBudget
+began = time.monotonic()
+pulse = Pulse(StepBudget(0.5, 4.0))
+pulse.follow(lambda: (began, 1))
+pulse.working()
+HeartbeatThread(sys.argv[-1], pulse).start()
+while True:
+    pass
+"""
+
+
+async def test_a_step_in_an_endless_loop_is_a_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It uses up its budget by running, as one that hangs does by sleeping."""
+    script = tmp_path / "endless.py"
+    script.write_text(ENDLESS)
+    replace_engine(tmp_path, monkeypatch, f'env PYTHONPATH=. {sys.executable} {script} "$@"')
+    child = EngineChild(EngineConfig("sim", None), PATIENT, lambda message: None)
+    await child.spawn()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert "beyond its budget of 0.5 s" in await child.lost
+    await child.close(0.0)
+
+
+@pytest.mark.skipif(not counts_waits(), reason="the kernel keeps no sums of waits")
+async def test_silence_of_an_engine_that_waits_for_a_core_is_no_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shares a core with others: by the time that it has run for less than the timeout, it has
+    been silent for several times as long.
+    """
+    loop = f"import os; os.sched_setaffinity(0, {{{crowded_core()}}})\nwhile True: pass"
+    with busy_loops(9):
+        replace_engine(tmp_path, monkeypatch, f"{sys.executable} -Sc '{loop}'")
+        supervision = Supervision(startup_silence_seconds=0.8)
+        child = EngineChild(EngineConfig("sim", None), supervision, lambda message: None)
+        await child.spawn()
+        assert child.pid is not None
+        await asyncio.to_thread(run_for, child.pid, 0.3)
+        assert not child.lost.done()
+    await child.close(0.0)
+
+
 async def test_nothing_that_a_lost_engine_said_is_received_any_more(mute: Mute) -> None:
     """Its counters were added up when it was lost; a message that comes later would count twice."""
     received: list[FromEngine] = []
@@ -142,7 +195,7 @@ async def test_a_directory_too_deep_for_sockets_is_an_error_and_no_hang(
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
     client = EngineClient(EngineConfig("sim", None))
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         with pytest.raises(WorkerError, match="cannot be started"):
             await client.start()
     assert list(deep.iterdir()) == []
@@ -156,7 +209,7 @@ async def test_an_engine_that_cannot_be_started_again_is_given_up(
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     client = EngineClient(EngineConfig("sim", None), None, Supervision(max_restarts=1))
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await client.start()
         monkeypatch.setattr("tempfile.tempdir", str(deep))
         assert client.pid is not None

@@ -14,6 +14,7 @@ from worker.engine.heartbeat import (
     frozen_seconds,
 )
 from worker.engine.messages import Heartbeat
+from worker.engine.starvation import Threads, ThreadTimes
 
 
 @dataclass
@@ -38,6 +39,18 @@ class Step:
         return self.running
 
 
+@dataclass
+class Kernel:
+    """Shows what it knows of one thread, which is asleep but when it runs or waits for a core."""
+
+    cpu_seconds: float = 1.0
+    waited_seconds: float = 1.0
+
+    def __call__(self) -> Threads:
+        """The times of all threads."""
+        return {1: ThreadTimes(self.cpu_seconds, self.waited_seconds)}
+
+
 @pytest.fixture
 def clock() -> Clock:
     """A clock that stands at 100 s."""
@@ -51,9 +64,15 @@ def step() -> Step:
 
 
 @pytest.fixture
-def pulse(clock: Clock, step: Step) -> Pulse:
+def kernel() -> Kernel:
+    """A thread that ran and waited for a second each."""
+    return Kernel()
+
+
+@pytest.fixture
+def pulse(clock: Clock, step: Step, kernel: Kernel) -> Pulse:
     """A pulse whose steps may take 2 s, or four times what they usually take."""
-    pulse = Pulse(StepBudget(2.0, 4.0), clock)
+    pulse = Pulse(StepBudget(2.0, 4.0), clock, kernel)
     pulse.follow(step)
     return pulse
 
@@ -189,7 +208,7 @@ def test_a_command_may_take_long(pulse: Pulse, clock: Clock, step: Step) -> None
     clock.now += 3.0
     assert pulse.beat() == Heartbeat(1.0, 2.0)
     step.running = None
-    clock.now = 100.0 + COMMAND_SECONDS + 1.0
+    clock.now += COMMAND_SECONDS + 1.0
     assert pulse.beat().stalled_seconds == 1.0
 
 
@@ -214,22 +233,87 @@ def test_time_in_which_nothing_ran_is_no_steps_fault(
     pulse.working()
     step.running = (clock.now, 1)
     clock.now += 9.0
-    pulse.frozen(8.0)
-    assert pulse.beat().stalled_seconds == 0.0
+    assert pulse.beat(8.0).stalled_seconds == 0.0
     clock.now += 2.0
     assert pulse.beat() == Heartbeat(pytest.approx(1.0), 2.0)
-    pulse.frozen(0.5)
-    assert pulse.beat() == Heartbeat(pytest.approx(0.5), 2.0)
+    clock.now += 0.5
+    assert pulse.beat(0.5) == Heartbeat(pytest.approx(1.0), 2.0)
 
 
 def test_a_step_that_began_later_has_no_use_of_it(pulse: Pulse, clock: Clock, step: Step) -> None:
     """Each is credited with what it lived through."""
     pulse.working()
     clock.now += 9.0
-    pulse.frozen(8.0)
+    pulse.beat(8.0)
     step.running = (clock.now, 1)
     clock.now += 5.0
     assert pulse.beat() == Heartbeat(3.0, 2.0)
+
+
+def beats(
+    pulse: Pulse, clock: Clock, kernel: Kernel, seconds: int, *, cpu: float, waited: float
+) -> float:
+    """The stall that the last of many beats reports, while the thread runs and waits so long in
+    each second.
+    """
+    stalled = pulse.beat().stalled_seconds
+    for _ in range(4 * seconds):
+        clock.now += 0.25
+        kernel.cpu_seconds += cpu / 4
+        kernel.waited_seconds += waited / 4
+        stalled = pulse.beat().stalled_seconds
+    return stalled
+
+
+@pytest.mark.parametrize(
+    ("cpu", "waited", "stalled"),
+    [(0.0, 0.0, 18.0), (1.0, 0.0, 18.0), (0.01, 0.99, 0.0), (0.25, 0.75, 3.0), (0.0, 0.5, 8.0)],
+    ids=["asleep", "endless loop", "starved", "endless loop, starved", "half of it asleep"],
+)
+def test_what_a_step_waited_for_a_core_is_not_its_fault(
+    *,
+    pulse: Pulse,
+    clock: Clock,
+    step: Step,
+    kernel: Kernel,
+    cpu: float,
+    waited: float,
+    stalled: float,
+) -> None:
+    """A step of 20 s with a budget of 2 s: what it slept and what it ran counts."""
+    pulse.working()
+    step.running = (clock.now, 1)
+    found = beats(pulse, clock, kernel, 20, cpu=cpu, waited=waited)
+    # At the first two beats of a step nothing is known of its threads.
+    assert stalled <= found <= stalled + 0.25
+
+
+def test_what_a_step_waited_for_a_core_is_not_learned(
+    pulse: Pulse, clock: Clock, step: Step, kernel: Kernel
+) -> None:
+    """After a starved step of 40 s, one that hangs is noticed as soon as before it."""
+    pulse.working()
+    step.running = (clock.now, 1)
+    assert beats(pulse, clock, kernel, 40, cpu=0.0, waited=1.0) == 0.0
+    pulse.stepped(1)
+    pulse.working()
+    step.running = (clock.now, 1)
+    assert beats(pulse, clock, kernel, 5, cpu=0.0, waited=0.0) == 3.0
+
+
+def test_what_comes_after_a_long_step_begins_when_it_ends(
+    pulse: Pulse, clock: Clock, step: Step
+) -> None:
+    """The outputs of a step of 30 s, which may take so long, are not out of time at once."""
+    pulse.follow(step, lambda: 30.0)
+    pulse.working()
+    step.running = (clock.now, 2048)
+    clock.now += 30.0
+    assert pulse.beat().stalled_seconds == 0.0
+    step.running = None
+    assert pulse.beat().stalled_seconds == 0.0
+    clock.now += 3.0
+    assert pulse.beat() == Heartbeat(1.0, 2.0)
 
 
 @pytest.mark.parametrize(
