@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from busy_loops import busy_loops, counts_waits, crowded_core
 from running_worker import Ended, Worker, running_worker
 
 SIM = ("--engine", "sim", "--sim-decode-base-ms", "20")
@@ -172,3 +173,27 @@ async def test_the_real_engine_is_replaced_within_seconds(model_path: Path) -> N
 
         assert_all_told(await report(worker, "real engine", asyncio.create_task(load())))
         assert (await worker.ask(**question)).json()["choices"] == expected
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not counts_waits(), reason="the kernel keeps no sums of waits")
+async def test_a_starved_engine_is_not_replaced(model_path: Path) -> None:
+    """All of its threads share a core with eight busy loops: a prefill that takes several times
+    as long as its budget is served to the end.
+    """
+    flags = ("--model", str(model_path), "--max-model-len", "2048", "--step-budget", "0.5")
+    async with running_worker(*flags) as worker:
+        for n in range(3):  # the engine learns how long such a step takes
+            assert (await worker.ask(messages=story(n), max_tokens=2)).status_code == 200
+        engine = worker.engine_pid()
+        for thread in Path(f"/proc/{engine}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {crowded_core()})
+        with busy_loops(8):
+            stream = await worker.stream(lambda: None, messages=story(3), max_tokens=2)
+        assert stream.is_whole
+        assert worker.engine_pid() == engine
+
+
+def story(number: int) -> list[dict[str, str]]:
+    """A conversation that begins like no other, of some 300 tokens."""
+    return [{"role": "user", "content": f"{number} trains and a pointsman. " * 40}]

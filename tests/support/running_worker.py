@@ -16,7 +16,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 CHAT = "/v1/chat/completions"
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 
 
 @dataclass(frozen=True)
