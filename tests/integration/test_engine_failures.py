@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from busy_loops import busy_loops, counts_waits, crowded_core
+from busy_loops import busy_loops, counts_waits, crowd
 from running_worker import Ended, Worker, running_worker
 
 SIM = ("--engine", "sim", "--sim-decode-base-ms", "20")
@@ -186,8 +186,8 @@ async def test_a_starved_engine_is_not_replaced(model_path: Path) -> None:
         for n in range(3):  # the engine learns how long such a step takes
             assert (await worker.ask(messages=story(n), max_tokens=2)).status_code == 200
         engine = worker.engine_pid()
-        for thread in Path(f"/proc/{engine}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), {crowded_core()})
+        assert engine is not None
+        crowd(engine)
         with busy_loops(8):
             stream = await worker.stream(lambda: None, messages=story(3), max_tokens=2)
         assert stream.is_whole

@@ -21,6 +21,12 @@ def crowded_core() -> int:
     return min(os.sched_getaffinity(0))
 
 
+def crowd(process_id: int) -> None:
+    """Move every thread of a process to that core."""
+    for thread in Path(f"/proc/{process_id}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {crowded_core()})
+
+
 @contextlib.contextmanager
 def busy_loops(number: int) -> Iterator[list[int]]:
     """Endless loops on one and the same core, each in a process; their ids, when all run."""

@@ -37,8 +37,8 @@ class Supervision:
     """What to do about an engine process that dies, hangs or stalls.
 
     After `heartbeat_timeout_seconds` without a sign of life it is killed (`startup_silence_seconds`
-    while it starts). Without `restart` that is the end; with it a new one is started, at most
-    `max_restarts` times in ten minutes.
+    while it starts); time in which it waited for a core does not count. Without `restart` that is
+    the end; with it a new one is started, at most `max_restarts` times in ten minutes.
     """
 
     restart: bool = True
