@@ -19,7 +19,7 @@ async def prior_knowledge(
     endpoint: str, bodies: list[bytes], headers: dict[str, str]
 ) -> list[tuple[int, dict[str, str], bytes]]:
     """POST over one HTTP/2 connection without TLS."""
-    async with httpx.AsyncClient(http1=False, http2=True) as client:
+    async with httpx.AsyncClient(http1=False, http2=True, timeout=60) as client:
         found = []
         for body in bodies:
             answer = await client.post(f"http://{endpoint}/a/path", content=body, headers=headers)

@@ -240,7 +240,7 @@ async def test_leaving_a_stream_aborts_it(url: str, async_client: openai.AsyncOp
         (line,) = [li for li in page.splitlines() if 'finished_reason="abort"' in li]
         return float(line.rsplit(" ", 1)[1])
 
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         before = await aborted(http)
         stream = await async_client.completions.create(
             model=MODEL, prompt="foko", max_tokens=400, stream=True, n=2, extra_body=LONG
@@ -260,7 +260,7 @@ async def bench_request(url: str, path: str, payload: dict[str, Any]) -> dict[st
     """
     headers = {"Content-Type": "application/json", "Authorization": "Bearer sk-one"}
     text, usage, stamps, buffer, done = "", None, [], "", False
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         request = http.build_request("POST", url + path, json=payload, headers=headers)
         response = await http.send(request, stream=True)
         assert response.status_code == 200

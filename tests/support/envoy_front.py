@@ -76,7 +76,7 @@ def _ports(admin: Path, process: subprocess.Popen[bytes]) -> dict[str, int]:
         if ":" in address:
             with urllib.request.urlopen(f"http://{address}/listeners?format=json") as reply:
                 found = json.load(reply).get("listener_statuses", [])
-            with urllib.request.urlopen(f"http://{address}/ready?", timeout=5) as reply:
+            with urllib.request.urlopen(f"http://{address}/ready?", timeout=60) as reply:
                 if reply.status == 200 and found:
                     return {
                         listener["name"]: listener["local_address"]["socket_address"]["port_value"]

@@ -53,7 +53,7 @@ class Notebook:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for news that fulfil the condition."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 self.news.clear()
                 await self.news.wait()
@@ -84,7 +84,7 @@ class FakeEngine:
 
     async def subscribed(self) -> None:
         """Wait until somebody has subscribed."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.pub.recv()
 
     async def say(self, number: int, payload: bytes, topic: bytes = TOPIC) -> None:

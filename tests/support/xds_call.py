@@ -13,7 +13,7 @@ from envoy.service.discovery.v3 import discovery_pb2
 
 from picker.rpc import Method, RpcError
 
-PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS = 60.0
 
 
 class XdsCall:

@@ -131,7 +131,7 @@ def test_it_works_on_the_event_loop_of_the_picker() -> None:
             async with http() as pages:
                 assert [await pages.fetch(server.address) for _ in range(3)] == [PAGE] * 3
                 assert server.visits == 1
-            await asyncio.wait_for(server.left.wait(), 10)
+            await asyncio.wait_for(server.left.wait(), 60)
 
     uvloop.run(fetch())
 
@@ -200,7 +200,7 @@ async def test_junk_between_answers_is_not_taken_for_one() -> None:
 
     async with serving(serve) as server, http() as pages:
         assert await pages.fetch(server.address) == PAGE
-        await asyncio.wait_for(sent.wait(), 10)
+        await asyncio.wait_for(sent.wait(), 60)
         assert await pages.fetch(server.address) == PAGE
         assert server.visits == 2
 
@@ -256,7 +256,7 @@ async def test_a_server_that_never_ends_is_given_up(endless: bytes) -> None:
     async with serving(serve) as server, http(timeout_seconds=0.05) as pages:
         with pytest.raises(ScrapeError, match=r"no answer within 0\.05 s"):
             await pages.fetch(server.address)
-        await asyncio.wait_for(server.left.wait(), 10)
+        await asyncio.wait_for(server.left.wait(), 60)
 
 
 async def test_a_fetch_that_is_cancelled_leaves_no_connection() -> None:
@@ -274,7 +274,7 @@ async def test_a_fetch_that_is_cancelled_leaves_no_connection() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(server.left.wait(), 10)
+        await asyncio.wait_for(server.left.wait(), 60)
 
 
 async def test_a_forgotten_address_is_hung_up_on() -> None:
@@ -289,7 +289,7 @@ async def test_a_forgotten_address_is_hung_up_on() -> None:
         await pages.fetch(server.address)
         pages.forget(server.address)
         pages.forget("10.0.0.1:80")
-        await asyncio.wait_for(server.left.wait(), 10)
+        await asyncio.wait_for(server.left.wait(), 60)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "no such host:80"])

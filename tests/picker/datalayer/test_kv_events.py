@@ -177,7 +177,7 @@ async def test_engines_that_connect_are_told_apart_by_their_topics(tmp_path: obj
         pub = context.socket(zmq.XPUB)
         try:
             pub.connect(address)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await pub.recv()
             for pod, number in (("10.0.0.1:8001", 0), ("10.9.9.9:1", 0), ("10.0.0.1:8000", 0)):
                 topic = f"kv@{pod}@m".encode()

@@ -28,7 +28,7 @@ from picker.running.pool_choice import PoolChoice
 from picker.types import RawRequest, RouteDecision
 
 MakeDirector = Callable[..., Any]
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 KEYS = ("llama", "x/qwen", "y/qwen")
 NAMES = {
     "llama": "llama",

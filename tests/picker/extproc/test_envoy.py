@@ -78,7 +78,7 @@ async def envoy(
         ENVOY, *arguments, "--disable-hot-restart", "--log-level", "error"
     )
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             port = await listening_port(admin)
         yield port
     finally:

@@ -45,7 +45,7 @@ async def test_a_plugin_of_a_new_configuration_takes_over_the_address(tmp_path: 
         engine.connect(address)
         number = 0
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 for ear in (Ear(address), Ear(address)):
                     listening.use({"p": ear, "other": object()})
                     while await engine.recv() != b"\x01kv@":  # the one before says goodbye

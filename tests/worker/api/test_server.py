@@ -33,7 +33,7 @@ async def test_a_stream_that_fails_is_cut_after_the_error(bench: Any, failure: s
 
     async with (
         bench.listening(bench.api()) as url,
-        httpx.AsyncClient() as client,
+        httpx.AsyncClient(timeout=60) as client,
         client.stream("POST", url + TEXT, json=STREAM) as response,
     ):
         with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
@@ -68,11 +68,11 @@ async def test_a_client_that_leaves_aborts_its_request(bench: Any, stream: bool)
     """Closing the connection ends the request in the engine and in the counters."""
     bench.engine.steps = [bench.say("x"), asyncio.Event()]
     api = bench.api()
-    async with bench.listening(api) as url, httpx.AsyncClient() as client:
+    async with bench.listening(api) as url, httpx.AsyncClient(timeout=60) as client:
         call = asyncio.ensure_future(client.post(url + TEXT, json={**STREAM, "stream": stream}))
         await bench.engine.saw_request.wait()
         call.cancel()
-        await asyncio.wait_for(bench.engine.saw_abort.wait(), 10)
+        await asyncio.wait_for(bench.engine.saw_abort.wait(), 60)
         assert await api.admission.wait_idle(10)
     assert bench.engine.aborted == [bench.engine.requests[0].request_id]
     assert 'finished_reason="abort"} 1\n' in api.page()
@@ -82,7 +82,7 @@ async def test_nothing_is_sent_before_the_first_token(bench: Any) -> None:
     """Headers wait for the engine, so that a proxy may still retry."""
     go = asyncio.Event()
     bench.engine.steps = [go, *bench.engine.steps]
-    async with bench.listening(bench.api()) as url, httpx.AsyncClient() as client:
+    async with bench.listening(bench.api()) as url, httpx.AsyncClient(timeout=60) as client:
 
         async def first_byte() -> int:
             async with client.stream("POST", url + TEXT, json=STREAM) as response:

@@ -121,7 +121,7 @@ class Gate:
     def execute(self, step: SchedulerOutput) -> ModelOutput:
         """Wait for a permit."""
         self.begun.release()
-        assert self.permits.acquire(timeout=10)
+        assert self.permits.acquire(timeout=60)
         return self.inner.execute(step)  # type: ignore[no-any-return]
 
     def shutdown(self) -> None:
@@ -139,7 +139,7 @@ def test_the_next_step_is_handed_over_while_one_runs(
     told = core.step()
     assert told is not None
     assert (told.outputs, told.num_scheduled_tokens) == ([], 0)
-    assert gate.begun.acquire(timeout=10)
+    assert gate.begun.acquire(timeout=60)
     assert core.running_step == (1.5, 3)
     tokens = []
     for expected in (3, 1, 1):

@@ -44,7 +44,7 @@ class Counting:
 
     def execute(self, step: SchedulerOutput) -> ModelOutput:
         """One step."""
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(60)
         if self.fails:
             raise RuntimeError("device lost")
         self.seen.append(step)
