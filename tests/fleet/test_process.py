@@ -24,7 +24,7 @@ from fleet.process import (
     describe_exit,
 )
 
-LIMIT_SECONDS = 30
+LIMIT_SECONDS = 120
 
 
 def alive(pid: int) -> bool:

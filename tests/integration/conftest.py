@@ -26,7 +26,7 @@ from fleet.envoy.bootstrap import build, to_yaml
 from fleet.envoy.settings import BootstrapConfig, SocketAddress
 
 DESTINATION = "x-gateway-destination-endpoint"
-LIMIT_SECONDS = 30.0
+LIMIT_SECONDS = 120.0
 
 
 class EchoWorker:

@@ -26,7 +26,7 @@ from picker.extproc.options import TlsMaterial
 from picker.extproc.self_signed import self_signed
 from picker.running.options import MetricsTls, TlsFlags
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
 PAGE = """\
 vllm:num_requests_waiting 0
 vllm:num_requests_running 0

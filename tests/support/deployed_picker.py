@@ -17,7 +17,7 @@ from manifests import NAMESPACE, containers, kustomized, of_kind, pod_of, worklo
 
 from fleet.ports import free_ports
 
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 120
 # What a Pod has at fixed ports, by the names that are used here for those that were free.
 FIXED = {"http": 8080, "admin": 9901, "grpc": 9002, "health": 9003, "xds": 9004, "peers": 9005}
 _OF_POOL = re.compile(r":(90\d\d)$")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ENVOY = Path(sys.executable).with_name("envoy")
-START_SECONDS = 30.0
+START_SECONDS = 120.0
 MAX_BODY_BYTES = 8 * 1024 * 1024
 _EXTENSIONS = "type.googleapis.com/envoy.extensions"
 

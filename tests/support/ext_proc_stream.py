@@ -14,7 +14,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 from google.protobuf.struct_pb2 import Struct
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
 CHUNK_BYTES = 62_000
 DESTINATION = "x-gateway-destination-endpoint"
 REQUEST_ID = "test-request-id"

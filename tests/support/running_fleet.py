@@ -14,7 +14,7 @@ from pathlib import Path
 import openai
 import pytest
 
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 120
 
 
 def children(pid: int) -> Iterator[int]:

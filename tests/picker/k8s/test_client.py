@@ -37,7 +37,7 @@ from picker.k8s.tls import Access
 POOL_CRD = Path(__file__).parents[3] / "crds"
 ALL = Selection("default")
 QUICK = Limits(silent_seconds=0.2, connect_seconds=2, request_seconds=0.2, list_seconds=0.3)
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 

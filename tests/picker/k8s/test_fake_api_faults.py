@@ -21,7 +21,7 @@ from kube_api.server import KubeApi, running_kube_api
 CRDS = sorted((Path(__file__).parents[3] / "crds").glob("*.yaml"))
 PODS = "/api/v1/namespaces/default/pods"
 POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/default/inferencepools"
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 @pytest_asyncio.fixture

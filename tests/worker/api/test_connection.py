@@ -17,7 +17,7 @@ from worker.types import FinishReason
 TEXT = "/v1/completions"
 HOST = b"Host: worker\r\n"
 GET = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
-LIMIT_SECONDS = 20
+LIMIT_SECONDS = 60
 
 
 def post(body: bytes, *headers: bytes, path: str = TEXT) -> bytes:

@@ -34,7 +34,7 @@ from worker.errors import EngineDeadError
 from worker.types import FinishReason
 
 Make = Callable[..., AddRequest]
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 
 
 @asynccontextmanager
