@@ -21,8 +21,8 @@ its cgroup is ready, thus waits.
 
 The kernel adds a wait to its sum when the wait ends, which may be seconds later. A thread that is
 ready at both ends of an interval therefore counts as having waited whenever it did not run. The
-sum of a later interval then contains that wait again; a thread's waits are bounded by the time that
-its CPU time leaves of the interval, so that no time counts as starved twice.
+sum of a later interval then contains that wait again; a thread's waits are bounded by what its CPU
+time leaves of the interval, so that less than one interval is wrongly taken for starved.
 """
 
 from __future__ import annotations
