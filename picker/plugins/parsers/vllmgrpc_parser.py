@@ -5,8 +5,9 @@
     Embed:    EmbedRequest{tokenized=2{input_ids=2}}
     other:    not read, and nor is the response
 
-A body is one uncompressed gRPC frame. It goes on as it came; it names no model. Every multi-modal
-item counts as an image.
+A body is one uncompressed gRPC frame. It goes on as it came; it names no model. `tokenized` or
+`text` must be there; one that is empty tells nothing of the prompt. Every multi-modal item counts
+as an image.
 
     GenerateResponse{chunk=1{prompt_tokens=2, completion_tokens=3, cached_tokens=4} |
                      complete=2{prompt_tokens=3, completion_tokens=4, cached_tokens=5}}
@@ -71,11 +72,12 @@ class VllmGrpcParser:
 class _Generate:
     """What has been found in a GenerateRequest; of `tokenized` and `text` the last counts.
 
-    Of a field that comes several times the last counts, and only that one is read.
+    Of a field that comes several times the last counts, and only that one is read. One that is
+    there may be empty.
     """
 
     tokenized: bytes | None = None
-    text: bytes = b""
+    text: bytes | None = None
     sampling_params: bytes = b""
     mm_inputs: bytes = b""
     stream: bool = False
@@ -87,7 +89,7 @@ class _Generate:
         elif not isinstance(value, bytes):
             return
         elif number == 2:
-            self.text, self.tokenized = b"", value
+            self.text, self.tokenized = None, value
         elif number == 3:
             self.text, self.tokenized = value, None
         elif number == 4:
@@ -100,11 +102,11 @@ def _generate(message: bytes) -> ParsedBody:
     request = _Generate()
     for number, value in fields(message):
         request.take(number, value)
-    prompt = None if request.tokenized is None else _input_ids(request.tokenized)
-    if prompt is None and not request.text:
+    if request.tokenized is None and request.text is None:
         raise WireError("a GenerateRequest must have tokenized or text")
+    prompts = () if request.tokenized is None else _prompts(request.tokenized)
     features = _features(request.mm_inputs)
-    if prompt is not None:
+    for prompt in prompts:
         check_items(features, prompt)
     return ParsedBody(
         api=Api.VLLM_GRPC,
@@ -112,25 +114,29 @@ def _generate(message: bytes) -> ParsedBody:
         payload={"prompt": text(request.text)} if request.text else None,
         max_output_tokens=last_number(request.sampling_params, 8),
         can_rewrite=False,
-        prompts=() if prompt is None else (prompt,),
-        features=() if prompt is None else (features,),
+        prompts=prompts,
+        features=(features,) * len(prompts),
     )
 
 
 def _embed(message: bytes) -> ParsedBody:
     tokenized = last_bytes(message, 2)
-    prompt = None if tokenized is None else _input_ids(tokenized)
-    if prompt is None:
+    if tokenized is None:
         raise WireError("an EmbedRequest must have tokenized")
-    return ParsedBody(api=Api.VLLM_GRPC, can_rewrite=False, prompts=(prompt,), features=((),))
+    prompts = _prompts(tokenized)
+    return ParsedBody(
+        api=Api.VLLM_GRPC, can_rewrite=False, prompts=prompts, features=((),) * len(prompts)
+    )
 
 
-def _input_ids(tokenized: bytes) -> bytes | None:
+def _prompts(tokenized: bytes) -> tuple[bytes, ...]:
+    """The one prompt in `tokenized`; none where that has no token ids."""
     ids: list[int] = []
     for number, value in fields(tokenized):
         if number == 2:
             ids += repeated_uint32(value)
-    return pack_token_ids(ids)
+    packed = pack_token_ids(ids)
+    return () if packed is None else (packed,)
 
 
 def _features(mm_inputs: bytes) -> tuple[MultiModalFeature, ...]:

@@ -158,7 +158,6 @@ async def test_frames_may_be_cut_anywhere(tmp_path: Path, width: int) -> None:
         b"\x01" + TEXT[1:],
         frame(b""),
         frame(field(1, b"id")),
-        frame(field(2, field(1, b"text"))),
         frame(b"\xff"),
     ],
 )
@@ -180,6 +179,16 @@ async def test_embed_and_its_response(tmp_path: Path) -> None:
         answer = frame(field(1, b"\0\0\0\0") + field(2, 3))
         assert await stream.respond([answer], GRPC) == answer
         assert await tokens_of(picker) == (3, None)
+
+
+@pytest.mark.parametrize("path", [GENERATE, EMBED])
+async def test_tokens_that_are_none_are_routed(tmp_path: Path, path: str) -> None:
+    """The prompt is there, if empty: what to make of it is the endpoint's business."""
+    one = pods(page())
+    async with whole_picker(tmp_path, one, CONFIG) as picker:
+        for tokenized in (b"", field(1, b"text"), field(2, b"")):
+            body = frame(field(2, tokenized))
+            assert await picker.ask(body, GRPC, path=path) == directed(one[0].host_port, body)
 
 
 async def test_other_protocols_find_no_parser_here(tmp_path: Path) -> None:

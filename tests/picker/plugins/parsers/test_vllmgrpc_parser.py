@@ -131,6 +131,20 @@ def test_an_embedding_request_is_read() -> None:
     assert (parsed.api, parsed.prompts, parsed.can_rewrite) == (Api.VLLM_GRPC, (PROMPT,), False)
 
 
+@pytest.mark.parametrize("path", [GENERATE, EMBED])
+@pytest.mark.parametrize("tokenized", [b"", message((1, "original")), message((2, b""))])
+def test_a_prompt_without_tokens_is_the_endpoints_business(path: str, tokenized: bytes) -> None:
+    """It is there, though nothing is known of it; items have no place in it."""
+    items = message((5, message((1, 0), (2, 2**63))), (6, "a"))
+    parsed = parse(path, message((2, tokenized), (7, items)))
+    assert parsed == ParsedBody(api=Api.VLLM_GRPC, can_rewrite=False)
+
+
+def test_an_empty_text_is_a_prompt() -> None:
+    """A client has set it."""
+    assert parse(GENERATE, message((3, ""))) == ParsedBody(api=Api.VLLM_GRPC, can_rewrite=False)
+
+
 def test_other_methods_are_not_read() -> None:
     """Nor are their responses."""
     parsed = VllmGrpcParser().parse("/vllm.grpc.engine.VllmEngine/GetModelInfo", {}, b"anything")
@@ -143,10 +157,8 @@ def test_other_methods_are_not_read() -> None:
         (GENERATE, b"no healthy upstream"),
         (GENERATE, b""),
         (GENERATE, frame(b"")),
-        (GENERATE, frame(message((3, "")))),
         (GENERATE, frame(message((3, b"\xff")))),
         (GENERATE, frame(message((3, 7)))),
-        (GENERATE, frame(message((2, message((2, b"")))))),
         (GENERATE, frame(message((2, b"\xff")))),
         (GENERATE, frame(message((3, "x")))[:-1]),
         (GENERATE, pack(">BI", 1, 0)),
