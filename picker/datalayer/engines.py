@@ -10,6 +10,8 @@ from types import MappingProxyType
 ENGINE_LABELS = ("llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type")
 DEFAULT_ENGINE = "vllm"
 RESERVED_NAME = "default"
+BLOCK_SIZE_LABEL = "block_size"
+NUM_BLOCKS_LABEL = "num_gpu_blocks"
 PROCESS_START = "process_start_time_seconds"
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*", re.ASCII)
@@ -41,8 +43,8 @@ class EngineSeries:
     running: Series | None = None
     kv_usage: Series | None = None
     cache_info: Series | None = None
-    block_size_label: str = ""
-    num_blocks_label: str = ""
+    block_size_label: str = BLOCK_SIZE_LABEL
+    num_blocks_label: str = NUM_BLOCKS_LABEL
     block_size: Series | None = None
     num_blocks: Series | None = None
     lora: Series | None = None
@@ -106,8 +108,6 @@ _VLLM = EngineSeries(
     running=Series("vllm:num_requests_running"),
     kv_usage=Series("vllm:kv_cache_usage_perc"),
     cache_info=Series("vllm:cache_config_info"),
-    block_size_label="block_size",
-    num_blocks_label="num_gpu_blocks",
     lora=Series("vllm:lora_requests_info"),
 )
 

@@ -4,8 +4,9 @@ Which names apply is decided by the endpoint's engine: its label `engineLabelKey
 (`llm-d.ai/engine-type`, else the legacy `inference.networking.k8s.io/engine-type`), else
 `defaultEngine` (vllm), which is also assumed for a label nobody knows. `engineConfigs` adds engines
 or redefines built-in ones by name. A spec is `name` or `name{label=value,…}`, empty for what the
-engine does not say. `customMetrics` become attributes `<attributeKey>/core-metrics-extractor`. The
-extraction is `datalayer.extract`.
+engine does not say; the labels of `cacheInfoSpec` are vLLM's unless they are named.
+`customMetrics` become attributes `<attributeKey>/core-metrics-extractor`. The extraction is
+`datalayer.extract`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from picker.datalayer.engines import (
+    BLOCK_SIZE_LABEL,
     DEFAULT_ENGINE,
     ENGINE_LABELS,
     ENGINES,
+    NUM_BLOCKS_LABEL,
     RESERVED_NAME,
     EngineSeries,
     EngineTable,
@@ -95,20 +98,14 @@ def _create(
 
 def _engine(config: EngineConfig) -> EngineSeries:
     try:
-        info = parse_series(config.cache_info_spec)
-        labels = (config.cache_block_size_label_name, config.cache_num_blocks_label_name)
-        if info is not None and not any(labels):
-            raise ValueError(
-                "cacheInfoSpec needs cacheBlockSizeLabelName or cacheNumBlocksLabelName"
-            )
         return EngineSeries(
             waiting=parse_series(config.queued_requests_spec),
             running=parse_series(config.running_requests_spec),
             kv_usage=parse_series(config.kv_usage_spec),
             lora=parse_series(config.lora_spec),
-            cache_info=info,
-            block_size_label=labels[0],
-            num_blocks_label=labels[1],
+            cache_info=parse_series(config.cache_info_spec),
+            block_size_label=config.cache_block_size_label_name or BLOCK_SIZE_LABEL,
+            num_blocks_label=config.cache_num_blocks_label_name or NUM_BLOCKS_LABEL,
             block_size=parse_series(config.cache_block_size_spec),
             num_blocks=parse_series(config.cache_num_blocks_spec),
             custom=tuple(_custom(metric) for metric in config.custom_metrics),

@@ -22,6 +22,7 @@ mine_waiting{kind="a"} 3
 mine_waiting{kind="b"} 4
 mine_info{size="8",count="80"} 1
 mine_power 250
+their_info{block_size="16",num_gpu_blocks="90",size="8",count="80"} 1
 """
 MINE = {
     "name": "mine",
@@ -79,6 +80,30 @@ def test_an_engine_of_ones_own_adds_to_the_built_in_ones() -> None:
     assert waiting(read(extractor)) == 1
 
 
+@pytest.mark.parametrize(
+    ("names", "geometry"),
+    [
+        ({}, (16, 90)),
+        ({"cacheBlockSizeLabelName": "size"}, (8, 90)),
+        ({"cacheNumBlocksLabelName": "count"}, (16, 80)),
+        ({"cacheBlockSizeLabelName": "", "cacheNumBlocksLabelName": "count"}, (16, 80)),
+    ],
+)
+def test_the_labels_of_the_cache_are_those_of_vllm_unless_named(
+    names: dict[str, str], geometry: tuple[int, int]
+) -> None:
+    """Each by itself."""
+    mine = {
+        "name": "mine",
+        "queuedRequestsSpec": "mine_waiting",
+        "cacheInfoSpec": "their_info",
+        **names,
+    }
+    metrics = read(made(engineConfigs=[mine]), engine="mine").metrics
+    assert metrics is not None
+    assert (metrics.block_size_tokens, metrics.num_kv_blocks) == geometry
+
+
 def test_a_built_in_engine_can_be_redefined() -> None:
     """By its name."""
     extractor = made(engineConfigs=[MINE | {"name": "vllm"}])
@@ -93,7 +118,6 @@ def test_a_built_in_engine_can_be_redefined() -> None:
         ({"engineConfigs": [{"name": ""}]}, "cannot be called ''"),
         ({"engineConfigs": [MINE, MINE]}, "'mine' is configured twice"),
         ({"engineConfigs": [{"name": "a", "loraSpec": "b{"}]}, "engine 'a': .* closing brace"),
-        ({"engineConfigs": [{"name": "a", "cacheInfoSpec": "b"}]}, "cacheInfoSpec needs"),
         (
             {
                 "engineConfigs": [
