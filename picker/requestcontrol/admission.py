@@ -14,7 +14,7 @@ from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Admitter, RequestProcessor, SaturationDetector, Screener
 from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo
 from picker.requestcontrol.headers import FAIRNESS_ID, first_of
-from picker.requestcontrol.plugin_log import PluginLog
+from picker.requestcontrol.plugin_log import PLUGIN_FAILED, PluginLog
 from picker.types import Candidate, InferenceRequest, SchedulingResult
 
 PREFER = "prefer"
@@ -93,7 +93,8 @@ def admit(
             raise
         except Exception as error:
             log.exception(admitter, error, "the request is refused")
-            raise RefusedError(Code.INTERNAL, f"request cannot be admitted: {error}") from error
+            text = f"request cannot be admitted: {PLUGIN_FAILED}"
+            raise RefusedError(Code.INTERNAL, text) from error
 
 
 def refuse_if_not_cached(
@@ -129,8 +130,7 @@ def scheduling_failed(error: Exception) -> RefusedError:
     refusal = _first_refusal(error)
     if refusal is not None:
         return refusal
-    reason = str(error) or type(error).__name__
-    return RefusedError(Code.RESOURCE_EXHAUSTED, f"failed to find target endpoint: {reason}")
+    return RefusedError(Code.RESOURCE_EXHAUSTED, f"failed to find target endpoint: {PLUGIN_FAILED}")
 
 
 def _first_refusal(error: BaseException) -> RefusedError | None:

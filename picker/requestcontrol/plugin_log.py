@@ -10,6 +10,8 @@ from picker.requestcontrol.observer import RequestObserver
 log = logging.getLogger(__name__)
 
 LOG_INTERVAL_SECONDS = 5.0
+# All that a client learns of a failure: what was raised is of the code, and may quote anything.
+PLUGIN_FAILED = "a plugin failed; see the endpoint picker's log"
 
 
 class PluginLog:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from picker.errors import Code, RefusedError
 from picker.framework.interfaces import Flight, PreRequest
 from picker.requestcontrol.headers import DESTINATION_NAMESPACE, DESTINATION_SCORES
-from picker.requestcontrol.plugin_log import PluginLog
+from picker.requestcontrol.plugin_log import PLUGIN_FAILED, PluginLog
 from picker.requestcontrol.rewrite import changes, with_members
 from picker.types import InferenceRequest, Metadata, ParsedBody, SchedulingResult
 
@@ -37,7 +37,9 @@ def tell_hooks(hooks: Sequence[PreRequest], flight: Flight, log: PluginLog) -> d
         return headers
     if len(failed) == 1 and isinstance(failed[0], RefusedError):
         raise failed[0]
-    reasons = "; ".join(str(error) or type(error).__name__ for error in failed)
+    reasons = "; ".join(
+        error.message if isinstance(error, RefusedError) else PLUGIN_FAILED for error in failed
+    )
     raise RefusedError(Code.INTERNAL, f"the request could not be prepared: {reasons}")
 
 

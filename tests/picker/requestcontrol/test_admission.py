@@ -203,7 +203,11 @@ async def test_screeners_that_leave_nobody_are_a_503(house: Any) -> None:
     ("error", "status", "message"),
     [
         (RefusedError(Code.RESOURCE_EXHAUSTED, "later", DropReason.SATURATED), 429, "later"),
-        (ValueError("odd"), 500, "request cannot be admitted: odd"),
+        (
+            AttributeError("'NoneType' object has no attribute 'x'"),
+            500,
+            "request cannot be admitted: a plugin failed; see the endpoint picker's log",
+        ),
     ],
 )
 async def test_the_first_admitter_that_refuses_decides(
