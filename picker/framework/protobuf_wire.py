@@ -80,7 +80,7 @@ def text(value: Value) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise WireError(f"a string is not UTF-8: {error}") from error
+        raise WireError("a string is not UTF-8") from error
 
 
 def repeated_uint32(value: Value) -> list[int]:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from picker.errors import bad_request
+from picker.framework.request_bodies import decoded, unmarked
 
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _NO_MEMBERS: Mapping[str, object] = MappingProxyType({})
@@ -26,17 +26,16 @@ def with_members(
     Members come out sorted by name and without space between them, as the reference picker writes
     them. Every other value keeps its very bytes: no number loses digits, which the reference's
     passage through a float does, and nothing is escaped that was not. Of members with the same name
-    the last one stays. Raises `RefusedError` (400) when `body` is not a JSON object.
+    the last one stays. In a body with lone surrogates, escaped backslashes become `\\u005c`. Raises
+    `RefusedError` (400) when `body` is not a JSON object.
     """
-    try:
-        members = _decode_members(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_request(f"error unmarshaling request bodyMap: {error}") from error
+    members, has_marks = decoded(body, _decode_members)
     for name, value in changed.items():
         members[name] = msgspec.Raw(msgspec.json.encode(value))
     for name in removed:
         members.pop(name, None)
-    return msgspec.json.encode(members, order="sorted")
+    written = msgspec.json.encode(members, order="sorted")
+    return unmarked(written) if has_marks else written
 
 
 def changes(

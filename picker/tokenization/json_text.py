@@ -15,9 +15,10 @@ def json_text(value: object) -> str:
     "" for what is nested too deeply to be written.
     """
     try:
-        return _encode(value).decode()
-    except OverflowError:  # an integer of more than 64 bits
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        try:
+            return _encode(value).decode()
+        except OverflowError:  # an integer of more than 64 bits
+            return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     except RecursionError:
         return ""
 

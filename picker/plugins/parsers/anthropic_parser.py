@@ -11,10 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from picker.errors import bad_request
 from picker.framework.interfaces import ResponseReader
 from picker.framework.registry import Parameters, PluginType
-from picker.framework.request_bodies import json_object, model_of, text_member, whole_number
+from picker.framework.request_bodies import (
+    check_shape,
+    json_object,
+    model_of,
+    text_member,
+    whole_number,
+)
 from picker.framework.services import Services
 from picker.framework.usage import anthropic_usage, usage_reader
 from picker.types import Api, ParsedBody
@@ -22,6 +30,30 @@ from picker.types import Api, ParsedBody
 _NAME = "messages"
 _MESSAGES = "/messages"
 _COUNT_TOKENS = "/messages/count_tokens"
+
+
+class _Source(msgspec.Struct):
+    type: str | None = None
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+
+
+class _Block(msgspec.Struct):
+    type: str | None = None
+    text: str | None = None
+    source: _Source | None = None
+
+
+class _Message(msgspec.Struct):
+    role: str | None = None
+    content: str | list[_Block] | None = None
+
+
+class _Request(msgspec.Struct):
+    messages: list[_Message]
+    system: str | list[_Block] | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class AnthropicParser:
@@ -37,7 +69,10 @@ class AnthropicParser:
         if not trimmed.endswith(_MESSAGES):
             raise bad_request(f"unsupported Anthropic API path '{path}'")
         payload = json_object(body)
-        _check(payload)
+        messages = payload.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise bad_request(f"invalid {_NAME} request: must have messages field")
+        check_shape(payload, _Request, _NAME)
         return ParsedBody(
             api=Api.MESSAGES,
             model=model_of(payload),
@@ -50,28 +85,6 @@ class AnthropicParser:
     def response_reader(self, body: ParsedBody, content_type: str) -> ResponseReader:
         """A reader of JSON, or of events where the response says that it is a stream of them."""
         return usage_reader(content_type, anthropic_usage)
-
-
-def _check(payload: Mapping[str, Any]) -> None:
-    messages = payload.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise bad_request(f"invalid {_NAME} request: must have messages field")
-    for message in messages:
-        if not isinstance(message, dict) or not _is_content(message.get("content")):
-            raise bad_request(f"invalid {_NAME} request: must have valid messages field")
-    if not _is_content(payload.get("system")):
-        raise bad_request(f"invalid {_NAME} request: system must be a string or a list of blocks")
-    tools = payload.get("tools")
-    if tools is not None and not _are_objects(tools):
-        raise bad_request(f"invalid {_NAME} request: tools must be a list of objects")
-
-
-def _is_content(content: object) -> bool:
-    return content is None or isinstance(content, str) or _are_objects(content)
-
-
-def _are_objects(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(element, dict) for element in value)
 
 
 def _create(name: str, parameters: Parameters, _services: Services) -> AnthropicParser:

@@ -1,8 +1,9 @@
 """Understands the request bodies of the OpenAI APIs, as far as a routing decision needs them.
 
 Unknown members are the endpoint's business and pass. What is checked is what producers read: the
-prompt or its counterpart, the cache salt, the model, the output cap. Lists of token ids are prompts
-that need no tokenizer; a list of such lists is taken too, as the engines take it.
+prompt or its counterpart, the cache salt, the model, the output cap; and the types of what the
+reference reads. Lists of token ids are prompts that need no tokenizer; a list of such lists is
+taken too, as the engines take it, and so is the address of an image in place of an object with it.
 
 A response tells its usage in its `usage`, or in that of an event.
 """
@@ -10,11 +11,20 @@ A response tells its usage in its `usage`, or in that of an event.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
 
 from picker.errors import RefusedError, bad_request
 from picker.framework.interfaces import ResponseReader
 from picker.framework.registry import Parameters, PluginType
-from picker.framework.request_bodies import json_object, model_of, text_member, whole_number
+from picker.framework.request_bodies import (
+    check_shape,
+    json_object,
+    model_of,
+    text_member,
+    whole_number,
+)
 from picker.framework.services import Services
 from picker.framework.token_ids import pack_token_ids
 from picker.framework.usage import openai_usage, usage_reader
@@ -22,6 +32,54 @@ from picker.types import Api, ParsedBody
 
 # A check returns the prompts that are token ids already, None for what is not acceptable.
 _Check = Callable[[object], "tuple[bytes, ...] | None"]
+
+
+class _Asset(msgspec.Struct):
+    url: str | None = None
+    data: str | None = None
+    format: str | None = None
+
+
+class _Block(msgspec.Struct):
+    type: str | None = None
+    text: str | None = None
+    image_url: _Asset | str | None = None
+    video_url: _Asset | str | None = None
+    audio_url: _Asset | str | None = None
+    input_audio: _Asset | None = None
+
+
+class _Message(msgspec.Struct):
+    role: str | None = None
+    content: str | list[_Block] | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _Chat(msgspec.Struct):
+    messages: list[_Message]
+    tools: list[Any] | None = None
+    documents: list[Any] | None = None
+    chat_template: str | None = None
+    return_assistant_tokens_mask: bool | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class _Item(msgspec.Struct):
+    type: str | None = None
+    role: str | None = None
+
+
+class _Conversation(msgspec.Struct):
+    items: list[_Item]
+    metadata: dict[str, Any] | None = None
+
+
+class _Images(msgspec.Struct):
+    n: int | None = None
+    size: str | None = None
+    num_inference_steps: int | None = None
 
 
 class OpenAIParser:
@@ -46,6 +104,8 @@ class OpenAIParser:
         prompts = check(payload.get(required))
         if prompts is None:
             raise _missing(api, required)
+        if api in _SHAPES:
+            check_shape(payload, _SHAPES[api], _NAMES[api])
         return ParsedBody(
             api=api,
             model=model_of(payload),
@@ -73,23 +133,6 @@ def api_of(path: str) -> Api:
 def _missing(api: Api, member: str) -> RefusedError:
     valid = "valid " if api is Api.CHAT_COMPLETIONS else ""
     return bad_request(f"invalid {_NAMES[api]} request: must have {valid}{member} field")
-
-
-def _conversation(messages: object) -> tuple[bytes, ...] | None:
-    """Messages, each with a text, with blocks or without content."""
-    if not isinstance(messages, list) or not messages:
-        return None
-    for message in messages:
-        if not isinstance(message, dict):
-            return None
-        content = message.get("content")
-        if not (content is None or isinstance(content, str) or _are_blocks(content)):
-            return None
-    return ()
-
-
-def _are_blocks(content: object) -> bool:
-    return isinstance(content, list) and all(isinstance(block, dict) for block in content)
 
 
 def _prompt(prompt: object) -> tuple[bytes, ...] | None:
@@ -124,7 +167,7 @@ def _anything(value: object) -> tuple[bytes, ...] | None:
 _RULES: Mapping[Api, tuple[str, _Check, tuple[str, ...]]] = {
     Api.CHAT_COMPLETIONS: (
         "messages",
-        _conversation,
+        _items,
         ("max_completion_tokens", "max_tokens"),
     ),
     Api.COMPLETIONS: ("prompt", _prompt, ("max_tokens",)),
@@ -132,6 +175,12 @@ _RULES: Mapping[Api, tuple[str, _Check, tuple[str, ...]]] = {
     Api.CONVERSATIONS: ("items", _items, ()),
     Api.EMBEDDINGS: ("input", _prompt, ()),
     Api.IMAGES: ("prompt", _text, ()),
+}
+# Per API: the types of the members that the reference reads, any of which may be null.
+_SHAPES: Mapping[Api, type[msgspec.Struct]] = {
+    Api.CHAT_COMPLETIONS: _Chat,
+    Api.CONVERSATIONS: _Conversation,
+    Api.IMAGES: _Images,
 }
 _NAMES: Mapping[Api, str] = {
     Api.CHAT_COMPLETIONS: "chat completions",

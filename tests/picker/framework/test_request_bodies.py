@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from picker.errors import RefusedError
 from picker.framework.request_bodies import json_object, model_of, text_member, whole_number
@@ -19,13 +22,78 @@ def test_an_object_is_decoded() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"no healthy upstream", b"[]", b"1", b"", b'{"a":' * 9999, b"\xff"]
+    ("body", "reason"),
+    [
+        (b"no healthy upstream", "JSON is malformed: invalid character (byte 4)"),
+        (b"", "Input data was truncated"),
+        (b'{"a":1', "Input data was truncated"),
+        (b'{"a":1} {}', "JSON is malformed: trailing characters (byte 9)"),
+        (b"\xff\xfe{", "JSON is malformed: invalid character (byte 0)"),
+        (b"\xef\xbb\xbf{}", "JSON is malformed: invalid character (byte 0)"),
+        (b"[]", "it must be an object, not a list"),
+        (b"1", "it must be an object, not a number"),
+        (b"1.5", "it must be an object, not a number"),
+        (b"true", "it must be an object, not a boolean"),
+        (b'"a"', "it must be an object, not a string"),
+        (b"null", "it must be an object, not null"),
+        (b'{"a":"\xff"}', "a string in it is not UTF-8"),
+        (b'{"a":"\xed\xa0\xbd"}', "a string in it is not UTF-8"),
+        (b'{"\xff":1}', "a string in it is not UTF-8"),
+        (b'{"a":' * 9999, "it is nested too deeply"),
+        (b"[" * 9999, "it must be an object, not a list"),
+        (b'{"a":NaN}', "JSON is malformed: invalid character (byte 5)"),
+        (b'{"a":1e999}', "Number out of range"),
+        (b'{"a":' + b"1" * 9999 + b"}", "Integer value out of range"),
+        (b'{"a":"\\ud83"}', "JSON is malformed: invalid character in unicode escape (byte 12)"),
+        (b'{"a":"\\ud83d\\udxyz"}', "JSON is malformed: invalid character in unicode escape"),
+        (b'{"a":"\\ud83d",}', "JSON is malformed: trailing comma in object"),
+        (b'{"a":"\\ud83d","b":"\xff"}', "a string in it is not UTF-8"),
+        (b'{"b":"\\ud83d","a":' + b'{"a":' * 9999, "it is nested too deeply"),
+        (b'\\ud83d{"a":1}', "JSON is malformed: invalid character"),
+    ],
 )
-def test_anything_else_is_refused(body: bytes) -> None:
-    """With the words of the reference and the reason of the decoder."""
-    with pytest.raises(RefusedError, match="error unmarshaling request bodyMap: ") as refusal:
+def test_anything_else_is_refused(body: bytes, reason: str) -> None:
+    """With the beginning of the reference's words and a reason in words that are not Python's."""
+    with pytest.raises(RefusedError) as refusal:
         json_object(body)
     assert refusal.value.status == 400
+    assert refusal.value.message == f"error unmarshaling request bodyMap: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("escaped", "read"),
+    [
+        (r"\ud83d", "\N{REPLACEMENT CHARACTER}ud83d"),
+        (r"cut \uD83D.", "cut \N{REPLACEMENT CHARACTER}uD83D."),
+        (r"\ude00", "\N{REPLACEMENT CHARACTER}ude00"),
+        (r"\ud83d\ud83d", "\N{REPLACEMENT CHARACTER}ud83d\N{REPLACEMENT CHARACTER}ud83d"),
+        (r"\ud83d\ud83d\ude00", "\N{REPLACEMENT CHARACTER}ud83d\N{GRINNING FACE}"),
+        (r"\ud83d\ude00\ude00", "\N{GRINNING FACE}\N{REPLACEMENT CHARACTER}ude00"),
+        (r"\ude00\ud83d", "\N{REPLACEMENT CHARACTER}ude00\N{REPLACEMENT CHARACTER}ud83d"),
+        (r"\ud83d\u0041", "\N{REPLACEMENT CHARACTER}ud83dA"),
+        (r"\ud83d\\ude00", "\N{REPLACEMENT CHARACTER}ud83d\\ude00"),
+        (r"\\\ud83d", "\\\N{REPLACEMENT CHARACTER}ud83d"),
+        (r"\\ud83d", r"\ud83d"),
+        (r"\\\\ud83d\ud83d", r"\\ud83d" + "\N{REPLACEMENT CHARACTER}ud83d"),
+    ],
+)
+def test_a_lone_surrogate_is_read_as_a_replacement(escaped: str, read: str) -> None:
+    """In names as in values; whole pairs and escaped backslashes are what they were."""
+    body = f'{{"{escaped}":["{escaped}"]}}'.encode()
+    assert json_object(body) == {read: [read]}
+
+
+units = st.sampled_from(["\ud83d", "\udbff", "\ude00", "\\", "u", "ud83d", "d83d", "a", "\ufffd"])
+
+
+@given(st.lists(units))
+def test_halves_and_pairs_are_told_apart_wherever_they_stand(parts: list[str]) -> None:
+    """By the standard library's reader, which joins pairs and leaves halves."""
+    body = json.dumps({"a": "".join(parts)}).encode()
+    expected = json.loads(body)["a"]
+    for code in (0xD83D, 0xDBFF, 0xDE00):
+        expected = expected.replace(chr(code), "\N{REPLACEMENT CHARACTER}" + f"u{code:x}")
+    assert json_object(body) == {"a": expected}
 
 
 def test_a_text_member_is_text_or_absent() -> None:

@@ -13,6 +13,9 @@ from ext_proc_stream import GatewayStream, directed, refused
 from metrics_pages import page, pods
 from whole_picker import HEAD, until, whole_picker
 
+from fleet.cli import main
+from picker.running.record_flags import RecordFlags
+
 EVERY_PARSER = (
     HEAD
     + """
@@ -89,7 +92,60 @@ async def test_a_request_with_a_model_is_passed_or_renamed(
         assert await picker.ask(without, path=path) == wanted
 
 
+HALVES: list[tuple[str, bytes]] = [
+    ("/v1/chat/completions", rb'{"messages":[{"content":"cut \ud83d","role":"user"}],"model":"m"}'),
+    (
+        "/v1/chat/completions",
+        rb'{"messages":[{"content":[{"text":"\uDE00!","type":"text"}],"role":"user"}],"model":"m"'
+        rb',"tools":[{"\ud83d":"\ud83d\ude00\ud83d"}]}',
+    ),
+    ("/v1/completions", rb'{"model":"m","prompt":"cut \ud83d"}'),
+    ("/v1/completions", rb'{"model":"m","prompt":["\ud83d","\ude00"]}'),
+    ("/v1/completions", rb'{"model":"m","prompt":"x","user":"\ud83d"}'),
+    ("/v1/embeddings", rb'{"input":"cut \ud83d","model":"m"}'),
+    ("/v1/responses", rb'{"input":"cut \ud83d","instructions":"\ud83d","model":"m"}'),
+    ("/v1/conversations", rb'{"items":[{"content":"cut \ud83d"}],"model":"m"}'),
+    ("/v1/images/generations", rb'{"model":"m","prompt":"cut \ud83d"}'),
+    ("/v1/messages", rb'{"messages":[{"content":"cut \ud83d","role":"user"}],"model":"m"}'),
+    (
+        "/inference/v1/generate",
+        rb'{"cache_salt":"\ud83d","features":{"mm_hashes":{"\ud83d":["\ud83d"]},"mm_placeholders":'
+        rb'{"\ud83d":[{"length":1,"offset":0}]}},"model":"m","token_ids":[1,2,3]}',
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), HALVES)
+async def test_half_a_character_is_routed_as_it_came(
+    tmp_path: Path, path: str, body: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Byte for byte but for a new model; and the decision is explained, recorded and made again."""
+    one, recording = pods(page()), tmp_path / "recording.jsonl"
+    flags = RecordFlags(recording)
+    async with whole_picker(tmp_path, one, EVERY_PARSER, record=flags) as picker:
+        assert await picker.ask(body, path=path) == directed(one[0].host_port, body)
+        renamed = body.replace(b'"model":"m"', b'"model":"n"')
+        said = await picker.ask(body, {"x-llm-d-model-name-rewrite": "n"}, path=path)
+        assert said == directed(one[0].host_port, renamed)
+        status, explained = await picker.get("/decisions/test-request-id")
+        assert (status, one[0].host_port in explained) == (200, True)
+        assert await picker.requests(model_name="m") == 2
+    assert main(["replay", str(recording)]) == 0
+    assert "2 decisions, 2 identical" in capsys.readouterr().out
+
+
+async def test_half_a_character_in_a_model_is_routed_as_it_came(tmp_path: Path) -> None:
+    """No endpoint has a model of that name, but that is for the endpoint to say."""
+    one = pods(page())
+    body = rb'{"prompt":"x", "model":"cut \ud83d"}'
+    async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
+        assert await picker.ask(body) == directed(one[0].host_port, body)
+        assert (await picker.get("/decisions/test-request-id"))[0] == 200
+        assert await picker.requests() == 1
+
+
 RAW: list[tuple[str, bytes]] = [
+    ("/generate", rb'{"input_ids":[1],"extra_key":"\ud83d"}'),
     ("/generate", bytes_of({"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 4}})),
     ("/tokenize", b"whatever \xff it is"),
     ("/v1/audio/transcriptions", b"--boundary\r\n\r\n\x00\x01"),
@@ -106,6 +162,31 @@ async def test_a_request_without_a_model_goes_on_raw(
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
         headers = {"x-llm-d-model-name-rewrite": "n"}
         assert await picker.ask(body, headers, path=path) == directed(one[0].host_port, body)
+
+
+DEEP = b"[" * 800 + b"]" * 800
+ODD: list[tuple[str, bytes]] = [
+    ("/v1/completions", b'{"model":"m","prompt":"p","a":' + DEEP + b"}"),
+    ("/v1/completions", b'{"model":"m","prompt":"p","a":-' + b"9" * 4000 + b"}"),
+    ("/v1/completions", b'{"model":"m","prompt":"p","max_tokens":' + b"9" * 400 + b"}"),
+    ("/v1/completions", b'{"model":"x","model":"m","prompt":3,"prompt":"p"}'),
+    ("/v1/chat/completions", b'{"model":"m","messages":[{}],"tools":[' + b"9" * 4000 + b"]}"),
+    ("/v1/responses", b'{"model":"m","input":[99999999999999999999,' + DEEP + b"]}"),
+    ("/v1/conversations", b'{"model":"m","items":[{"content":[null,' + b"9" * 99 + b"]}]}"),
+    ("/v1/messages", b'{"model":"m","messages":[{"content":[{"type":"tool_use","input":[[]]}]}]}'),
+    ("/v1/messages", b'{"model":"m","messages":[{"content":[{"type":"tool_result"}]}]}'),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), ODD)
+async def test_odd_bodies_are_routed_as_they_came(
+    tmp_path: Path, path: str, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Huge numbers, deep values, repeated members: no plugin fails at them."""
+    one = pods(page())
+    async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
+        assert await picker.ask(body, path=path) == directed(one[0].host_port, body)
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 BAD: list[tuple[str, bytes]] = [
@@ -130,16 +211,43 @@ BAD: list[tuple[str, bytes]] = [
     ("/generate", b'{"input_ids":[[1]]}'),
     ("/generate", b'{"input_ids":[1],"extra_key":7}'),
     ("/v2/generate", b'{"input_ids":[1]}'),
+    ("/v1/chat/completions", b'{"model":"m","messages":[{"role":123,"content":"x"}]}'),
+    ("/v1/chat/completions", b'{"model":"m","messages":[{"role":"user"}],"tools":"x"}'),
+    ("/v1/chat/completions", b'{"model":"m","messages":[null]}'),
+    ("/v1/chat/completions", b'{"a":' * 100_000),
+    ("/v1/completions", b'{"model":"m","prompt":"p","a":1e999}'),
+    ("/v1/completions", b'{"model":"m","prompt":"p","a":-' + b"9" * 9999 + b"}"),
+    ("/v1/completions", b'{"model":"m","prompt":"p","a":NaN}'),
+    ("/v1/completions", b'{"model":"m","prompt":"p","a":-Infinity}'),
+    ("/v1/completions", b'{"model":"m","prompt":"p","cache_salt":[]}'),
+    ("/v1/completions", b'{"model":"m","prompt":"p","prompt":null}'),
+    ("/v1/completions", rb'{"model":"m","prompt":"\ud8"}'),
+    ("/v1/completions", rb'{"model":"m","prompt":"\ud83d","a":"\x"}'),
+    ("/v1/completions", b'\xef\xbb\xbf{"model":"m","prompt":"p"}'),
+    ("/v1/completions", b'{"model":"m","prompt":"\xed\xa0\xbd"}'),
+    ("/v1/conversations", b'{"model":"m","items":[1]}'),
+    ("/v1/embeddings", b'{"model":"m","input":{}}'),
+    ("/v1/messages", b'{"model":"m","messages":[{"role":[]}]}'),
+    ("/v1/messages", b"null"),
+    ("/inference/v1/generate", b'{"model":"m","token_ids":[1],"features":[]}'),
+    ("/inference/v1/generate", b'{"model":"m","token_ids":[1],"features":{"mm_hashes":{"a":1}}}'),
+    ("/inference/v1/generate", b'{"model":"m","token_ids":[1],"features":{"mm_hashes":[]}}'),
+    ("/generate", b"null"),
+    ("/generate", b'{"input_ids":null}'),
+    ("/generate", b'{"input_ids":[true]}'),
 ]
+PYTHONS = (b"nonetype", b"codec", b"recursion", b"object has no", b"`", b"dict", b"str,", b"int,")
 
 
 @pytest.mark.parametrize(("path", "body"), BAD)
 async def test_bad_bodies_are_refused(tmp_path: Path, path: str, body: bytes) -> None:
-    """400 as plain text, and nothing stays held."""
+    """400 as plain text without words of the language this is written in; nothing stays held."""
     async with whole_picker(tmp_path, pods(page()), EVERY_PARSER) as picker:
         (said,) = await picker.ask(body, path=path)
         assert said.immediate_response.status.code == 400
-        assert said.immediate_response.body.startswith(b"inference error: BadRequest - ")
+        text = said.immediate_response.body
+        assert text.startswith(b"inference error: BadRequest - ")
+        assert not [word for word in PYTHONS if word in text.lower()]
         assert await picker.outcomes() == {"refused": 1}
         assert await picker.is_idle()
 

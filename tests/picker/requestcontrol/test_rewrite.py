@@ -16,7 +16,8 @@ values = st.recursive(
     | st.booleans()
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
+    | st.text()
+    | st.text("\ud83d\ude00\\u\ufffdd83", max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
@@ -41,8 +42,23 @@ def test_other_values_keep_their_very_bytes() -> None:
 @given(st.dictionaries(st.text(), values, max_size=5), st.text())
 def test_every_body_differs_in_its_model_alone(members: dict[str, object], model: str) -> None:
     """Read back by another library, all members but the model are what they were."""
-    rewritten = json.loads(with_model(json.dumps(members).encode(), model))
-    assert rewritten == {**members, "model": model}
+    body = json.dumps(members)
+    assert json.loads(with_model(body.encode(), model)) == {**json.loads(body), "model": model}
+
+
+def test_lone_surrogates_keep_their_escapes() -> None:
+    """In names and in values, whatever else is escaped there."""
+    raw = "\N{REPLACEMENT CHARACTER}ud83d".encode()
+    body = (
+        rb"""{"b" : "cut \ud83d", "\uDe00": 1, "a":["\\ud83d\ud83d\ude00", "\\\ude00"], """
+        rb""""c":"\\","d":"%b"}""" % raw
+    )
+    rewritten = with_model(body, "m")
+    assert rewritten == (
+        rb"""{"a":["\u005cud83d\ud83d\ude00", "\u005c\ude00"],"b":"cut \ud83d","c":"\u005c","""
+        rb""""d":"\ufffdud83d","model":"m","\uDe00":1}"""
+    )
+    assert json.loads(rewritten) == {**json.loads(body), "model": "m"}
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"a":' * 10_000])

@@ -33,12 +33,13 @@ def test_the_order_of_members_does_not_matter() -> None:
     assert json_text({"b": 10**30, "a": 1}) == '{"a":1,"b":1000000000000000000000000000000}'
 
 
-def test_what_is_nested_too_deeply_is_no_text() -> None:
-    """Nothing is raised."""
+@pytest.mark.parametrize("beside", [(), (10**30,)])
+def test_what_is_nested_too_deeply_is_no_text(beside: tuple[int, ...]) -> None:
+    """Nothing is raised, with an integer of more than 64 bits before it neither."""
     value: list[object] = []
     for _ in range(100_000):
         value = [value]
-    assert json_text(value) == ""
+    assert json_text([*beside, value]) == ""
 
 
 @pytest.mark.parametrize(("value", "expected"), [("a", "a"), (1, ""), (None, ""), ([], "")])

@@ -153,6 +153,76 @@ def test_bodies_without_their_prompt_are_refused_by_name(
         assert refusal(path, body).startswith(message)
 
 
+def chat(**members: object) -> dict[str, Any]:
+    """A chat request with one good message."""
+    return {"messages": MESSAGES, **members}
+
+
+def blocks(*blocks: object) -> dict[str, Any]:
+    """A chat request with a good message and one of these blocks."""
+    return {"messages": [*MESSAGES, {"role": "user", "content": list(blocks)}]}
+
+
+IN_BLOCK = "valid messages field: messages[1].content[0]"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "reason"),
+    [
+        (CHAT, {"messages": [{"role": 123}]}, "messages[0].role must be a string, not a number"),
+        (CHAT, {"messages": [*MESSAGES, None]}, "messages[1] must be an object, not null"),
+        (CHAT, {"messages": [{"tool_calls": {}}]}, "tool_calls must be a list, not an object"),
+        (CHAT, {"messages": [{"content": {}}]}, "content must be a string or a list, not an obj"),
+        (CHAT, blocks(None), f"{IN_BLOCK} must be an object, not null"),
+        (CHAT, blocks({"type": 1}), f"{IN_BLOCK}.type must be a string, not a number"),
+        (CHAT, blocks({"text": ["x"]}), f"{IN_BLOCK}.text must be a string, not a list"),
+        (CHAT, blocks({"image_url": 1}), f"{IN_BLOCK}.image_url must be a string or an object"),
+        (CHAT, blocks({"image_url": {"url": 1}}), f"{IN_BLOCK}.image_url.url must be a string"),
+        (CHAT, blocks({"video_url": {"url": {}}}), f"{IN_BLOCK}.video_url.url must be a string"),
+        (CHAT, blocks({"input_audio": "x"}), f"{IN_BLOCK}.input_audio must be an object"),
+        (CHAT, blocks({"input_audio": {"data": 1}}), f"{IN_BLOCK}.input_audio.data must be a str"),
+        (CHAT, chat(tools={}), "request: tools must be a list, not an object"),
+        (CHAT, chat(tools="x"), "request: tools must be a list, not a string"),
+        (CHAT, chat(documents="x"), "request: documents must be a list, not a string"),
+        (CHAT, chat(chat_template=[]), "request: chat_template must be a string, not a list"),
+        (CHAT, chat(chat_template_kwargs=[]), "chat_template_kwargs must be an object, not a list"),
+        (CHAT, chat(return_assistant_tokens_mask=1), "mask must be a boolean, not a number"),
+        (CHAT, chat(continue_final_message="true"), "message must be a boolean, not a string"),
+        (CHAT, chat(add_generation_prompt=0), "generation_prompt must be a boolean, not a number"),
+        ("/v1/conversations", {"items": ["x"]}, "items[0] must be an object, not a string"),
+        ("/v1/conversations", {"items": [{"role": 1}]}, "items[0].role must be a string"),
+        ("/v1/conversations", {"items": [{}], "metadata": 1}, "metadata must be an object"),
+        ("/v1/images/generations", {"prompt": "x", "n": 1.5}, "n must be a number"),
+        ("/v1/images/generations", {"prompt": "x", "n": True}, "n must be a number"),
+        ("/v1/images/generations", {"prompt": "x", "size": 1}, "size must be a string"),
+    ],
+)
+def test_members_of_the_wrong_type_are_refused_by_name(
+    path: str, body: dict[str, Any], reason: str
+) -> None:
+    """Those that the reference refuses, behind the beginning of its own words."""
+    text = refusal(path, body)
+    assert text.startswith("invalid ")
+    assert reason in text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat(**dict.fromkeys(["tools", "documents", "chat_template", "chat_template_kwargs"])),
+        chat(tools=[1, "x"], documents=[], chat_template="", chat_template_kwargs={"a": [1]}),
+        chat(continue_final_message=False, add_generation_prompt=True, temperature="hot"),
+        blocks({"type": "text"}, {"type": "image_url", "image_url": "https://x/y.png"}),
+        blocks({"type": None, "text": None, "image_url": None, "input_audio": None}),
+        blocks({"type": "odd", "odd": 1}),
+        {"messages": [{"role": None, "content": None, "tool_calls": [1]}]},
+    ],
+)
+def test_null_is_absent_and_other_members_are_not_judged(body: dict[str, Any]) -> None:
+    """What is not read here is the endpoint's business; engines take the address of an image."""
+    assert parse(CHAT, body).payload == body
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -164,7 +234,7 @@ def test_bodies_without_their_prompt_are_refused_by_name(
         b'{"prompt":"x"',
         b'{"prompt":"\xff"}',
         b'{"prompt":NaN}',
-        b'{"prompt":"\\ud800"}',
+        b'{"prompt":"\\ud8"}',
         b'{"prompt":' + b"[" * 100_000,
     ],
 )
