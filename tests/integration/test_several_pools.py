@@ -254,7 +254,10 @@ async def test_the_bootstrap_that_comes_along_serves_the_page_s_picker(tmp_path:
             )
 
             await picker.kill()
-            answers = [(pool, await scene.ask(pool)) for pool in pools * 10]
+            answers = [(pools[0], await scene.ask(pools[0]))]
+            # Envoy ejects it on another thread than the one that meets the failure.
+            await scene.until_healthy("picker", 0)
+            answers += [(pool, await scene.ask(pool)) for pool in pools * 10]
             lost = [one.status for _, one in answers if one.status != 200]
             assert lost in ([], [500])
             assert all(one.pool == pool for pool, one in answers if one.status == 200)
