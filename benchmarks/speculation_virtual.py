@@ -52,6 +52,7 @@ from speculation_runs import Request, Shared, Subject, engine_config
 from virtual_machines import MACHINES, UNREST, Machine
 
 from worker.engine.drafters.registry import build_drafter
+from worker.engine.lengths.costs import StepCosts
 from worker.engine.messages import AddRequest
 from worker.engine.sequence import Sequence as EngineSequence
 from worker.engine.speculation import Guess, Speculation
@@ -147,7 +148,8 @@ class Engine:
 
     def __init__(self, method: str, machine: Machine) -> None:
         config = parse({"method": method, **METHODS[method]})
-        self._speculation = Speculation(config, build_drafter(config), has_device_drafter=False)
+        costs = StepCosts(machine.profile())
+        self._speculation = Speculation(config, build_drafter(config), False, costs=costs)
         self._machine = machine
         self._count = 0
 

@@ -9,9 +9,12 @@ what a step of one token takes, or longer, and tokens add what they always do.
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
+
+from worker.executor.profiling import StepProfile
 
 # Seconds of a step by its number of tokens: straight lines between these, and on.
 MACHINES: dict[str, tuple[tuple[int, float], ...]] = {
@@ -66,6 +69,13 @@ class Machine:
         (left, low), (right, high) = next(reaching, self._lines[-1])
         seconds = low + (high - low) * (num_tokens - left) / (right - left) + self._waiting
         return seconds * AHEAD if is_ahead else seconds
+
+    def profile(self) -> StepProfile:
+        """What an engine measures when it starts: of each size the median of some noisy steps."""
+        sizes = [2**n for n in range(8)]
+        noisy = [[self.seconds(n, False) * self.noise() for n in sizes] for _ in range(5)]
+        medians = [statistics.median(samples) for samples in zip(*noisy, strict=True)]
+        return StepProfile(tuple(zip(sizes, medians, strict=True)))
 
     def prompts(self, num_tokens: int) -> float:
         """What a step of nothing but prompts takes."""

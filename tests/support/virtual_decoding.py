@@ -8,10 +8,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from statistics import median
 from typing import Protocol
 
-from worker.engine.drafters.lengths import DraftLengths
-from worker.engine.drafters.trials import Offer
+from worker.engine.lengths.acceptance import Offer
+from worker.engine.lengths.costs import StepCosts
+from worker.engine.lengths.goodput import DraftLengths
+from worker.executor.profiling import StepProfile
 
 _CHANGES = 1 / 14  # a step: how often others begin or end
 
@@ -138,6 +141,31 @@ def _script(text: Text, length: int, seed: int) -> Script:
     return Script(text, length, seed)
 
 
+def profiled(hardware: Hardware, seed: int = 0) -> StepCosts:
+    """Step costs as an engine's profile has them: the median of five noisy steps of each size."""
+    rng = random.Random(seed)
+
+    def measured(seconds: float) -> float:
+        return median(seconds * _noise(rng, hardware) for _ in range(5))
+
+    sizes = [2**n for n in range(10)]
+    first = [(n, hardware.drafting(n, 1)) for n in (1, 4, 16)]
+    further = [(n, (hardware.drafting(n, 5) - s) / 4) for n, s in first]
+    return StepCosts(
+        StepProfile(
+            *(
+                tuple((size, measured(seconds)) for size, seconds in points)
+                for points in ([(n, hardware.step(n)) for n in sizes], first, further)
+            )
+        )
+    )
+
+
+def _noise(rng: random.Random, hardware: Hardware) -> float:
+    factor = math.exp(rng.gauss(0.0, hardware.noise))
+    return factor * rng.uniform(1.5, 4.0) if rng.random() < hardware.disturbed else factor
+
+
 class Policy(Protocol):
     """Draft lengths, fixed or adaptive."""
 
@@ -145,7 +173,7 @@ class Policy(Protocol):
 
     def to_verify(self, offers: list[Offer], num_other_tokens: int) -> list[int]: ...
 
-    def to_draft(self, seq_ids: list[int], drafter: str, num_other_tokens: int) -> list[int]: ...
+    def to_draft(self, seq_ids: list[int], num_other_tokens: int) -> list[int]: ...
 
 
 class Fixed:
@@ -160,7 +188,7 @@ class Fixed:
     def to_verify(self, offers: list[Offer], num_other_tokens: int) -> list[int]:
         return [min(self.length, len(offer.confidences)) for offer in offers]
 
-    def to_draft(self, seq_ids: list[int], drafter: str, num_other_tokens: int) -> list[int]:
+    def to_draft(self, seq_ids: list[int], num_other_tokens: int) -> list[int]:
         return [self.length] * len(seq_ids)
 
 
@@ -250,7 +278,7 @@ class VirtualEngine:
             counts = policy.to_verify(offers, other)
         drafting: list[int] = []
         if self.on_device and policy.may_pay([stream.seq_id for stream in streams]):
-            drafting = policy.to_draft([stream.seq_id for stream in streams], "d", other)
+            drafting = policy.to_draft([stream.seq_id for stream in streams], other)
         total = len(decoding) + sum(counts)
         num_drafting = sum(count > 0 for count in drafting)
         factor = self._noise()
@@ -266,18 +294,17 @@ class VirtualEngine:
         run.verified.append(sum(counts))
         run.drafted.append(sum(drafting))
         self._advance(policy, streams, decoding, offers, counts, run)
-        made = sum(drafting)
         for stream, count in zip(streams, drafting, strict=False):
             stream.drafts = stream.script.confidences(stream.position, count) if count else ()
         if isinstance(policy, DraftLengths):
-            policy.observe_step(total + other, seconds, drafts, made, num_drafting, other)
+            policy.observe_step(total + other, seconds - drafts, other)
         self._replace(policy, streams)
 
     def _offer(self, stream: Stream) -> Offer:
         if self.on_device:
-            return Offer(stream.seq_id, "d", stream.drafts)
+            return Offer(stream.seq_id, stream.drafts)
         confidences = stream.script.confidences(stream.position, self.most)
-        return Offer(stream.seq_id, "d", confidences)
+        return Offer(stream.seq_id, confidences)
 
     def _advance(
         self,
@@ -306,9 +333,7 @@ class VirtualEngine:
                 streams[number] = self._start(number)
 
     def _noise(self) -> float:
-        factor = math.exp(self.noise.gauss(0.0, self.hardware.noise))
-        if self.noise.random() < self.hardware.disturbed:
-            factor *= self.noise.uniform(1.5, 4.0)
+        factor = _noise(self.noise, self.hardware)
         if self.hardware.contention and self.noise.random() < _CHANGES:
             self.waiting = max(0.0, self.noise.gauss(0.0, self.hardware.contention))
         return factor

@@ -30,6 +30,7 @@ from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
 from worker.engine.heartbeat import HeartbeatThread, Pulse, StepBudget
 from worker.engine.kv_events import KvEventPublisher, publishes
+from worker.engine.lengths.costs import StepCosts
 from worker.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -48,6 +49,7 @@ from worker.engine.speculation_log import SpeculationLog
 from worker.errors import ConfigError, ModelError, WorkerError
 from worker.executor import sim_runner
 from worker.executor.interface import Executor
+from worker.executor.profiling import ProfiledCache, profile
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +113,7 @@ def build_core(
     )
     speculation = None
     if config.speculative is not None:
-        speculation = _build_speculation(config.speculative, config.vocab_size)
+        speculation = _build_speculation(config, config.speculative, executor, num_blocks)
     scheduler = Scheduler(cache, config.scheduler, config.eos_token_ids, speculation)
     if scheduler.max_model_len < config.scheduler.max_model_len:
         logger.warning(
@@ -146,10 +148,20 @@ def _keep_more_products() -> None:
         os.environ.setdefault(name, "256")
 
 
-def _build_speculation(config: SpeculativeConfig, vocab_size: int | None) -> Speculation:
-    """Drafts come from tokens alone, or else from the executor."""
-    drafter = build_drafter(config)
-    return Speculation(config, drafter, drafter is None, vocab_size)
+def _build_speculation(
+    config: EngineConfig, speculative: SpeculativeConfig, executor: Executor, num_blocks: int
+) -> Speculation:
+    """Drafts come from tokens alone, or else from the executor. Step times are profiled where a
+    model runs: a simulator's faults count steps.
+    """
+    drafter = build_drafter(speculative)
+    profiled = None
+    if config.engine == "torch" and speculative.enable_adaptive_verification:
+        cache = ProfiledCache(num_blocks, config.block_size)
+        most = (config.scheduler.max_num_seqs, speculative.num_speculative_tokens)
+        profiled = profile(executor, cache, most, time.monotonic, drafter is None)
+    costs = None if profiled is None else StepCosts(profiled)
+    return Speculation(speculative, drafter, drafter is None, config.vocab_size, costs)
 
 
 def _has_gpu(config: EngineConfig) -> bool:

@@ -34,8 +34,9 @@ import msgspec
 from worker.config import SpeculativeConfig
 from worker.engine.counters import DraftTally
 from worker.engine.drafters.interface import DraftContext, Drafter
-from worker.engine.drafters.lengths import DraftLengths
-from worker.engine.drafters.trials import Offer
+from worker.engine.lengths.acceptance import Offer
+from worker.engine.lengths.costs import StepCosts
+from worker.engine.lengths.goodput import DraftLengths
 from worker.engine.messages import EngineStats
 from worker.engine.sequence import Sequence
 from worker.errors import IntegrityError
@@ -66,7 +67,8 @@ class Speculation:
     """Sole owner of the drafter, of drafts not used yet, and of what is counted about all of them.
 
     `drafter` None, with `has_device_drafter`: the executor makes the drafts. Drafts of ids that are
-    not below `vocab_size` are refused; None: whatever is not negative is a token.
+    not below `vocab_size` are refused; None: whatever is not negative is a token. `costs` are step
+    times measured at start; None: they are learned from the first steps on.
     """
 
     def __init__(
@@ -75,13 +77,13 @@ class Speculation:
         drafter: Drafter | None,
         has_device_drafter: bool,
         vocab_size: int | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
         self._most = config.num_speculative_tokens
-        self._name = config.method
         self._drafter = drafter
         self._has_device_drafter = has_device_drafter
         self._vocab_size = math.inf if vocab_size is None else vocab_size
-        self._lengths = DraftLengths(config)
+        self._lengths = DraftLengths(config, costs, has_device_drafter)
         self._kept: dict[int, Drafts] = {}  # from the device, not used yet
         self._given_up: set[int] = set()  # sequences for which the drafter raised
         self._faulted: set[int] = set()  # sequences of whose drafter something was logged
@@ -115,7 +117,7 @@ class Speculation:
             return {}
         found = [self._drafts_of(s, reach(s)) for s in decoding]
         offers = [
-            Offer(sequence.seq_id, self._name, drafts.confidences)
+            Offer(sequence.seq_id, drafts.confidences)
             for sequence, drafts in zip(decoding, found, strict=True)
         ]
         guesses: dict[int, Guess] = {}
@@ -135,7 +137,7 @@ class Speculation:
         if room == 0 or not self._has_device_drafter or not self.may_draft(drawing):
             return {}
         ids = [sequence.seq_id for sequence in drawing]
-        lengths = self._lengths.to_draft(ids, self._name, num_other_tokens, room)
+        lengths = self._lengths.to_draft(ids, num_other_tokens, room)
         return {seq_id: min(n, self._most) for seq_id, n in zip(ids, lengths, strict=True)}
 
     # ---- results ----------------------------------------------------------------------------
@@ -165,10 +167,7 @@ class Speculation:
         self._lengths.observe_catch_up(result.catch_up_seconds, result.drafts.keys())
         self._lengths.observe_step(
             num_decoding + num_other + num_drafts,
-            seconds - result.catch_up_seconds,
-            result.drafting_seconds,
-            sum(len(drafts.token_ids) for drafts in result.drafts.values()),
-            len(result.drafts),
+            seconds - result.catch_up_seconds - result.drafting_seconds,
             num_other,
         )
         self._learn(_LEARNT_TOKENS + num_decoding * _LEARNT_TOKENS_PER_SEQUENCE)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.drafters.track_records import SequenceRecord, TrackRecords
-from worker.engine.drafters.worth import Newcomers, weighed, worths
+from worker.engine.lengths.worth import Newcomers, worths
 
 BASE, ROW = 0.05, 0.002  # seconds of a step, and of each row in it
 
@@ -17,17 +16,6 @@ BASE, ROW = 0.05, 0.002  # seconds of a step, and of each row in it
 def plain(num_sequences: int) -> float:
     """Seconds of a plain step."""
     return BASE + ROW * num_sequences
-
-
-def records(paces: list[float], longest: int = 0) -> list[SequenceRecord]:
-    """Sequences whose drafts promise so much."""
-    tracked = TrackRecords()
-    answer = []
-    for index, pace in enumerate(paces):
-        record = tracked.sequence(index, "d", 0)
-        record.pace, record.longest = pace, longest
-        answer.append(record)
-    return answer
 
 
 @given(st.lists(st.floats(1.0, 8.0), min_size=1, max_size=40), st.floats(0.0, 1.0))
@@ -96,21 +84,3 @@ def test_who_comes_when_all_have_ended_takes_nobodys_place() -> None:
         for _ in range(8):
             newcomers.came(now)
     assert newcomers.chance < 0.3
-
-
-def test_where_drafts_are_dear_a_new_sequence_has_few_of_them() -> None:
-    """One, then two more than twice as many as have stood at once; where they are cheap, all."""
-    chances = [[0.9**depth for depth in range(1, 9)]] * 16
-    dear, cheap = 0.03, 0.002
-    new, proven = records([2.0] * 16), records([2.0] * 16, longest=2)
-    assert {len(one) for one in weighed(chances, new, plain, dear, 1.0)} == {1}
-    assert {len(one) for one in weighed(chances, proven, plain, dear, 1.0)} == {5}
-    assert {len(one) for one in weighed(chances, new, plain, cheap, 1.0)} == {8}
-
-
-def test_chances_count_for_what_their_sequences_tokens_are_worth() -> None:
-    """And the record is told."""
-    those = records([8.0] * 4 + [3.0] * 12)
-    found = weighed([[0.8]] * 4 + [[]] * 12, those, plain, 0.0, 0.0)
-    assert found[0] == [pytest.approx(0.8 * those[0].worth)]
-    assert those[0].worth < 0.5 < 1.0 < those[-1].worth

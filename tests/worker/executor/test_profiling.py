@@ -1,0 +1,87 @@
+"""Profiles of step times, taken from an executor whose times are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from worker.executor.profiling import ProfiledCache, StepProfile, profile
+from worker.types import Drafts, Draw, ModelOutput, SchedulerOutput
+
+CACHE = ProfiledCache(num_blocks=1000, block_size=16)
+
+
+class KnownTimes:
+    """An executor of virtual time: 40 ms, 1 ms a token, 30 ms more for the first step of a size;
+    drafting takes 2 ms and 3 ms a draft.
+    """
+
+    def __init__(self, token_seconds: float = 0.001) -> None:
+        self.now = 0.0
+        self.token_seconds = token_seconds
+        self.sizes: list[int] = []
+
+    def execute(self, step: SchedulerOutput) -> ModelOutput:
+        """Let time pass; refuse what no engine could schedule."""
+        size = len(step.sequences)
+        blocks = [block for s in step.sequences for block in s.block_table]
+        assert len(set(blocks)) == len(blocks)
+        assert max(blocks) < CACHE.num_blocks
+        assert all(s.start + s.num_tokens <= 16 * len(s.block_table) for s in step.sequences)
+        self.now += 0.04 + self.token_seconds * size + 0.03 * (size not in self.sizes)
+        self.sizes.append(size)
+        drafts = {
+            s.seq_id: Drafts(s.start + 2, (1,) * s.num_to_draft, (1.0,) * s.num_to_draft)
+            for s in step.sequences
+            if s.num_to_draft
+        }
+        longest = max(s.num_to_draft for s in step.sequences)
+        seconds = 0.002 + 0.003 * longest if drafts else 0.0
+        self.now += seconds
+        sampled = {s.seq_id: (Draw(1),) for s in step.sequences}
+        return ModelOutput(sampled, drafts=drafts, drafting_seconds=seconds)
+
+    def sleep(self, level: int) -> None:
+        """Never asked for."""
+
+    def wake(self, tags: frozenset[str]) -> None:
+        """Never asked for."""
+
+    def shutdown(self) -> None:
+        """Never asked for."""
+
+
+def taken(executor: KnownTimes, most: tuple[int, int], on_device: bool = False) -> StepProfile:
+    """A profile of the executor."""
+    found = profile(executor, CACHE, most, lambda: executor.now, on_device)
+    assert found is not None
+    return found
+
+
+def test_steps_are_timed_without_what_the_first_of_a_size_takes() -> None:
+    steps = dict(taken(KnownTimes(), (16, 3)).steps)
+    assert sorted(steps) == [1, 2, 4, 8, 16, 32, 64]
+    for size, seconds in steps.items():
+        assert seconds == pytest.approx(0.04 + 0.001 * size)
+
+
+def test_no_size_is_timed_that_takes_long() -> None:
+    """On a slow machine a profile ends at the first size that takes longer than a fifth of a
+    second, and takes some seconds at most.
+    """
+    executor = KnownTimes(token_seconds=0.05)
+    assert [size for size, _ in taken(executor, (256, 5)).steps] == [1, 2, 4]
+    assert executor.now < 4.0
+
+
+def test_drafts_of_the_device_are_timed_by_sequences() -> None:
+    found = taken(KnownTimes(), (16, 5), on_device=True)
+    assert found.first_draft == [(n, pytest.approx(0.005)) for n in (1, 4, 16)]
+    assert found.next_draft == [(n, pytest.approx(0.003)) for n in (1, 4, 16)]
+
+
+@pytest.mark.parametrize("num_blocks", [0, 1, 3])
+def test_a_cache_without_room_for_two_sequences_has_no_profile(num_blocks: int) -> None:
+    executor = KnownTimes()
+    cache = ProfiledCache(num_blocks, 16)
+    assert profile(executor, cache, (16, 5), lambda: executor.now, False) is None
+    assert not executor.sizes

@@ -1,0 +1,97 @@
+"""What a drafted token is worth, by sequence.
+
+Theory of operation
+-------------------
+A step of n sequences gives n tokens. Where new requests take the places of finished ones, all
+tokens are alike: each is worth 1/n of a step. Where none come (a closed batch), a sequence that
+gets ahead of the others saves, in the end, one row of one later step: t(m) - t(m - 1) seconds if m
+sequences are left then. Only the last sequence to finish saves a whole step. Sequences that advance
+equally fast finish together and share what their rows save: if all do, that is 1/n again. But where
+a few copy and the others do not, drafts of those few hardly bring the end nearer, and every
+sequence pays for them.
+
+Sequences that advance about as fast finish together only on the average. Of m sequences that gain g
+tokens each, with the spread of g chance events, the last is expected to gain g - s·√g, where s is
+how far the least of m normal numbers is below their mean (Blom's approximation). Only what the last
+one gains brings the end nearer.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from statistics import NormalDist
+
+_NEAR = 1.5  # times as fast is about as fast
+_HORIZON_STEPS = 100.0  # that answers go on for
+_PATIENCE_STEPS = 16
+_MEMORY_PLACES = 6.0
+_FIRST_CHANCE, _LEAST_CHANCE = 0.75, 0.25
+
+
+class Newcomers:
+    """Owns how likely it is that a new request takes the place of a finished one."""
+
+    def __init__(self) -> None:
+        self.chance = _FIRST_CHANCE
+        self._free_since: deque[int] = deque()
+
+    def ended(self, now: int, num_left: int) -> None:
+        """A sequence ended at step `now`, and `num_left` still decode. A request that comes after
+        all have ended does not take a place among others.
+        """
+        self._free_since.append(now)
+        if not num_left:
+            self.pass_to(now + _PATIENCE_STEPS + 1)
+
+    def came(self, now: int) -> None:
+        """A new sequence decodes."""
+        self.pass_to(now)
+        if self._free_since:
+            self._free_since.popleft()
+            self.chance += (1.0 - self.chance) / _MEMORY_PLACES
+
+    def pass_to(self, now: int) -> None:
+        """Steps have gone by: places that stayed free count as not taken."""
+        while self._free_since and now - self._free_since[0] > _PATIENCE_STEPS:
+            self._free_since.popleft()
+            self.chance += (_LEAST_CHANCE - self.chance) / _MEMORY_PLACES
+
+
+def worths(
+    paces: Sequence[float], plain: Callable[[int], float], chance_of_newcomer: float
+) -> list[float]:
+    """What a token of each sequence is worth, as a multiple of 1/n of a plain step.
+
+    `paces` are the tokens a step that sequences make, or could make, at least 1; `plain` gives the
+    seconds of a plain step of 1, …, n sequences.
+    """
+    num = len(paces)
+    if num < 2 or chance_of_newcomer >= 1.0:
+        return [1.0] * num
+    falling = sorted(-pace for pace in paces)  # the first to end comes first
+    whole = plain(num)
+    shares: dict[float, float] = {}
+    for pace in set(paces):
+        first = bisect_left(falling, -pace * _NEAR)
+        end = bisect_right(falling, -pace / _NEAR)
+        before, after = plain(num - first), plain(num - end) if end < num else 0.0
+        alone = num * (before - after) / (end - first) / whole
+        alone *= _gain_of_the_last(_HORIZON_STEPS * (pace - 1.0), end - first)
+        shares[pace] = chance_of_newcomer + (1.0 - chance_of_newcomer) * alone
+    return [shares[pace] for pace in paces]
+
+
+def _gain_of_the_last(gained: float, num: int) -> float:
+    """The least of so many gains, each `gained` tokens on the average, as a part of that."""
+    below = _least_of(num)
+    return max(0.0, 1.0 - below / math.sqrt(gained)) if gained > below * below else 0.0
+
+
+@lru_cache(maxsize=1024)
+def _least_of(num: int) -> float:
+    """How many standard deviations the least of so many normal numbers is below their mean."""
+    return NormalDist().inv_cdf((num - 0.375) / (num + 0.25))
