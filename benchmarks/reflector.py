@@ -125,7 +125,7 @@ async def follow_reflector(url: str, load: Load) -> Result:
             clock=time.monotonic,
             series=series,
         )
-        reflector.subscribe(lambda _: synced.set())
+        reflector.subscribe(lambda *_: synced.set())
         running = asyncio.create_task(reflector.run())
         pauses = asyncio.create_task(meter.watch_pauses())
         await synced.wait()

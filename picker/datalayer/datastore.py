@@ -35,7 +35,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class EndpointChanges:
-    """What one `set_endpoints` did.
+    """What was done to the endpoints at once.
 
     An endpoint whose address changed was removed and added; one of which anything else changed,
     its labels or where its metrics are, was `updated`.
@@ -115,6 +115,11 @@ class Datastore:
             self._snapshot = Snapshot(tuple(self._candidates.values()), self._version)
         return self._snapshot
 
+    @property
+    def size(self) -> int:
+        """How many endpoints there are."""
+        return len(self._candidates)
+
     def get(self, key: str) -> Candidate | None:
         """The endpoint `key` as a snapshot would show it, or None when it is not in the pool."""
         return self._candidates.get(key)
@@ -126,29 +131,40 @@ class Datastore:
         incarnation changed is another server: its metrics go, and observers forget it.
         """
         wanted = {endpoint.key: endpoint for endpoint in desired}
-        removed: list[Endpoint] = []
+        gone = [key for key in self._candidates if key not in wanted]
+        self._synced = True
+        return self.change_endpoints(wanted.values(), gone)
+
+    def change_endpoints(
+        self, present: Iterable[Endpoint], gone: Iterable[str] = ()
+    ) -> EndpointChanges:
+        """Like `set_endpoints` with those that there are, `present` in place of those with their
+        keys, and none with a key of `gone`. What it costs does not depend on how many there are.
+        """
+        removed = [self._candidates.pop(key).endpoint for key in gone if key in self._candidates]
+        added: list[Endpoint] = []
         updated: list[Endpoint] = []
-        for key, candidate in list(self._candidates.items()):
-            endpoint = wanted.get(key)
-            if endpoint is candidate.endpoint:
+        for endpoint in present:
+            candidate = self._candidates.get(endpoint.key)
+            if candidate is None:
+                added.append(endpoint)
+            elif endpoint is candidate.endpoint:
                 continue
-            if endpoint is None or not endpoint.is_same_server(candidate.endpoint):
-                removed.append(self._candidates.pop(key).endpoint)
-                self._process_starts.pop(key, None)
+            elif not endpoint.is_same_server(candidate.endpoint):
+                removed.append(self._candidates.pop(endpoint.key).endpoint)
+                added.append(endpoint)
             elif endpoint != candidate.endpoint:
-                self._candidates[key] = self._described(candidate, endpoint)
+                self._candidates[endpoint.key] = self._described(candidate, endpoint)
                 updated.append(endpoint)
-        added = [endpoint for key, endpoint in wanted.items() if key not in self._candidates]
+        for endpoint in removed:
+            self._process_starts.pop(endpoint.key, None)
         for endpoint in added:
             self._candidates[endpoint.key] = self._described(Candidate(endpoint), endpoint)
-        self._synced = True
         self._changed()
         changes = EndpointChanges(tuple(added), tuple(removed), tuple(updated))
         for endpoint in removed:
             self._forget(endpoint.key)
-        if changes or changes.updated:
-            for listener in tuple(self._listeners):
-                listener(changes)
+        self._tell(changes)
         return changes
 
     def forget_pool(self) -> None:
@@ -181,9 +197,7 @@ class Datastore:
         for key in gone.union(renewed):
             self._forget(key)
         changes = EndpointChanges(tuple(added), tuple(removed), tuple(updated))
-        if changes or changes.updated:
-            for listener in tuple(self._listeners):
-                listener(changes)
+        self._tell(changes)
         return changes
 
     def update_metrics(
@@ -245,6 +259,11 @@ class Datastore:
         for describe in self._describers:
             attributes = _merged(attributes, describe(endpoint))
         return replace(candidate, endpoint=endpoint, attributes=attributes)
+
+    def _tell(self, changes: EndpointChanges) -> None:
+        if changes or changes.updated:
+            for listener in tuple(self._listeners):
+                listener(changes)
 
     def _forget(self, key: str) -> None:
         for observer in (*self._observers, *self._lasting_observers):

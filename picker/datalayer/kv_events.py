@@ -123,13 +123,16 @@ class KvEventListener:
         self._replays = asyncio.Semaphore(replay.at_once)
         self._changed = asyncio.Event()
         self._connected: dict[str, _Engine] = {}  # engines that connect to the picker, by endpoint
-        self._keys: dict[str, str] | None = None  # what these call themselves → endpoint
+        self._keys: dict[str, str] = {}  # their addresses, which is what they call themselves
+        self._touched: dict[str, None] = {}  # endpoints to look at, if the picker connects to them
         self.counts = KvEventCounts()
 
     async def run(self) -> None:
         """Listen until cancelled. Raises `PickerError` when the address cannot be bound."""
         feed = self._consumer.kv_event_feed
         self._datastore.subscribe(self._note_changes)
+        known = self._datastore.snapshot().candidates
+        self._note_changes(EndpointChanges(tuple(one.endpoint for one in known), ()))
         try:
             with zmq.asyncio.Context() as context:
                 # ZMQ itself stops at 1,023, which are 500 engines.
@@ -142,10 +145,16 @@ class KvEventListener:
             self._datastore.unsubscribe(self._note_changes)
 
     def _note_changes(self, changes: EndpointChanges) -> None:
-        self._keys = None
         for endpoint in changes.removed:
             self._connected.pop(endpoint.key, None)
             self.counts.forget(endpoint.key)
+            if self._keys.get(endpoint.host_port) == endpoint.key:
+                del self._keys[endpoint.host_port]
+        for endpoint in changes.added:
+            self._keys.setdefault(endpoint.host_port, endpoint.key)
+        if self._consumer.kv_event_feed.bind_address is None:
+            touched = (*changes.removed, *changes.added, *changes.updated)
+            self._touched.update((one.key, None) for one in touched)
         self._changed.set()
 
     # Engines that the picker connects to
@@ -156,22 +165,22 @@ class KvEventListener:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()
-                wanted = self._wanted()
-                for key, (source, task) in list(listening.items()):
-                    if wanted.get(key) != source:
+                touched, self._touched = self._touched, {}
+                for key in touched:
+                    source = self._source_of(key)
+                    before = listening.get(key)
+                    if before is not None and before[0] != source:
+                        before[1].cancel()
                         del listening[key]
-                        task.cancel()
-                for key, source in wanted.items():
-                    if key not in listening:
+                    if source is not None and key not in listening:
                         following = self._follow(context, key, source)
                         task = group.create_task(following, name=f"kv-events {key}")
                         listening[key] = (source, task)
                 await self._changed.wait()
 
-    def _wanted(self) -> dict[str, KvEventSource]:
-        pool = self._datastore.snapshot().candidates
-        sources = {one.key: self._consumer.kv_event_source(one.endpoint) for one in pool}
-        return {key: source for key, source in sources.items() if source is not None}
+    def _source_of(self, key: str) -> KvEventSource | None:
+        candidate = self._datastore.get(key)
+        return None if candidate is None else self._consumer.kv_event_source(candidate.endpoint)
 
     async def _follow(self, context: zmq.asyncio.Context, key: str, source: KvEventSource) -> None:
         """Listen to one engine, for as long as its endpoint is in the pool."""
@@ -239,12 +248,7 @@ class KvEventListener:
                 await self._take(context, engine, frames)
 
     def _key_of(self, pod: str) -> str | None:
-        if self._keys is None:
-            self._keys = {}
-            for candidate in self._datastore.snapshot().candidates:
-                self._keys.setdefault(candidate.endpoint.host_port, candidate.key)
-                self._keys.setdefault(candidate.key, candidate.key)
-        return self._keys.get(pod)
+        return pod if self._datastore.get(pod) is not None else self._keys.get(pod)
 
     @contextmanager
     def _listening(self) -> Iterator[None]:

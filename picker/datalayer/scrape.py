@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -102,87 +103,124 @@ class Scraper:
         self._rng = rng
         self._activity = activity
         self._targets: dict[tuple[int, str], _Target] = {}
+        self._at: dict[str, tuple[tuple[int, str], ...]] = {}  # where each endpoint is asked about
         self._unplaced: set[tuple[int, str]] = set()
+        self._ticks = [self._tick_of(index) for index in range(len(self._sources))]
+        self._num_targets = [0] * len(self._sources)
         self._tick_seconds = settings.tick_seconds
+        self._news: list[EndpointChanges] = []
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
         """Scrape until cancelled, following the datastore's endpoints."""
         self._datastore.subscribe(self._note_changes)
+        known = self._datastore.snapshot().candidates
+        self._note_changes(EndpointChanges(tuple(one.endpoint for one in known), ()))
         try:
             async with asyncio.TaskGroup() as group:
                 if self._activity is not None:
                     group.create_task(self._watch(self._activity), name="scrape activity")
                 while True:
+                    await self._changed.wait()
                     self._changed.clear()
                     self._reconcile(group)
-                    await self._changed.wait()
         finally:
             self._datastore.unsubscribe(self._note_changes)
             for target in self._targets.values():
                 target.source.pages.forget(target.address)
             self._targets.clear()
 
-    def _note_changes(self, _changes: EndpointChanges) -> None:
+    def _note_changes(self, changes: EndpointChanges) -> None:
+        self._news.append(changes)
         self._changed.set()
 
     # Which addresses to ask
 
     def _reconcile(self, group: asyncio.TaskGroup) -> None:
-        """Make the targets those of the endpoints that there are now."""
-        wanted = self._wanted()
-        wait = len(wanted.keys() - self._targets.keys()) / self._settings.max_scrapes_per_second
-        wait = wait if wait > self._settings.tick_seconds else 0.0
-        for gone in self._targets.keys() - wanted.keys():
-            target = self._targets.pop(gone)
-            target.source.pages.forget(target.address)
-            target.end()
-        for (index, address), endpoints in wanted.items():
-            known = self._targets.get((index, address))
-            target = known or _Target(self._sources[index], address, self._tick_of(index))
-            target.follow(self._readings(target, endpoints))
-            if known is None:
-                self._targets[index, address] = target
-                target.task = group.create_task(
-                    self._ask_on(target, wait), name=f"scrape {address}"
-                )
-        per_tick = sum(1 / target.ticks for target in self._targets.values())
+        """Make the targets those of the endpoints that there are now. Only those are looked at at
+        which something has changed.
+        """
+        news, self._news = self._news, []
+        touched: dict[_Target, None] = {}
+        for changes in news:
+            for endpoint in (*changes.removed, *changes.updated):
+                touched |= dict.fromkeys(self._take_away(endpoint))
+            for endpoint in (*changes.added, *changes.updated):
+                touched |= dict.fromkeys(self._place(endpoint))
+        for target in touched:
+            if not target.endpoints:
+                self._end(target)
+            else:
+                target.follow(self._readings(target))
+        per_tick = sum(map(operator.truediv, self._num_targets, self._ticks))
         self._tick_seconds = max(
             self._settings.tick_seconds, per_tick / self._settings.max_scrapes_per_second
         )
+        self._begin([one for one in touched if one.endpoints and one.task is None], group)
 
-    def _wanted(self) -> dict[tuple[int, str], list[Endpoint]]:
-        wanted: dict[tuple[int, str], list[Endpoint]] = {}
-        endpoints = [one.endpoint for one in self._datastore.snapshot().candidates]
+    def _begin(self, targets: Sequence[_Target], group: asyncio.TaskGroup) -> None:
+        """Ask new addresses, many of them one after the other."""
+        wait = len(targets) / self._settings.max_scrapes_per_second
+        wait = wait if wait > self._settings.tick_seconds else 0.0
+        for target in targets:
+            name = f"scrape {target.address}"
+            target.task = group.create_task(self._ask_on(target, wait), name=name)
+
+    def _take_away(self, endpoint: Endpoint) -> list[_Target]:
+        """Where `endpoint` was asked about."""
+        targets = [self._targets[one] for one in self._at.pop(endpoint.key, ())]
+        for target in targets:
+            del target.endpoints[endpoint.key]
+        return targets
+
+    def _place(self, endpoint: Endpoint) -> list[_Target]:
+        """Where `endpoint` is to be asked about."""
+        targets: list[_Target] = []
         for index, source in enumerate(self._sources):
-            for endpoint in endpoints:
-                address = source.location.address(endpoint)
-                if address is not None:
-                    wanted.setdefault((index, address), []).append(endpoint)
-                    continue
-                self._metrics.datalayer_poll_errors_total.labels(source.source_type).inc()
-                if (index, endpoint.key) not in self._unplaced:
-                    self._unplaced.add((index, endpoint.key))
-                    log.warning("%s: the node of %s is unknown", source.source_type, endpoint.key)
-        return wanted
+            address = source.location.address(endpoint)
+            if address is None:
+                self._cannot_place(index, endpoint)
+                continue
+            target = self._targets.get((index, address))
+            if target is None:
+                target = _Target(source, index, address, self._ticks[index])
+                self._targets[index, address] = target
+                self._num_targets[index] += 1
+            target.endpoints[endpoint.key] = endpoint
+            targets.append(target)
+        self._at[endpoint.key] = tuple((one.index, one.address) for one in targets)
+        return targets
+
+    def _cannot_place(self, index: int, endpoint: Endpoint) -> None:
+        source_type = self._sources[index].source_type
+        self._metrics.datalayer_poll_errors_total.labels(source_type).inc()
+        if (index, endpoint.key) not in self._unplaced:
+            self._unplaced.add((index, endpoint.key))
+            log.warning("%s: the node of %s is unknown", source_type, endpoint.key)
+
+    def _end(self, target: _Target) -> None:
+        del self._targets[target.index, target.address]
+        self._num_targets[target.index] -= 1
+        target.source.pages.forget(target.address)
+        target.end()
 
     def _tick_of(self, index: int) -> int:
         """How many ticks a source's interval has."""
         interval = self._sources[index].location.interval_seconds
         return 1 if interval is None else max(1, round(interval / self._settings.tick_seconds))
 
-    def _readings(self, target: _Target, endpoints: Sequence[Endpoint]) -> list[Reading]:
+    def _readings(self, target: _Target) -> list[Reading]:
         """A reading per endpoint and extractor, those that go on among them."""
-        known = {
-            (one.endpoint.key, one.endpoint.host_port, one.position): one for one in target.readings
-        }
+        endpoints = target.endpoints.values()
+        known = {(one.endpoint.key, one.position): one for one in target.readings}
         ranks = {endpoint.rank_index for endpoint in endpoints}
         split = len(endpoints) > 1 and len(ranks) == len(endpoints)
         readings: list[Reading] = []
         for endpoint in endpoints:
             for position in range(len(target.source.extractors)):
-                reading = known.get((endpoint.key, endpoint.host_port, position))
-                reading = reading or self._reading(target.source, endpoint, position)
+                reading = known.get((endpoint.key, position))
+                if reading is None or not reading.endpoint.is_same_server(endpoint):
+                    reading = self._reading(target.source, endpoint, position)
                 reading.rank = endpoint.rank_index if split else None
                 readings.append(reading)
         return readings
@@ -243,11 +281,15 @@ class Scraper:
 
 @dataclass(slots=True, eq=False)
 class _Target:
-    """An address of a source, and who reads what it answers."""
+    """An address of a source, the endpoints by key that it is asked about, and who reads what it
+    answers.
+    """
 
     source: PolledSource
+    index: int
     address: str
     ticks: int
+    endpoints: dict[str, Endpoint] = field(default_factory=dict)
     readings: tuple[Reading, ...] = ()
     failures: int = 0
     interval_seconds: float = 0.0

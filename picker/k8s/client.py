@@ -267,19 +267,18 @@ async def _events(
 ) -> AsyncGenerator[WatchEvent, None]:
     """The events of a watch. All lines of a piece come without giving way in between.
 
-    Bytes that end no line are silence too: something on the way may send blanks to keep it open.
+    Where nothing comes the reply's own limit holds. Bytes that end no line are silence too:
+    something on the way may send blanks to keep it open.
     """
     loop, lines = asyncio.get_running_loop(), WatchLines()
     with _translated(SilentError):
         silent_at = loop.time() + silent_seconds
-        while True:
-            async with asyncio.timeout_at(silent_at):
-                piece = await response.content.readany()
-            if not piece:
-                break
+        while piece := await response.content.readany():
             for line in lines.added(piece):
                 silent_at = loop.time() + silent_seconds
                 yield decode_event(line)
+            if loop.time() > silent_at:
+                raise TimeoutError("no whole line")
         lines.check_whole()
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -67,11 +67,14 @@ class Target:
 
 @dataclass(slots=True)
 class _PodWatch:
-    """The Pods of one selector; `news` is what was heard of them and not yet applied."""
+    """The Pods of one selector; `news` is what was heard of them and not yet applied, `changed`
+    which of them may differ from what was.
+    """
 
     reflector: Reflector[PodRecord]
     task: asyncio.Task[None]
     news: Mapping[ObjectKey, PodRecord] | None = None
+    changed: dict[ObjectKey, None] = field(default_factory=dict)
 
 
 class KubernetesDiscovery:
@@ -186,8 +189,9 @@ class KubernetesDiscovery:
         task = group.create_task(reflector.run(), name=f"reflector pods {selector}")
         watch = _PodWatch(reflector, task)
 
-        def take(view: Mapping[ObjectKey, PodRecord]) -> None:
+        def take(view: Mapping[ObjectKey, PodRecord], changed: Collection[ObjectKey]) -> None:
             watch.news = view
+            watch.changed.update(dict.fromkeys(changed))
             self._changed.set()
 
         reflector.subscribe(take)
@@ -195,7 +199,7 @@ class KubernetesDiscovery:
 
     # What was heard
 
-    def _pool_changed(self, view: Mapping[ObjectKey, Pool]) -> None:
+    def _pool_changed(self, view: Mapping[ObjectKey, Pool], _: Collection[ObjectKey]) -> None:
         pool = next(iter(view.values()), None)
         wanted = None
         if pool is not None:
@@ -225,8 +229,8 @@ class KubernetesDiscovery:
             began = self._clock()
             for selector, watch in self._pods.items():
                 if watch.news is not None:
-                    self._reconciler.use_pods(selector, watch.news, began)
-                    watch.news = None
+                    self._reconciler.use_pods(selector, watch.news, watch.changed, began)
+                    watch.news, watch.changed = None, {}
             stale = [one for one, watch in self._pods.items() if watch.reflector.problem()]
             due = self._reconciler.apply(began, stale)
             self._watch_wanted_pods(api, group)

@@ -76,5 +76,5 @@ class KindFollower(Generic[R]):
             self._use(())
             return None
         reflector = self._reflector = self._reflect(found)
-        reflector.subscribe(lambda view: self._use(view.values()))
+        reflector.subscribe(lambda view, _: self._use(view.values()))
         return group.create_task(reflector.run(), name=f"reflector {found.qualified}")

@@ -93,6 +93,7 @@ class ObjectMap(Generic[R]):
         self._records: dict[ObjectKey, R] = {}  # of those held, without None; quick to copy
         self._malformed: dict[ObjectKey, str] = {}
         self._view: Mapping[ObjectKey, R] | None = MappingProxyType({})
+        self._news: dict[ObjectKey, None] = {}  # in the order of the changes
 
     @property
     def view(self) -> Mapping[ObjectKey, R]:
@@ -108,6 +109,11 @@ class ObjectMap(Generic[R]):
         """What is wrong with objects that cannot be followed."""
         return MappingProxyType(self._malformed)
 
+    def take_news(self) -> tuple[ObjectKey, ...]:
+        """Which records of the view may differ from those at the last call, each named once."""
+        news, self._news = self._news, {}
+        return tuple(news)
+
     def put(self, metadata: Metadata, raw: msgspec.Raw) -> bool:
         """An object was added or changed; whether the view did."""
         key = metadata.key
@@ -118,7 +124,7 @@ class ObjectMap(Generic[R]):
         else:
             self._records[key] = held.record
         same = before is not None and before.uid == held.uid and before.record == held.record
-        return self._changed(not same and (held.record is not None or _shown(before)))
+        return self._changed(key, not same and (held.record is not None or _shown(before)))
 
     def remove(self, metadata: Metadata) -> bool:
         """An object is gone, or was selected once; whether the view changed.
@@ -131,7 +137,7 @@ class ObjectMap(Generic[R]):
         del self._held[metadata.key]
         self._records.pop(metadata.key, None)
         self._malformed.pop(metadata.key, None)
-        return self._changed(_shown(before))
+        return self._changed(metadata.key, _shown(before))
 
     def clear(self) -> bool:
         """There are no such objects; whether the view changed."""
@@ -162,14 +168,20 @@ class ObjectMap(Generic[R]):
         for key in [key for key in self._malformed if key not in held]:
             del self._malformed[key]
         self._view = None
-        same = before == self.view and all(uids[key] == held[key].uid for key in before)
-        if same:
+        view = self.view
+        news = [key for key in before if key not in view]
+        for key, record in view.items():
+            if key not in before or before[key] != record or uids[key] != held[key].uid:
+                news.append(key)
+        if not news:
             self._view = before
-        return not same
+        self._news.update(dict.fromkeys(news))
+        return bool(news)
 
-    def _changed(self, changed: bool) -> bool:
+    def _changed(self, key: ObjectKey, changed: bool) -> bool:
         if changed:
             self._view = None
+            self._news[key] = None
         return changed
 
     def _read(self, metadata: Metadata, raw: msgspec.Raw) -> _Held[R]:

@@ -12,8 +12,8 @@ killed for memory is started again under the same IP.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Final
@@ -40,8 +40,7 @@ class Phase(Enum):
     UNKNOWN = "Unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerRun:
+class ContainerRun(msgspec.Struct, frozen=True):
     """A container and which run of it this is: `run` differs after a restart.
 
     `ports` are those that it declares; it need not declare any on which it listens. One that
@@ -54,8 +53,7 @@ class ContainerRun:
     has_stopped: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PodRecord:
+class PodRecord(msgspec.Struct, frozen=True):
     """What of a Pod decides whether and how it serves.
 
     `address` is its first IP, None while it has none. `active_ports` are the target ports to which
@@ -189,6 +187,7 @@ class _Ending(_Part, frozen=True):
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _DECODER: Final = msgspec.json.Decoder(_Pod)
 _ENDING: Final = msgspec.json.Decoder(_Ending)
+_PHASES: Final[Mapping[str | None, Phase]] = {phase.value: phase for phase in Phase}
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_STATE: Final = _State()
 _NO_STATUS: Final = _ContainerStatus(name="")
@@ -230,13 +229,16 @@ def is_ending(document: msgspec.Raw | bytes) -> bool:
 
 
 def _phase(text: str | None) -> Phase:
-    return next((phase for phase in Phase if phase.value == text), Phase.UNKNOWN)
+    return _PHASES.get(text, Phase.UNKNOWN)
 
 
 def _address(status: _Status) -> str | None:
     text = status.pod_ip or next((one.ip for one in status.pod_ips or () if one.ip), None)
-    if text is None:
-        return None
+    return None if text is None else _canonical(text)
+
+
+@lru_cache(maxsize=8192)  # a Pod has the same one in all of its states
+def _canonical(text: str) -> str:
     try:
         return str(ip_address(text))
     except ValueError as error:

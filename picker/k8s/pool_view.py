@@ -17,12 +17,15 @@ same name are no flicker, and neither is a Pod that was not serving before.
 Of two Pods with one IP the newer one has it, whether it serves or not, as an older one is known to
 have it only because nobody told of its end. On the network of their host Pods share an IP; there
 one port is that of the newest one that serves.
+
+A Pod makes a difference to itself and to those that have its IP, so only these are looked at when
+it has changed; what a look costs does not depend on how many Pods there are.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, TypeAlias
@@ -48,11 +51,13 @@ class PoolShape:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The endpoints at one moment, and when they may change though nothing is heard (None: never
-    then); that is on the clock of the caller.
+    """What has become of the endpoints since the look before: those that are new or different, the
+    keys of those that are none any more, and when this may go on though nothing is heard (None:
+    never then); that is on the clock of the caller.
     """
 
-    endpoints: tuple[Endpoint, ...]
+    changed: tuple[Endpoint, ...]
+    gone: tuple[str, ...]
     next_due: float | None
 
 
@@ -73,13 +78,23 @@ class PoolView:
     shape: PoolShape
     _records: dict[PodKey, PodRecord] = field(default_factory=dict)
     _serving: dict[PodKey, _Serving] = field(default_factory=dict)
-    _claims: dict[str, set[PodKey]] = field(default_factory=dict)
-    _contested: set[str] = field(default_factory=set)
+    _flickering: dict[PodKey, _Serving] = field(default_factory=dict)  # of those that serve
+    _on_node: Counter[str] = field(default_factory=Counter)  # how many of them
+    # By IP: who has it or may be thought to. Dicts, as the order of a set is another in every run.
+    _at: dict[str, dict[PodKey, None]] = field(default_factory=dict)
+    _touched: dict[PodKey, None] = field(default_factory=dict)  # since the last look
+    _touched_ips: dict[str, None] = field(default_factory=dict)
+    _shown: dict[PodKey, tuple[Endpoint, ...]] = field(default_factory=dict)
 
     @property
     def records(self) -> Mapping[PodKey, PodRecord]:
         """The last state of every Pod."""
         return self._records
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """All of them, as of the last look."""
+        return tuple(chain.from_iterable(self._shown.values()))
 
     def put(self, record: PodRecord, now: float) -> bool:
         """A Pod is there, or has changed; whether that could make a difference."""
@@ -99,38 +114,52 @@ class PoolView:
         if record is None:
             return False
         self._unclaim(record)
-        self._serving.pop(key, None)
+        self._stop(key)
         return True
 
     def replace(self, records: Mapping[PodKey, PodRecord], now: float) -> None:
-        """These are all Pods. Most of them are those of before, which costs little."""
-        known = self._records
-        for key in [key for key in known if key not in records]:
-            self.remove(key)
-        for record in [one for key, one in records.items() if known.get(key) is not one]:
+        """These are all Pods."""
+        self.update(records, [*(key for key in self._records if key not in records), *records], now)
+
+    def update(
+        self, records: Mapping[PodKey, PodRecord], changed: Collection[PodKey], now: float
+    ) -> None:
+        """These are all Pods, and those before but for `changed`."""
+        arrived = []
+        for key in changed:
+            record = records.get(key)
+            if record is None:
+                self.remove(key)
+            else:
+                arrived.append(record)
+        for record in arrived:
             self.put(record, now)
 
     def use(self, shape: PoolShape, now: float) -> None:
         """Go by other labels or ports from now on."""
         self.shape = shape
         for record in self._records.values():
+            self._touch(record)
             self._judge(record, now)
 
     def look(self, now: float, *, is_current: bool = True) -> View:
-        """The endpoints now. Unless what is known `is_current`, no time runs out for a node or for
+        """What has changed. Unless what is known `is_current`, no time runs out for a node or for
         the pool: that they are well again could not be heard.
         """
-        flickering = [one for one in self._serving.values() if one.since is not None]
-        if flickering:
-            self._settle(flickering, now, is_current=is_current)
-        kept = list(self._serving.values())
-        if self._contested:
-            kept = [one for one in kept if self._has_address(one.record)]
-        endpoints = tuple(chain.from_iterable(one.endpoints for one in kept))
-        if any(one.record.is_on_host_network for one in kept):
-            endpoints = tuple(_one_for_each_port(kept))
-        dues = [one.until for one in self._serving.values() if one.since is not None]
-        return View(endpoints, min(dues, default=None))
+        if self._flickering:
+            self._settle(now, is_current=is_current)
+        changed: list[Endpoint] = []
+        gone: list[str] = []
+        for key, endpoints in self._fresh().items():
+            before = self._shown.pop(key, ())
+            if endpoints:
+                self._shown[key] = endpoints
+            if endpoints is not before:
+                changed += [one for one in endpoints if one not in before]
+                keys = {one.key for one in endpoints}
+                gone += [one.key for one in before if one.key not in keys]
+        due = min((one.until for one in self._flickering.values()), default=None)
+        return View(tuple(changed), tuple(gone), due)
 
     # One Pod
 
@@ -139,19 +168,38 @@ class PoolView:
         key = record.key
         before = self._serving.get(key)
         if not record.could_serve() or not self.shape.selects(record.labels):
-            self._serving.pop(key, None)
+            self._stop(key)
             return
         endpoints = self._endpoints(record)
         if before is not None and before.endpoints == endpoints:
             endpoints = before.endpoints  # the same objects, which are quicker to compare
         if record.is_ready:
-            self._serving[key] = _Serving(record, endpoints)
+            self._serve(_Serving(record, endpoints))
         elif before is not None and self._only_lost_readiness(before, record, endpoints):
-            if before.since is None:
-                before.since = before.until = now
-            before.record, before.endpoints = record, endpoints
+            is_new = before.since is None
+            since, until = (now, now) if is_new else (before.since, before.until)
+            self._serve(_Serving(record, endpoints, since, until))
         else:
-            self._serving.pop(key, None)
+            self._stop(key)
+
+    def _serve(self, one: _Serving) -> None:
+        key = one.record.key
+        self._stop(key)
+        self._serving[key] = one
+        self._on_node[one.record.node] += 1
+        if one.since is not None:
+            self._flickering[key] = one
+
+    def _stop(self, key: PodKey) -> None:
+        before = self._serving.pop(key, None)
+        if before is None:
+            return
+        self._flickering.pop(key, None)
+        node = before.record.node
+        self._on_node[node] -= 1
+        if not self._on_node[node]:
+            del self._on_node[node]
+        self._touch(before.record)
 
     def _only_lost_readiness(
         self, before: _Serving, record: PodRecord, endpoints: tuple[Endpoint, ...]
@@ -184,62 +232,68 @@ class PoolView:
 
     # Pods together
 
-    def _settle(self, flickering: Iterable[_Serving], now: float, *, is_current: bool) -> None:
-        """Find out for how long each is kept, and drop those whose time is over."""
-        on_node = Counter(one.record.node for one in self._serving.values())
+    def _settle(self, now: float, *, is_current: bool) -> None:
+        """Find out how long those that flicker are kept, and drop those whose time is over."""
+        flickering = list(self._flickering.values())
         unready = Counter(one.record.node for one in flickering)
-        is_pool = all(one.since is not None for one in self._serving.values())
+        is_pool = len(flickering) == len(self._serving)
         for one in flickering:
             since, node = one.since or 0.0, one.record.node
-            is_node = unready[node] >= max(MIN_FLICKERING, on_node[node] / 2)
+            is_node = unready[node] >= max(MIN_FLICKERING, self._on_node[node] / 2)
             if is_node or is_pool:
                 one.until = max(one.until, (since if is_current else now) + HOLD_SECONDS)
-            elif on_node[node] > 1:
+            elif self._on_node[node] > 1:
                 one.until = max(one.until, since + GATHER_SECONDS)
         for one in flickering:
             if one.until <= now:
-                del self._serving[one.record.key]
+                self._stop(one.record.key)
+
+    def _touch(self, record: PodRecord) -> None:
+        """Look at a Pod the next time, and at those that have its IP."""
+        self._touched[record.key] = None
+        if record.address is not None:
+            self._touched_ips[record.address] = None
 
     def _claim(self, record: PodRecord) -> None:
-        if record.address is None or record.phase in _ENDED or record.is_on_host_network:
-            return
-        claims = self._claims.setdefault(record.address, set())
-        claims.add(record.key)
-        if len(claims) > 1:
-            self._contested.add(record.address)
+        self._touch(record)
+        if record.address is not None and record.phase not in _ENDED:
+            self._at.setdefault(record.address, {})[record.key] = None
 
     def _unclaim(self, record: PodRecord) -> None:
-        claims = self._claims.get(record.address or "")
-        if claims is None:
-            return
-        claims.discard(record.key)
-        if len(claims) < 2:
-            self._contested.discard(record.address or "")
-        if not claims:
-            del self._claims[record.address or ""]
+        self._touch(record)
+        there = self._at.get(record.address or "")
+        if there is not None:
+            there.pop(record.key, None)
+            if not there:
+                del self._at[record.address or ""]
 
-    def _has_address(self, record: PodRecord) -> bool:
-        """Whether no newer Pod has its IP."""
-        if record.is_on_host_network or record.address not in self._contested:
-            return True
-        claims = self._claims[record.address]
-        return record.key == max(claims, key=lambda key: _age(self._records[key]))
+    def _fresh(self) -> dict[PodKey, tuple[Endpoint, ...]]:
+        """The endpoints of those Pods that have to be looked at."""
+        fresh: dict[PodKey, tuple[Endpoint, ...]] = dict.fromkeys(self._touched, ())
+        for address in self._touched_ips:
+            fresh |= dict.fromkeys(self._at.get(address, ()), ())
+            fresh |= self._endpoints_at(address)
+        self._touched, self._touched_ips = {}, {}
+        return fresh
+
+    def _endpoints_at(self, address: str) -> dict[PodKey, tuple[Endpoint, ...]]:
+        """Those of an IP."""
+        there = [self._records[key] for key in self._at.get(address, ())]
+        owner = max((one for one in there if not one.is_on_host_network), key=_age, default=None)
+        kept = [one for one in there if one.key in self._serving]
+        kept = [one for one in kept if one.is_on_host_network or one is owner]
+        endpoints = {one.key: self._serving[one.key].endpoints for one in kept}
+        if len(kept) < 2:
+            return endpoints
+        newest: dict[int, PodRecord] = {}
+        for record in sorted(kept, key=_age):
+            newest |= {one.port: record for one in endpoints[record.key]}
+        return {
+            record.key: tuple(one for one in endpoints[record.key] if newest[one.port] is record)
+            for record in kept
+        }
 
 
 def _age(record: PodRecord) -> tuple[str, str]:
     """Newer Pods sort later."""
     return record.created, record.uid
-
-
-def _one_for_each_port(kept: Iterable[_Serving]) -> Iterator[Endpoint]:
-    """The endpoints without those whose address and port a newer Pod has."""
-    owners: dict[str, tuple[str, str]] = {}
-    for one in kept:
-        for endpoint in one.endpoints:
-            age = _age(one.record)
-            if age >= owners.get(endpoint.host_port, age):
-                owners[endpoint.host_port] = age
-    for one in kept:
-        for endpoint in one.endpoints:
-            if owners[endpoint.host_port] == _age(one.record):
-                yield endpoint

@@ -13,7 +13,7 @@ half of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,8 +22,7 @@ from picker.datalayer.request_rules import NO_RULES, Objective, RequestRules, Ru
 from picker.datalayer.rewrites import RewriteRule
 from picker.k8s.object_reader import PoolName
 from picker.k8s.pods import PodRecord
-from picker.k8s.pool_view import PodKey, PoolShape, PoolView
-from picker.types import Endpoint
+from picker.k8s.pool_view import PodKey, PoolShape, PoolView, View
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ class PoolReconciler:
         self._is_gone = False
         self._objectives: tuple[Objective, ...] | None = None
         self._rewrites: tuple[RewriteRule, ...] | None = None
-        self._shown: tuple[Endpoint, ...] | None = None
+        self._is_shown = False  # whether the datastore has the endpoints of the view's last look
         self._patient_until: float | None = None
         self._telling = _EndpointLog(str(pool))
 
@@ -75,14 +74,23 @@ class PoolReconciler:
         elif self._view is not None and self._selector == wanted.selector:
             self._view.use(wanted.shape, now)
 
-    def use_pods(self, selector: str, records: Mapping[PodKey, PodRecord], now: float) -> None:
-        """These are all Pods that a selector takes; ignored when they are not wanted any more."""
+    def use_pods(
+        self,
+        selector: str,
+        records: Mapping[PodKey, PodRecord],
+        changed: Collection[PodKey],
+        now: float,
+    ) -> None:
+        """These are all Pods that a selector takes; ignored when they are not wanted any more.
+
+        They are those of the call before with this selector, but for `changed`.
+        """
         wanted = self._wanted
         if selector == self._selector and self._view is not None:
-            self._view.replace(records, now)
+            self._view.update(records, changed, now)
         elif wanted is not None and selector == wanted.selector:
             if self._view is None:
-                self._view = PoolView(wanted.shape)
+                self._view, self._is_shown = PoolView(wanted.shape), False
             self._view.use(wanted.shape, now)
             self._view.replace(records, now)
             self._selector = selector
@@ -109,16 +117,24 @@ class PoolReconciler:
             waits_until = self._wait_for_rules(now)
             if waits_until is not None:
                 return waits_until
-        view = self._view.look(now, is_current=self._selector not in stale)
+        look = self._view.look(now, is_current=self._selector not in stale)
         rules = RuleSet(self._objectives or (), self._rewrites or ())
         if self._rules.use(rules):
             text = "%s: %d objectives, %d rules of rewrites"
             log.info(text, self._pool, len(rules.objectives), len(rules.rewrites))
-        if self._shown is None or self._shown != view.endpoints:  # mostly the very same objects
-            self._shown = view.endpoints
-            self._telling.note(self._datastore.set_endpoints(view.endpoints), len(view.endpoints))
-        dues = [one for one in (view.next_due, self._telling.tell(now)) if one is not None]
+        self._show(self._view, look)
+        dues = [one for one in (look.next_due, self._telling.tell(now)) if one is not None]
         return min(dues, default=None)
+
+    def _show(self, view: PoolView, look: View) -> None:
+        if not self._is_shown:
+            changes = self._datastore.set_endpoints(view.endpoints)
+        elif look.changed or look.gone:
+            changes = self._datastore.change_endpoints(look.changed, look.gone)
+        else:
+            return
+        self._is_shown = True
+        self._telling.note(changes, self._datastore.size)
 
     def _wait_for_rules(self, now: float) -> float | None:
         """Until when requests have to wait for objectives and rewrites; None: no longer."""
@@ -126,7 +142,7 @@ class PoolReconciler:
             self._patient_until = now + RULES_PATIENCE_SECONDS
         if now < self._patient_until:
             return self._patient_until
-        if self._shown is None:
+        if not self._is_shown:
             missing = [
                 name
                 for name, known in (("objectives", self._objectives), ("rewrites", self._rewrites))
@@ -140,9 +156,9 @@ class PoolReconciler:
         self._rules.use(NO_RULES)
         if self._datastore.synced:
             self._datastore.forget_pool()
-        if self._shown is not None:
+        if self._is_shown:
             log.warning("%s: the pool is gone, and its endpoints and rules with it", self._pool)
-            self._shown = None
+            self._is_shown = False
 
 
 class _EndpointLog:

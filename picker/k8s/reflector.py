@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Final, Generic, TypeAlias, TypeVar
@@ -39,7 +39,7 @@ from picker.k8s_series import KubernetesSeries
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
-Listener: TypeAlias = Callable[[Mapping[ObjectKey, R]], None]
+Listener: TypeAlias = Callable[[Mapping[ObjectKey, R], Collection[ObjectKey]], None]
 _GONE: Final = 410
 _TO_BE_MENDED: Final = frozenset({400, 403, 404, 405, 406, 422})
 _CHANGES: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})
@@ -141,7 +141,8 @@ class Reflector(Generic[R]):
 
     def subscribe(self, listener: Listener[R]) -> None:
         """Call `listener` with the view whenever it changed, and once when it is first known, from
-        the event loop; it must be quick.
+        the event loop; it must be quick. It is given the keys of what may differ from the view of
+        the call before, so that it need not look at everything.
         """
         self._listeners.append(listener)
 
@@ -316,9 +317,9 @@ class Reflector(Generic[R]):
         self._telling = None
         self._told_at = self._clock()
         self._series.changes.inc()
-        view = self._objects.view
+        view, changed = self._objects.view, self._objects.take_news()
         for listener in tuple(self._listeners):
-            listener(view)
+            listener(view, changed)
 
 
 def _reason(error: ApiError | UnreachableError) -> str:

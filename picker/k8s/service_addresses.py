@@ -74,7 +74,7 @@ class ServiceAddresses:
                 clock=self._clock,
                 series=self._series,
             )
-            reflector.subscribe(lambda view: self._tell(view.values()))
+            reflector.subscribe(lambda view, _: self._tell(view.values()))
             await reflector.run()
 
     def _tell(self, slices: Iterable[Addresses]) -> None:

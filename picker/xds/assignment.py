@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import ip_address
 
@@ -23,41 +24,90 @@ class Locality:
     sub_zone: str = ""
 
 
-@dataclass(frozen=True, slots=True)
 class Assignment:
     """The endpoints of `cluster` by where they stand, in an order that depends on nothing else.
 
-    `skipped` are the keys of those that a proxy cannot be told of.
+    Envoy refuses a whole assignment for one address that is a name and not an IP address, or has a
+    zone (`fe80::1%eth0`), so such an endpoint is `skipped`. Of several endpoints at one address the
+    first one by key stands for all. Of each endpoint there is what `encode` makes of it, made once,
+    because most endpoints of an assignment are those of the one before.
     """
 
-    cluster: str
-    localities: tuple[tuple[Locality, tuple[Endpoint, ...]], ...] = ()
-    skipped: tuple[str, ...] = ()
+    def __init__(self, cluster: str, encode: Callable[[Endpoint], bytes]) -> None:
+        self.cluster, self._encode = cluster, encode
+        self.skipped: set[str] = set()  # keys
+        self._known: dict[str, Endpoint] = {}
+        self._at: dict[str, list[Endpoint]] = {}  # by address and port, sorted by key
+        self._places: dict[tuple[str, ...], _Place] = {}
 
     @property
     def size(self) -> int:
         """How many endpoints it names."""
-        return sum(len(endpoints) for _, endpoints in self.localities)
+        return len(self._at)
 
+    @property
+    def places(self) -> Iterator[tuple[Locality, Sequence[bytes]]]:
+        """The endpoints of each locality that has any, encoded."""
+        for place in sorted(self._places):
+            yield Locality(*place), self._places[place].pieces
 
-def assignment_of(cluster: str, endpoints: Iterable[Endpoint]) -> Assignment:
-    """What to tell of `endpoints`.
-
-    Envoy refuses a whole assignment for one address that is a name and not an IP address, or has a
-    zone (`fe80::1%eth0`), so such an endpoint is left out. Of several endpoints at one address the
-    first one stands for all.
-    """
-    by_place: dict[tuple[str, ...], list[Endpoint]] = {}
-    skipped: list[str] = []
-    taken: set[str] = set()
-    for endpoint in sorted(endpoints, key=lambda one: one.key):
+    def put(self, endpoint: Endpoint) -> None:
+        """It is there, or another than before."""
+        self.remove(endpoint.key)
+        self._known[endpoint.key] = endpoint
         if not _is_ip(endpoint.address):
-            skipped.append(endpoint.key)
-        elif endpoint.host_port not in taken:
-            taken.add(endpoint.host_port)
-            by_place.setdefault(_place(endpoint), []).append(endpoint)
-    localities = tuple((Locality(*place), tuple(by_place[place])) for place in sorted(by_place))
-    return Assignment(cluster, localities, tuple(skipped))
+            self.skipped.add(endpoint.key)
+            return
+        there = self._at.setdefault(endpoint.host_port, [])
+        before = there[0] if there else None
+        insort(there, endpoint, key=_key)
+        if there[0] is not before:
+            if before is not None:
+                self._hide(before)
+            self._show(endpoint)
+
+    def remove(self, key: str) -> None:
+        """It is not there, if it ever was."""
+        endpoint = self._known.pop(key, None)
+        if endpoint is None:
+            return
+        if key in self.skipped:
+            self.skipped.remove(key)
+            return
+        there = self._at[endpoint.host_port]
+        is_told = there[0] is endpoint
+        del there[bisect_left(there, key, key=_key)]
+        if is_told:
+            self._hide(endpoint)
+            if there:
+                self._show(there[0])
+        if not there:
+            del self._at[endpoint.host_port]
+
+    def _show(self, endpoint: Endpoint) -> None:
+        place = self._places.setdefault(_place(endpoint), _Place())
+        index = bisect_left(place.keys, endpoint.key)
+        place.keys.insert(index, endpoint.key)
+        place.pieces.insert(index, self._encode(endpoint))
+
+    def _hide(self, endpoint: Endpoint) -> None:
+        place = self._places[_place(endpoint)]
+        index = bisect_left(place.keys, endpoint.key)
+        del place.keys[index], place.pieces[index]
+        if not place.keys:
+            del self._places[_place(endpoint)]
+
+
+@dataclass(slots=True)
+class _Place:
+    """The endpoints of a locality: sorted keys, and what each of them is encoded to."""
+
+    keys: list[str] = field(default_factory=list)
+    pieces: list[bytes] = field(default_factory=list)
+
+
+def _key(endpoint: Endpoint) -> str:
+    return endpoint.key
 
 
 def _place(endpoint: Endpoint) -> tuple[str, ...]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from types import MappingProxyType
 
+import xxhash
+
 _DIGEST_BYTES = 8
 
 
@@ -37,7 +39,7 @@ class ResourceSet:
 
 def resource_of(name: str, body: bytes) -> Resource:
     """`body` under `name`; the same bytes have the same version, here and after a restart."""
-    return Resource(name, blake2b(body, digest_size=_DIGEST_BYTES).hexdigest(), body)
+    return Resource(name, xxhash.xxh3_64_hexdigest(body), body)
 
 
 def version_of(resources: Iterable[Resource]) -> str:

@@ -12,7 +12,6 @@ import logging
 
 from picker.datalayer.datastore import Datastore, EndpointChanges
 from picker.xds import wire
-from picker.xds.assignment import assignment_of
 from picker.xds.cache import Cache
 from picker.xds_series import XdsSeries
 
@@ -26,39 +25,34 @@ class EndpointFeed:
     """Tells `cache` the endpoints of `datastore`, as those of `cluster`."""
 
     def __init__(self, datastore: Datastore, cache: Cache, cluster: str, series: XdsSeries) -> None:
-        self._datastore, self._cache = datastore, cache
-        self._cluster, self._series = cluster, series
+        self._datastore, self._cache, self._series = datastore, cache, series
         self._changed, self._known = asyncio.Event(), asyncio.Event()
-        self._encoder = wire.AssignmentEncoder()
+        known = datastore.snapshot().candidates
+        self._assignment = wire.assignment(cluster, (one.endpoint for one in known))
         self._skipped: frozenset[str] = frozenset()
+        datastore.subscribe(self._note)
         datastore.watch(self._look)
         self._look()
 
     async def run(self) -> None:
         """Follow the pool until cancelled. The first change is told of at once."""
         clock = asyncio.get_running_loop().time
-        self._datastore.subscribe(self._note)
-        try:
-            await self._known.wait()
-            while True:
-                self._changed.clear()
-                began = clock()
-                self.publish()
-                await asyncio.sleep(max(GATHER_SECONDS, (clock() - began) / MAX_SHARE))
-                await self._changed.wait()
-        finally:
-            self._datastore.unsubscribe(self._note)
+        await self._known.wait()
+        while True:
+            self._changed.clear()
+            began = clock()
+            self.publish()
+            await asyncio.sleep(max(GATHER_SECONDS, (clock() - began) / MAX_SHARE))
+            await self._changed.wait()
 
     def publish(self) -> None:
         """Tell of the pool as it is now."""
-        candidates = self._datastore.snapshot().candidates
-        assignment = assignment_of(self._cluster, (one.endpoint for one in candidates))
-        skipped = frozenset(assignment.skipped)
+        skipped = frozenset(self._assignment.skipped)
         for key in sorted(skipped - self._skipped):
             log.warning("a proxy cannot be told of %s: its address is no IP address", key)
         self._skipped = skipped
-        if self._cache.update(self._encoder.encode(assignment)):
-            self._series.endpoints.set(assignment.size)
+        if self._cache.update(wire.resource(self._assignment)):
+            self._series.endpoints.set(self._assignment.size)
             self._series.version.inc()
 
     def _look(self) -> None:
@@ -66,5 +60,9 @@ class EndpointFeed:
         if self._datastore.synced:
             self._known.set()
 
-    def _note(self, _changes: EndpointChanges) -> None:
+    def _note(self, changes: EndpointChanges) -> None:
+        for endpoint in changes.removed:
+            self._assignment.remove(endpoint.key)
+        for endpoint in (*changes.added, *changes.updated):
+            self._assignment.put(endpoint)
         self._changed.set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
@@ -12,6 +12,7 @@ from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
 
+from picker.framework.protobuf_wire import LENGTH_DELIMITED
 from picker.rpc import RpcError, Status
 from picker.types import Endpoint
 from picker.xds import delta, sotw
@@ -28,7 +29,9 @@ STREAM_AGGREGATED = f"{_ADS}/StreamAggregatedResources"
 DELTA_AGGREGATED = f"{_ADS}/DeltaAggregatedResources"
 METADATA_NAMESPACE = "pointsman"
 
+_Assignment = endpoint_pb2.ClusterLoadAssignment
 _Group = endpoint_components_pb2.LocalityLbEndpoints
+_GROUPS = _Assignment.DESCRIPTOR.fields_by_name["endpoints"].number
 
 Q = TypeVar("Q")
 
@@ -94,41 +97,46 @@ def delta_response(response: delta.Response) -> bytes:
     return cast("bytes", message.SerializeToString())
 
 
-class AssignmentEncoder:
-    """Makes resources of assignments; the same endpoints always give the same bytes.
+def assignment(cluster: str, endpoints: Iterable[Endpoint] = ()) -> Assignment:
+    """One of these endpoints, to be changed by and by and told of by `resource`."""
+    made = Assignment(cluster, _piece)
+    for endpoint in endpoints:
+        made.put(endpoint)
+    return made
 
-    Owns the bytes of the endpoints of the last one, since most of them are those of the next: a
-    pool of thousands that changes many times a second would cost what decisions need.
+
+def resource(assignment: Assignment) -> Resource:
+    """The resource that tells of an assignment; the same endpoints always give the same bytes.
+
+    Their own are put one after the other, as the fields of a message follow each other: to make
+    messages of thousands of endpoints many times a second would cost what decisions need.
     """
-
-    def __init__(self) -> None:
-        self._pieces: dict[str, tuple[Endpoint, bytes]] = {}
-
-    def encode(self, assignment: Assignment) -> Resource:
-        """The resource that tells of these endpoints."""
-        before, self._pieces = self._pieces, {}
-        groups = []
-        for locality, endpoints in assignment.localities:
-            group = _Group(locality=_locality(locality)).SerializeToString()
-            # The fields of a message may follow each other in pieces.
-            pieces = [self._piece(endpoint, before) for endpoint in endpoints]
-            groups.append(_Group.FromString(b"".join((group, *pieces))))
-        message = endpoint_pb2.ClusterLoadAssignment(
-            cluster_name=assignment.cluster, endpoints=groups
-        )
-        return resource_of(assignment.cluster, message.SerializeToString(deterministic=True))
-
-    def _piece(self, endpoint: Endpoint, before: Mapping[str, tuple[Endpoint, bytes]]) -> bytes:
-        known = before.get(endpoint.key)
-        if known is None or known[0] is not endpoint:
-            known = (endpoint, _Group(lb_endpoints=[_member(endpoint)]).SerializeToString())
-        self._pieces[endpoint.key] = known
-        return known[1]
+    parts = [_Assignment(cluster_name=assignment.cluster).SerializeToString()]
+    for locality, pieces in assignment.places:
+        where = _Group(locality=_locality(locality)).SerializeToString()
+        parts += _delimited(_GROUPS, b"".join((where, *pieces)))
+    return resource_of(assignment.cluster, b"".join(parts))
 
 
 def emptied(cluster: str) -> Resource:
     """What is told of a cluster that nobody has any more: that it has no endpoints."""
-    return AssignmentEncoder().encode(Assignment(cluster))
+    return resource(assignment(cluster))
+
+
+def _piece(endpoint: Endpoint) -> bytes:
+    """An endpoint as a field of its locality."""
+    group = _Group(lb_endpoints=[_member(endpoint)])
+    return cast("bytes", group.SerializeToString(deterministic=True))
+
+
+def _delimited(number: int, value: bytes) -> tuple[bytes, bytes]:
+    """The field `number` of a message, which is another one: its tag and length, and `value`."""
+    head, rest = bytearray((number << 3 | LENGTH_DELIMITED,)), len(value)
+    while rest > 0x7F:
+        head.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    head.append(rest)
+    return bytes(head), value
 
 
 def _locality(locality: Locality) -> base_pb2.Locality | None:

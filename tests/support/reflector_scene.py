@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -54,8 +54,12 @@ class Scene:
     told: list[Mapping[ObjectKey, str]] = field(default_factory=list)
     pulse: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def seen(self, view: Mapping[ObjectKey, str]) -> None:
-        """A listener."""
+    def seen(self, view: Mapping[ObjectKey, str], changed: Collection[ObjectKey]) -> None:
+        """A listener; nothing differs from the view before but what it is told of."""
+        before: Mapping[ObjectKey, str] = self.told[-1] if self.told else {}
+        assert {key for key in before.keys() | view.keys() if before.get(key) != view.get(key)} <= {
+            *changed
+        }
         self.told.append(view)
         self.pulse.set()
 

@@ -158,6 +158,19 @@ async def test_scraping_follows_the_endpoints() -> None:
 
 
 @pytest.mark.looptime
+async def test_another_server_at_the_same_address_is_asked_about() -> None:
+    """Its container was started again, which is heard of at once with the end of the one before."""
+    pages = Pages({1: PAGE})
+    async with scraping(source(pages)) as scene:
+        scene.store.set_endpoints([endpoint("a", 1, incarnation="first")])
+        await asyncio.sleep(0.2)
+        scene.store.set_endpoints([endpoint("a", 1, incarnation="second")])
+        assert scene.candidate("a").metrics is None
+        await asyncio.sleep(0.2)
+        assert scene.candidate("a").metrics is not None
+
+
+@pytest.mark.looptime
 async def test_a_new_place_of_the_metrics_is_asked_and_the_old_one_not() -> None:
     """Its address stays, so what is known stays known until then."""
     pages = Pages({1: PAGE, 9: PAGE.replace(b" 3", b" 7")})

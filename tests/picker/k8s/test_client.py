@@ -365,7 +365,7 @@ async def test_pods_are_followed_through_a_restart_of_the_server(
         rng=Random(1),
         clock=asyncio.get_running_loop().time,
     )
-    reflector.subscribe(lambda view: views.put_nowait(set(view.values())))
+    reflector.subscribe(lambda view, _: views.put_nowait(set(view.values())))
     async with asyncio.TaskGroup() as group:
         running = group.create_task(reflector.run())
         assert len(await views.get()) == 700

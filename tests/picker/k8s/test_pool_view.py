@@ -10,6 +10,7 @@ from pod_records import LABELS, record
 
 from picker.k8s.pods import ACTIVE_PORTS
 from picker.k8s.pool_view import GATHER_SECONDS, HOLD_SECONDS, PoolShape, PoolView
+from picker.types import Endpoint
 
 
 def selects(labels: Mapping[str, str]) -> bool:
@@ -31,7 +32,13 @@ class Scene:
     @property
     def names(self) -> set[str]:
         """The endpoints now."""
-        return {endpoint.name for endpoint in self.view.look(self.now).endpoints}
+        return {endpoint.name for endpoint in self.endpoints}
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The endpoints now."""
+        self.view.look(self.now)
+        return self.view.endpoints
 
     @property
     def pods(self) -> set[str]:
@@ -47,7 +54,7 @@ def test_every_port_of_a_pod_is_an_endpoint_of_its_own() -> None:
     """Named after the Pod and the port's place, with the Pod's labels and node."""
     scene = Scene(8000, 8001)
     scene.put("a", "10.0.0.1", namespace="default")
-    first, second = scene.view.look(0).endpoints
+    first, second = scene.endpoints
     assert (first.key, first.host_port, first.rank_index) == (
         "default/a-rank-0",
         "10.0.0.1:8000",
@@ -229,9 +236,9 @@ def test_a_pod_of_a_deleted_ones_name_is_another_server() -> None:
     """Same name, same IP, another uid."""
     scene = Scene()
     scene.put("a", uid="1")
-    (before,) = scene.view.look(scene.now).endpoints
+    (before,) = scene.endpoints
     scene.put("a", uid="2")
-    (after,) = scene.view.look(scene.now).endpoints
+    (after,) = scene.endpoints
     assert before.key == after.key
     assert not after.is_same_server(before)
 
@@ -259,10 +266,10 @@ def test_what_makes_no_difference_gives_the_same_endpoints() -> None:
     """The very same objects, by which others see at once that nothing has changed."""
     scene = Scene()
     scene.put("a")
-    (before,) = scene.view.look(scene.now).endpoints
+    (before,) = scene.endpoints
     assert not scene.view.put(record("a", "10.0.0.97"), scene.now)
     scene.put("a", created="2027-01-01T00:00:00Z")
-    (after,) = scene.view.look(scene.now).endpoints
+    (after,) = scene.endpoints
     assert after is before
 
 
@@ -277,7 +284,7 @@ def test_no_hold_runs_out_while_nothing_can_be_heard() -> None:
     scene.wait(0.5)
     for _ in range(600):
         view = scene.view.look(scene.now, is_current=False)
-        assert len(view.endpoints) == 2
+        assert len(scene.view.endpoints) == 2
         assert view.next_due == scene.now + HOLD_SECONDS
         scene.wait(1.0)
     scene.put("a")

@@ -1,17 +1,22 @@
-"""A random walk of a pool's Pods in time, against what each of them says by itself."""
+"""A random walk of a pool's Pods in time, against what each of them says by itself, and against the
+same worked out from all Pods at every look.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pod_records import record
+from whole_pool_view import WholePoolView
 
-from picker.k8s.pods import Phase, PodRecord
+from picker.datalayer.datastore import Datastore
+from picker.k8s.pods import ACTIVE_PORTS, Phase, PodRecord
 from picker.k8s.pool_view import HOLD_SECONDS, PoolShape, PoolView
+from picker.types import Endpoint
 
 NAMES = st.sampled_from("abcdef")
 IPS = st.sampled_from(["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", None])
@@ -39,7 +44,8 @@ class PoolWalk(RuleBasedStateMachine):
         self.now = 0.0
         self.born = 0
         self.app, self.ports = "x", (8000,)
-        self.view = PoolView(self.shape())
+        self.view, self.whole = PoolView(self.shape()), WholePoolView(self.shape())
+        self.datastore = Datastore()
         self.told: dict[str, Told] = {}
         self.how: dict[str, dict[str, Any]] = {}
 
@@ -48,11 +54,26 @@ class PoolWalk(RuleBasedStateMachine):
         app = self.app
         return PoolShape(lambda labels: labels.get("app") == app, self.ports)
 
+    def look(self, now: float) -> float | None:
+        """Look at both; when the next look is due."""
+        view, whole = self.view.look(now), self.whole.look(now)
+        self.datastore.change_endpoints(view.changed, view.gone)
+        assert view.next_due == whole.next_due
+        expected = {one.key: one for one in whole.endpoints}
+        assert {one.key: one for one in self.view.endpoints} == expected
+        assert self.endpoints == expected
+        return view.next_due
+
+    @property
+    def endpoints(self) -> dict[str, Endpoint]:
+        """What came of all changes so far."""
+        return {one.key: one.endpoint for one in self.datastore.snapshot().candidates}
+
     def tell(self, name: str, **changes: Any) -> None:
         """A Pod is, or has become, like this."""
         how = self.how[name] = self.how[name] | changes
         said = record(name, **how)
-        self.view.put(said, self.now)
+        assert self.view.put(said, self.now) == self.whole.put(said, self.now)
         self.told[name].states.append((self.now, said))
 
     @initialize(nodes=st.lists(st.sampled_from(["n1", "n2"]), min_size=4, max_size=4))
@@ -121,40 +142,45 @@ class PoolWalk(RuleBasedStateMachine):
         """It is gone."""
         if self.told.pop(name, None):
             self.how.pop(name)
-            self.view.remove(("default", name))
+            assert self.view.remove(("default", name))
+            assert self.whole.remove(("default", name))
 
     @rule(app=APPS, ports=PORTS)
     def reshape(self, app: str, ports: tuple[int, ...]) -> None:
         """The pool asks for others."""
         self.app, self.ports = app, ports
         self.view.use(self.shape(), self.now)
+        self.whole.use(self.shape(), self.now)
 
     @rule()
     def list_again(self) -> None:
         """All is listed, which is no news."""
-        before = self.view.look(self.now)
+        due, before = self.look(self.now), self.datastore.snapshot()
         self.view.replace({one.last.key: one.last for one in self.told.values()}, self.now)
-        assert self.view.look(self.now) == before
+        assert self.look(self.now) == due
+        assert self.datastore.snapshot().candidates == before.candidates
 
     @rule(seconds=st.sampled_from([0.01, 0.1, 0.25, 0.5, 1.0, 2.0]))
     def wait(self, seconds: float) -> None:
         """Nothing happens before it is due."""
         end = self.now + seconds
         while True:
-            view = self.view.look(self.now)
-            if view.next_due is None or view.next_due > end:
+            due, before = self.look(self.now), self.endpoints
+            if due is None or due > end:
                 break
-            assert view.next_due > self.now
-            between = (self.now + view.next_due) / 2
-            assert self.view.look(between).endpoints == view.endpoints
-            self.now = view.next_due
-        assert self.view.look(end).endpoints == view.endpoints
+            assert due > self.now
+            self.look((self.now + due) / 2)
+            assert self.endpoints == before
+            self.now = due
+        self.look(end)
+        assert self.endpoints == before
         self.now = end
 
     @invariant()
     def serves_what_says_so(self) -> None:
         """All that are ready serve, but where a newer Pod has their IP."""
-        shown = {one.name: one for one in self.view.look(self.now).endpoints}
+        self.look(self.now)
+        shown = {one.name: one for one in self.endpoints.values()}
         for name, told in self.told.items():
             should = self.is_eligible(told.last) and told.last.is_ready and self.owns_ip(told.last)
             for rank, port in enumerate(self.ports):
@@ -170,7 +196,7 @@ class PoolWalk(RuleBasedStateMachine):
     @invariant()
     def one_server_has_one_name(self) -> None:
         """No two endpoints are at one address and port."""
-        places = [one.host_port for one in self.view.look(self.now).endpoints]
+        places = [one.host_port for one in self.endpoints.values()]
         assert len(places) == len(set(places))
 
     def is_eligible(self, said: PodRecord) -> bool:
@@ -206,3 +232,46 @@ class PoolWalk(RuleBasedStateMachine):
 
 PoolWalk.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
 TestPoolWalk = PoolWalk.TestCase
+
+
+ALL_PORTS: dict[str, str] = {}
+STATES = st.tuples(
+    st.sampled_from("abcd"),
+    st.sampled_from(["10.0.0.1", "10.0.0.2"]),
+    st.booleans(),  # on the network of its host
+    st.booleans(),  # ready
+    st.sampled_from([ALL_PORTS, ALL_PORTS, {ACTIVE_PORTS: "8001"}]),
+    st.sampled_from(["gone", "same", "same", "another"]),
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(STATES, max_size=25), st.sets(st.integers(0, 25)))
+def test_pods_that_share_an_ip_are_told_apart_as_if_all_were_looked_at(
+    states: list[tuple[str, str, bool, bool, dict[str, str], str]], looks: set[int]
+) -> None:
+    """On the network of their host they share ports; some are looked at only after more changes."""
+    shape = PoolShape(lambda _: True, (8000, 8001))
+    view, whole, shown = PoolView(shape), WholePoolView(shape), dict[str, Endpoint]()
+    for number, (name, ip, is_on_host, ready, notes, how) in enumerate(states):
+        if how == "gone":
+            assert view.remove(("default", name)) == whole.remove(("default", name))
+        else:
+            before = whole.records.get(("default", name)) if how == "same" else None
+            said = record(
+                name,
+                ip,
+                ready=ready,
+                created=before.created if before else f"2026-01-01T00:00:{number:02}Z",
+                uid=before.uid if before else f"{name}{number}",
+                host_network=is_on_host,
+                annotations=notes,
+            )
+            assert view.put(said, number) == whole.put(said, number)
+        if number in looks or number == len(states) - 1:
+            seen, all_seen = view.look(number), whole.look(number)
+            shown |= {one.key: one for one in seen.changed}
+            for key in seen.gone:
+                del shown[key]
+            assert shown == {one.key: one for one in all_seen.endpoints}
+            assert seen.next_due == all_seen.next_due

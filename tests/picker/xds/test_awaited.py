@@ -12,7 +12,6 @@ from xds_call import assignments, calling
 from picker.metrics import PickerMetrics
 from picker.rpc import Status
 from picker.xds import delta, sotw, wire
-from picker.xds.assignment import assignment_of
 from picker.xds.cache import Cache, Resource, ResourceSet, resource_of
 from picker.xds.delta import DeltaSession
 from picker.xds.server import EndpointDiscovery
@@ -114,7 +113,7 @@ async def test_who_asks_once_is_asked_to_come_again(caplog: pytest.LogCaptureFix
     """A name that is awaited is neither strange nor missing."""
     cache = Cache(("a", "b"))
     methods = EndpointDiscovery(cache, PickerMetrics().xds).methods()
-    cache.update(wire.AssignmentEncoder().encode(assignment_of("a", [])))
+    cache.update(wire.emptied("a"))
     request: Any = discovery_pb2.DiscoveryRequest
     for names, status in ((["b"], Status.UNAVAILABLE), (["z"], Status.NOT_FOUND)):
         async with calling(methods[wire.FETCH_ENDPOINTS], discovery_pb2.DiscoveryResponse) as call:

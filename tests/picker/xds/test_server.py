@@ -13,7 +13,6 @@ from picker.metrics import PickerMetrics
 from picker.rpc import Status
 from picker.types import Endpoint
 from picker.xds import wire
-from picker.xds.assignment import assignment_of
 from picker.xds.cache import Cache
 from picker.xds.server import MAX_LINES, MAX_NAMES, EndpointDiscovery
 
@@ -35,7 +34,7 @@ class Served:
     def tell(self, *ports: int, cluster: str = "pool") -> None:
         """Let the pool be endpoints at these ports."""
         endpoints = [Endpoint(f"e{port}", "10.0.0.1", port) for port in ports]
-        self.cache.publish([wire.AssignmentEncoder().encode(assignment_of(cluster, endpoints))])
+        self.cache.publish([wire.resource(wire.assignment(cluster, endpoints))])
 
     def call(self, path: str) -> Any:
         """A call of a method."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from picker.types import Endpoint
 from picker.xds import wire
-from picker.xds.assignment import assignment_of
+from picker.xds.assignment import ZONE_LABEL
 
 
 def test_an_endpoint_is_told_with_its_address_its_name_and_where_it_stands() -> None:
@@ -21,7 +21,7 @@ def test_an_endpoint_is_told_with_its_address_its_name_and_where_it_stands() -> 
         "app": "x",
     }
     endpoint = Endpoint("pod-1", "fd00::1", 8000, namespace="prod", labels=labels)
-    resource = wire.AssignmentEncoder().encode(assignment_of("pool", [endpoint]))
+    resource = wire.resource(wire.assignment("pool", [endpoint]))
     message = endpoint_pb2.ClusterLoadAssignment.FromString(resource.body)
     names = {"name": "pod-1", "namespace": "prod"}
     assert MessageToDict(message, preserving_proto_field_name=True) == {
@@ -48,22 +48,50 @@ def test_an_endpoint_is_told_with_its_address_its_name_and_where_it_stands() -> 
 def test_the_same_endpoints_have_the_same_version_in_any_order() -> None:
     """An order that says nothing is no change."""
     endpoints = [Endpoint(f"e{n}", f"10.0.0.{n}", 8000) for n in range(5)]
-    one = wire.AssignmentEncoder().encode(assignment_of("pool", endpoints))
-    assert wire.AssignmentEncoder().encode(assignment_of("pool", reversed(endpoints))) == one
-    assert (
-        wire.AssignmentEncoder().encode(assignment_of("pool", endpoints[1:])).version != one.version
-    )
-    assert wire.emptied("pool") == wire.AssignmentEncoder().encode(assignment_of("pool", []))
+    one = wire.resource(wire.assignment("pool", endpoints))
+    assert wire.resource(wire.assignment("pool", reversed(endpoints))) == one
+    assert wire.resource(wire.assignment("pool", endpoints[1:])).version != one.version
+    assert wire.emptied("pool") == wire.resource(wire.assignment("pool", []))
+
+
+STEPS = st.tuples(
+    st.integers(0, 5),
+    st.sampled_from([None, "10.0.0.1", "10.0.0.2", "worker.example", "fe80::1%eth0"]),
+    st.sampled_from(["", "z1", "z2"]),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(STEPS, max_size=20))
+def test_an_assignment_that_was_changed_tells_what_a_new_one_does(
+    steps: list[tuple[int, str | None, str]],
+) -> None:
+    """Endpoints come, change their addresses, which they share, and their places, and go."""
+    changed, pool = wire.assignment("pool"), dict[int, Endpoint]()
+    for number, address, zone in steps:
+        if address is None:
+            changed.remove(f"default/e{number}")
+            pool.pop(number, None)
+        else:
+            pool[number] = Endpoint(f"e{number}", address, 8000, labels={ZONE_LABEL: zone})
+            changed.put(pool[number])
+        new = wire.assignment("pool", pool.values())
+        assert wire.resource(changed) == wire.resource(new)
+        assert (changed.size, changed.skipped) == (new.size, new.skipped)
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.dictionaries(st.integers(0, 5), st.integers(1, 3), max_size=6), max_size=5))
-def test_what_is_kept_of_the_last_assignment_changes_nothing(pools: list[dict[int, int]]) -> None:
-    """An encoder that has encoded others says the same as a new one."""
-    encoder = wire.AssignmentEncoder()
-    known = {
-        (n, port): Endpoint(f"e{n}", f"10.0.0.{n}", port) for n in range(6) for port in range(1, 4)
-    }
-    for pool in pools:
-        assignment = assignment_of("pool", [known[one] for one in pool.items()])
-        assert encoder.encode(assignment) == wire.AssignmentEncoder().encode(assignment)
+@given(st.lists(st.tuples(st.integers(1, 300), st.sampled_from(["", "z1", "z2"])), max_size=300))
+def test_the_bytes_are_those_that_the_message_is_written_as(places: list[tuple[int, str]]) -> None:
+    """However long: the lengths of parts are written by hand."""
+    endpoints = [
+        Endpoint(f"e{n}", f"10.0.0.{n % 250}", n, labels={ZONE_LABEL: z}) for n, z in places
+    ]
+    body = wire.resource(wire.assignment("pool", endpoints)).body
+    message = endpoint_pb2.ClusterLoadAssignment.FromString(body)
+    assert message.SerializeToString(deterministic=True) == body
+    keys = [
+        [one.endpoint.address.socket_address.port_value for one in group.lb_endpoints]
+        for group in message.endpoints
+    ]
+    assert sorted(port for group in keys for port in group) == sorted({n for n, _ in places})
