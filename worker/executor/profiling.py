@@ -18,7 +18,7 @@ _LEAST_TURNS, _MOST_TURNS = 3, 5
 _MAX_SIZE = 512
 _LONGEST_SECONDS = 0.2  # of a step, beyond which no larger one is tried
 _MAX_SECONDS = 2.0  # of all turns, but for the least number
-_DRAFTING_SIZES = (1, 4, 16)
+_DRAFTING_SIZES = (1, 8)
 
 Points = Sequence[tuple[int, float]]
 
@@ -107,7 +107,7 @@ def _time(executor: Executor, cache: ProfiledCache, size: int, clock: Callable[[
 def _time_drafts(executor: Executor, cache: ProfiledCache, size: int, num_drafts: int) -> float:
     """Seconds of drafting; 0 where the drafter made none. It reads the sequences before that."""
     outputs: list[ModelOutput] = [
-        executor.execute(_step(cache, size, num_drafts)) for _ in range(1 + _MOST_TURNS)
+        executor.execute(_step(cache, size, num_drafts)) for _ in range(1 + _LEAST_TURNS)
     ]
     drafting = [output.drafting_seconds for output in outputs if output.drafts]
     return median(drafting) if drafting else 0.0

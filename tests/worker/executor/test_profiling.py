@@ -75,8 +75,8 @@ def test_no_size_is_timed_that_takes_long() -> None:
 
 def test_drafts_of_the_device_are_timed_by_sequences() -> None:
     found = taken(KnownTimes(), (16, 5), on_device=True)
-    assert found.first_draft == [(n, pytest.approx(0.005)) for n in (1, 4, 16)]
-    assert found.next_draft == [(n, pytest.approx(0.003)) for n in (1, 4, 16)]
+    assert found.first_draft == [(n, pytest.approx(0.005)) for n in (1, 8)]
+    assert found.next_draft == [(n, pytest.approx(0.003)) for n in (1, 8)]
 
 
 @pytest.mark.parametrize("num_blocks", [0, 1, 3])
