@@ -157,7 +157,7 @@ def _build_speculation(
     drafter = build_drafter(speculative)
     profiled = None
     if config.engine == "torch" and speculative.enable_adaptive_verification:
-        cache = ProfiledCache(num_blocks, config.block_size)
+        cache = ProfiledCache(num_blocks, config.block_size, config.scheduler.max_model_len)
         most = (config.scheduler.max_num_seqs, speculative.num_speculative_tokens)
         profiled = profile(executor, cache, most, time.monotonic, drafter is None)
     costs = None if profiled is None else StepCosts(profiled)

@@ -26,8 +26,8 @@ Points = Sequence[tuple[int, float]]
 @dataclass(frozen=True, slots=True)
 class StepProfile:
     """Seconds measured at start: of a step by its tokens, and of the first and of each further
-    draft of the device's drafter by its sequences (empty without such a drafter). Each has at least
-    two points, whose sizes rise.
+    draft of the device's drafter by its sequences (empty where none could be measured). Each has at
+    least two points, whose sizes rise.
     """
 
     steps: Points
@@ -37,10 +37,30 @@ class StepProfile:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCache:
-    """The KV cache that made-up sequences use: its blocks, and the tokens of one."""
+    """The KV cache that made-up sequences use: its blocks, the tokens of one, and how many tokens a
+    sequence may have.
+    """
 
     num_blocks: int
     block_size: int
+    max_model_len: int
+
+    def start(self, num_to_draft: int) -> int:
+        """The position of a sequence's token: in the middle of its second block, or earlier where a
+        token that it draws and drafts would not fit behind it. Below 1: there is no room for them.
+        """
+        middle = self.block_size + self.block_size // 2
+        return min(middle, self.max_model_len - 2 - num_to_draft)
+
+    def most(self, num_to_draft: int) -> int:
+        """How many sequences there is room for."""
+        if self.start(num_to_draft) < 1:
+            return 0
+        return self.num_blocks // self.blocks_of(num_to_draft)
+
+    def blocks_of(self, num_to_draft: int) -> int:
+        """Blocks of a sequence, with room for its token, one that it draws, and drafts."""
+        return -(-(self.start(num_to_draft) + 2 + num_to_draft) // self.block_size)
 
 
 def profile(
@@ -55,7 +75,7 @@ def profile(
     None where the cache has no room for two sequences.
     """
     num_sequences, num_drafts = most
-    largest = min(cache.num_blocks // 2, _MAX_SIZE, num_sequences * (1 + num_drafts))
+    largest = min(cache.most(0), _MAX_SIZE, num_sequences * (1 + num_drafts))
     if largest < 2:
         return None
     sizes = _sizes(executor, cache, largest, clock)
@@ -68,11 +88,17 @@ def profile(
     if not drafts_on_device:
         return StepProfile(steps)
     first, further = [], []
-    for size in (n for n in _DRAFTING_SIZES if n <= min(num_sequences, largest)):
+    fitting = min(num_sequences, cache.most(1 + num_drafts))
+    for size in (n for n in _DRAFTING_SIZES if n <= fitting):
         one, several = (_time_drafts(executor, cache, size, k) for k in (1, 1 + num_drafts))
+        if one is None or several is None:
+            return StepProfile(steps)
         first.append((size, one))
         further.append((size, max(0.0, several - one) / num_drafts))
-    return StepProfile(steps, first, further) if len(first) > 1 else StepProfile(steps)
+    if len(first) == 1:  # there is room for no more
+        first.append((2, first[0][1]))
+        further.append((2, further[0][1]))
+    return StepProfile(steps, first, further)
 
 
 def _sizes(
@@ -88,12 +114,13 @@ def _sizes(
 
 
 def _step(cache: ProfiledCache, size: int, num_to_draft: int = 0) -> SchedulerOutput:
-    """A step that decodes `size` sequences, each in the middle of its second block."""
-    start = cache.block_size + cache.block_size // 2
+    """A step that decodes `size` sequences."""
+    start, each = cache.start(num_to_draft), cache.blocks_of(num_to_draft)
     sample = SampleSpec(SamplingParams(max_tokens=1, temperature=0.0), start + 1, num_prompt=start)
+    tables = (tuple(range(i * each, (i + 1) * each)) for i in range(size))
     sequences = (
-        ScheduledSequence(i, (0,), start, (2 * i, 2 * i + 1), (sample,), num_to_draft=num_to_draft)
-        for i in range(size)
+        ScheduledSequence(i, (0,), start, table, (sample,), num_to_draft=num_to_draft)
+        for i, table in enumerate(tables)
     )
     return SchedulerOutput(0, tuple(sequences))
 
@@ -104,10 +131,11 @@ def _time(executor: Executor, cache: ProfiledCache, size: int, clock: Callable[[
     return clock() - began
 
 
-def _time_drafts(executor: Executor, cache: ProfiledCache, size: int, num_drafts: int) -> float:
-    """Seconds of drafting; 0 where the drafter made none. It reads the sequences before that."""
+def _time_drafts(
+    executor: Executor, cache: ProfiledCache, size: int, num_drafts: int
+) -> float | None:
+    """Seconds of drafting; None where the drafter made none. It reads the sequences before that."""
     outputs: list[ModelOutput] = [
         executor.execute(_step(cache, size, num_drafts)) for _ in range(1 + _LEAST_TURNS)
     ]
-    drafting = [output.drafting_seconds for output in outputs if output.drafts]
-    return median(drafting) if drafting else 0.0
+    return median([o.drafting_seconds for o in outputs if o.drafts] or [0.0]) or None

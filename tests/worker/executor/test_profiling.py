@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from worker.engine.lengths.costs import StepCosts
 from worker.executor.profiling import ProfiledCache, StepProfile, profile
 from worker.types import Drafts, Draw, ModelOutput, SchedulerOutput
 
-CACHE = ProfiledCache(num_blocks=1000, block_size=16)
+CACHE = ProfiledCache(num_blocks=1000, block_size=16, max_model_len=8192)
 
 
 class KnownTimes:
@@ -15,8 +16,9 @@ class KnownTimes:
     drafting takes 2 ms and 3 ms a draft.
     """
 
-    def __init__(self, token_seconds: float = 0.001) -> None:
+    def __init__(self, token_seconds: float = 0.001, max_model_len: int = 8192) -> None:
         self.now = 0.0
+        self.max_model_len = max_model_len
         self.token_seconds = token_seconds
         self.sizes: list[int] = []
 
@@ -26,7 +28,10 @@ class KnownTimes:
         blocks = [block for s in step.sequences for block in s.block_table]
         assert len(set(blocks)) == len(blocks)
         assert max(blocks) < CACHE.num_blocks
-        assert all(s.start + s.num_tokens <= 16 * len(s.block_table) for s in step.sequences)
+        for s in step.sequences:  # its tokens, a draw, and drafts
+            end = s.start + s.num_tokens + 1 + s.num_to_draft
+            assert s.start >= 1
+            assert end <= min(self.max_model_len, 16 * len(s.block_table))
         self.now += 0.04 + self.token_seconds * size + 0.03 * (size not in self.sizes)
         self.sizes.append(size)
         drafts = {
@@ -79,9 +84,46 @@ def test_drafts_of_the_device_are_timed_by_sequences() -> None:
     assert found.next_draft == [(n, pytest.approx(0.003)) for n in (1, 8)]
 
 
+@pytest.mark.parametrize("num_drafts", [1, 16, 100])
+def test_long_runs_of_drafts_have_room(num_drafts: int) -> None:
+    """However many blocks they take: the executor of the test refuses a table that is too short."""
+    found = taken(KnownTimes(), (16, num_drafts), on_device=True)
+    assert found.next_draft == [(n, pytest.approx(0.003)) for n in (1, 8)]
+
+
+@pytest.mark.parametrize("max_model_len", [1, 2, 3, 8, 9, 20, 25])
+def test_no_position_is_beyond_what_a_sequence_may_have(max_model_len: int) -> None:
+    """Where no drafts fit, or not even a token, nothing is timed."""
+    executor = KnownTimes(max_model_len=max_model_len)
+    cache = ProfiledCache(1000, 16, max_model_len)
+    found = profile(executor, cache, (16, 5), lambda: executor.now, True)
+    assert (found is None) == (max_model_len < 3)
+    assert found is None or bool(found.first_draft) == (max_model_len >= 9)
+
+
+def test_a_worker_of_one_sequence_has_a_profile_of_its_drafter() -> None:
+    found = taken(KnownTimes(), (1, 5), on_device=True)
+    assert [seconds for _, seconds in found.first_draft] == [pytest.approx(0.005)] * 2
+
+
+class MakesNoDrafts(KnownTimes):
+    """Its drafter fails."""
+
+    def execute(self, step: SchedulerOutput) -> ModelOutput:
+        """Answer without drafts."""
+        return ModelOutput(super().execute(step).sampled)
+
+
+def test_a_drafter_that_makes_no_drafts_does_not_look_free() -> None:
+    """What drafting takes is assumed then."""
+    found = taken(MakesNoDrafts(), (16, 5), on_device=True)
+    assert not found.first_draft
+    assert StepCosts(found).drafting(1, 1) == pytest.approx(0.0041)
+
+
 @pytest.mark.parametrize("num_blocks", [0, 1, 3])
 def test_a_cache_without_room_for_two_sequences_has_no_profile(num_blocks: int) -> None:
     executor = KnownTimes()
-    cache = ProfiledCache(num_blocks, 16)
+    cache = ProfiledCache(num_blocks, 16, 8192)
     assert profile(executor, cache, (16, 5), lambda: executor.now, False) is None
     assert not executor.sizes

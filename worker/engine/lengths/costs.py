@@ -20,18 +20,12 @@ from worker.executor.profiling import Points, StepProfile
 
 _MAX_SURPRISE = 0.4  # of a pair's log ratio: more is a late step
 _SPEED_RATE = 0.1
-_NEW_WEIGHT, _FIRST_WEIGHT, _MOST_WEIGHT = (
-    4.0,
-    4.0,
-    32.0,
-)  # pairs that a point of the table counts as
+_FIRST_WEIGHT, _MOST_WEIGHT = 4.0, 32.0  # pairs that a point of the table counts as
 
-# Before anything is measured: reading the weights takes as long as 24 tokens.
-ASSUMED = StepProfile(
-    steps=tuple((n, (24 + n) / 2500) for n in (1, 64)),
-    first_draft=((1, 0.001), (64, 0.002)),
-    next_draft=((1, 0.001), (64, 0.002)),
-)
+# Before anything is measured: reading the weights takes as long as 24 tokens, a draft of the device
+# a tenth of a step.
+ASSUMED = StepProfile(steps=tuple((n, (24 + n) / 2500) for n in (1, 64)))
+_ASSUMED_DRAFT = 0.1
 
 
 @dataclass(slots=True)
@@ -70,7 +64,7 @@ class _Curve:
         if i == len(self.sizes) or self.sizes[i] != size:
             self.measured.insert(i, self.at(size))
             self.sizes.insert(i, size)
-            self.weights.insert(i, _NEW_WEIGHT)
+            self.weights.insert(i, _FIRST_WEIGHT)
         self.weights[i] = min(_MOST_WEIGHT, self.weights[i] + 1.0)
         self.measured[i] *= math.exp(change / self.weights[i])
         self.rebuild()
@@ -83,8 +77,9 @@ class StepCosts:
 
     def __init__(self, profile: StepProfile = ASSUMED) -> None:
         self._steps = _Curve.through(profile.steps)
-        self._first_draft = _Curve.through(profile.first_draft or ASSUMED.first_draft)
-        self._next_draft = _Curve.through(profile.next_draft or ASSUMED.next_draft)
+        assumed = [(n, _ASSUMED_DRAFT * self._steps.at(n)) for n in (1, 64)]
+        self._first_draft = _Curve.through(profile.first_draft or assumed)
+        self._next_draft = _Curve.through(profile.next_draft or assumed)
         self._speed = 0.0  # log of how much slower the machine is than when it was profiled
         self._last = (0, 0.0)  # tokens of the last step, and its log time beyond the table's
 
