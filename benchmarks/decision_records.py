@@ -36,20 +36,20 @@ from result_files import RESULTS, write_results
 from scheduling import SEED, pool
 
 import picker.config.build
-from picker.admin.request_metrics import RequestMetrics
 from picker.admin.traffic import EndpointTraffic
+from picker.app.in_use import pipeline_of
 from picker.config.build import build, default_config
 from picker.config.catalog import builtin_plugins
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
+from picker.decisions.records import DecisionRecords
 from picker.framework.attributes import Attributes
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director, Exchange
 from picker.requestcontrol.observer import Decision, Observers, RequestObserver
 from picker.requestcontrol.pipeline import Surroundings
-from picker.requestcontrol.records import DecisionRecords
-from picker.running.in_use import pipeline_of
 from picker.scheduling.profile import Profile
+from picker.telemetry.request_metrics import RequestMetrics
 from picker.types import (
     Candidate,
     FinishCause,

@@ -30,18 +30,18 @@ from h2.connection import H2Connection
 from h2.settings import SettingCodes
 from result_files import RESULTS, write_results
 
-from picker.admin.request_metrics import RequestMetrics
+from picker.app.in_use import pipeline_of
 from picker.config.build import build, default_config
 from picker.config.catalog import builtin_plugins
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
-from picker.extproc.framing import prefix
-from picker.extproc.h2_server import H2Server
-from picker.extproc.options import ServerOptions, Transport
 from picker.extproc.server import build_server
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director, Surroundings
-from picker.running.in_use import pipeline_of
+from picker.rpc.framing import prefix
+from picker.rpc.options import ServerOptions, Transport
+from picker.rpc.server import H2Server
+from picker.telemetry.request_metrics import RequestMetrics
 from picker.types import Endpoint, EndpointMetrics
 
 SEED = 20261121

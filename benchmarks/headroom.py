@@ -39,11 +39,11 @@ from result_files import RESULTS, write_results
 from picker.flowcontrol.core import FlowCore
 from picker.flowcontrol.saturation import EMPTY_POOL, PoolLoad
 from picker.flowcontrol.settings import BandSettings, FlowControlSettings
+from picker.flowcontrol.shell.waiting import Waiting
 from picker.flowcontrol.telling import FlowTelling
 from picker.flowcontrol.tickets import FlowTicket
-from picker.flowcontrol.waiting import Waiting
 from picker.framework.attributes import Attributes
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import (
     DeficitRoundRobinFairnessPolicy,
     DeficitRoundRobinFairnessPolicyParameters,

@@ -35,8 +35,6 @@ import uvloop
 from reflector_server import HOST, Load, serve
 from result_files import RESULTS, write_results
 
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.request_rules import RequestRules
 from picker.k8s.api import PODS, POOLS, Selection
 from picker.k8s.client import KubernetesClient
 from picker.k8s.credentials import Credentials
@@ -46,8 +44,10 @@ from picker.k8s.pods import read_pod
 from picker.k8s.reflector import Reflector, Subject
 from picker.k8s.selectors import parse_selector
 from picker.k8s.tls import Access
-from picker.k8s_series import KubernetesSeries
-from picker.metrics import PickerMetrics
+from picker.metrics.k8s import KubernetesSeries
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.request_rules import RequestRules
 
 RESULTS_FILE = RESULTS / "reflector.json"
 

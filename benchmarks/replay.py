@@ -24,12 +24,13 @@ from random import Random
 
 from result_files import RESULTS, write_results
 
+from picker.app.in_use import pipeline_of
 from picker.config.build import BuildOptions, build, default_config
 from picker.config.catalog import builtin_plugins
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
 from picker.framework.services import NoHttp, Services
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 from picker.recording.comparison import Tally
 from picker.recording.file import RecordingFile
 from picker.recording.lines import FORMAT_VERSION, Header
@@ -37,7 +38,6 @@ from picker.recording.reading import read_recording
 from picker.recording.recorder import Recorder
 from picker.recording.replay import Replay
 from picker.requestcontrol.director import Director, Surroundings
-from picker.running.in_use import pipeline_of
 from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest
 
 SEED = 20261122

@@ -26,9 +26,7 @@ from result_files import RESULTS, write_results
 
 from fleet.sim.shared_prefixes import WORKER, SharedPrefixes, run
 from fleet.sim.virtual_replicas import ReplicasSettings
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.client import PeerAddress
 from picker.peers.exchange import Exchange, ExchangeSettings
 from picker.peers.knowledge import Knowledge
@@ -38,6 +36,8 @@ from picker.plugins.producers.approx_prefix_cache_producer import (
     ApproxPrefixCacheParameters,
     ApproxPrefixCacheProducer,
 )
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 from picker.types import Endpoint
 
 SEED = 7

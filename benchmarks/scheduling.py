@@ -23,11 +23,11 @@ from result_files import RESULTS, write_results
 
 from picker.config.build import Assembly, build, default_config
 from picker.config.catalog import builtin_plugins
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.candidates import LoadedCandidates, candidates_for
 from picker.requestcontrol.observer import NoObserver
 from picker.requestcontrol.plugin_log import PluginLog

@@ -28,16 +28,16 @@ import aiohttp
 import uvloop
 from result_files import RESULTS, write_results
 
-from picker.datalayer.activity import Activity, WatchedSnapshots
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.engines import EngineTable
-from picker.datalayer.extract import extract
-from picker.datalayer.http_pages import HttpPages
-from picker.datalayer.inflight import InflightLoad
-from picker.datalayer.reading import Patience, Reading
-from picker.datalayer.scrape import PolledSource, Scraper, ScrapeSettings
-from picker.datalayer.sources import Findings, PageLocation, Scrape
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.activity import Activity, WatchedSnapshots
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
+from picker.scrape.engines import EngineTable
+from picker.scrape.extract import extract
+from picker.scrape.http_pages import HttpPages
+from picker.scrape.reading import Patience, Reading
+from picker.scrape.scrape import PolledSource, Scraper, ScrapeSettings
+from picker.scrape.sources import Findings, PageLocation, Scrape
 from picker.types import Endpoint
 
 SEED = 5

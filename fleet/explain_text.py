@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fleet.explain_why import reasons
 from fleet.top_text import ASCII, Glyphs, clean
-from picker.requestcontrol.record_views import (
+from picker.decisions.record_views import (
     CandidateView,
     FilterView,
     ProfileView,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from picker.requestcontrol.record_views import CandidateView, ProfileView, RecordView
+from picker.decisions.record_views import CandidateView, ProfileView, RecordView
 
 _WAITING, _EVICTED = "waiting", "evicted"
 _GOES_BY_TOTALS = ("max-score-picker", "")  # "": a picker that nobody named

@@ -12,8 +12,8 @@ import msgspec
 from fleet.errors import FleetError
 from fleet.several_pools import refuse_several
 from picker.admin.endpoint_views import EndpointsView
+from picker.decisions.record_views import RecordSummary
 from picker.flowcontrol.views import QueuesView
-from picker.requestcontrol.record_views import RecordSummary
 
 TIMEOUT_SECONDS = 2.0
 T = TypeVar("T")

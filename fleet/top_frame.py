@@ -33,8 +33,8 @@ from fleet.top_text import (
 )
 from picker.admin.endpoint_views import EndpointView
 from picker.admin.history import Series
+from picker.decisions.record_views import RecordSummary
 from picker.flowcontrol.views import BandView
-from picker.requestcontrol.record_views import RecordSummary
 
 FEW_REQUESTS = 3
 REQUESTS_WITHOUT_LIMIT = 10

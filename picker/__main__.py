@@ -1,4 +1,4 @@
-"""The command line of the picker; see `picker.running.flags`."""
+"""The command line of the picker; see `picker.cli.flags`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import uvloop
 
-from picker.app import serve
+from picker.app.picker import serve
+from picker.app.logs import set_up_logging
+from picker.app.memory import keep_freed_pages
+from picker.cli.flags import build_parser, options_of
+from picker.cli.options import Options, Ports
 from picker.errors import ConfigError, PickerError
-from picker.running.flags import build_parser, options_of
-from picker.running.logs import set_up_logging
-from picker.running.memory import keep_freed_pages
-from picker.running.options import Options, Ports
 
 log = logging.getLogger("picker")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-import picker.running.flags  # noqa: E402 (the repository's own, wherever we are started)
+import picker.cli.flags  # noqa: E402 (the repository's own, wherever we are started)
 import worker.flags  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "configuration.md"
-PARSERS = {"picker": picker.running.flags.build_parser, "worker": worker.flags.build_parser}
+PARSERS = {"picker": picker.cli.flags.build_parser, "worker": worker.flags.build_parser}
 
 
 def marks(program: str) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from picker.config.build import build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
 from picker.config.pool_file import read_pool_file
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))

@@ -20,9 +20,9 @@ from fleet.doctor.picker_look import ask_certificate, ask_picker, ask_workers
 from fleet.doctor.registry import CHECKS, diagnose
 from fleet.doctor.report import as_json, text_lines
 from fleet.running_picker import picker_url, running_fleets
+from picker.app.kubernetes_side import ClusterAccess
+from picker.cli.kubernetes_flags import KubernetesFlags
 from picker.errors import ConfigError
-from picker.running.kubernetes_flags import KubernetesFlags
-from picker.running.kubernetes_side import ClusterAccess
 
 FINE, WARNED, WRONG = 0, 1, 2
 _OF_A_CLUSTER = ("kubeconfig", "kube_context", "user")

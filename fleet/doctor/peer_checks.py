@@ -17,7 +17,10 @@ def _peers(facts: Facts) -> Iterator[Finding]:
     picker = facts.picker
     if picker is None or picker.problem is not None:
         return
-    told, heard = picker.metrics.get(_CONNECTED), picker.metrics.get(_HEARD)
+    told, heard = (
+        picker.metrics.get(_CONNECTED),
+        picker.metrics.get(_HEARD),
+    )
     if told is None or heard is None:
         return
     named = max(_named(picker, picker.words), _replicas(facts.cluster))

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from fleet.doctor.cluster_facts import Json
 from fleet.doctor.cluster_view import flag_in, variables_of, words_of
 from fleet.doctor.envoy_document import at, listed, number
+from picker.cli.options import PoolFlags
+from picker.cli.several_pools import add_pools_flag
 from picker.k8s.lease import LeaseName
-from picker.running.options import PoolFlags
-from picker.running.several_pools import add_pools_flag
 
 PEER_FLAGS = ("--peers", "--peer-service", "--peer-slices")
 _GRPC_PORT = 9002

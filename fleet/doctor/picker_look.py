@@ -21,8 +21,8 @@ from fleet.doctor.web import NO_JSON, NoPageError, Page, Site
 from fleet.several_pools import list_of, pools_of, which_to_name
 from picker.admin.endpoint_views import EndpointsView, EndpointView
 from picker.admin.sources import ConfigView
-from picker.datalayer.engines import PROCESS_START, EngineTable
 from picker.flowcontrol.views import QueuesView
+from picker.scrape.engines import PROCESS_START, EngineTable
 
 _WORKER_SECONDS = 3.0
 _MOST_WORKERS = 200  # more tell nothing that these do not

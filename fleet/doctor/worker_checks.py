@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from fleet.doctor.facts import Facts, WorkerFacts
 from fleet.doctor.findings import Check, Finding, error, warning
-from picker.datalayer.engines import ENGINES, PROCESS_START
+from picker.scrape.engines import ENGINES, PROCESS_START
 
 
 def _of_each(

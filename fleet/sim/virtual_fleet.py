@@ -17,19 +17,19 @@ from types import MappingProxyType
 from typing import Self
 
 from fleet.sim.living_worker import LivingWorker, WorkerSettings
+from picker.app.in_use import pipeline_of
 from picker.config.build import build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
 from picker.errors import RefusedError
-from picker.flowcontrol.controller import FlowController
-from picker.metrics import PickerMetrics
+from picker.flowcontrol.shell.controller import FlowController
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director, RequestPolicies, Surroundings
 from picker.requestcontrol.headers import FAIRNESS_ID, OBJECTIVE, REQUEST_ID
 from picker.requestcontrol.observer import NoObserver, RequestObserver
 from picker.requestcontrol.pipeline import EndpointHealth, NoHealthMemory
-from picker.running.in_use import pipeline_of
 from picker.types import (
     Candidate,
     Endpoint,

@@ -16,20 +16,20 @@ from random import Random
 from typing import Self
 
 from fleet.sim.living_worker import LivingWorker, WorkerSettings
+from picker.app.in_use import pipeline_of
 from picker.config.build import BuildOptions, build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
 from picker.framework.services import NoHttp, Services
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.exchange import Exchange, ExchangeSettings
 from picker.peers.knowledge import Knowledge
 from picker.peers.outbox import Cursor
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director, Surroundings
 from picker.requestcontrol.headers import REQUEST_ID
 from picker.requestcontrol.observer import NoObserver
-from picker.running.in_use import pipeline_of
 from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest, ResponseHead
 
 PORT = 8000

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from picker.admin.sources import ConfigView, HealthView
 from picker.admin.traffic import Recent
+from picker.decisions.record_views import RecordSummary, RecordView
 from picker.flowcontrol.views import QueuesView
-from picker.requestcontrol.record_views import RecordSummary, RecordView
 
 
 class EmptySource:

@@ -11,8 +11,8 @@ from picker.admin.answers import as_json, encoded, whole_number
 from picker.admin.endpoint_views import HEALTHY, EndpointView
 from picker.admin.history import INTERVAL_SECONDS, SAMPLES, History, series
 from picker.admin.sources import AdminSource, HealthView
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 from picker.types import Candidate
 
 

@@ -19,7 +19,7 @@ from aiohttp.typedefs import Middleware
 
 from picker.admin.answers import InvalidQueryError, as_error
 from picker.admin.page_names import PageNames
-from picker.series import Counter
+from picker.metrics.series import Counter
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from picker.metrics import CONTENT_TYPE
+from picker.metrics.picker_metrics import CONTENT_TYPE
 
 
 class MonitoringRoutes:

@@ -14,9 +14,9 @@ from picker.admin.page_routes import PageRoutes, one_page, pool_page
 from picker.admin.request_routes import RequestRoutes
 from picker.admin.sampling import HistorySampler
 from picker.admin.sources import AdminSource
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 
 Page = Callable[[], Awaitable[bytes]]
 

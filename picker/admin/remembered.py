@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from picker.metrics import Collector, Metric
+from picker.metrics.picker_metrics import Collector, Metric
 
 
 class RememberedCollector(Collector):

@@ -7,8 +7,8 @@ import asyncio
 from picker.admin.history import INTERVAL_SECONDS, History, Sample
 from picker.admin.sources import AdminSource
 from picker.admin.traffic import Recent
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 from picker.types import Candidate
 
 

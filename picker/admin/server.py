@@ -17,7 +17,7 @@ from picker.admin.authorizing import Authorize, authorizing
 from picker.admin.guarding import HostCheck, add_security_headers, guarding
 from picker.admin.page_names import PageNames
 from picker.admin.pool_face import PoolFace
-from picker.series import Counter
+from picker.metrics.series import Counter
 
 SHUTDOWN_SECONDS = 1.0
 

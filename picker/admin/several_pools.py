@@ -19,7 +19,7 @@ from picker.admin.page_routes import PageRoutes, pools_page
 from picker.admin.pool_face import PoolFace
 from picker.admin.pool_views import LIST, PREFIX, PoolsView, PoolView
 from picker.admin.server import AdminServer
-from picker.series import Counter
+from picker.metrics.series import Counter
 
 _MOVED: Final = ("/endpoints", "/queues", "/decisions", "/decisions/{id}", "/config")
 _SHOWN_LENGTH: Final = 200

@@ -8,8 +8,8 @@ from typing import Protocol
 import msgspec
 
 from picker.admin.traffic import Recent
+from picker.decisions.record_views import RecordSummary, RecordView
 from picker.flowcontrol.views import QueuesView
-from picker.requestcontrol.record_views import RecordSummary, RecordView
 
 
 class HealthView(msgspec.Struct, frozen=True):

@@ -23,10 +23,7 @@ from picker.config.request_handling import (
     plan_parsers,
     warn_of_filtering_detector,
 )
-from picker.config.timed import TimedScheduler
-from picker.config.timed_requests import TimedScreener
 from picker.config.unsupported import check_supported
-from picker.config.wrapping import Wrapping
 from picker.flowcontrol.settings import FlowControlSettings
 from picker.framework.interfaces import (
     Admitter,
@@ -49,9 +46,12 @@ from picker.framework.interfaces import (
 from picker.framework.registry import Registry, Stability
 from picker.framework.services import NO_SERVICES, Services
 from picker.framework.tracing import Tracer
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 from picker.scheduling.profile import Profile, WeightedScorer
 from picker.scheduling.scheduler import Scheduler
+from picker.telemetry.timed import TimedScheduler
+from picker.telemetry.timed_requests import TimedScreener
+from picker.telemetry.wrapping import Wrapping
 
 DEFAULT_CONFIG = b"""\
 apiVersion: llm-d.ai/v1alpha1

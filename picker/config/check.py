@@ -6,7 +6,7 @@ from picker.config.build import Assembly, BuildOptions, build
 from picker.config.findings import Finding, InvalidConfigError
 from picker.config.load import LoadedConfig, load_config
 from picker.framework.registry import Registry
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 
 
 def check_config(

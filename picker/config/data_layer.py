@@ -11,10 +11,10 @@ from picker.config.schema import DataSource as SourceSpec
 from picker.config.schema import EndpointPickerConfig
 from picker.config.source import Path
 from picker.config.units import duration_seconds
-from picker.datalayer.sources import DataSource, EndpointExtractor, Extractor, SourceBinding
 from picker.errors import ConfigError
 from picker.framework.interfaces import EndpointObserver
 from picker.plugins.discoveries.file_discovery import FileDiscoverySettings
+from picker.scrape.sources import DataSource, EndpointExtractor, Extractor, SourceBinding
 
 DEFAULT_SOURCE = "metrics-data-source"
 DEFAULT_EXTRACTOR = "core-metrics-extractor"

@@ -27,19 +27,19 @@ from picker.config.documents import (
 )
 from picker.config.findings import MAX_FINDINGS, Finding, Findings, Severity
 from picker.config.source import Path, Source
-from picker.datalayer import policy_objects
-from picker.datalayer.discovery import MAX_FILE_BYTES, PoolContents
-from picker.datalayer.endpoints_file import EndpointList, endpoints_of
-from picker.datalayer.policy_objects import (
+from picker.errors import ConfigError
+from picker.pool import policy_objects
+from picker.pool.discovery import MAX_FILE_BYTES, PoolContents
+from picker.pool.endpoints_file import EndpointList, endpoints_of
+from picker.pool.policy_objects import (
     InferenceObjective,
     PolicyObject,
     doubts_about,
     objective_of,
     rules_of,
 )
-from picker.datalayer.request_rules import Objective, RuleSet
-from picker.datalayer.rewrites import RewriteRule
-from picker.errors import ConfigError
+from picker.pool.request_rules import Objective, RuleSet
+from picker.pool.rewrites import RewriteRule
 
 LIST_KIND = "List"
 _LIST_API_VERSION = "v1"

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from picker.datalayer.object_parts import Int32
+from picker.pool.object_parts import Int32
 
 API_VERSION = "llm-d.ai/v1alpha1"
 API_VERSIONS = (API_VERSION, "llm-d.ai/v1")  # any of them may have any key

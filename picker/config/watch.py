@@ -13,7 +13,7 @@ from picker.config.findings import Finding
 from picker.config.load import MAX_CONFIG_BYTES, LoadedConfig, load_config
 from picker.errors import ConfigError
 from picker.file_changes import moments_to_look
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from picker.extproc import wire
 from picker.extproc.messages import Action, CancelRoute, Closed, Ending, Finish, Route, SendPatience
 from picker.extproc.request_phase import Limits
 from picker.extproc.stream import State, StreamMachine
-from picker.rpc import Read, Write
+from picker.rpc.calls import Read, Write
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from picker.extproc.body_budget import BodyBudget
-from picker.extproc.h2_server import H2Server
-from picker.extproc.health import HealthService
-from picker.extproc.options import (
+from picker.extproc.services import Exchanges, ExchangesByMetadata, MethodTable, methods
+from picker.rpc.calls import Served
+from picker.rpc.health import HealthService
+from picker.rpc.options import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_MAX_UNFINISHED_BODY_BYTES,
     GrpcServer,
@@ -19,8 +20,7 @@ from picker.extproc.options import (
     TlsOptions,
     Transport,
 )
-from picker.extproc.services import Exchanges, ExchangesByMetadata, MethodTable, methods
-from picker.rpc import Served
+from picker.rpc.server import H2Server
 
 __all__ = [
     "DEFAULT_MAX_MESSAGE_BYTES",
@@ -81,6 +81,6 @@ def _build(options: ServerOptions, table: MethodTable) -> GrpcServer:
     if options.transport is not Transport.GRPCIO:
         return H2Server(options, table)
     # Loaded on demand: it costs start-up time and memory that the other transport does not need.
-    from picker.extproc.grpcio_server import GrpcioServer  # noqa: PLC0415
+    from picker.rpc.grpcio_server import GrpcioServer  # noqa: PLC0415
 
     return GrpcioServer(options, table)

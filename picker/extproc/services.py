@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from picker.extproc.health import HealthService
 from picker.extproc.pump import ExchangeSource, StreamFailedError, serve_stream
 from picker.extproc.request_phase import Limits
 from picker.extproc.stream_metrics import StreamMetrics
 from picker.extproc.wire import METHOD
-from picker.rpc import ByMetadata, Metadata, Method, Read, RpcError, Served, Status, Write
+from picker.rpc.calls import ByMetadata, Metadata, Method, Read, RpcError, Served, Status, Write
+from picker.rpc.health import HealthService
 
 # Made by the server, which says whether it is ending calls because it stops.
 MethodTable: TypeAlias = Callable[[Callable[[], bool]], Mapping[str, Served]]

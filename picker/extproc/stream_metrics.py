@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from picker.metrics import PickerMetrics
-from picker.rpc import Method, Read, RpcError, Status, Write
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.rpc.calls import Method, Read, RpcError, Status, Write
 
 _SPELT_OTHERWISE = {Status.OK: "OK", Status.CANCELLED: "Canceled"}
 UNKNOWN = "Unknown"

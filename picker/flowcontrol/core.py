@@ -34,9 +34,9 @@ from picker.flowcontrol.outcomes import FlowOutcome
 from picker.flowcontrol.queue import FlowQueue
 from picker.flowcontrol.reclaim import Demand, Reclaim
 from picker.flowcontrol.settings import FlowControlSettings
+from picker.flowcontrol.shell.waiting import Deadlines, Waiting, queued_request
 from picker.flowcontrol.telling import FlowTelling
 from picker.flowcontrol.tickets import Evict, FlowTicket, TicketOffice
-from picker.flowcontrol.waiting import Deadlines, Waiting, queued_request
 from picker.framework.flow import DEFAULT_SETTLE_SECONDS, QueuedRequest, SettlesLate
 from picker.types import InferenceRequest, Usage
 

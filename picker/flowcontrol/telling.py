@@ -16,9 +16,9 @@ from picker.flowcontrol.reclaim import Revocation
 from picker.flowcontrol.saturation import PoolLoad
 from picker.flowcontrol.settings import FlowControlSettings
 from picker.framework.flow import JudgesStaleness, QueuedRequest
-from picker.label_caps import MAX_LABEL_SETS, OVERFLOW
-from picker.metrics import PickerMetrics
-from picker.series import Counter, Gauge, Histogram
+from picker.metrics.label_caps import MAX_LABEL_SETS, OVERFLOW
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.metrics.series import Counter, Gauge, Histogram
 
 Labels = tuple[str, str, str, str]  # model, target, fairness id, priority
 EFFECTIVE = "effective"

@@ -1,4 +1,4 @@
-"""What the picker needs of a tracer; `picker.admin.tracing` makes a real one.
+"""What the picker needs of a tracer; `picker.telemetry.tracing` makes a real one.
 
 The span that is open in a decision is one of its findings, so that steps become parts of it. It is
 there only where somebody will see it: most traces are not sampled, and cost no more than a look.

@@ -18,9 +18,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, TypeAlias, TypeVar
 
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.request_rules import Objective, RequestRules
-from picker.datalayer.rewrites import RewriteRule
 from picker.k8s.api import LEGACY_POOLS, PODS, POOLS, KubernetesApi, Resource, Selection
 from picker.k8s.groups import OBJECTIVE_KIND, REWRITE_KIND
 from picker.k8s.kind_follower import KindFollower
@@ -32,7 +29,10 @@ from picker.k8s.pool_view import PoolShape
 from picker.k8s.reconcile import PoolReconciler, WatchedPods
 from picker.k8s.reflector import Pace, Reflector, Subject
 from picker.k8s.selectors import LabelSelector
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.request_rules import Objective, RequestRules
+from picker.pool.rewrites import RewriteRule
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,12 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from picker.datalayer.policy_objects import (
+from picker.k8s.object_map import MalformedObjectError
+from picker.k8s.objects.findings import ObjectFinding, Severity
+from picker.k8s.objects.reading import read_policy, read_pool
+from picker.k8s.objects.values import Pool
+from picker.k8s.pods import PodError, PodRecord, is_ending, read_pod
+from picker.pool.policy_objects import (
     POOL_GROUP,
     InferenceModelRewrite,
     InferenceObjective,
@@ -17,13 +22,8 @@ from picker.datalayer.policy_objects import (
     objective_of,
     rules_of,
 )
-from picker.datalayer.request_rules import Objective
-from picker.datalayer.rewrites import RewriteRule
-from picker.k8s.object_map import MalformedObjectError
-from picker.k8s.objects.findings import ObjectFinding, Severity
-from picker.k8s.objects.reading import read_policy, read_pool
-from picker.k8s.objects.values import Pool
-from picker.k8s.pods import PodError, PodRecord, is_ending, read_pod
+from picker.pool.request_rules import Objective
+from picker.pool.rewrites import RewriteRule
 
 log = logging.getLogger(__name__)
 

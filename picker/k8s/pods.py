@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from picker.datalayer.object_parts import DEFAULT_NAMESPACE, MAX_PORT
+from picker.pool.object_parts import DEFAULT_NAMESPACE, MAX_PORT
 
 ACTIVE_PORTS: Final = "llm-d.ai/active-ports"
 LEGACY_ACTIVE_PORTS: Final = "inference.networking.k8s.io/active-ports"

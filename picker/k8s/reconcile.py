@@ -17,12 +17,12 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from picker.datalayer.datastore import Datastore, EndpointChanges
-from picker.datalayer.request_rules import NO_RULES, Objective, RequestRules, RuleSet
-from picker.datalayer.rewrites import RewriteRule
 from picker.k8s.object_reader import PoolName
 from picker.k8s.pods import PodRecord
 from picker.k8s.pool_view import PodKey, PoolShape, PoolView, View
+from picker.pool.datastore import Datastore, EndpointChanges
+from picker.pool.request_rules import NO_RULES, Objective, RequestRules, RuleSet
+from picker.pool.rewrites import RewriteRule
 
 log = logging.getLogger(__name__)
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
 from picker.framework.findings import EndpointLoad
 from picker.framework.replicas import SharesLoads, SharesPlacements, SharesSessions
 from picker.framework.session_bindings import SessionBindings
 from picker.peers.messages import PICKER, Batch, EndpointName, LoadKey
 from picker.peers.outbox import Outbox
 from picker.peers.seeds import fingerprint
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 
 _NOTHING: Mapping[str, EndpointLoad] = {}
 

@@ -10,14 +10,14 @@ import msgspec
 
 from picker.admin.sources import ConfigView, HealthView
 from picker.admin.traffic import Recent, summed
-from picker.datalayer.health_record import EndpointState
+from picker.app.admin_source import endpoints_health, find_decision, last_decisions
+from picker.app.config_status import ConfigStatus
+from picker.app.request_side import RequestSide
+from picker.decisions.record_views import RecordSummary, RecordView
 from picker.flowcontrol.views import QueuesView
+from picker.outliers.health_record import EndpointState
 from picker.processes.messages import Subject
 from picker.processes.serving import Serving
-from picker.requestcontrol.record_views import RecordSummary, RecordView
-from picker.running.admin_source import endpoints_health, find_decision, last_decisions
-from picker.running.config_status import ConfigStatus
-from picker.running.request_side import RequestSide
 
 _encode = msgspec.msgpack.encode
 _summaries = msgspec.msgpack.Decoder(list[RecordSummary])

@@ -18,15 +18,19 @@ from contextlib import AsyncExitStack
 
 import uvloop
 
+from picker.app.draining import until_quiet
+from picker.app.listeners import ExtProcPort, StartError
+from picker.app.logs import set_up_logging
+from picker.app.memory import keep_freed_pages
+from picker.app.request_side import KnownPool, RequestSide, config_in_use, speaking_to_others
 from picker.config.build import Assembly
 from picker.config.load import LoadedConfig, load_config
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
-from picker.datalayer.request_rules import RequestRules
 from picker.errors import ConfigError, PickerError
-from picker.extproc.health import HealthService
 from picker.extproc.stream_metrics import StreamMetrics
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
+from picker.pool.request_rules import RequestRules
 from picker.processes.answers import answer
 from picker.processes.messages import (
     Answered,
@@ -45,11 +49,7 @@ from picker.processes.messages import (
     Told,
 )
 from picker.processes.parentage import die_with
-from picker.running.draining import until_quiet
-from picker.running.listeners import ExtProcPort, StartError
-from picker.running.logs import set_up_logging
-from picker.running.memory import keep_freed_pages
-from picker.running.request_side import KnownPool, RequestSide, config_in_use, speaking_to_others
+from picker.rpc.health import HealthService
 from picker.sharing.block import BlockReader, BlockWriter
 from picker.sharing.load import LoadReader, LoadWriter
 from picker.sharing.pace import Pace

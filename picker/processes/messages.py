@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from picker.datalayer.request_rules import NO_RULES, RuleSet
-from picker.extproc.options import TlsMaterial
-from picker.running.options import Options
+from picker.cli.options import Options
+from picker.pool.request_rules import NO_RULES, RuleSet
+from picker.rpc.options import TlsMaterial
 from picker.sharing.totals import Numbers
 
 _LENGTH_BYTES = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from picker.datalayer.request_rules import RequestRules
+from picker.pool.request_rules import RequestRules
 from picker.processes.serving import Serving
 
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from itertools import count
 from typing import TypeAlias
 
-from picker.datalayer.request_rules import NO_RULES, RuleSet
 from picker.errors import PickerError
+from picker.pool.request_rules import NO_RULES, RuleSet
 from picker.processes.messages import (
     Answered,
     Ask,

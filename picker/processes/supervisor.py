@@ -27,35 +27,35 @@ from importlib.metadata import version
 
 from picker.admin.pool_face import PoolFace
 from picker.admin.server import AdminServer
-from picker.config.build import Assembly
-from picker.config.findings import Finding
-from picker.config.load import LoadedConfig
-from picker.config.watch import ConfigWatch
-from picker.datalayer.inflight import InflightLoad
-from picker.errors import ConfigError
-from picker.extproc.binding import bind_shared, bound_port, probe
-from picker.extproc.health import HealthService
-from picker.extproc.options import Transport
-from picker.framework.interfaces import KvEventConsumer
-from picker.metrics import PickerMetrics
-from picker.processes.answers import FleetAdmin
-from picker.processes.fleet import ServingFleet
-from picker.processes.messages import Configuration, Start
-from picker.processes.rules import RuleTelling
-from picker.processes.serving import Serving
-from picker.running.config_status import ConfigStatus, problem_of
-from picker.running.leader_side import LeaderSide
-from picker.running.listeners import (
+from picker.app.config_status import ConfigStatus, problem_of
+from picker.app.leader_side import LeaderSide
+from picker.app.listeners import (
     SidePorts,
     StartError,
     certificate_made_on_the_spot,
     ext_proc_options,
 )
-from picker.running.metrics_auth import MetricsAuthSide
-from picker.running.options import Options, Ports
-from picker.running.pool_side import PoolSide
-from picker.running.request_side import config_in_use, read_config, speaking_to_others
-from picker.running.xds_side import ToldPool, XdsSide, xds_name
+from picker.app.pool_side import PoolSide
+from picker.app.request_side import config_in_use, read_config, speaking_to_others
+from picker.app.xds_side import ToldPool, XdsSide, xds_name
+from picker.cli.metrics_auth import MetricsAuthSide
+from picker.cli.options import Options, Ports
+from picker.config.build import Assembly
+from picker.config.findings import Finding
+from picker.config.load import LoadedConfig
+from picker.config.watch import ConfigWatch
+from picker.errors import ConfigError
+from picker.framework.interfaces import KvEventConsumer
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.inflight import InflightLoad
+from picker.processes.answers import FleetAdmin
+from picker.processes.fleet import ServingFleet
+from picker.processes.messages import Configuration, Start
+from picker.processes.rules import RuleTelling
+from picker.processes.serving import Serving
+from picker.rpc.binding import bind_shared, bound_port, probe
+from picker.rpc.health import HealthService
+from picker.rpc.options import Transport
 from picker.sharing.block import BlockReader, BlockWriter, create_block
 from picker.sharing.load import LOAD_BYTES, LoadReader, publish_nothing
 from picker.sharing.pace import Pace

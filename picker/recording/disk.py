@@ -16,8 +16,8 @@ from queue import SimpleQueue
 import msgspec
 
 from picker.errors import ConfigError
+from picker.metrics.recording import RecordingSeries
 from picker.recording.lines import Header, decoded
-from picker.recording_series import RecordingSeries
 
 log = logging.getLogger(__name__)
 

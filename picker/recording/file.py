@@ -19,9 +19,9 @@ import logging
 from pathlib import Path
 from queue import SimpleQueue
 
+from picker.metrics.recording import RecordingSeries
 from picker.recording.disk import Batch, DiskWriter, Progress, open_recording
 from picker.recording.lines import Stop, encoded
-from picker.recording_series import RecordingSeries
 
 log = logging.getLogger(__name__)
 

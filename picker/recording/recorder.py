@@ -21,9 +21,9 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace as changed
 
-from picker.datalayer.datastore import EndpointChanges
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.interfaces import Flight
+from picker.pool.datastore import EndpointChanges
 from picker.recording.candidates import CandidateDeltas
 from picker.recording.findings import findings_line
 from picker.recording.lines import (

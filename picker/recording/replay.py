@@ -27,7 +27,7 @@ from picker.errors import ConfigError, RefusedError
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight
 from picker.framework.services import NoHttp, Services
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo
 from picker.recording.candidates import CandidateMemory
 from picker.recording.findings import findings_of

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from picker.recording.lines import RequestLine
-from picker.recording.privacy import Digests, HeaderPrivacy, bounded, private_features, readable
+from picker.recording.privacy import (
+    Digests,
+    HeaderPrivacy,
+    bounded,
+    private_features,
+    readable,
+)
 from picker.types import Api, InferenceRequest, ParsedBody
 
 MAX_PROMPT_BYTES = 2**28

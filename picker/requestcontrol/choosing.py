@@ -12,9 +12,9 @@ from random import Random
 
 import msgspec
 
-from picker.datalayer.health_record import Answer
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
+from picker.outliers.health_record import Answer
 from picker.requestcontrol import admission
 from picker.requestcontrol.pipeline import EndpointHealth, RequestPipeline
 from picker.requestcontrol.plugin_log import PluginLog

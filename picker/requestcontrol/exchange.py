@@ -13,12 +13,12 @@ from random import Random
 
 from msgspec.structs import replace
 
-from picker.datalayer.health_record import Answer
-from picker.datalayer.rewrites import Rewritten
 from picker.errors import Code, DropReason, RefusedError, bad_request, no_endpoints
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight, Parser
 from picker.framework.tracing import NO_SPAN, OPEN_SPAN, Span
+from picker.outliers.health_record import Answer
+from picker.pool.rewrites import Rewritten
 from picker.requestcontrol import admission
 from picker.requestcontrol.candidates import candidates_for
 from picker.requestcontrol.choosing import Chooser, answer_of

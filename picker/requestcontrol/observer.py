@@ -7,9 +7,9 @@ from typing import Protocol
 
 import msgspec
 
-from picker.datalayer.rewrites import Rewritten
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes
+from picker.pool.rewrites import Rewritten
 from picker.types import Candidate, FinishCause, InferenceRequest, SchedulingResult, Usage
 
 

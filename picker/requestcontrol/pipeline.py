@@ -9,9 +9,6 @@ from itertools import count
 from random import Random
 from typing import Protocol
 
-from picker.datalayer.health_record import Answer
-from picker.datalayer.inflight import InflightLoad
-from picker.datalayer.rewrites import NO_REWRITES, RewriteRules
 from picker.errors import DropReason
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import (
@@ -27,11 +24,14 @@ from picker.framework.interfaces import (
     Screener,
 )
 from picker.framework.tracing import NoTracer, Tracer
+from picker.outliers.health_record import Answer
+from picker.outliers.settling import NeverUnsure, Settling
+from picker.pool.inflight import InflightLoad
+from picker.pool.rewrites import NO_REWRITES, RewriteRules
 from picker.requestcontrol.bare_requests import NOTHING_SAID, BareRequests
 from picker.requestcontrol.candidates import LoadedCandidates
 from picker.requestcontrol.observer import NoObserver, RequestObserver
 from picker.requestcontrol.parsing import ParserTable
-from picker.requestcontrol.settling import NeverUnsure, Settling
 from picker.types import (
     Candidate,
     Endpoint,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from picker.datalayer.inflight import InflightLoad
+from picker.pool.inflight import InflightLoad
 from picker.sharing.block import BlockFullError, BlockReader, BlockWriter
 
 log = logging.getLogger(__name__)

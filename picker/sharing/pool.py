@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from picker.datalayer.datastore import Datastore, Snapshot
+from picker.pool.datastore import Datastore, Snapshot
 from picker.sharing.block import BlockFullError, BlockReader, BlockWriter
 from picker.sharing.values import restored, shareable
 from picker.types import Candidate, Endpoint, EndpointMetrics

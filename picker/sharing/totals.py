@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 
-from picker.declarations import OWN_PREFIX, PREFIX
-from picker.metrics import Collector, Metric, PickerMetrics
-from picker.series import Gauge, Tally
+from picker.metrics.declarations import OWN_PREFIX, PREFIX
+from picker.metrics.picker_metrics import Collector, Metric, PickerMetrics
+from picker.metrics.series import Gauge, Tally
 
 # Each process tells the same thing of its own requests; there is nothing to be added up.
 NOT_ADDED = frozenset(

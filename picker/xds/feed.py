@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from picker.datalayer.datastore import Datastore, EndpointChanges
+from picker.metrics.xds import XdsSeries
+from picker.pool.datastore import Datastore, EndpointChanges
 from picker.xds import wire
 from picker.xds.cache import Cache
-from picker.xds_series import XdsSeries
 
 log = logging.getLogger(__name__)
 

@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from picker.rpc import Method, Read, RpcError, Status, Write
+from picker.metrics.xds import XdsSeries
+from picker.rpc.calls import Method, Read, RpcError, Status, Write
 from picker.xds import wire
 from picker.xds.cache import Cache, ResourceSet
 from picker.xds.delta import DeltaSession
 from picker.xds.sotw import SotwSession
 from picker.xds.subscription import Verdict
-from picker.xds_series import XdsSeries
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
 
 from picker.framework.protobuf_wire import LENGTH_DELIMITED
-from picker.rpc import RpcError, Status
+from picker.rpc.calls import RpcError, Status
 from picker.types import Endpoint
 from picker.xds import delta, sotw
 from picker.xds.assignment import Assignment, Locality

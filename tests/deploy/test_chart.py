@@ -156,7 +156,11 @@ def test_both_use_certificates_alike(settings: tuple[str, ...], folders: tuple[s
 
 def test_probes_of_a_port_with_a_certificate_speak_tls() -> None:
     """Beside Envoy the kubelet asks the HTTP port, which has no plain text then."""
-    settings = ("mode=standalone", "picker.metrics.certificateSecret=c", "picker.metrics.auth=true")
+    settings = (
+        "mode=standalone",
+        "picker.metrics.certificateSecret=c",
+        "picker.metrics.auth=true",
+    )
     [workload] = workloads(charted(*settings))
     [picker] = pod_of(workload)["initContainers"]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from manifests import DEPLOY, ROOT, kustomized, of_kind
 
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 
 WRITTEN = re.compile(r"`((?:llm_d_epp_|pointsman_|pointsman:|vllm:|http_)[a-z0-9_:]+)`")
 TABLE = re.compile(r"^\| (?P<names>[^|]+) \| (?P<type>counter|gauge|histogram|summary) \|", re.M)

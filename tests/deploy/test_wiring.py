@@ -20,13 +20,13 @@ from manifests import (
 
 import picker.__main__
 import worker.flags
+from picker.cli.flags import options_of
 from picker.config.build import build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
 from picker.config.unsupported import FLAGS
-from picker.extproc.health import LIVENESS, READINESS
-from picker.metrics import PickerMetrics
-from picker.running.flags import options_of
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.rpc.health import LIVENESS, READINESS
 from worker.api.routes import PROBE_ROUTES
 
 pytestmark = pytest.mark.usefixtures("kubectl")

@@ -18,7 +18,7 @@ from fleet.explain import Options, explain
 from fleet.explain_text import Page, explained
 from fleet.explain_why import reasons
 from fleet.top_text import ASCII
-from picker.requestcontrol.record_views import (
+from picker.decisions.record_views import (
     CandidateView,
     FilterView,
     ProfileView,

@@ -11,9 +11,9 @@ from fleet.envoy.settings import SocketAddress
 from fleet.errors import FleetError
 from fleet.objectives import POOL_NAME, read_objectives
 from fleet.plan import endpoints_yaml
+from picker.cli.options import Options as PickerOptions
 from picker.config.pool_file import read_pool_file
-from picker.datalayer.request_rules import Objective
-from picker.running.options import Options as PickerOptions
+from picker.pool.request_rules import Objective
 
 OBJECTIVE = """\
 apiVersion: llm-d.ai/v1alpha2

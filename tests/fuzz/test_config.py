@@ -17,7 +17,7 @@ from picker.config.findings import Severity
 from picker.config.load import load_config
 from picker.config.units import duration_seconds, quantity_bytes
 from picker.errors import ConfigError
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 
 FOLDER = Path(__file__).parents[1] / "golden" / "config"
 GOLDENS = [path.read_text() for path in sorted(FOLDER.glob("*.in.yaml"))]

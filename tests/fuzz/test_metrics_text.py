@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from picker.datalayer.engines import ENGINES
-from picker.datalayer.exposition import greatest, scan
-from picker.datalayer.extract import extract
-from picker.datalayer.sources import ExtractError, Scrape
+from picker.scrape.engines import ENGINES
+from picker.scrape.exposition import greatest, scan
+from picker.scrape.extract import extract
+from picker.scrape.sources import ExtractError, Scrape
 from picker.types import Endpoint, EndpointMetrics
 
 ForSeconds = Callable[..., None]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from picker.config.findings import MAX_FINDINGS, Severity
 from picker.config.pool_file import PoolFile, read_policies, read_pool_file
-from picker.datalayer.policy_objects import API_VERSION, KINDS, LEGACY_API_VERSION
-from picker.datalayer.request_rules import RequestRules, RuleSet
 from picker.errors import ConfigError
+from picker.pool.policy_objects import API_VERSION, KINDS, LEGACY_API_VERSION
+from picker.pool.request_rules import RequestRules, RuleSet
 
 MAX_LINE = 1000
 

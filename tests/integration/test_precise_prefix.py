@@ -13,14 +13,14 @@ import pytest
 from local_ports import free_ports
 from sim_worker import SimWorker, sim_worker
 
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.kv_events import KvEventListener
 from picker.framework.attributes import Attributes
+from picker.kvevents.listener import KvEventListener
 from picker.plugins.producers.precise_prefix_cache_producer import (
     PLUGIN,
     PrecisePrefixCacheParameters,
     PrecisePrefixCacheProducer,
 )
+from picker.pool.datastore import Datastore
 from picker.prefix.match import match_info_key
 from picker.types import Api, Endpoint, InferenceRequest, ParsedBody
 

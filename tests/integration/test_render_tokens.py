@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from sim_worker import SimWorker, sim_worker
 
+from picker.app.json_client import JsonClient
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import AsyncDataProducer, Parser
 from picker.framework.services import HttpError, Services
 from picker.plugins.parsers.anthropic_parser import AnthropicParser
 from picker.plugins.parsers.openai_parser import OpenAIParser
 from picker.plugins.producers.token_producer import PLUGIN
-from picker.running.json_client import JsonClient
 from picker.types import InferenceRequest
 
 pytestmark = pytest.mark.model

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from ext_proc_stream import GatewayStream, completion, destination_of
 
-from picker.app import Picker
+from picker.app.picker import Picker
+from picker.cli.options import Options, Ports
 from picker.errors import ConfigError
-from picker.running.options import Options, Ports
 
 FOLDER = Path(__file__).parents[1] / "golden" / "config"
 CASES = {

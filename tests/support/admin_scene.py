@@ -12,14 +12,7 @@ from picker.admin.pool_face import PoolFace
 from picker.admin.server import AdminServer
 from picker.admin.sources import ConfigView, HealthView
 from picker.admin.traffic import EndpointTraffic, Recent
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
-from picker.flowcontrol.views import BandView, FlowView, QueuesView
-from picker.framework.attributes import Attributes
-from picker.metrics import PickerMetrics
-from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.requestcontrol.observer import Decision
-from picker.requestcontrol.record_views import (
+from picker.decisions.record_views import (
     CandidateView,
     FilterView,
     ProfileView,
@@ -28,6 +21,13 @@ from picker.requestcontrol.record_views import (
     RefusalView,
     ScoreView,
 )
+from picker.flowcontrol.views import BandView, FlowView, QueuesView
+from picker.framework.attributes import Attributes
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
+from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.requestcontrol.observer import Decision
 from picker.types import (
     Api,
     Endpoint,

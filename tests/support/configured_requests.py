@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from picker.admin.plugin_metrics import PluginCollector
+from picker.app.in_use import pipeline_of
 from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
 from picker.framework.services import NO_SERVICES, Services
 from picker.framework.tracing import Tracer
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director, Exchange, RequestPolicies, Surroundings
 from picker.requestcontrol.observer import NoObserver, RequestObserver
-from picker.running.in_use import pipeline_of
+from picker.telemetry.plugin_metrics import PluginCollector
 from picker.types import (
     Endpoint,
     EndpointMetrics,

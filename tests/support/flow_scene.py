@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from picker.errors import DropReason, RefusedError
-from picker.flowcontrol.controller import FlowController
 from picker.flowcontrol.settings import BandSettings, FlowControlSettings
+from picker.flowcontrol.shell.controller import FlowController
 from picker.flowcontrol.tickets import FlowTicket
 from picker.framework.attributes import Attributes
 from picker.framework.flow import QueuedRequest, Rank
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 from picker.types import Api, Candidate, Endpoint, FinishCause, InferenceRequest, ParsedBody, Usage
 
 BODY = ParsedBody(Api.COMPLETIONS, "m")

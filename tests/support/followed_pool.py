@@ -16,12 +16,12 @@ from kube_api.resources import Object
 from kube_api.server import KubeApi
 from kubernetes_objects import CRDS
 
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.request_rules import RequestRules
 from picker.k8s.api import POOLS
 from picker.k8s.discovery import KubernetesDiscovery, SelectedPods, Target
 from picker.k8s.object_reader import PoolName
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.request_rules import RequestRules
 
 APP = {"app": "vllm"}
 SOON_SECONDS = 0.1  # by then what was written is applied

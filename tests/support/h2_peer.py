@@ -12,12 +12,12 @@ from h2.connection import H2Connection
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
-from picker.extproc.framing import prefix
-from picker.extproc.h2_connection import GrpcConnection
-from picker.extproc.http2_frames import FrameEngine
-from picker.extproc.http2_library import LibraryEngine
-from picker.extproc.options import ServerOptions
-from picker.rpc import Method, Read, Write
+from picker.rpc.calls import Method, Read, Write
+from picker.rpc.connection import GrpcConnection
+from picker.rpc.framing import prefix
+from picker.rpc.http2_frames import FrameEngine
+from picker.rpc.http2_library import LibraryEngine
+from picker.rpc.options import ServerOptions
 
 PATH = "/a.Service/Method"
 REQUEST = [

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from picker.datalayer.datastore import EndpointChanges
-from picker.datalayer.health import HealthMemory, Visit
-from picker.datalayer.health_record import Answer, EndpointState, HealthSettings
-from picker.datalayer.health_watcher import ProbeResult, RememberedHealth
+from picker.outliers.health import HealthMemory, Visit
+from picker.outliers.health_record import Answer, EndpointState, HealthSettings
+from picker.outliers.health_watcher import ProbeResult, RememberedHealth
+from picker.pool.datastore import EndpointChanges
 from picker.types import Candidate, Endpoint, FinishCause
 
 

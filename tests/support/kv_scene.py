@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import zmq
 import zmq.asyncio
 
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.kv_events import KvEventListener, ReplaySettings
 from picker.errors import PickerError
 from picker.framework.interfaces import KvEventFeed, KvEventSource
-from picker.metrics import PickerMetrics
+from picker.kvevents.listener import KvEventListener, ReplaySettings
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
 from picker.types import Endpoint
 
 TOPIC = b"kv@127.0.0.1:8000@m"

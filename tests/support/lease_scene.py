@@ -16,7 +16,7 @@ from kube_api.server import KubeApi
 
 from picker.k8s.elector import Timings
 from picker.k8s.lease import Clocks, LeaseKeeper, LeaseName
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 
 LEASE = LeaseName("default", "epp-default-pool.llm-d.ai")
 TIMINGS = Timings()

@@ -16,7 +16,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.settings import SettingCodes
 
-from picker.extproc.framing import prefix
+from picker.rpc.framing import prefix
 
 WINDOW = 2**31 - 1
 FRAME_BYTES = 16_384

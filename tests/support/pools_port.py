@@ -19,9 +19,9 @@ from whole_picker import until
 
 from picker.admin.merged_metrics import merged
 from picker.admin.several_pools import SeveralPools
-from picker.app import Picker
-from picker.metrics import PickerMetrics
-from picker.running.options import Options, PoolFlags, Ports
+from picker.app.picker import Picker
+from picker.cli.options import Options, PoolFlags, Ports
+from picker.metrics.picker_metrics import PickerMetrics
 
 HOST = "127.0.0.1"
 

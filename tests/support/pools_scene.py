@@ -24,8 +24,8 @@ from whole_picker import (
     write_endpoints,
 )
 
-from picker.app import Picker
-from picker.running.options import Options, PoolFlags, Ports
+from picker.app.picker import Picker
+from picker.cli.options import Options, PoolFlags, Ports
 
 POOL = "x-pointsman-pool"
 

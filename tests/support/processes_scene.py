@@ -15,8 +15,8 @@ from ext_proc_stream import PATIENCE_SECONDS, GatewayStream, completion, destina
 from metrics_pages import Pod, serving
 from whole_picker import PolicyObject, WholePicker, until, write_endpoints
 
+from picker.cli.options import Options, Ports
 from picker.processes.supervisor import Supervisor
-from picker.running.options import Options, Ports
 
 # A connection of its own for each channel.
 ALONE = [("grpc.use_local_subchannel_pool", 1)]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 from configured_requests import Moment, Routing, routing
 
+from picker.decisions.records import DecisionRecords
 from picker.errors import RefusedError
-from picker.requestcontrol.records import DecisionRecords
 from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest
 
 UNIX = 1_800_000_000.0

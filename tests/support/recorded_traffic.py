@@ -10,16 +10,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from picker.app.in_use import pipeline_of
 from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
-from picker.datalayer.sources import describers
 from picker.errors import RefusedError
 from picker.framework.served_models import MODELS_ATTRIBUTE, ServedModel
 from picker.framework.services import NoHttp, Services
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 from picker.recording.lines import FORMAT_VERSION, Header
 from picker.recording.privacy import Digests
 from picker.recording.reading import read_recording
@@ -27,7 +27,7 @@ from picker.recording.recorder import ConfigText, Recorder
 from picker.recording.replay import OtherConfig, Redecided, Replay
 from picker.requestcontrol.director import Director, Exchange, Surroundings
 from picker.requestcontrol.pipeline import EndpointHealth, NoHealthMemory
-from picker.running.in_use import pipeline_of
+from picker.scrape.sources import describers
 from picker.types import (
     Candidate,
     Endpoint,

@@ -17,8 +17,8 @@ from kube_api.server import KubeApi
 from picker.k8s.api import Resource, Selection
 from picker.k8s.object_map import ObjectKey
 from picker.k8s.reflector import Reflector, Subject
-from picker.k8s_series import KubernetesSeries
-from picker.series import AnySeries
+from picker.metrics.k8s import KubernetesSeries
+from picker.metrics.series import AnySeries
 
 CONFIGS = Resource("", "v1", "configmaps")
 SELECTION = Selection("default", "app=x")

@@ -8,14 +8,14 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
 from picker.framework.replicas import TellPlacement
 from picker.framework.session_bindings import SessionBindings
 from picker.peers.exchange import Exchange, ExchangeSettings
 from picker.peers.knowledge import Knowledge
 from picker.peers.outbox import Cursor, OutboxLimits
 from picker.plugins.producers.inflight_load_producer import Ledger
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 from picker.types import Endpoint
 
 KEYS = ("ns/a", "ns/b", "ns/c")

@@ -11,8 +11,8 @@ from local_ports import free_ports
 from metrics_pages import Pod, serving
 from whole_picker import WholePicker, until, whole_picker, write_endpoints
 
+from picker.cli.peer_flags import PeerFlags
 from picker.peers.discovery import PeerName
-from picker.running.peer_flags import PeerFlags
 
 LOOPBACK = "127.0.0.1"
 CONFIG = """

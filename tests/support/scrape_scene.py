@@ -9,15 +9,15 @@ from contextlib import asynccontextmanager, suppress
 from random import Random
 from typing import Any
 
-from picker.datalayer.activity import Activity, WatchedSnapshots
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.engines import EngineTable
-from picker.datalayer.extract import extract
-from picker.datalayer.http_pages import ScrapeError
-from picker.datalayer.inflight import InflightLoad
-from picker.datalayer.scrape import PolledSource, Scraper, ScrapeSettings
-from picker.datalayer.sources import ExtractError, Findings, PageLocation, Scrape
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.activity import Activity, WatchedSnapshots
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
+from picker.scrape.engines import EngineTable
+from picker.scrape.extract import extract
+from picker.scrape.http_pages import ScrapeError
+from picker.scrape.scrape import PolledSource, Scraper, ScrapeSettings
+from picker.scrape.sources import ExtractError, Findings, PageLocation, Scrape
 from picker.types import Candidate, Endpoint
 
 PAGE = b"vllm:num_requests_waiting 3\nvllm:num_requests_running 1\nvllm:kv_cache_usage_perc 0.5\n"

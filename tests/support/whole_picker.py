@@ -16,9 +16,9 @@ from ext_proc_stream import PATIENCE_SECONDS, GatewayStream, Message, destinatio
 from metrics_pages import Pod, serving
 from prometheus_client.parser import text_string_to_metric_families
 
-from picker.app import Picker
-from picker.running.options import Options, Ports
-from picker.running.served_pool import ServedPool
+from picker.app.picker import Picker
+from picker.app.served_pool import ServedPool
+from picker.cli.options import Options, Ports
 
 PolicyObject = dict[str, Any]
 MAX_MESSAGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

@@ -11,7 +11,7 @@ import pytest
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.service.discovery.v3 import discovery_pb2
 
-from picker.rpc import Method, RpcError
+from picker.rpc.calls import Method, RpcError
 
 PATIENCE_SECONDS = 60.0
 

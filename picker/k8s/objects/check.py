@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, Final
 
-from picker.datalayer.object_parts import END, GroupName, KindName
 from picker.k8s.objects.findings import ABSENT, ObjectFinding, Place, error, warning
 from picker.k8s.objects.pool import LabelValue
 from picker.k8s.objects.rules import RULES
 from picker.k8s.objects.schema import Schema, schema_of
+from picker.pool.object_parts import END, GroupName, KindName
 
 _NOUNS: Final = {
     "object": "a mapping",

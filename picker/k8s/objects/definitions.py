@@ -8,17 +8,17 @@ from typing import Any, Final
 
 import msgspec
 
-from picker.datalayer import policy_objects
-from picker.datalayer.policy_objects import (
-    InferenceModelRewrite,
-    InferenceObjective,
-    LegacyModelRewrite,
-)
 from picker.k8s.objects import pool, pool_import
 from picker.k8s.objects.legacy_pool import LegacyPool
 from picker.k8s.objects.pool import InferencePool
 from picker.k8s.objects.pool_import import InferencePoolImport
 from picker.k8s.objects.schema import Schema, schema_of
+from picker.pool import policy_objects
+from picker.pool.policy_objects import (
+    InferenceModelRewrite,
+    InferenceObjective,
+    LegacyModelRewrite,
+)
 
 _API_VERSION = "The group and version in whose form the object is written."
 _KIND = "What the object is; never changes."

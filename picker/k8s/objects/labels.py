@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from picker.datalayer.object_parts import DNS_NAME
 from picker.k8s.objects.findings import ObjectFinding, Place, error, warning
+from picker.pool.object_parts import DNS_NAME
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 MAX_PREFIX_LENGTH: Final = 253

@@ -6,7 +6,8 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from picker.datalayer.object_parts import (
+from picker.k8s.objects.pool import FailureMode, LabelValue
+from picker.pool.object_parts import (
     GroupName,
     KindName,
     ObjectMeta,
@@ -14,7 +15,6 @@ from picker.datalayer.object_parts import (
     PortNumber,
     ReferentName,
 )
-from picker.k8s.objects.pool import FailureMode, LabelValue
 
 DEFAULT_PICKER_PORT: Final = 9002
 

@@ -6,7 +6,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
-from picker.datalayer.object_parts import (
+from picker.k8s.objects.rules import SERVICE_HAS_PORT, UNIQUE_PORTS
+from picker.pool.object_parts import (
     DNS_NAME,
     END,
     MAX_CONDITIONS,
@@ -20,7 +21,6 @@ from picker.datalayer.object_parts import (
     ReferentName,
     conditions_schema,
 )
-from picker.k8s.objects.rules import SERVICE_HAS_PORT, UNIQUE_PORTS
 
 GROUP: Final = "inference.networking.k8s.io"
 VERSION: Final = "v1"

@@ -9,7 +9,8 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from picker.datalayer.object_parts import (
+from picker.k8s.objects.pool import ControllerName, ParentStatus
+from picker.pool.object_parts import (
     MAX_CONDITIONS,
     Condition,
     ObjectMeta,
@@ -17,7 +18,6 @@ from picker.datalayer.object_parts import (
     ReferentName,
     conditions_schema,
 )
-from picker.k8s.objects.pool import ControllerName, ParentStatus
 
 VERSION: Final = "v1alpha1"
 MAX_CONTROLLERS: Final = 8

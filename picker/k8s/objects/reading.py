@@ -19,8 +19,6 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from picker.datalayer.object_parts import ObjectMeta
-from picker.datalayer.policy_objects import PolicyObject, doubts_about
 from picker.k8s.objects.check import problems, settled
 from picker.k8s.objects.definitions import (
     LEGACY_OBJECTIVE,
@@ -45,6 +43,8 @@ from picker.k8s.objects.legacy_pool import DEFAULT_PICKER_PORT, LegacyPool
 from picker.k8s.objects.pool import InferencePool
 from picker.k8s.objects.schema import Schema, schema_of
 from picker.k8s.objects.values import PickerReference, Pool, PoolSpec
+from picker.pool.object_parts import ObjectMeta
+from picker.pool.policy_objects import PolicyObject, doubts_about
 
 V = TypeVar("V")
 _READ_METADATA: Final = (

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, Union, get_args, g
 import msgspec
 from msgspec import Meta
 
-from picker.datalayer.object_parts import END, ObjectMeta
+from picker.pool.object_parts import END, ObjectMeta
 
 Schema: TypeAlias = dict[str, Any]
 

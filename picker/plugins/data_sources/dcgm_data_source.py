@@ -8,10 +8,10 @@ about, which counts as a failed scrape. `interval` as for metrics-data-source. F
 
 from __future__ import annotations
 
-from picker.datalayer.page_parameters import PageParameters
-from picker.datalayer.sources import PageLocation
 from picker.framework.registry import PluginType, Stability
 from picker.framework.services import Services
+from picker.scrape.page_parameters import PageParameters
+from picker.scrape.sources import PageLocation
 
 
 class DcgmDataSource(PageParameters, frozen=True, kw_only=True):

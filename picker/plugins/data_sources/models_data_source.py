@@ -7,10 +7,10 @@ of which it is rounded to a multiple). For https: `insecureSkipVerify` true, `ca
 
 from __future__ import annotations
 
-from picker.datalayer.page_parameters import PageParameters
-from picker.datalayer.sources import PageLocation
 from picker.framework.registry import PluginType
 from picker.framework.services import Services
+from picker.scrape.page_parameters import PageParameters
+from picker.scrape.sources import PageLocation
 
 
 class ModelsDataSource(PageParameters, frozen=True, kw_only=True):

@@ -8,10 +8,10 @@ Where to ask for an endpoint, which stands for a pool, is said by its labels `me
 
 from __future__ import annotations
 
-from picker.datalayer.page_parameters import PageParameters
-from picker.datalayer.sources import PageLocation
 from picker.framework.registry import PluginType, Stability
 from picker.framework.services import Services
+from picker.scrape.page_parameters import PageParameters
+from picker.scrape.sources import PageLocation
 
 MAX_PICKER_PAGE_BYTES = 8 * 1024 * 1024
 

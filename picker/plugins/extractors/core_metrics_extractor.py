@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from picker.datalayer.engines import (
+from picker.framework.registry import Parameters, PluginType
+from picker.framework.services import Services
+from picker.scrape.engines import (
     BLOCK_SIZE_LABEL,
     DEFAULT_ENGINE,
     ENGINE_LABELS,
@@ -25,10 +27,8 @@ from picker.datalayer.engines import (
     Series,
     parse_series,
 )
-from picker.datalayer.extract import extract
-from picker.datalayer.sources import Findings, Scrape
-from picker.framework.registry import Parameters, PluginType
-from picker.framework.services import Services
+from picker.scrape.extract import extract
+from picker.scrape.sources import Findings, Scrape
 
 TYPE = "core-metrics-extractor"
 

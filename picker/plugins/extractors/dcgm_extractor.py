@@ -8,9 +8,9 @@ parameters.
 
 from __future__ import annotations
 
-from picker.datalayer.exposition import scan
-from picker.datalayer.sources import ExtractError, Findings, Scrape
 from picker.framework.registry import Parameters, PluginType, Stability
+from picker.scrape.exposition import scan
+from picker.scrape.sources import ExtractError, Findings, Scrape
 from picker.types import Endpoint
 
 TYPE = "dcgm-extractor"

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from picker.datalayer.sources import ExtractError, Findings, Scrape
 from picker.framework.registry import Parameters, PluginType
 from picker.framework.served_models import MODELS_ATTRIBUTE, ServedModel
+from picker.scrape.sources import ExtractError, Findings, Scrape
 
 
 class ModelsDataExtractor(Parameters, frozen=True):

@@ -14,9 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from picker.datalayer.engines import Series, parse_series
-from picker.datalayer.exposition import scan
-from picker.datalayer.sources import ExtractError, Findings, Scrape
 from picker.framework.registry import Parameters, PluginType, Stability
 from picker.framework.services import Services
 from picker.scheduling.endpoint_attributes import (
@@ -24,6 +21,9 @@ from picker.scheduling.endpoint_attributes import (
     MULTICLUSTER_METRICS,
     MULTICLUSTER_QUEUE_SIZE,
 )
+from picker.scrape.engines import Series, parse_series
+from picker.scrape.exposition import scan
+from picker.scrape.sources import ExtractError, Findings, Scrape
 
 
 class MulticlusterMetricsParameters(Parameters, frozen=True):

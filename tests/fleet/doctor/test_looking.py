@@ -23,7 +23,7 @@ from fleet.doctor.findings import error, warning
 from fleet.doctor.picker_look import ask_certificate, ask_picker, ask_worker, ask_workers
 from fleet.doctor.registry import CHECKS, Told, diagnose
 from fleet.doctor.report import as_json, text_lines
-from picker.extproc.self_signed import self_signed
+from picker.rpc.self_signed import self_signed
 
 Pages = dict[str, tuple[int, str, str]]
 METRICS = """# TYPE llm_d_epp_ready_endpoints gauge

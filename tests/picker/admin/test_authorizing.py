@@ -7,9 +7,9 @@ import pytest
 
 from picker.admin.pool_face import PoolFace
 from picker.admin.server import AdminServer
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 
 
 @pytest.mark.parametrize(

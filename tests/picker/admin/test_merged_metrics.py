@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from picker.admin.merged_metrics import LABEL, merged, of_pool
-from picker.metrics import Collector, PickerMetrics
+from picker.metrics.picker_metrics import Collector, PickerMetrics
 
 Sample = tuple[str, frozenset[tuple[str, str]], float]
 KEYS = ("llama", "research/mixtral", "sales/mixtral")

@@ -11,8 +11,8 @@ from admin_scene import Scene, busy_scene, serving, summary
 from browser import Browser, browser
 
 from picker.admin.sources import HealthView
+from picker.decisions.record_views import RecordSummary
 from picker.flowcontrol.views import BandView, FlowView, QueuesView
-from picker.requestcontrol.record_views import RecordSummary
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from picker.admin.remembered import RememberedCollector
-from picker.metrics import Collector, Metric, gauge_family
+from picker.metrics.picker_metrics import Collector, Metric, gauge_family
 
 
 class Counting(Collector):

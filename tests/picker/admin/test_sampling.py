@@ -11,8 +11,8 @@ from admin_scene import MadeUpSource, decision
 from picker.admin.empty_source import EmptySource
 from picker.admin.history import Sample
 from picker.admin.sampling import HistorySampler
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 from picker.types import Endpoint, EndpointMetrics
 
 

@@ -17,11 +17,11 @@ from picker.admin.page_routes import page_files
 from picker.admin.pool_face import PoolFace
 from picker.admin.server import AdminServer
 from picker.admin.sources import ConfigView, HealthView
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
+from picker.decisions.record_views import RecordView
 from picker.flowcontrol.views import QueuesView
-from picker.metrics import PickerMetrics
-from picker.requestcontrol.record_views import RecordView
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 
 DATA = ("/", "/page/page.js", "/endpoints", "/queues", "/decisions", "/decisions/last", "/config")
 

@@ -13,9 +13,9 @@ from picker.admin.guarding import SECURITY_HEADERS
 from picker.admin.page_routes import page_files
 from picker.admin.pool_face import PoolFace
 from picker.admin.server import AdminServer
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 
 KEYS = ("llama", "research/mixtral", "sales/mixtral")
 PAGES = (

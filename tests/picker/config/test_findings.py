@@ -15,7 +15,7 @@ from picker.config.build import BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.findings import Finding, InvalidConfigError, Severity
 from picker.config.load import load_config
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 
 FOLDER = Path(__file__).parents[2] / "golden" / "config"
 CASES = (

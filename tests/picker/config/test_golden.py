@@ -21,7 +21,7 @@ from picker.config.load import load_config
 from picker.config.unsupported import PLUGIN_TYPES
 from picker.errors import ConfigError
 from picker.flowcontrol.settings import BandSettings, FlowControlSettings
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 
 FOLDER = Path(__file__).parents[2] / "golden" / "config"
 CASES = sorted(path.name.removesuffix(".in.yaml") for path in FOLDER.glob("*.in.yaml"))

@@ -12,7 +12,7 @@ from picker.config.catalog import builtin_plugins
 from picker.config.findings import MAX_FINDINGS, InvalidConfigError, Severity
 from picker.config.load import MAX_CONFIG_BYTES, load_config
 from picker.errors import ConfigError
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 
 LINES = DEFAULT_CONFIG.decode().splitlines()
 NOISE = st.sampled_from(["- &a [*a]", "a: &x {b: *x}", "{", "plugins: 5", "? [a]: b", "!!set {a}"])

@@ -11,10 +11,10 @@ import yaml
 
 from picker.config.findings import MAX_FINDINGS, Severity
 from picker.config.pool_file import PoolFile, read_policies, read_pool_file
-from picker.datalayer.discovery import MAX_FILE_BYTES
-from picker.datalayer.request_rules import Objective, RuleSet
-from picker.datalayer.rewrites import RewriteRule, RewriteTarget
 from picker.errors import ConfigError
+from picker.pool.discovery import MAX_FILE_BYTES
+from picker.pool.request_rules import Objective, RuleSet
+from picker.pool.rewrites import RewriteRule, RewriteTarget
 
 API = "llm-d.ai/v1alpha2"
 ENDPOINTS = "endpoints: [{name: a, address: 10.0.0.1, port: 8000}]\n"

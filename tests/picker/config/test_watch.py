@@ -14,7 +14,7 @@ from picker.config.findings import Finding
 from picker.config.load import MAX_CONFIG_BYTES, LoadedConfig
 from picker.config.watch import ConfigWatch, read_config_file
 from picker.errors import ConfigError
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 
 PATIENCE_SECONDS = 30.0
 

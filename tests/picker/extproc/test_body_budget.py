@@ -14,9 +14,6 @@ from stream_ways import HEADERS, REFUSAL, feed
 
 from picker.errors import DropReason, RefusedError
 from picker.extproc.body_budget import BodyBudget, no_room
-from picker.extproc.framing import prefix
-from picker.extproc.http2_frames import FrameEngine
-from picker.extproc.http2_library import LibraryEngine
 from picker.extproc.messages import (
     BodyMode,
     Closed,
@@ -33,7 +30,10 @@ from picker.extproc.messages import (
 )
 from picker.extproc.request_phase import Limits
 from picker.extproc.stream import StreamMachine
-from picker.rpc import Read, Write
+from picker.rpc.calls import Read, Write
+from picker.rpc.framing import prefix
+from picker.rpc.http2_frames import FrameEngine
+from picker.rpc.http2_library import LibraryEngine
 from picker.types import FinishCause
 
 BODY = RequestBody(b"{}", end_of_stream=True)

@@ -19,12 +19,12 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from whole_picker import until
 
-from picker.extproc.health import HealthService
+from picker.app.pool_choice import PoolChoice
 from picker.extproc.server import ExchangesByMetadata, ServerOptions, Transport, build_server
 from picker.extproc.stream_metrics import StreamMetrics
 from picker.extproc.wire import METHOD
-from picker.metrics import PickerMetrics
-from picker.running.pool_choice import PoolChoice
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.rpc.health import HealthService
 from picker.types import RawRequest, RouteDecision
 
 MakeDirector = Callable[..., Any]
@@ -245,7 +245,7 @@ async def test_the_log_names_what_was_asked_for_once(
     transport: Transport, director: MakeDirector, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However often, and not all of it, so that a proxy cannot fill the log."""
-    with caplog.at_level(logging.WARNING, "picker.running.pool_choice"):
+    with caplog.at_level(logging.WARNING, "picker.app.pool_choice"):
         async with serving(transport, director) as scene:
             for _ in range(3):
                 await scene.ask(("x-pointsman-pool", "mistral"))
@@ -309,7 +309,7 @@ async def test_what_no_proxy_says_hurts_nobody(
 ) -> None:
     """The port goes on serving, and no pool is asked for that was not named as it must be."""
     async with serving(transport, director) as scene:
-        with caplog.at_level(logging.WARNING, "picker.running.pool_choice"):
+        with caplog.at_level(logging.WARNING, "picker.app.pool_choice"):
             await raw_call(scene.port, *fields)
         assert scene.asked() == {}
         said = [one.getMessage() for one in caplog.records if one.name.startswith("picker.")]

@@ -12,12 +12,12 @@ from random import Random
 
 import pytest
 
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
 from picker.extproc.server import ServerOptions, Transport, build_server
 from picker.framework.attributes import Attributes
 from picker.plugins.parsers.openai_parser import OpenAIParser
 from picker.plugins.parsers.passthrough_parser import PassthroughParser
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director, RequestPipeline, Surroundings
 from picker.requestcontrol.parsing import ParserTable
 from picker.types import Candidate, Endpoint, InferenceRequest, SchedulingResult

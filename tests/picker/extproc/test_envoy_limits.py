@@ -17,9 +17,9 @@ from http_exchange import Ask, exchange
 from odd_endpoint import odd_endpoint
 
 from picker.extproc.body_budget import BodyBudget
-from picker.extproc.h2_connection import WASTE_BURST, GrpcConnection
-from picker.extproc.h2_server import H2Server
 from picker.extproc.server import GrpcServer, ServerOptions, Transport, build_server
+from picker.rpc.connection import WASTE_BURST, GrpcConnection
+from picker.rpc.server import H2Server
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 pytestmark = [

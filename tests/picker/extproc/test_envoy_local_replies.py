@@ -17,16 +17,16 @@ import pytest
 from envoy_front import ENVOY, Asking, Front, envoy_front
 from http_exchange import Ask, exchange
 
-from picker.admin.request_metrics import RequestMetrics
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
 from picker.extproc.server import ServerOptions, Transport, build_server
 from picker.framework.attributes import Attributes
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 from picker.plugins.parsers.openai_parser import PLUGIN as OPENAI
 from picker.plugins.parsers.passthrough_parser import PLUGIN as PASSTHROUGH
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director, RequestPipeline, Surroundings
 from picker.requestcontrol.parsing import ParserTable
+from picker.telemetry.request_metrics import RequestMetrics
 from picker.types import Candidate, Endpoint, InferenceRequest, SchedulingResult
 
 pytestmark = [

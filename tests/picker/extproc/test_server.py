@@ -13,7 +13,6 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from picker.errors import no_endpoints
-from picker.extproc.health import HealthService
 from picker.extproc.server import (
     GrpcServer,
     ServerOptions,
@@ -21,6 +20,7 @@ from picker.extproc.server import (
     build_health_server,
     build_server,
 )
+from picker.rpc.health import HealthService
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 MakeDirector = Callable[..., Any]

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from picker.extproc.stream_metrics import StreamMetrics, code_name
-from picker.metrics import PickerMetrics
-from picker.rpc import Read, RpcError, Status, Write
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.rpc.calls import Read, RpcError, Status, Write
 
 
 async def read() -> bytes | None:

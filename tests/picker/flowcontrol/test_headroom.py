@@ -8,8 +8,8 @@ from itertools import count
 import pytest
 from flow_scene import Ceilings, Client, Pool, Scene, Slots, band, settle, with_settings
 
-from picker.flowcontrol.controller import FlowController
-from picker.metrics import PickerMetrics
+from picker.flowcontrol.shell.controller import FlowController
+from picker.metrics.picker_metrics import PickerMetrics
 from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import (
     DeficitRoundRobinFairnessPolicy,
     DeficitRoundRobinFairnessPolicyParameters,

@@ -8,8 +8,8 @@ import pytest
 from flow_scene import Pool, Scene, Slots, band, inference_request, with_settings
 
 from picker.framework.disaggregation import ROLE_LABEL
-from picker.label_caps import OVERFLOW
-from picker.metrics import PickerMetrics
+from picker.metrics.label_caps import OVERFLOW
+from picker.metrics.picker_metrics import PickerMetrics
 from picker.types import Candidate
 
 POOL = "inference_pool"

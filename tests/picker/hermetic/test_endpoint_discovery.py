@@ -16,9 +16,9 @@ from processes_scene import processes
 from whole_picker import WholePicker, until, whole_picker
 from xds_call import assignments
 
-from picker.app import StartError
-from picker.extproc.options import Transport
-from picker.running.xds_flags import XdsFlags
+from picker.app.picker import StartError
+from picker.cli.xds_flags import XdsFlags
+from picker.rpc.options import Transport
 from picker.xds import wire
 
 

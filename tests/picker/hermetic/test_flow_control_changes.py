@@ -16,10 +16,10 @@ from waiting_requests import (
 )
 from whole_picker import until
 
+from picker.cli.options import Options
 from picker.config.load import load_config
 from picker.errors import ConfigError
 from picker.processes.supervisor import Supervisor
-from picker.running.options import Options
 
 PRIORITIES = {"critical": 10, "sheddable": -5}
 REASON = "x-llm-d-request-dropped-reason"

@@ -21,7 +21,7 @@ from processes_scene import processes
 from steady_requests import Traffic
 from whole_picker import FOUR_SCORERS, WholePicker, until, whole_picker
 
-from picker.running.kubernetes_flags import KubernetesFlags
+from picker.cli.kubernetes_flags import KubernetesFlags
 
 APP = {"app": "vllm"}
 POOL = "inferencepools"

@@ -12,7 +12,7 @@ from ext_proc_stream import Message, completion, destination_of
 from metrics_pages import page, pods
 from whole_picker import objective, rewrite, rule, until, whole_picker
 
-from picker.label_caps import MAX_NAMES
+from picker.metrics.label_caps import MAX_NAMES
 
 OBJECTIVE = "x-llm-d-inference-objective"
 REWRITE = "x-llm-d-model-name-rewrite"

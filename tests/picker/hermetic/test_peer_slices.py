@@ -14,12 +14,12 @@ from replica_mesh import node
 from replicas_scene import LOOPBACK
 from whole_picker import FOUR_SCORERS, until, whole_picker
 
+from picker.cli.kubernetes_flags import KubernetesFlags
+from picker.cli.peer_flags import PeerFlags
 from picker.errors import ConfigError
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.discovery import PeerName
 from picker.peers.server import Hearing, PeerPort, PeerServer
-from picker.running.kubernetes_flags import KubernetesFlags
-from picker.running.peer_flags import PeerFlags
 
 
 def peers_slice(*addresses: str) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from metrics_pages import START_SECONDS, Pod, page, pods
 from whole_picker import HEAD, WholePicker, until, whole_picker
 
 from fleet.cli import main
-from picker.app import Picker
+from picker.app.picker import Picker
+from picker.cli.options import Options
+from picker.cli.record_flags import RecordFlags
 from picker.errors import ConfigError
 from picker.recording.reading import read_recording
 from picker.recording.replay import Redecided, Replay
-from picker.running.options import Options
-from picker.running.record_flags import RecordFlags
 
 SECRET = "canary-of-a-client"
 CONFIG = f"""{HEAD}

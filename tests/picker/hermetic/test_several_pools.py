@@ -19,10 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting_requests import Scene, config, status_of
 from whole_picker import HEAD, WholePicker, objective, rewrite, rule, until
 
-from picker.app import StartError
+from picker.app.draining import QUIET_SECONDS
+from picker.app.picker import StartError
+from picker.cli.options import PoolFlags
 from picker.errors import ConfigError
-from picker.running.draining import QUIET_SECONDS
-from picker.running.options import PoolFlags
 
 UNKNOWN = "pointsman_unknown_pool_total"
 READY = "ready\n"

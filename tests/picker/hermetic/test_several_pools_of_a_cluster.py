@@ -20,10 +20,10 @@ from pools_scene import SeveralPools, file_of, pool_flags, pools_picker
 from steady_requests import Traffic
 from whole_picker import FOUR_SCORERS, WholePicker, until, write_endpoints
 
+from picker.cli.election_flags import ElectionFlags
+from picker.cli.kubernetes_flags import KubernetesFlags
+from picker.cli.options import PoolFlags
 from picker.k8s.lease import LeaseName, Timings
-from picker.running.election_flags import ElectionFlags
-from picker.running.kubernetes_flags import KubernetesFlags
-from picker.running.options import PoolFlags
 
 POOLS = "inferencepools"
 KEYS = ("llama", "x/qwen", "y/qwen")

@@ -12,9 +12,9 @@ import pytest
 from pools_scene import SeveralPools, file_of, pool_flags, pools_picker
 from whole_picker import FOUR_SCORERS, until, write_endpoints
 
-from picker.extproc.options import TlsMaterial, Transport
-from picker.extproc.self_signed import self_signed
-from picker.running.options import TlsFlags
+from picker.cli.options import TlsFlags
+from picker.rpc.options import TlsMaterial, Transport
+from picker.rpc.self_signed import self_signed
 
 
 @asynccontextmanager

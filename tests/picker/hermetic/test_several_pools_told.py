@@ -20,11 +20,11 @@ from replicas_scene import CONFIG, LOOPBACK, peer_flags, until_connected
 from whole_picker import WholePicker, until, write_endpoints
 from xds_call import assignments
 
+from picker.cli.kubernetes_flags import KubernetesFlags
+from picker.cli.options import PoolFlags
+from picker.cli.peer_flags import PeerFlags
+from picker.cli.xds_flags import XdsFlags
 from picker.peers.discovery import PeerName
-from picker.running.kubernetes_flags import KubernetesFlags
-from picker.running.options import PoolFlags
-from picker.running.peer_flags import PeerFlags
-from picker.running.xds_flags import XdsFlags
 from picker.xds import wire
 
 PROMPT = "the same beginning " * 100

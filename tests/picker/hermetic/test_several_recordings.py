@@ -12,10 +12,10 @@ from pools_scene import several_pools
 from whole_picker import until
 
 from fleet.cli import main
+from picker.cli.record_flags import RecordFlags
 from picker.recording.lines import Header
 from picker.recording.reading import read_recording
 from picker.recording.replay import Replay
-from picker.running.record_flags import RecordFlags
 
 REQUESTS = {"llama": 40, "x/qwen": 25, "y/qwen": 15}
 

@@ -15,7 +15,7 @@ from ext_proc_stream import completion
 from metrics_pages import page, pods
 from whole_picker import whole_picker
 
-pytest.importorskip("picker.admin.otel")
+pytest.importorskip("picker.telemetry.otel")
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 Spans = list[dict[str, Any]]
 

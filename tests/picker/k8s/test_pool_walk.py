@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pod_records import record
 from whole_pool_view import WholePoolView
 
-from picker.datalayer.datastore import Datastore
 from picker.k8s.pods import ACTIVE_PORTS, Phase, PodRecord
 from picker.k8s.pool_view import HOLD_SECONDS, PoolShape, PoolView
+from picker.pool.datastore import Datastore
 from picker.types import Endpoint
 
 NAMES = st.sampled_from("abcdef")

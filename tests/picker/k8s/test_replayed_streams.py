@@ -13,7 +13,7 @@ from kube_api.replay import Recording, Step, replay
 from kube_api.resources import Object
 from kube_api.store import Type
 
-from picker.datalayer.datastore import EndpointChanges
+from picker.pool.datastore import EndpointChanges
 
 FOLDER = Path(__file__).parents[3] / "tests/data/kubernetes"
 APP = {"app": "vllm"}

@@ -12,7 +12,7 @@ from replica_mesh import KEYS, Node, node
 from replicas_scene import LOOPBACK
 from whole_picker import until
 
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.client import PeerAddress
 from picker.peers.inbox import InboxLimits
 from picker.peers.mesh import Mesh

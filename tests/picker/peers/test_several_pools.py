@@ -15,7 +15,7 @@ from replica_mesh import KEYS, Node, node
 from replicas_scene import LOOPBACK
 from whole_picker import until
 
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.server import MAX_CALLS, Hearing, PeerPort, PeerServer
 from picker.peers.wire import TELL_METHOD
 

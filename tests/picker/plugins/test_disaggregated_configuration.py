@@ -15,7 +15,7 @@ from picker.config.load import load_config
 from picker.framework.attributes import Attributes
 from picker.framework.findings import Topology
 from picker.framework.interfaces import DataProducer
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 from picker.types import Api, Candidate, InferenceRequest, SchedulingResult
 
 CONFIG = b"""\

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from picker.datalayer.request_rules import Objective, RuleSet
-from picker.datalayer.rewrites import RewriteRule, RewriteTarget
-from picker.extproc.options import TlsMaterial, Transport
-from picker.metrics import PickerMetrics
+from picker.cli.options import LogFlags, MetricsTls, Options, TlsFlags
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.request_rules import Objective, RuleSet
+from picker.pool.rewrites import RewriteRule, RewriteTarget
 from picker.processes.messages import (
     Answered,
     Ask,
@@ -29,7 +29,7 @@ from picker.processes.messages import (
     Tell,
     Told,
 )
-from picker.running.options import LogFlags, MetricsTls, Options, TlsFlags
+from picker.rpc.options import TlsMaterial, Transport
 from picker.sharing.totals import numbers_of
 
 OPTIONS = Options(

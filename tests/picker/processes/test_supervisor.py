@@ -16,11 +16,11 @@ from metrics_pages import page, pods, serving
 from processes_scene import Processes, processes
 from whole_picker import until
 
+from picker.app.listeners import StartError
+from picker.cli.options import Options, TlsFlags
 from picker.errors import ConfigError
-from picker.extproc.options import Transport
 from picker.processes.supervisor import Supervisor
-from picker.running.listeners import StartError
-from picker.running.options import Options, TlsFlags
+from picker.rpc.options import Transport
 
 CONNECTIONS = 24  # that none of them comes to one of two processes happens once in ten million
 

@@ -14,13 +14,13 @@ from queue import SimpleQueue
 import pytest
 
 from picker.errors import ConfigError
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.metrics.recording import RecordingSeries
+from picker.metrics.series import Counter, Gauge
 from picker.recording.disk import Batch, DiskWriter, Progress
 from picker.recording.file import RecordingFile
 from picker.recording.lines import AnyLine, Header, Stop, decoded, encoded
 from picker.recording.reading import read_recording
-from picker.recording_series import RecordingSeries
-from picker.series import Counter, Gauge
 
 HEADER = Header(1, "0", "pool", "c.yaml", "kind: x", 7, True, 1.0, 2.0)
 LINE = encoded(Stop("filler", 1.0))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from recorded_traffic import ListSink, Traffic
 
+from picker.app.in_use import pipeline_of
 from picker.config.build import DEFAULT_CONFIG
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes, DataKey
@@ -24,7 +25,6 @@ from picker.recording.lines import (
     decoded,
 )
 from picker.requestcontrol.pipeline import RequestPipeline
-from picker.running.in_use import pipeline_of
 from picker.types import Candidate, InferenceRequest, SchedulingResult
 
 CONFIG = DEFAULT_CONFIG.decode()

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from picker.datalayer.inflight import InflightLoad
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes, DataKey
 from picker.plugins.parsers.openai_parser import OpenAIParser
 from picker.plugins.parsers.passthrough_parser import PassthroughParser
+from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import (
     Director,
     Exchange,

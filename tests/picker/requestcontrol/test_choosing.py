@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from picker.datalayer.datastore import EndpointChanges
-from picker.datalayer.health import HealthMemory
-from picker.datalayer.health_record import Answer, EndpointState
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
+from picker.outliers.health import HealthMemory
+from picker.outliers.health_record import Answer, EndpointState
+from picker.pool.datastore import EndpointChanges
 from picker.requestcontrol.choosing import Choice, Chooser, answer_of
 from picker.requestcontrol.director import Director
 from picker.requestcontrol.observer import NoObserver

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from picker.datalayer.rewrites import RewriteRule, RewriteRules, RewriteTarget
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
+from picker.pool.rewrites import RewriteRule, RewriteRules, RewriteTarget
 from picker.requestcontrol.director import RequestPolicies
 from picker.requestcontrol.preparing import outgoing_body
 from picker.types import (

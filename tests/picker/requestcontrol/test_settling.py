@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+from picker.outliers.settling import NeverUnsure, Settling
 from picker.requestcontrol.director import Director
-from picker.requestcontrol.settling import NeverUnsure, Settling
 from picker.types import Candidate, Endpoint, FinishCause, RawRequest
 
 COMPLETION = RawRequest({":path": "/v1/completions"}, b'{"model":"m","prompt":"p"}')

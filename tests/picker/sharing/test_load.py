@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from picker.datalayer.inflight import InflightLoad
+from picker.pool.inflight import InflightLoad
 from picker.sharing.block import BlockReader, BlockWriter, create_block
 from picker.sharing.load import LoadReader, LoadWriter, publish_nothing
 

@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from picker.datalayer.datastore import Datastore, EndpointChanges
 from picker.framework.findings import Topology
+from picker.pool.datastore import Datastore, EndpointChanges
 from picker.sharing.block import BlockReader, BlockWriter, create_block
 from picker.sharing.pool import Lives, PoolReader, PoolWriter
 from picker.types import Endpoint, EndpointMetrics

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from picker.metrics import Collector, Metric, PickerMetrics, gauge_family
+from picker.metrics.picker_metrics import Collector, Metric, PickerMetrics, gauge_family
 from picker.sharing.totals import Numbers, Totals, numbers_of
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]

@@ -9,8 +9,8 @@ import pytest
 from envoy.service.discovery.v3 import discovery_pb2
 from xds_call import assignments, calling
 
-from picker.metrics import PickerMetrics
-from picker.rpc import Status
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.rpc.calls import Status
 from picker.xds import delta, sotw, wire
 from picker.xds.cache import Cache, Resource, ResourceSet, resource_of
 from picker.xds.delta import DeltaSession

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from picker.datalayer.datastore import Datastore
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
 from picker.types import Endpoint, EndpointMetrics
 from picker.xds.cache import Cache
 from picker.xds.feed import GATHER_SECONDS, EndpointFeed

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from picker.datalayer.engines import ENGINES
-from picker.datalayer.exposition import scan
-from picker.datalayer.extract import extract
-from picker.datalayer.sources import Scrape
+from picker.scrape.engines import ENGINES
+from picker.scrape.exposition import scan
+from picker.scrape.extract import extract
+from picker.scrape.sources import Scrape
 from picker.types import Endpoint
 
 # What a stock endpoint picker reads of a vLLM endpoint.

@@ -14,15 +14,15 @@ from kubernetes_objects import (
     rewrite,
 )
 
-from picker.datalayer.policy_objects import (
+from picker.k8s.objects.findings import MAX_FINDINGS, ObjectFinding, Severity
+from picker.k8s.objects.reading import read_policy, read_pool
+from picker.k8s.objects.values import PickerReference
+from picker.pool.policy_objects import (
     InferenceModelRewrite,
     InferenceObjective,
     rules_of,
 )
-from picker.datalayer.rewrites import RewriteTarget
-from picker.k8s.objects.findings import MAX_FINDINGS, ObjectFinding, Severity
-from picker.k8s.objects.reading import read_policy, read_pool
-from picker.k8s.objects.values import PickerReference
+from picker.pool.rewrites import RewriteTarget
 
 
 def errors(findings: tuple[ObjectFinding, ...]) -> list[str]:

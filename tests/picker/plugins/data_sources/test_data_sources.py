@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from picker.datalayer.sources import DataSource, PageLocation, TlsFiles
 from picker.framework.registry import PluginType
 from picker.plugins.data_sources import (
     dcgm_data_source,
@@ -15,6 +14,7 @@ from picker.plugins.data_sources import (
     metrics_data_source,
     models_data_source,
 )
+from picker.scrape.sources import DataSource, PageLocation, TlsFiles
 from picker.types import Endpoint
 
 

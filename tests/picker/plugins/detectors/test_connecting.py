@@ -6,15 +6,15 @@ import json
 import time
 from random import Random
 
+from picker.app.in_use import pipeline_of
 from picker.config.build import build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.inflight import InflightLoad
 from picker.framework.attributes import Attributes
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director, Surroundings
-from picker.running.in_use import pipeline_of
 from picker.types import Endpoint, FinishCause, RawRequest, ResponseHead
 
 CONFIG = b"""

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from picker.app.pool_side import PoolSide
+from picker.cli.options import Options
 from picker.config.build import BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
 from picker.config.pool_file import pool_contents
-from picker.datalayer.inflight import InflightLoad
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 from picker.plugins.discoveries.file_discovery import PLUGIN as FILE_DISCOVERY
 from picker.plugins.discoveries.multicluster_file_discovery import PLUGIN
-from picker.running.options import Options
-from picker.running.pool_side import PoolSide
+from picker.pool.inflight import InflightLoad
 
 CONFIG = """\
 apiVersion: llm-d.ai/v1alpha1

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from picker.datalayer.sources import Extractor, Findings, Scrape
 from picker.plugins.extractors.core_metrics_extractor import PLUGIN
+from picker.scrape.sources import Extractor, Findings, Scrape
 from picker.types import Endpoint
 
 PAGE = b"""\

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from picker.admin.pool_metrics import PoolCollector
-from picker.datalayer.datastore import Datastore
-from picker.datalayer.sources import ExtractError, Findings, Scrape
 from picker.framework.attributes import Attributes
-from picker.metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics
 from picker.plugins.data_sources.multicluster_metrics_data_source import PLUGIN as SOURCE
 from picker.plugins.extractors.multicluster_metrics_extractor import PLUGIN
 from picker.plugins.scorers.multicluster_kv_cache_utilization_scorer import PLUGIN as USAGE_SCORER
 from picker.plugins.scorers.multicluster_queue_scorer import PLUGIN as QUEUE_SCORER
+from picker.pool.datastore import Datastore
+from picker.scrape.sources import ExtractError, Findings, Scrape
+from picker.telemetry.pool_metrics import PoolCollector
 from picker.types import Candidate, Endpoint, EndpointMetrics, InferenceRequest
 
 QUEUE = "llm-d.ai/multicluster-queue-size/multicluster-metrics-extractor"

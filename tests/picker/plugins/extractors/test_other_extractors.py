@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from picker.datalayer.sources import EndpointExtractor, ExtractError, Extractor, Findings, Scrape
 from picker.framework.findings import Topology
 from picker.framework.served_models import MODELS_ATTRIBUTE, ServedModel
 from picker.plugins.extractors import dcgm_extractor, models_data_extractor, topology_extractor
+from picker.scrape.sources import EndpointExtractor, ExtractError, Extractor, Findings, Scrape
 from picker.types import Endpoint
 
 POD = Endpoint("pod-rank-1", "10.0.0.1", 8001, rank_index=1)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from picker.app.request_side import LoopClock
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import AsyncDataProducer
 from picker.framework.services import NoHttp, Services
@@ -18,7 +19,6 @@ from picker.plugins.producers.burst_prefix_cache_producer import (
     BurstPrefixCacheProducer,
 )
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.running.request_side import LoopClock
 from picker.types import Candidate, InferenceRequest
 
 NAME = "burst-prefix-cache-producer"

@@ -1,0 +1,44 @@
+"""What a process remembers of its endpoints' health, and who keeps it up to date."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from random import Random
+
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.outliers.health import HealthMemory
+from picker.outliers.health_record import HealthSettings
+from picker.outliers.health_watcher import RememberedHealth
+from picker.outliers.settling import NeverUnsure, Settling
+from picker.pool.datastore import Datastore
+from picker.requestcontrol.pipeline import EndpointHealth, NoHealthMemory
+from picker.telemetry.health_metrics import HealthMetrics
+
+
+class HealthSide:
+    """Owns the memory; without `failures` there is none, and nothing is held against anyone."""
+
+    def __init__(self, failures: int, metrics: PickerMetrics, datastore: Datastore) -> None:
+        self._memory: HealthMemory | None = None
+        self.settling = Settling(NeverUnsure(), time.monotonic, 0.0)
+        if failures > 0:
+            watcher = HealthMetrics(metrics, time.monotonic)
+            settings = HealthSettings(failures=failures)
+            self._memory = HealthMemory(settings, watcher, Random(), self._wake)
+            patience = settings.burst_patience_seconds
+            self.settling = Settling(self._memory, time.monotonic, patience)
+            datastore.subscribe(self._memory.pool_changed)
+            datastore.observe(self._memory)
+
+    @property
+    def memory(self) -> EndpointHealth:
+        """What requests ask and tell."""
+        return NoHealthMemory() if self._memory is None else self._memory
+
+    def _wake(self) -> None:
+        self.settling.wake()
+
+    def views(self) -> Mapping[str, RememberedHealth]:
+        """How endpoints have answered, by key; one that is absent has done nothing wrong."""
+        return {} if self._memory is None else self._memory.views(time.monotonic())

@@ -1,0 +1,78 @@
+"""What a picker does to be the one that is ready, if it was asked to take part in an election."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from random import Random
+
+from picker.app.kubernetes_side import ClusterAccess
+from picker.cli.options import Options
+from picker.config.schema import EndpointPickerConfig
+from picker.config.unsupported import STANDBY_GATE, gate_settings
+from picker.k8s.lease import Clocks, LeaseKeeper
+from picker.metrics.picker_metrics import PickerMetrics
+
+
+class LeaderSide:
+    """Owns this replica's part in the election; without one, every replica leads."""
+
+    def __init__(self, options: Options, metrics: PickerMetrics) -> None:
+        """Asks nobody."""
+        self._keeper: LeaseKeeper | None = None
+        if options.election is None or options.kubernetes is None:
+            return
+        flags = options.election
+        self._access = ClusterAccess(options.kubernetes)
+        self._keeper = LeaseKeeper(
+            self._access.open,
+            flags.lease,
+            flags.identity,
+            flags.timings,
+            metrics.kubernetes.election,
+            clocks=Clocks(steady_seconds, lambda: datetime.now(UTC)),
+            rng=Random(),
+        )
+
+    def load(self) -> None:
+        """Find the credentials. Raises `ConfigError`."""
+        if self._keeper is not None:
+            self._access.load()
+
+    def is_leader(self) -> bool:
+        """Whether requests should come to this replica, as far as others are concerned."""
+        return self._keeper is None or self._keeper.is_leader()
+
+    async def may_follow(self, config: EndpointPickerConfig) -> None:
+        """Return once this replica may know the pool that is served by `config`: at once, or where
+        standbys are to know nothing (the gate `haPopulateNonLeaderDatastore`) once it has led.
+        """
+        if self._keeper is not None and not gate_settings(config)[STANDBY_GATE]:
+            await self._keeper.led()
+
+    def problem(self) -> str | None:
+        """Why this one does not lead, or why it may soon not do so; None: it leads."""
+        keeper = self._keeper
+        if keeper is None:
+            return None
+        problem = keeper.problem()
+        if problem is not None or keeper.is_leader():
+            return problem
+        return f"stands by; the leader is {keeper.holder or 'nobody yet'}"
+
+    def resign(self) -> None:
+        """Let another one lead from now on."""
+        if self._keeper is not None:
+            self._keeper.resign()
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        """Take part until `resign`; the task ends by itself, once the lease is given back."""
+        if self._keeper is not None:
+            group.create_task(self._keeper.run(), name="leader election")
+
+
+def steady_seconds() -> float:
+    """A clock that goes on while the machine sleeps, where there is one."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)

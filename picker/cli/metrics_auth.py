@@ -1,0 +1,63 @@
+"""Who may read the HTTP port of a picker in a cluster, if that was asked for."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from contextlib import AsyncExitStack
+
+from picker.admin.server import AdminServer
+from picker.app.kubernetes_side import ClusterAccess
+from picker.cli.kubernetes_flags import KubernetesFlags
+from picker.cli.options import Options
+from picker.errors import ConfigError
+from picker.k8s.reviews import AccessReviews, ReviewError, Verdict
+
+log = logging.getLogger(__name__)
+
+_STATUSES = {Verdict.UNKNOWN: 401, Verdict.FORBIDDEN: 403}
+
+
+def metrics_auth_of(arguments: argparse.Namespace, kubernetes: KubernetesFlags | None) -> bool:
+    """Whether the HTTP port asks for tokens. Raises `ConfigError` without a cluster."""
+    wanted: bool = arguments.metrics_endpoint_auth
+    if wanted and kubernetes is None:
+        raise ConfigError(
+            "--metrics-endpoint-auth needs a cluster, which knows the tokens: give --pool-name, "
+            "--pool or --endpoint-selector without --endpoints-file, or take it away"
+        )
+    return wanted
+
+
+class MetricsAuthSide:
+    """Owns the connection that is asked who somebody is; where nobody asks, nothing."""
+
+    def __init__(self, options: Options) -> None:
+        """Asks nobody."""
+        self._access: ClusterAccess | None = None
+        if options.metrics_auth and options.kubernetes is not None:
+            self._access = ClusterAccess(options.kubernetes)
+            self._is_plain = options.metrics_tls is None
+
+    async def open(self, stack: AsyncExitStack, admin: AdminServer) -> None:
+        """Protect `admin` until `stack` is closed. Raises `ConfigError` for bad credentials."""
+        if self._access is None:
+            return
+        self._access.load()
+        if self._is_plain:
+            log.warning(
+                "--metrics-endpoint-auth without --metrics-cert-dir: tokens travel in plain"
+            )
+        reviews = AccessReviews(
+            await stack.enter_async_context(self._access.open()), time.monotonic
+        )
+
+        async def authorize(token: str, path: str) -> tuple[int, str] | None:
+            try:
+                verdict = await reviews.verdict(token, path)
+            except ReviewError as error:
+                return 503, str(error)
+            return None if verdict is Verdict.ALLOWED else (_STATUSES[verdict], verdict.value)
+
+        admin.protect(authorize)

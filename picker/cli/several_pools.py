@@ -1,0 +1,237 @@
+"""The flag that has one picker serve several pools, and what each of them is served by."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from picker.cli.kubernetes_flags import (
+    DEFAULT_NAMESPACE,
+    DNS_LABEL,
+    DNS_NAME,
+    POOL_GROUPS,
+    KubernetesFlags,
+)
+from picker.cli.options import Options, PoolFlags
+from picker.cli.peer_flags import PeerFlags
+from picker.errors import ConfigError
+from picker.rpc.options import UNIX_SCHEME
+
+PLACE: Final = "{pool}"  # in the path of a recording
+MAX_POOLS: Final = 64
+_KEYS: Final = ("name", "namespace", "group", "grpc-port", "endpoints-file", "config-file")
+_SHORT = re.compile(r"(?:(?P<namespace>[^/:]*)/)?(?P<name>[^/:]*)(?::(?P<port>[^/:]*))?")
+_FORMS: Final = "[NAMESPACE/]NAME[:PORT], or name=NAME and more of " + ", ".join(_KEYS[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class OnePool:
+    """What one of the pools is served by. `key` is what people, metrics and URLs call it."""
+
+    key: str
+    names: tuple[str, ...]  # by which proxies may ask for it
+    options: Options
+
+
+def add_pools_flag(group: argparse._ArgumentGroup) -> None:
+    """Add it."""
+    group.add_argument(
+        "--pool",
+        dest="pools",
+        type=_pool,
+        metavar="POOL",
+        action="append",
+        default=[],
+        help=f"one of several pools to serve, each by a flag of its own: {_FORMS}",
+    )
+
+
+def pools_of(arguments: argparse.Namespace, base: KubernetesFlags | None) -> tuple[PoolFlags, ...]:
+    """The pools that the parsed flags name, none for a picker of one pool; `base` says how the
+    cluster is reached.
+
+    Raises `ConfigError` for pools that contradict each other or another flag.
+    """
+    asked: Sequence[PoolFlags] = arguments.pools
+    if not asked:
+        return ()
+    namespace = arguments.pool_namespace or DEFAULT_NAMESPACE
+    if base is not None:
+        namespace = base.pool_namespace
+    pools = tuple(
+        replace(one, namespace=one.namespace or namespace, group=one.group or arguments.pool_group)
+        for one in asked
+    )
+    if len(pools) > MAX_POOLS:
+        raise ConfigError(f"--pool: {len(pools)} pools; {MAX_POOLS} at most for one picker")
+    _refuse_twins(pools)
+    _refuse_shared_ports(pools, arguments)
+    _refuse_flags_of_one_pool(arguments)
+    return pools
+
+
+def split(options: Options) -> tuple[OnePool, ...]:
+    """What each pool is served by; without `options.pools` there is one, with an empty key."""
+    if not options.pools:
+        return (OnePool("", (options.pool_name,), options),)
+    same = Counter(one.name for one in options.pools)
+    return tuple(_one_of(options, one, same[one.name] == 1) for one in options.pools)
+
+
+def _one_of(options: Options, pool: PoolFlags, is_alone: bool) -> OnePool:
+    qualified = f"{pool.namespace}/{pool.name}"
+    key = pool.name if is_alone else qualified
+    cluster = options.kubernetes
+    if cluster is not None:  # for a pool of a file too, whose replicas may be found there
+        cluster = replace(
+            cluster, pool_name=pool.name, pool_namespace=pool.namespace, pool_group=pool.group
+        )
+    record = options.record
+    if record is not None:
+        name = record.path.name.replace(PLACE, key.replace("/", "_"))
+        record = replace(record, path=record.path.with_name(name))
+    own = replace(
+        options,
+        pools=(),
+        pool_name=pool.name,
+        pool_key=key,
+        kubernetes=cluster,
+        endpoints_file=pool.endpoints_file,
+        config_file=pool.config_file or options.config_file,
+        config_text=None if pool.config_file is not None else options.config_text,
+        record=record,
+        xds=None if options.xds is None else replace(options.xds, cluster_name=key),
+        peers=_peers_of(options, qualified),
+    )
+    return OnePool(key, (key, qualified) if is_alone else (qualified,), own)
+
+
+def _peers_of(options: Options, pool: str) -> PeerFlags | None:
+    """The same replicas for all pools, wherever these are. They know a pool by a name that does not
+    depend on which others they serve.
+    """
+    peers, cluster = options.peers, options.kubernetes
+    if peers is None:
+        return None
+    return replace(peers, pool=pool, namespace="" if cluster is None else cluster.pool_namespace)
+
+
+def _pool(text: str) -> PoolFlags:
+    """One value of the flag."""
+    given = _pairs(text) if "=" in text else _short(text)
+    name, namespace = given.get("name", ""), given.get("namespace", "")
+    if not DNS_NAME.fullmatch(name):
+        raise argparse.ArgumentTypeError(f"'{text}': '{name}' is no name of a pool; write {_FORMS}")
+    if namespace and not DNS_LABEL.fullmatch(namespace):
+        raise argparse.ArgumentTypeError(f"'{text}': '{namespace}' is no name of a namespace")
+    group = given.get("group", "")
+    if group and group not in POOL_GROUPS:
+        raise argparse.ArgumentTypeError(
+            f"'{text}': group '{group}' has no pools; write {' or '.join(POOL_GROUPS)}"
+        )
+    if "endpoints-file" in given and "group" in given:
+        raise argparse.ArgumentTypeError(f"'{text}': a pool is of a group or of an endpoints-file")
+    return PoolFlags(
+        name=name,
+        namespace=namespace,
+        group=group,
+        grpc_port=_port(text, given["grpc-port"]) if "grpc-port" in given else None,
+        endpoints_file=_path(given, "endpoints-file"),
+        config_file=_path(given, "config-file"),
+    )
+
+
+def _pairs(text: str) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for word in text.split(","):
+        key, sign, value = word.partition("=")
+        if not sign or key not in _KEYS:
+            told = f"'{text}': '{key}' is none of {', '.join(_KEYS)}"
+            raise argparse.ArgumentTypeError(told)
+        if key in given:
+            raise argparse.ArgumentTypeError(f"'{text}': {key} is given twice")
+        if not value:
+            raise argparse.ArgumentTypeError(f"'{text}': {key} has no value")
+        given[key] = value
+    return given
+
+
+def _short(text: str) -> dict[str, str]:
+    found = _SHORT.fullmatch(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"'{text}' is no pool; write {_FORMS}")
+    parts = {"name": found["name"], "namespace": found["namespace"], "grpc-port": found["port"]}
+    if "" in parts.values():
+        raise argparse.ArgumentTypeError(f"'{text}' is no pool; write {_FORMS}")
+    return {key: value for key, value in parts.items() if value is not None}
+
+
+def _port(text: str, port: str) -> int:
+    if not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"'{text}': '{port}' is no port; write 0 to 65535")
+    return int(port)
+
+
+def _path(given: dict[str, str], key: str) -> Path | None:
+    return Path(given[key]) if key in given else None
+
+
+def _refuse_twins(pools: Iterable[PoolFlags]) -> None:
+    for (namespace, name), count in Counter((one.namespace, one.name) for one in pools).items():
+        if count > 1:
+            raise ConfigError(
+                f"--pool names {namespace}/{name} {count} times; each pool is served once"
+            )
+
+
+def _refuse_shared_ports(pools: Iterable[PoolFlags], arguments: argparse.Namespace) -> None:
+    others = {
+        arguments.grpc_port: "--grpc-port",
+        arguments.grpc_health_port: "--grpc-health-port",
+        arguments.metrics_port: "--metrics-port",
+    }
+    if arguments.xds_port is not None:
+        others[arguments.xds_port] = "--xds-port"
+    if arguments.peers or arguments.peer_service or arguments.peer_slices:
+        others[arguments.peer_port] = "--peer-port"
+    for one in pools:
+        port = one.grpc_port
+        if port is not None and arguments.bind_address.startswith(("/", UNIX_SCHEME)):
+            raise ConfigError(
+                f"--pool {one.name}: there are no ports at --bind-address {arguments.bind_address};"
+                f" take {port} away, and let the proxy name the pool"
+            )
+        if not port:
+            continue
+        if port in others:
+            raise ConfigError(
+                f"--pool {one.name}: port {port} is that of {others[port]}; each needs its own"
+            )
+        others[port] = f"--pool {one.name}"
+
+
+def _refuse_flags_of_one_pool(arguments: argparse.Namespace) -> None:
+    alone = {
+        "--pool-name": arguments.pool_name,
+        "--endpoints-file": arguments.endpoints_file,
+        "--endpoint-selector": arguments.endpoint_selector,
+        "--xds-cluster-name": arguments.xds_cluster_name,
+    }
+    for flag, value in alone.items():
+        if value:
+            raise ConfigError(f"{flag} is for a picker of one pool; --pool says all of each pool")
+    if arguments.processes != 1:
+        raise ConfigError(
+            "--pool needs --processes 1: run a picker for each pool, or more replicas"
+        )
+    record = arguments.record
+    if record is not None and PLACE not in Path(record).name:
+        raise ConfigError(
+            f"--record with --pool needs {PLACE} in the file's name, e.g. "
+            f"decisions-{PLACE}.jsonl: each pool has a recording of its own"
+        )

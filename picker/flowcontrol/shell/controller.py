@@ -1,0 +1,225 @@
+"""Flow control as requests meet it: `core` decides, this waits.
+
+It looks at the queues when a request comes, when one that was let in leaves for its endpoint or is
+over, when the pool has changed, and when a time is due; there is no tick. What comes together is
+looked at once: an event asks the loop for a look, which then sees all of them. A pool of hundreds
+of endpoints changes thousands of times a second; there, changes gather for some milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from picker.errors import DropReason
+from picker.flowcontrol.core import FlowCore
+from picker.flowcontrol.saturation import PoolLoad
+from picker.flowcontrol.settings import FlowControlSettings
+from picker.flowcontrol.shell.waiting import Waiting
+from picker.flowcontrol.showing import queues_view
+from picker.flowcontrol.telling import FlowTelling
+from picker.flowcontrol.tickets import FlowTicket
+from picker.flowcontrol.views import QueuesView
+from picker.framework.flow import JudgesStaleness
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.types import Candidate, FinishCause, InferenceRequest, Usage
+
+_LEAST_DELAY_SECONDS = 0.001  # a loop that counts milliseconds would be asked again and again
+
+
+class FlowController:
+    """The gate. One object for the life of the picker; a reload changes its settings. Event-loop
+    thread only.
+
+    `pool` gives all endpoints, each with what is under way there; it is asked again whenever a
+    request is let in or over, and after `pool_changed`. `clock` is monotonic, in seconds, and may
+    tick otherwise than the loop's.
+    """
+
+    def __init__(
+        self,
+        settings: FlowControlSettings | None,
+        pool: Callable[[], Sequence[Candidate]],
+        clock: Callable[[], float],
+        metrics: PickerMetrics,
+        pool_name: str = "default",
+    ) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._telling = FlowTelling(metrics, pool_name, self)
+        self._core = FlowCore(pool, self._telling, self)
+        self._loop: asyncio.AbstractEventLoop | None = None  # set once somebody came
+        self._asked: asyncio.TimerHandle | asyncio.Handle | None = None  # a look is to come
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._core.use(settings, clock())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request of any priority would be let in now without waiting."""
+        return self._core.is_open(self._clock())
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait."""
+        return self._core.num_waiting
+
+    @property
+    def num_under_way(self) -> int:
+        """Requests that were let in and are not over."""
+        return len(self._core.under_way)
+
+    async def admit(
+        self, request: InferenceRequest, evict: Callable[[DropReason], None] | None
+    ) -> FlowTicket:
+        """Wait until `request` may go. Does not wait while `is_open`.
+
+        `evict` stops the request while it is under way (None: it cannot be stopped). Raises
+        `RefusedError`. May be cancelled; then the request is out of the queue.
+        """
+        began = self._clock()
+        waiting = self._core.arrive(request, evict, began)
+        self._telling.enqueued(waiting.labels, waiting.outcome, self._clock() - began)
+        if not waiting.is_settled:
+            await self._wait(waiting, began)
+        elif self._timer is None:  # for what is to be forgotten some day
+            self._loop = asyncio.get_running_loop()
+            self._set_timer()
+        if waiting.refusal is not None:
+            raise waiting.refusal
+        if waiting.ticket is None:
+            raise AssertionError("a request came back from the gate without an answer")
+        return waiting.ticket
+
+    def use(self, settings: FlowControlSettings | None) -> None:
+        """Go on by other settings. Whoever waits keeps their place; where there are more of them
+        than the new caps allow, only newcomers are refused. None: all who wait are let in, some at
+        a time, and whoever comes goes at once.
+        """
+        self._core.use(settings, self._clock())
+        self._ask()
+
+    def set_priorities(self, priorities: Iterable[int]) -> None:
+        """The priorities of all objectives: each has a band of its own."""
+        self._core.want(priorities)
+        self._ask()
+
+    def pool_changed(self) -> None:
+        """Endpoints came or went, or their metrics, or what else is under way there, changed."""
+        self._core.pool_changed()
+        self._ask(self._core.judge.load.settle_seconds)
+
+    def shut_down(self) -> None:
+        """Refuse all who wait, and whoever comes."""
+        self._core.shut_down(self._clock())
+        for handle in (self._asked, self._timer):
+            if handle is not None:
+                handle.cancel()
+        self._asked = self._timer = None
+
+    def queues(self) -> QueuesView:
+        """What people are shown."""
+        return queues_view(self._core, self._telling, self.num_stale(), self._clock())
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` when the books do not agree."""
+        self._core.check_integrity()
+
+    # Told by tickets
+
+    def ticket_left(self, ticket: FlowTicket) -> None:
+        """A request that was let in has left for an endpoint."""
+        self._core.left(ticket)
+        self._ask()
+
+    def ticket_closed(self, ticket: FlowTicket, usage: Usage | None) -> None:
+        """A request that was let in is over."""
+        self._core.closed(ticket, usage, self._clock())
+        self._ask()
+
+    # Read by gauges
+
+    def pool_load(self) -> PoolLoad:
+        """How full the pool is now."""
+        return self._core.judge.load.at(self._clock())
+
+    def num_stale(self) -> int:
+        """Endpoints that are judged without fresh metrics."""
+        settings = self._core.settings
+        if settings is None or not isinstance(settings.detector, JudgesStaleness):
+            return 0
+        return settings.detector.stale(self._pool(), self._clock())
+
+    def queued(self) -> tuple[int, int]:
+        """Requests and bytes that wait."""
+        queue = self._core.queue
+        return (0, 0) if queue is None else (queue.num_requests, queue.num_bytes)
+
+    def pending_reclaim(self) -> float:
+        """Saturation that is still to be freed."""
+        return self._core.reclaim.pending
+
+    async def _wait(self, waiting: Waiting, now_seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._look(now_seconds)  # whoever is let in at once has not waited
+        if waiting.is_settled:
+            return
+        settled = self._loop.create_future()
+        waiting.wake = lambda: None if settled.done() else settled.set_result(None)
+        try:
+            await settled
+        except asyncio.CancelledError:
+            if waiting.ticket is not None:
+                waiting.ticket.closed(FinishCause.CLIENT_GONE, None)
+            else:
+                self._core.withdraw(waiting, self._clock())
+                self._ask()
+            raise
+
+    def _ask(self, delay_seconds: float = 0.0) -> None:
+        """Have a look soon, if anybody waits."""
+        loop = self._loop
+        if loop is None or not self._core.num_waiting:
+            return
+        if self._asked is not None:
+            if delay_seconds or not isinstance(self._asked, asyncio.TimerHandle):
+                return
+            self._asked.cancel()
+        if delay_seconds:
+            self._asked = loop.call_later(delay_seconds, self._look)
+        else:
+            self._asked = loop.call_soon(self._look)
+
+    def _look(self, now_seconds: float | None = None) -> None:
+        if self._asked is not None:
+            self._asked.cancel()
+            self._asked = None
+        began = self._clock()
+        try:
+            self._core.look(began if now_seconds is None else now_seconds)
+        finally:
+            self._telling.cycled(self._clock() - began)
+            load = self._core.judge.load
+            if self._core.has_more or load.is_behind:
+                self._ask(0.0 if self._core.has_more else load.settle_seconds)
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Have `_tick` called when something is due."""
+        due, loop = self._core.next_due_seconds(), self._loop
+        if loop is None or due is None:
+            return
+        if self._timer is not None:
+            if self._timer_at <= due:
+                return
+            self._timer.cancel()
+        self._timer_at = due
+        delay_seconds = max(_LEAST_DELAY_SECONDS, due - self._clock())
+        self._timer = loop.call_later(delay_seconds, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        try:
+            self._core.tick(self._clock())
+        finally:
+            self._look()

@@ -1,0 +1,388 @@
+"""Listens to what engines say about their KV caches, over ZMQ, for one consumer.
+
+Theory of operation
+-------------------
+Either there is a task for each endpoint of the pool, with a SUB socket connected to its engine, or
+one task with a SUB socket that all engines connect to. ZMQ itself connects again whenever a
+connection breaks; what was lost meanwhile shows in the numbers (`prefix.kv_stream`), and is asked
+for again where the engine has a replay address: an empty frame and the first number wanted, to
+which it answers with messages as it sent them and one with an empty payload at the end.
+
+Each time a connection is made, what is missing is asked for at once, beginning with the last
+message that was taken in: an engine that does not send that very message again is a new one, even
+if it says nothing more.
+
+A replay that stalls is tried again from where it got to; after three attempts without progress, or
+two minutes, it has failed. Then the endpoint is forgotten, because nobody knows what left its cache
+meanwhile, and no replay is tried for half a minute. Without a replay address a gap is passed over:
+what entered the cache is missed, and what left it is believed to be there until it is stored and
+removed again. A new life of an engine is noticed either way.
+
+A message that cannot be understood is dropped, logged and counted. Of an endpoint that leaves the
+pool nothing is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import zmq
+import zmq.asyncio
+
+from picker.errors import PickerError
+from picker.framework.interfaces import KvEventConsumer, KvEventSource
+from picker.kvevents.sockets import (
+    NUMBER_BYTES,
+    Message,
+    digest_of,
+    open_socket,
+    read_message,
+)
+from picker.metrics.kv_events import KvSeries
+from picker.pool.datastore import Datastore, EndpointChanges
+from picker.prefix.kv_event_codec import parse_topic
+from picker.prefix.kv_stream import EventStream, Verdict
+
+log = logging.getLogger(__name__)
+
+UNKNOWN_POD = "unknown"
+RETRY_SECONDS = 5.0  # after an engine could not be listened to
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings:
+    """How patient replays are."""
+
+    idle_seconds: float = 2.0
+    total_seconds: float = 120.0
+    attempts_without_progress: int = 3
+    cooldown_seconds: float = 30.0
+    at_once: int = 8
+
+
+@dataclass(slots=True)
+class KvEventCounts:
+    """What a listener has seen, by endpoint key."""
+
+    messages: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    gaps: Counter[str] = field(default_factory=Counter)
+    replays: Counter[str] = field(default_factory=Counter)
+    failed_replays: Counter[str] = field(default_factory=Counter)
+    restarts: Counter[str] = field(default_factory=Counter)
+
+    def forget(self, key: str) -> None:
+        """The endpoint has left."""
+        for counter in (
+            self.messages,
+            self.errors,
+            self.gaps,
+            self.replays,
+            self.failed_replays,
+            self.restarts,
+        ):
+            counter.pop(key, None)
+
+
+@dataclass(slots=True)
+class _Engine:
+    """One engine: its endpoint's key, its numbers, and its last topic (None: never heard)."""
+
+    key: str
+    replay_address: str | None = None
+    stream: EventStream = field(default_factory=EventStream)
+    topic: str | None = None
+    last_digest: bytes = b""  # of the payload that was taken in last
+    is_unconfirmed: bool = False  # there was a connection before this one: is it the same engine?
+    no_replay_before: float = float("-inf")
+
+
+class KvEventListener:
+    """Feeds one consumer for as long as `run` runs. Owns the sockets and what is known of each
+    engine's numbers.
+    """
+
+    def __init__(
+        self,
+        consumer: KvEventConsumer,
+        datastore: Datastore,
+        replay: ReplaySettings = ReplaySettings(),
+        series: KvSeries | None = None,
+        retry_seconds: float = RETRY_SECONDS,
+    ) -> None:
+        self._consumer = consumer
+        self._datastore = datastore
+        self._replay = replay
+        self._series = KvSeries([]) if series is None else series
+        self._retry_seconds = retry_seconds
+        self._replays = asyncio.Semaphore(replay.at_once)
+        self._changed = asyncio.Event()
+        self._connected: dict[str, _Engine] = {}  # engines that connect to the picker, by endpoint
+        self._keys: dict[str, str] = {}  # their addresses, which is what they call themselves
+        self._touched: dict[str, None] = {}  # endpoints to look at, if the picker connects to them
+        self.counts = KvEventCounts()
+
+    async def run(self) -> None:
+        """Listen until cancelled. Raises `PickerError` when the address cannot be bound."""
+        feed = self._consumer.kv_event_feed
+        self._datastore.subscribe(self._note_changes)
+        known = self._datastore.snapshot().candidates
+        self._note_changes(EndpointChanges(tuple(one.endpoint for one in known), ()))
+        try:
+            with zmq.asyncio.Context() as context:
+                # ZMQ itself stops at 1,023, which are 500 engines.
+                context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
+                if feed.bind_address is None:
+                    await self._follow_endpoints(context)
+                else:
+                    await self._serve(context, feed.bind_address)
+        finally:
+            self._datastore.unsubscribe(self._note_changes)
+
+    def _note_changes(self, changes: EndpointChanges) -> None:
+        for endpoint in changes.removed:
+            self._connected.pop(endpoint.key, None)
+            self.counts.forget(endpoint.key)
+            if self._keys.get(endpoint.host_port) == endpoint.key:
+                del self._keys[endpoint.host_port]
+        for endpoint in changes.added:
+            self._keys.setdefault(endpoint.host_port, endpoint.key)
+        if self._consumer.kv_event_feed.bind_address is None:
+            touched = (*changes.removed, *changes.added, *changes.updated)
+            self._touched.update((one.key, None) for one in touched)
+        self._changed.set()
+
+    # Engines that the picker connects to
+
+    async def _follow_endpoints(self, context: zmq.asyncio.Context) -> None:
+        """Keep one task for each endpoint of the pool."""
+        listening: dict[str, tuple[KvEventSource, asyncio.Task[None]]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._changed.clear()
+                touched, self._touched = self._touched, {}
+                for key in touched:
+                    source = self._source_of(key)
+                    before = listening.get(key)
+                    if before is not None and before[0] != source:
+                        before[1].cancel()
+                        del listening[key]
+                    if source is not None and key not in listening:
+                        following = self._follow(context, key, source)
+                        task = group.create_task(following, name=f"kv-events {key}")
+                        listening[key] = (source, task)
+                await self._changed.wait()
+
+    def _source_of(self, key: str) -> KvEventSource | None:
+        candidate = self._datastore.get(key)
+        return None if candidate is None else self._consumer.kv_event_source(candidate.endpoint)
+
+    async def _follow(self, context: zmq.asyncio.Context, key: str, source: KvEventSource) -> None:
+        """Listen to one engine, for as long as its endpoint is in the pool."""
+        while True:
+            self._consumer.kv_events_lost(key)  # or a replay would count it twice
+            await self._follow_once(context, _Engine(key, source.replay_address), source)
+            await asyncio.sleep(self._retry_seconds)
+
+    async def _follow_once(
+        self, context: zmq.asyncio.Context, engine: _Engine, source: KvEventSource
+    ) -> None:
+        """Listen to one engine until that turns out to be impossible."""
+        prefix = self._consumer.kv_event_feed.topic_prefix
+        try:
+            with self._listening(), open_socket(context, zmq.SUB, source.address) as sub:
+                monitor = sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+                sub.subscribe(prefix)
+                sub.connect(source.address)
+                try:
+                    await self._listen(context, engine, sub, monitor)
+                finally:
+                    sub.disable_monitor()
+                    monitor.close(linger=0)
+        except zmq.ZMQError as error:
+            self._failed(engine.key, f"cannot listen at {source.address}: {error}")
+
+    async def _listen(
+        self,
+        context: zmq.asyncio.Context,
+        engine: _Engine,
+        sub: zmq.asyncio.Socket,
+        monitor: zmq.asyncio.Socket,
+    ) -> None:
+        """Take in messages, and look at what was missed whenever a connection is made."""
+        poller = zmq.asyncio.Poller()
+        poller.register(sub, zmq.POLLIN)
+        poller.register(monitor, zmq.POLLIN)
+        while True:
+            ready = dict(await poller.poll())
+            if monitor in ready:
+                await monitor.recv_multipart()
+                engine.is_unconfirmed = engine.stream.applied is not None
+                await self._fill(context, engine)
+            if sub in ready:
+                await self._take(context, engine, await sub.recv_multipart())
+
+    # Engines that connect to the picker
+
+    async def _serve(self, context: zmq.asyncio.Context, address: str) -> None:
+        with self._listening(), open_socket(context, zmq.SUB, address) as sub:
+            sub.subscribe(self._consumer.kv_event_feed.topic_prefix)
+            try:
+                sub.bind(address)
+            except zmq.ZMQError as error:
+                raise PickerError(f"cannot listen for KV events on {address}: {error}") from error
+            while True:
+                frames = await sub.recv_multipart()
+                pod = parse_topic(frames[0].decode(errors="replace")).pod
+                key = self._key_of(pod)
+                if key is None:
+                    # Under one name, because whoever connects may call itself anything.
+                    self._failed(UNKNOWN_POD, f"no endpoint of the pool is {pod!r:.100}")
+                    continue
+                engine = self._connected.setdefault(key, _Engine(key))
+                await self._take(context, engine, frames)
+
+    def _key_of(self, pod: str) -> str | None:
+        return pod if self._datastore.get(pod) is not None else self._keys.get(pod)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Somebody is listened to meanwhile."""
+        self._series.active_subscribers.inc()
+        try:
+            yield
+        finally:
+            self._series.active_subscribers.dec()
+
+    # Messages
+
+    async def _take(
+        self, context: zmq.asyncio.Context, engine: _Engine, frames: Sequence[bytes]
+    ) -> None:
+        """Deal with a message that came the ordinary way."""
+        message = read_message(frames)
+        if message is None:
+            self._failed(engine.key, f"a message of {len(frames)} frames")
+            return
+        self.counts.messages[engine.key] += 1
+        self._series.messages_received_total.labels(engine.key).inc()
+        engine.topic = message.topic
+        stream, now = engine.stream, asyncio.get_running_loop().time()
+        verdict = stream.heard(message.number, now)
+        if verdict is Verdict.RESTARTED:
+            self._begin_anew(engine)
+            verdict = stream.heard(message.number, now)
+        if verdict is Verdict.GAP:
+            self.counts.gaps[engine.key] += 1
+            self._series.gaps_total.labels(engine.key).inc()
+            await self._fill(context, engine)
+        if stream.applied is None or message.number > stream.applied:
+            self._apply(engine, message)
+
+    def _begin_anew(self, engine: _Engine) -> None:
+        """The engine is in a new life, with an empty cache."""
+        self.counts.restarts[engine.key] += 1
+        self._series.restarts_total.labels(engine.key).inc()
+        self._consumer.kv_events_lost(engine.key)
+        engine.stream.forget()
+        engine.is_unconfirmed = False
+
+    def _apply(self, engine: _Engine, message: Message) -> None:
+        engine.stream.taken(message.number)
+        engine.last_digest = digest_of(message.payload)
+        if self._datastore.get(engine.key) is None:
+            return  # it has left just now, and nobody would forget what it says
+        try:
+            self._consumer.kv_events(
+                engine.key, message.topic or engine.topic or "", message.payload
+            )
+        except PickerError as error:
+            self._failed(engine.key, str(error))
+        except Exception as error:
+            # A message that trips over a mistake of ours must not end listening to all engines.
+            if not self.counts.errors[engine.key]:
+                log.exception("a message of %s", engine.key)
+            self._failed(engine.key, repr(error))
+            self._consumer.kv_events_lost(engine.key)
+
+    def _failed(self, who: str, why: str) -> None:
+        self.counts.errors[who] += 1
+        pod = UNKNOWN_POD if self._datastore.get(who) is None else who
+        self._series.zmq_errors_total.labels(pod, "receive").inc()
+        count = self.counts.errors[who]
+        if count & (count - 1) == 0:  # the first, second, fourth, … of them
+            log.warning("KV events of %s: %s (%d so far)", who, why, count)
+
+    # Replay
+
+    async def _fill(self, context: zmq.asyncio.Context, engine: _Engine) -> None:
+        """Ask for what is missing, if that is possible; forget the endpoint if it fails."""
+        clock = asyncio.get_running_loop().time
+        if engine.replay_address is None or clock() < engine.no_replay_before:
+            return
+        async with self._replays:
+            self.counts.replays[engine.key] += 1
+            self._series.replays_total.labels(engine.key, "asked").inc()
+            deadline, attempts = clock() + self._replay.total_seconds, 0
+            while attempts < self._replay.attempts_without_progress and clock() < deadline:
+                before = engine.stream.wanted
+                if await self._ask(context, engine, engine.replay_address, deadline):
+                    engine.stream.replayed(clock())
+                    return
+                attempts = 0 if engine.stream.wanted > before else attempts + 1
+        self.counts.failed_replays[engine.key] += 1
+        self._series.replays_total.labels(engine.key, "failed").inc()
+        self._failed(engine.key, f"no replay from {engine.replay_address}")
+        self._consumer.kv_events_lost(engine.key)
+        engine.is_unconfirmed = False
+        engine.no_replay_before = clock() + self._replay.cooldown_seconds
+
+    async def _ask(
+        self, context: zmq.asyncio.Context, engine: _Engine, address: str, deadline: float
+    ) -> bool:
+        """Ask once. Whether the answer came to its end, by the deadline of the loop's clock."""
+        clock = asyncio.get_running_loop().time
+        with open_socket(context, zmq.DEALER, address) as dealer:
+            dealer.connect(address)
+            first = engine.stream.wanted - engine.is_unconfirmed
+            await dealer.send_multipart((b"", first.to_bytes(NUMBER_BYTES, "big")))
+            while True:
+                try:
+                    until = min(deadline, clock() + self._replay.idle_seconds)
+                    async with asyncio.timeout_at(until):
+                        frames = await dealer.recv_multipart()
+                except TimeoutError:
+                    return False
+                if not frames[-1]:
+                    if not engine.is_unconfirmed:
+                        return True
+                    self._begin_anew(engine)  # it has not got so far yet
+                    return False
+                message = read_message(frames[1:])
+                if message is None:
+                    self._failed(engine.key, f"a replayed message of {len(frames)} frames")
+                elif message.topic is None and engine.topic is None:
+                    return True  # of which model this is will be known from the first message
+                elif not self._take_replayed(engine, message):
+                    return False
+
+    def _take_replayed(self, engine: _Engine, message: Message) -> bool:
+        """Deal with a message that came again. False: it is of a new life, ask from 0."""
+        stream = engine.stream
+        if engine.is_unconfirmed:
+            engine.is_unconfirmed = False
+            if message.number == stream.applied:
+                if digest_of(message.payload) == engine.last_digest:
+                    return True
+                self._begin_anew(engine)
+                return False
+        if message.number >= stream.wanted:
+            if message.number > stream.wanted > 0:  # between may have been removals, which are gone
+                self._consumer.kv_events_lost(engine.key)
+            self._apply(engine, message)
+        return True

@@ -1,0 +1,144 @@
+"""Listening sockets: TCP, and unix sockets in the file system."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from pathlib import Path
+
+from picker.rpc.options import ServerOptions
+
+BACKLOG = 1024  # connections not accepted yet
+UNIX_SOCKET_MODE = 0o660  # a proxy in a container of its own shares the group, not the user
+# A peer that vanished is noticed within two minutes: when nothing is sent, and when something is,
+# for which keepalive does not count and the system alone would try for a quarter of an hour.
+_PEER_LOSS = (
+    ("TCP_KEEPIDLE", 60),
+    ("TCP_KEEPINTVL", 15),
+    ("TCP_KEEPCNT", 4),
+    ("TCP_USER_TIMEOUT", 120_000),  # milliseconds
+)
+
+
+def listen(options: ServerOptions) -> socket.socket:
+    """A listening socket where `options` say. Raises `OSError` when it cannot be had."""
+    try:
+        path = options.unix_path
+        return _listen_tcp(options) if path is None else _listen_unix(path)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen on {options.address}: {error}") from error
+
+
+def bind_shared(options: ServerOptions) -> socket.socket:
+    """A socket that is bound where `options` say and does not listen yet.
+
+    On TCP another one may be bound to the same place: the system then spreads connections over
+    those of them that listen. Raises `OSError` when it cannot be had.
+    """
+    try:
+        path = options.unix_path
+        return _bound_tcp(options) if path is None else _bound_unix(path)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen on {options.address}: {error}") from error
+
+
+def probe(options: ServerOptions) -> None:
+    """Raises `OSError` when somebody listens where `options` say, `bind_shared` or not."""
+    if options.unix_path is None and options.port:
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        with socket.socket(family) as alone:
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            alone.bind((options.host, options.port))
+
+
+def _bound_tcp(options: ServerOptions) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    bound = socket.socket(family)
+    try:
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            bound.setsockopt(socket.SOL_SOCKET, option, 1)
+        if family == socket.AF_INET6:
+            wide = options.host == "::" and socket.has_dualstack_ipv6()
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if wide else 1)
+        bound.bind((options.host, options.port))
+        _notice_lost_peers(bound)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _listen_tcp(options: ServerOptions) -> socket.socket:
+    """On TCP; `::` takes IPv4 too, as with other gRPC servers."""
+    wide = options.host == "::" and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listening = socket.create_server(
+        (options.host, options.port), family=family, backlog=BACKLOG, dualstack_ipv6=wide
+    )
+    _notice_lost_peers(listening)
+    return listening
+
+
+def _notice_lost_peers(listening: socket.socket) -> None:
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # connections inherit it
+    for name, value in _PEER_LOSS:
+        option = getattr(socket, name, None)  # not every system has them all
+        if option is not None:
+            listening.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _listen_unix(path: Path) -> socket.socket:
+    listening = _bound_unix(path)
+    try:
+        listening.listen(BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _bound_unix(path: Path) -> socket.socket:
+    remove_stale(path)
+    bound = socket.socket(socket.AF_UNIX)
+    try:
+        bound.bind(str(path))
+        path.chmod(UNIX_SOCKET_MODE)  # before `listen`, so that nobody comes in earlier
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def remove_stale(path: Path) -> None:
+    """Remove a socket that nobody listens on any more. Raises `OSError` for one in use, and for a
+    file of another kind.
+    """
+    try:
+        kind = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(kind):
+        raise OSError(errno.EEXIST, f"{path} is there already and is no socket")
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def bound_port(listening: socket.socket) -> int:
+    """The port of a TCP socket; 0 for a unix socket."""
+    name = listening.getsockname()
+    return int(name[1]) if isinstance(name, tuple) else 0
+
+
+def inode(path: Path) -> int | None:
+    """Which file `path` is at the moment, None when there is none."""
+    try:
+        return path.lstat().st_ino
+    except OSError:
+        return None

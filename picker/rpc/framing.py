@@ -1,0 +1,114 @@
+"""gRPC over HTTP/2 as bytes: messages with their prefix, status texts, timeouts. No I/O.
+
+Source: grpc/doc/PROTOCOL-HTTP2.md.
+"""
+
+from __future__ import annotations
+
+import re
+from struct import Struct
+from urllib.parse import quote_from_bytes
+
+from picker.extproc.body_budget import BodyBudget, BodyShare
+from picker.rpc.calls import RpcError, Status
+
+_PREFIX = Struct(">BI")  # compressed flag, length
+PREFIX_BYTES = _PREFIX.size
+MAX_STATUS_TEXT_BYTES = 1024  # before percent-encoding; peers bound their headers
+_TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])", re.ASCII)
+_UNIT_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+
+
+class MessageSplitter:
+    """Cuts the data of one stream, in pieces of any size, into messages. Owns the unfinished one.
+
+    At most `max_message_bytes` and a prefix are held, and counted in a budget until the message is
+    whole. Where that does not fit, `lacks_room` is true; what is fed then is held all the same.
+    """
+
+    __slots__ = ("_held", "_max_message_bytes", "_share", "_wanted", "lacks_room")
+
+    def __init__(self, max_message_bytes: int, bodies: BodyBudget) -> None:
+        self.lacks_room = False
+        self._held = bytearray()
+        self._max_message_bytes = max_message_bytes
+        self._share = BodyShare(bodies)
+        self._wanted: int | None = None  # bytes of the message whose prefix has been read
+
+    @property
+    def between_messages(self) -> bool:
+        """Whether the stream may end here."""
+        return not self._held and self._wanted is None
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that `data` completes.
+
+        Raises `RpcError` for a message that is compressed, too large or has a broken prefix; those
+        before it in `data` are lost, and so is the stream.
+        """
+        whole = self.between_messages and len(data) >= PREFIX_BYTES
+        if whole and self._length(data) + PREFIX_BYTES == len(data):
+            return [data[PREFIX_BYTES:]]  # most often a frame holds exactly one message
+        self._held += data
+        messages: list[bytes] = []
+        start = 0
+        while True:
+            if self._wanted is None:
+                if len(self._held) - start < PREFIX_BYTES:
+                    break
+                self._wanted = self._length(self._held, start)
+                start += PREFIX_BYTES
+                if len(self._held) - start < self._wanted:
+                    self.lacks_room = not self._share.grow(self._wanted)
+            if len(self._held) - start < self._wanted:
+                break
+            messages.append(bytes(memoryview(self._held)[start : start + self._wanted]))
+            start += self._wanted
+            self._wanted, self.lacks_room = None, False
+            self._share.release()
+        del self._held[:start]
+        return messages
+
+    def make_room(self) -> None:
+        """Hold the message under way although it does not fit."""
+        self.lacks_room = False
+        self._share.grow_beyond(self._wanted or 0)
+
+    def discard(self) -> None:
+        """Nothing that comes is wanted any more."""
+        self._held, self._wanted, self.lacks_room = bytearray(), None, False
+        self._share.release()
+
+    def _length(self, data: bytes | bytearray, start: int = 0) -> int:
+        compressed, length = _PREFIX.unpack_from(data, start)
+        if compressed == 1:
+            raise RpcError(Status.UNIMPLEMENTED, "compressed messages are not supported")
+        if compressed:
+            raise RpcError(Status.INTERNAL, f"a message with the compressed flag {compressed}")
+        if length > self._max_message_bytes:
+            limit = f"a message of {length} bytes exceeds {self._max_message_bytes}"
+            raise RpcError(Status.RESOURCE_EXHAUSTED, limit)
+        return int(length)
+
+
+def prefix(message: bytes) -> bytes:
+    """What stands before `message` on the wire."""
+    return _PREFIX.pack(0, len(message))
+
+
+def status_text(text: str) -> bytes:
+    """`text` as a `grpc-message` header carries it: percent-encoded UTF-8.
+
+    Of a text over `MAX_STATUS_TEXT_BYTES` only the whole characters that fit are kept.
+    """
+    data = text.encode("utf-8", "replace")
+    if len(data) > MAX_STATUS_TEXT_BYTES:
+        data = data[:MAX_STATUS_TEXT_BYTES].decode("utf-8", "ignore").encode()
+    return quote_from_bytes(data, safe=_PRINTABLE).encode("ascii")
+
+
+def timeout_seconds(value: bytes) -> float | None:
+    """The value of a `grpc-timeout` header; None for one that says nothing sensible."""
+    match = _TIMEOUT.fullmatch(value)
+    return int(match[1]) * _UNIT_SECONDS[match[2]] if match else None

@@ -1,0 +1,100 @@
+"""The gRPC health service: liveness is that we answer, readiness is what the application says.
+
+Source: `grpc.health.v1`, and the service names that gateways and kubelets ask for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+
+from picker.extproc.wire import SERVICE
+from picker.rpc.calls import Method, Read, RpcError, Status, Write
+
+LIVENESS = "liveness"
+READINESS = ("", "readiness", SERVICE, "inference-extension")
+HEALTH_SERVICE = "grpc.health.v1.Health"
+DEFAULT_WATCH_SECONDS = 0.2
+
+_Response = health_pb2.HealthCheckResponse
+
+
+class HealthService:
+    """Answers `Check`, `List` and `Watch`.
+
+    `is_ready` is asked for every answer, so that no copy of it can go stale; it must be quick. It
+    decides for the names in `READINESS`; `LIVENESS` is always serving. `Check` of another name is
+    NOT_FOUND. A watcher hears of a change within `watch_seconds`. One service may be on several
+    servers.
+    """
+
+    def __init__(
+        self, is_ready: Callable[[], bool], *, watch_seconds: float = DEFAULT_WATCH_SECONDS
+    ) -> None:
+        self._is_ready = is_ready
+        self._watch_seconds = watch_seconds
+
+    def methods(self) -> Mapping[str, Method]:
+        """Paths to methods."""
+        return {
+            f"/{HEALTH_SERVICE}/Check": self.check,
+            f"/{HEALTH_SERVICE}/List": self.list_all,
+            f"/{HEALTH_SERVICE}/Watch": self.watch,
+        }
+
+    def status(self, service: str) -> int | None:
+        """The serving status of `service`, None for a name nobody serves."""
+        if service == LIVENESS:
+            return int(_Response.SERVING)
+        if service not in READINESS:
+            return None
+        return int(_Response.SERVING if self._is_ready() else _Response.NOT_SERVING)
+
+    async def check(self, read: Read, write: Write) -> None:
+        """The status now."""
+        service = await _asked_for(read)
+        status = self.status(service)
+        if status is None:
+            raise RpcError(Status.NOT_FOUND, f"no service '{service}'")
+        await write(_response(status))
+
+    async def list_all(self, read: Read, write: Write) -> None:
+        """The status of every service."""
+        await _asked_for(read)
+        statuses = {name: _Response(status=self.status(name)) for name in (LIVENESS, *READINESS)}
+        await write(health_pb2.HealthListResponse(statuses=statuses).SerializeToString())
+
+    async def watch(self, read: Read, write: Write) -> None:
+        """The status now and after each change; SERVICE_UNKNOWN for an unknown name.
+
+        Ends only by being cancelled.
+        """
+        service = await _asked_for(read)
+        told: int | None = None
+        while True:
+            status = self.status(service)
+            status = int(_Response.SERVICE_UNKNOWN) if status is None else status
+            if status != told:
+                told = status
+                await write(_response(status))
+            await asyncio.sleep(self._watch_seconds)
+
+
+async def _asked_for(read: Read) -> str:
+    """The service that the one message of a request names."""
+    data = await read()
+    if data is None:
+        raise RpcError(Status.INVALID_ARGUMENT, "a request without a message")
+    try:
+        message: Any = health_pb2.HealthCheckRequest.FromString(data)
+    except DecodeError as error:
+        raise RpcError(Status.INVALID_ARGUMENT, f"not a health request: {error}") from error
+    return str(message.service)
+
+
+def _response(status: int) -> bytes:
+    return cast("bytes", _Response(status=status).SerializeToString())

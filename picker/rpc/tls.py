@@ -1,0 +1,150 @@
+"""TLS for a port that speaks gRPC: what is offered, and a certificate that may change meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from types import MappingProxyType
+
+from picker.errors import ConfigError
+from picker.file_changes import moments_to_look
+from picker.rpc.options import TlsMaterial, TlsOptions
+
+log = logging.getLogger(__name__)
+
+CERTIFICATE_FILE, KEY_FILE = "tls.crt", "tls.key"
+DEBOUNCE_MS = 200  # the two files of a pair are rarely replaced in one moment
+
+MIN_VERSIONS: Mapping[str, ssl.TLSVersion] = MappingProxyType(
+    {"VersionTLS12": ssl.TLSVersion.TLSv1_2, "VersionTLS13": ssl.TLSVersion.TLSv1_3}
+)
+# The suites of TLS 1.2 that HTTP/2 may use (RFC 9113, appendix A lists those that it may not).
+CIPHER_SUITES: Mapping[str, str] = MappingProxyType(
+    {
+        "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
+        "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
+        "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
+        "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
+        "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
+        "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    }
+)
+
+
+def min_version(name: str) -> ssl.TLSVersion:
+    """The version that `--tls-min-version` names. Raises `ConfigError`."""
+    if name in MIN_VERSIONS:
+        return MIN_VERSIONS[name]
+    raise ConfigError(f"'{name}' is no TLS version that is offered: {', '.join(MIN_VERSIONS)}")
+
+
+def cipher_suites(names: Sequence[str]) -> tuple[str, ...]:
+    """The suites that `--tls-cipher-suites` names, as OpenSSL calls them. Raises `ConfigError`."""
+    unknown = [name for name in names if name not in CIPHER_SUITES]
+    if unknown:
+        allowed = ", ".join(CIPHER_SUITES)
+        raise ConfigError(f"'{unknown[0]}' is no cipher suite for HTTP/2 over TLS 1.2: {allowed}")
+    return tuple(CIPHER_SUITES[name] for name in names)
+
+
+def server_context(options: TlsOptions) -> ssl.SSLContext:
+    """TLS that offers HTTP/2 only. Raises `ssl.SSLError`, an `OSError`, for an unusable pair."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = options.min_version
+    if options.cipher_suites:
+        context.set_ciphers(":".join(options.cipher_suites))
+    context.set_alpn_protocols(["h2"])
+    _show(context, options.material)
+    return context
+
+
+def replace_certificate(context: ssl.SSLContext, material: TlsMaterial) -> None:
+    """Show `material` to new connections. Raises `ssl.SSLError` and changes nothing if it cannot
+    be used.
+    """
+    _show(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), material)  # half a pair would break `context`
+    _show(context, material)
+
+
+def _show(context: ssl.SSLContext, material: TlsMaterial) -> None:
+    with _as_file(material.private_key + b"\n" + material.certificate_chain) as path:
+        context.load_cert_chain(path)
+
+
+@contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """A path to `content`, which `ssl` takes from files only; in memory where that is possible."""
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("tls"), "wb") as memory:
+            memory.write(content)
+            memory.flush()
+            yield f"/proc/self/fd/{memory.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile() as file:  # readable by its owner only
+            file.write(content)
+            file.flush()
+            yield file.name
+
+
+class CertificateFolder:
+    """A folder with `tls.crt` and `tls.key`, named by `flag`. Owns the memory of which pair was
+    read last.
+    """
+
+    def __init__(self, path: Path, flag: str = "--cert-path") -> None:
+        self._path, self._flag = path, flag
+        self._last: TlsMaterial | None = None
+
+    def load(self) -> TlsMaterial:
+        """The pair that is there now. Raises `ConfigError` when it cannot be read or used."""
+        material = TlsMaterial(self._read(KEY_FILE), self._read(CERTIFICATE_FILE))
+        if material == self._last:
+            return material
+        try:
+            _show(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), material)
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(
+                f"{self._flag}: {CERTIFICATE_FILE} and {KEY_FILE} in {self._path} cannot be used: "
+                f"{error}"
+            ) from error
+        self._last = material
+        return material
+
+    async def watch(self, apply: Callable[[TlsMaterial], None]) -> None:
+        """Give each new pair to `apply`, until cancelled; an unusable one is told of once."""
+        complaint = ""
+        files = (CERTIFICATE_FILE, KEY_FILE)
+        looking = moments_to_look(self._path.absolute(), *files, debounce_ms=DEBOUNCE_MS)
+        async with aclosing(looking) as moments:
+            async for _ in moments:
+                last = complaint
+                complaint = self._reload(apply)
+                if complaint and complaint != last:
+                    log.error("%s; keeping the certificate of before", complaint)
+
+    def _reload(self, apply: Callable[[TlsMaterial], None]) -> str:
+        """Apply what is there if it is new; what is wrong with it, or ""."""
+        before = self._last
+        try:
+            material = self.load()
+            if material != before:
+                apply(material)
+                log.info("new connections are shown the new certificate in %s", self._path)
+        except (ConfigError, OSError) as error:
+            self._last = before
+            return str(error)
+        return ""
+
+    def _read(self, name: str) -> bytes:
+        path = self._path / name
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise ConfigError(
+                f"{self._flag}: cannot read {path}: {error.strerror or error}"
+            ) from error

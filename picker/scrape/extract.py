@@ -1,0 +1,264 @@
+"""Samples of a metrics page → the endpoint's load, by the names its engine gives them.
+
+A page may speak of several engines: the data-parallel ranks of one server, the models of a Triton.
+What is counted is then summed, KV usage is the mean (every engine counts alike), a block is as
+small as the smallest. When each rank is an endpoint of its own, only samples of its rank count. So
+it never depends on the order of a page which engine is seen. Tensor- and pipeline-parallel ranks
+report the same requests again; of those the greatest counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from picker.scrape.engines import PROCESS_START, EngineSeries, Series
+from picker.scrape.exposition import Sample, greatest, scan
+from picker.scrape.sources import ExtractError, Findings, Scrape
+from picker.types import EndpointMetrics
+
+RANK_LABELS = ("engine", "dp_rank")  # vLLM's and SGLang's name for a data-parallel rank
+REPLICA_LABELS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
+MAX_COUNT = 2**53
+
+_PART_LABEL = "priority"
+_Samples = Mapping[str, Sequence[Sample]]
+
+
+def extract(scrape: Scrape, engine: EngineSeries) -> Findings:
+    """Read one metrics page.
+
+    A load series that is missing or unusable (NaN, infinite, negative) keeps its value from
+    `scrape.previous` and is reported. Raises `ExtractError` when there is no previous value either,
+    and when not one load series could be read: then the page says nothing about load at all. For an
+    engine without load series there is no load, only attributes.
+    """
+    samples = scan(scrape.page, engine.names)
+    problems: list[str] = []
+    attributes = _custom(samples, engine, scrape.rank, problems)
+    custom_problems = len(problems)
+    loads = (engine.waiting, engine.running, engine.kv_usage)
+    expected = sum(series is not None for series in loads)
+    if not expected:
+        return Findings(None, attributes, tuple(problems))
+    readings = [_values(samples, series, scrape.rank, problems) for series in loads]
+    missing = sum(
+        series is not None and not values for series, values in zip(loads, readings, strict=True)
+    )
+    if missing and (scrape.previous is None or missing == expected):
+        raise ExtractError("; ".join(problems[custom_problems:]))
+    metrics = _metrics(scrape, engine, samples, readings)
+    return Findings(metrics, attributes, tuple(problems))
+
+
+def _metrics(
+    scrape: Scrape, engine: EngineSeries, samples: _Samples, readings: Sequence[Sequence[float]]
+) -> EndpointMetrics:
+    # With every reading there is nothing to fill in, so the stand-in is never read.
+    before = scrape.previous or EndpointMetrics()
+    waiting, running, usage = readings
+    block_size, num_blocks = _geometry(samples, engine, scrape.rank)
+    active, adapters_waiting, max_adapters = _adapters(scrape.page, engine.lora, scrape.rank)
+    start = _process_start(samples)
+    return EndpointMetrics(
+        waiting_requests=int(sum(waiting)) if waiting else before.waiting_requests,
+        running_requests=int(sum(running)) if running else before.running_requests,
+        kv_cache_usage=_mean_share(usage) if usage else before.kv_cache_usage,
+        block_size_tokens=block_size or before.block_size_tokens,
+        num_kv_blocks=num_blocks or before.num_kv_blocks,
+        process_start_time_seconds=before.process_start_time_seconds if start is None else start,
+        active_models=active,
+        waiting_models=adapters_waiting,
+        max_active_models=max_adapters,
+        updated_at_seconds=scrape.now_seconds,
+        interval_seconds=scrape.interval_seconds,
+    )
+
+
+def _mean_share(values: Sequence[float]) -> float:
+    if len(values) == 1:
+        return min(values[0], 1.0)
+    return sum(min(value, 1.0) for value in values) / len(values)
+
+
+def _values(
+    samples: _Samples, series: Series | None, rank: int | None, problems: list[str]
+) -> list[float]:
+    """The usable values of a series, one per engine; says what is wrong with the others."""
+    if series is None:
+        return []
+    found = [sample.value for sample in _per_engine(samples, series, rank)]
+    if not found:
+        problems.append(f"series '{series.name}' is missing")
+        return found
+    usable = [value for value in found if _usable(value)]
+    if len(usable) < len(found):
+        bad = next(value for value in found if not _usable(value))
+        problems.append(f"series '{series.name}' has the unusable value {bad}")
+    return usable
+
+
+def _usable(value: float) -> bool:
+    return 0 <= value <= MAX_COUNT  # never true of NaN
+
+
+def _per_engine(samples: _Samples, series: Series, rank: int | None) -> list[Sample]:
+    """One sample for each engine of the page (of the given rank only), in the page's order."""
+    matching: Sequence[Sample] = samples.get(series.name, ())
+    if series.labels:
+        matching = [sample for sample in matching if _has(sample.labels, series.labels)]
+    if rank is not None:
+        matching = of_rank(matching, rank)
+    if len(matching) < 2:
+        return list(matching)
+    matching = _without_parts(matching)
+    best: dict[frozenset[tuple[str, str]], Sample] = {}
+    for sample in matching:
+        engine = frozenset(pair for pair in sample.labels.items() if pair[0] not in REPLICA_LABELS)
+        other = best.get(engine)
+        if other is None or _supersedes(sample, other):
+            best[engine] = sample
+    return list(best.values())
+
+
+def _without_parts(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Without what is in another sample already: SGLang tells a total, whose priority is empty, and
+    beside it what of that has each priority.
+    """
+    if not any(sample.labels.get(_PART_LABEL) for sample in samples):
+        return samples
+    return [sample for sample in samples if not sample.labels.get(_PART_LABEL)] or samples
+
+
+def _has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    return all(labels.get(name) == value for name, value in wanted.items())
+
+
+def of_rank(samples: Sequence[Sample], rank: int) -> Sequence[Sample]:
+    """The samples of one data-parallel rank; all of them where the page tells no ranks apart."""
+    ranked = [
+        (next((sample.labels[name] for name in RANK_LABELS if name in sample.labels), None), sample)
+        for sample in samples
+    ]
+    if all(label is None for label, _ in ranked):
+        return samples
+    return [sample for label, sample in ranked if label in (None, str(rank))]
+
+
+def _supersedes(sample: Sample, other: Sample) -> bool:
+    """Later counts more; of the same time a number counts more than NaN, and more than less."""
+    later, earlier = sample.timestamp_ms or 0, other.timestamp_ms or 0
+    if later != earlier:
+        return later > earlier
+    return sample.value > other.value or math.isnan(other.value)
+
+
+def _geometry(
+    samples: _Samples, engine: EngineSeries, rank: int | None
+) -> tuple[int | None, int | None]:
+    """Tokens per KV block and number of KV blocks, each None when the page does not say."""
+    if engine.cache_info is not None:
+        infos = _per_engine(samples, engine.cache_info, rank)
+        sizes = [_count(info.labels.get(engine.block_size_label)) for info in infos]
+        counts = [_count(info.labels.get(engine.num_blocks_label)) for info in infos]
+    else:
+        sizes = _gauge_counts(samples, engine.block_size, rank)
+        counts = _gauge_counts(samples, engine.num_blocks, rank)
+    known_sizes = [size for size in sizes if size is not None]
+    known_counts = [count for count in counts if count is not None]
+    return min(known_sizes, default=None), sum(known_counts) or None
+
+
+def _count(text: str | None) -> int | None:
+    if text is None or not text.isascii() or not text.isdecimal() or len(text) > 15:
+        return None
+    return int(text) or None
+
+
+def _gauge_counts(samples: _Samples, series: Series | None, rank: int | None) -> list[int | None]:
+    if series is None:
+        return []
+    found = _per_engine(samples, series, rank)
+    return [int(sample.value) or None for sample in found if _usable(sample.value)]
+
+
+def _process_start(samples: _Samples) -> float | None:
+    """When the youngest process of the page started: each restart makes it another."""
+    starts = [sample.value for sample in samples.get(PROCESS_START, ()) if _usable(sample.value)]
+    return max(starts, default=None)
+
+
+def _adapters(
+    page: bytes, series: Series | None, rank: int | None
+) -> tuple[frozenset[str], frozenset[str], int | None]:
+    """LoRA adapters running and waiting, and how many may run; the latest sample says so.
+
+    Engines write a new sample for every combination and never take one back; its value is the time
+    of writing.
+    """
+    latest = None if series is None else greatest(page, series.name)
+    if series is None or latest is None:
+        return frozenset(), frozenset(), None
+    if series.labels or any(name in latest.labels for name in RANK_LABELS):
+        return _adapters_of_ranks(page, series, rank)
+    return _adapters_in((latest,))
+
+
+def _adapters_of_ranks(
+    page: bytes, series: Series, rank: int | None
+) -> tuple[frozenset[str], frozenset[str], int | None]:
+    found = scan(page, (series.name,)).get(series.name, ())
+    matching: Sequence[Sample] = [one for one in found if _has(one.labels, series.labels)]
+    if rank is not None:
+        matching = of_rank(matching, rank)
+    latest: dict[str, Sample] = {}
+    for sample in matching:
+        engine = next((sample.labels[name] for name in RANK_LABELS if name in sample.labels), "")
+        if engine not in latest or sample.value > latest[engine].value:
+            latest[engine] = sample
+    return _adapters_in(latest.values())
+
+
+def _adapters_in(
+    infos: Iterable[Sample],
+) -> tuple[frozenset[str], frozenset[str], int | None]:
+    running: set[str] = set()
+    waiting: set[str] = set()
+    most: int | None = None
+    for info in infos:
+        running |= _names(info.labels.get("running_lora_adapters", ""))
+        waiting |= _names(info.labels.get("waiting_lora_adapters", ""))
+        limit = _count(info.labels.get("max_lora"))
+        if limit is not None:
+            most = max(limit, most or 0)
+    return frozenset(running), frozenset(waiting), most
+
+
+def _names(text: str) -> set[str]:
+    return {name for word in text.split(",") if (name := word.strip())}
+
+
+def _custom(
+    samples: _Samples, engine: EngineSeries, rank: int | None, problems: list[str]
+) -> dict[str, float]:
+    """Custom numbers: the sample with the latest timestamp, of equals the first, must be finite.
+
+    What they mean is not known here, so several samples are not combined: labels in the
+    configuration choose one.
+    """
+    attributes: dict[str, float] = {}
+    for name, series in engine.custom:
+        matching: Sequence[Sample] = [
+            one for one in samples.get(series.name, ()) if _has(one.labels, series.labels)
+        ]
+        if rank is not None:
+            matching = of_rank(matching, rank)
+        if not matching:
+            problems.append(f"series '{series.name}' is missing")
+            continue
+        value = max(matching, key=lambda sample: sample.timestamp_ms or 0).value
+        if math.isfinite(value):
+            attributes[name] = value
+        else:
+            problems.append(f"series '{series.name}' has the unusable value {value}")
+    return attributes

@@ -1,0 +1,162 @@
+"""One extractor's reading of one endpoint: stores what pages say, and judges when that is over.
+
+A failure changes nothing: the last values stay. Once failures have lasted, what the reading gave is
+unknown: the load is marked stale, attributes are dropped. A change of state is logged once, every
+failure is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from picker.pool.datastore import Datastore
+from picker.scrape.sources import ExtractError, Extractor, Findings, Scrape
+from picker.types import Candidate, Endpoint
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """When old answers are not believed any more: whichever comes first."""
+
+    seconds: float = 2.0
+    failures: int = 4
+
+
+class Reading:
+    """Owns how an extractor, at its position in the source, fares with an endpoint.
+
+    No clock: times are arguments, in seconds.
+    """
+
+    __slots__ = (
+        "_datastore",
+        "_extractor",
+        "_extractor_type",
+        "_failing_since",
+        "_failures",
+        "_gave_load",
+        "_given",
+        "_note_error",
+        "_patience",
+        "_problems",
+        "_stale",
+        "endpoint",
+        "position",
+        "rank",
+    )
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        position: int,
+        extractor: tuple[str, Extractor],
+        datastore: Datastore,
+        patience: Patience,
+        note_error: Callable[[], None],
+    ) -> None:
+        self.endpoint, self.position = endpoint, position
+        self.rank: int | None = None
+        self._extractor_type, self._extractor = extractor
+        self._datastore = datastore
+        self._patience = patience
+        self._note_error = note_error
+        self._failures = 0
+        self._failing_since: float | None = None
+        self._stale = False
+        self._problems: tuple[str, ...] = ()
+        self._gave_load = False
+        self._given: frozenset[str] = frozenset()
+
+    def take(self, page: bytes, now_seconds: float, interval_seconds: float) -> None:
+        """A page has come; the next is expected after `interval_seconds`."""
+        candidate = self._candidate()
+        if candidate is None:
+            return  # it left, or moved, while the page was on its way
+        scrape = Scrape(
+            page,
+            candidate.endpoint,
+            now_seconds,
+            candidate.metrics,
+            self.rank,
+            interval_seconds,
+        )
+        try:
+            findings = self._extractor.extract(scrape)
+        except ExtractError as error:
+            self._note_error()
+            self.fail(str(error), now_seconds)
+        except Exception as error:
+            # A page that trips over a mistake of ours must not take the whole pool down.
+            self._note_error()
+            if not self._failures:
+                log.exception("reading a page of %s", self.endpoint.key)
+            self.fail(repr(error), now_seconds)
+        else:
+            self._store(findings)
+
+    def fail(self, reason: str, now_seconds: float) -> None:
+        """No page has come, or none that says anything."""
+        self._failures += 1
+        if self._failing_since is None:
+            self._failing_since = now_seconds
+        lost = (
+            self._failures >= self._patience.failures
+            or now_seconds - self._failing_since >= self._patience.seconds
+        )
+        if lost and not self._stale:
+            self._stale = True
+            self._give_up(reason)
+
+    def end(self) -> None:
+        """Nobody will read on, while the endpoint may stay: what was given is not kept alive."""
+        if self._candidate() is not None:
+            self._forget()
+
+    def _candidate(self) -> Candidate | None:
+        candidate = self._datastore.get(self.endpoint.key)
+        if candidate is None or not candidate.endpoint.is_same_server(self.endpoint):
+            return None
+        return candidate
+
+    def _store(self, findings: Findings) -> None:
+        key = self.endpoint.key
+        if findings.metrics is not None:
+            self._gave_load = True
+            self._datastore.update_metrics(key, findings.metrics, findings.attributes)
+        elif findings.attributes:
+            self._datastore.set_attributes(key, findings.attributes)
+        if findings.attributes:
+            self._given |= findings.attributes.keys()
+        if findings.problems:
+            self._note_error()
+        if findings.problems != self._problems:
+            self._problems = findings.problems
+            said = "; ".join(findings.problems) or "complete again"
+            log.warning("%s of %s: %s", self._extractor_type, key, said)
+        if self._stale:
+            log.info("endpoint %s answers scrapes again (%s)", key, self._extractor_type)
+        self._failures, self._stale, self._failing_since = 0, False, None
+
+    def _give_up(self, reason: str) -> None:
+        candidate = self._candidate()
+        if candidate is None:
+            return
+        self._forget()
+        lost = "load" if self._gave_load or candidate.metrics is None else self._extractor_type
+        log.warning(
+            "endpoint %s: %s unknown after %d failed scrapes: %s",
+            self.endpoint.key,
+            lost,
+            self._failures,
+            reason,
+        )
+
+    def _forget(self) -> None:
+        if self._gave_load:
+            self._datastore.mark_stale(self.endpoint.key)
+        if self._given:
+            self._datastore.drop_attributes(self.endpoint.key, self._given)

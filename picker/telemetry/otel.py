@@ -1,0 +1,143 @@
+"""Spans of requests for OpenTelemetry. Imported only where tracing is asked for.
+
+What is sent where is set by the usual variables: `OTEL_TRACES_EXPORTER` (`otlp`, the default, which
+is OTLP over HTTP here; `console`; `none`), `OTEL_EXPORTER_OTLP_…`, `OTEL_SERVICE_NAME`,
+`OTEL_TRACES_SAMPLER` and `OTEL_TRACES_SAMPLER_ARG` (a tenth of the traces that nobody else began).
+The SDK sends in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+from opentelemetry import trace
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.propagators.composite import CompositePropagator
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    ConsoleSpanExporter,
+    SimpleSpanProcessor,
+    SpanExporter,
+)
+from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
+from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from picker.errors import ConfigError
+from picker.framework.tracing import NO_SPAN, Span
+from picker.telemetry.tracing import Tracing
+
+REQUEST_SPAN = "gateway.request"
+DEFAULT_SERVICE_NAME = "llm-d-epp"  # as the reference calls itself, for its dashboards
+DEFAULT_RATIO = "0.1"
+# They warn of every entry of a client's headers that they cannot read, with the whole of it.
+_TALKATIVE = ("opentelemetry.baggage", "opentelemetry.trace", "opentelemetry.util.re")
+_PROPAGATOR = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
+
+
+class OtelSpan:
+    """A span and the context that its children and the endpoint get."""
+
+    __slots__ = ("_span", "context")
+
+    def __init__(self, span: trace.Span, parent: Context | None) -> None:
+        self._span = span
+        self.context = trace.set_span_in_context(span, parent)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether it is sampled."""
+        return self._span.is_recording()
+
+    def set(self, name: str, value: str | int | float | bool) -> None:
+        """An attribute."""
+        self._span.set_attribute(name, value)
+
+    def fail(self, description: str) -> None:
+        """The error status."""
+        self._span.set_status(Status(StatusCode.ERROR, description))
+
+    def end(self) -> None:
+        """Send it, if it is sampled."""
+        self._span.end()
+
+    def propagation(self) -> Mapping[str, str]:
+        """`traceparent`, and `tracestate` and `baggage` where the client sent them."""
+        headers: dict[str, str] = {}
+        _PROPAGATOR.inject(headers, context=self.context)
+        return headers
+
+
+class OtelTracer:
+    """Begins spans with a provider's tracer."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._tracer = provider.get_tracer("pointsman.picker")
+
+    def begin_request(self, headers: Mapping[str, str], age_seconds: float) -> Span:
+        """A server span; its parent is what `traceparent` names."""
+        parent = _PROPAGATOR.extract(headers, context=Context())
+        began = time.time_ns() - int(age_seconds * 1e9)
+        kind = SpanKind.SERVER
+        span = self._tracer.start_span(REQUEST_SPAN, context=parent, kind=kind, start_time=began)
+        return OtelSpan(span, parent)
+
+    def begin(self, name: str, parent: Span) -> Span:
+        """A span within `parent`."""
+        if not isinstance(parent, OtelSpan):
+            return NO_SPAN
+        return OtelSpan(self._tracer.start_span(name, context=parent.context), parent.context)
+
+
+def tracing_from(environment: Mapping[str, str]) -> Tracing:
+    """A tracer as `environment` sets it up. Raises `ConfigError`."""
+    try:
+        return tracing_with(_exporter(environment), environment, in_background=True)
+    except ValueError as error:  # the library reads variables of its own
+        raise ConfigError(f"--tracing: {error}") from error
+
+
+def tracing_with(
+    exporter: SpanExporter | None, environment: Mapping[str, str], *, in_background: bool
+) -> Tracing:
+    """A tracer that sends its spans with `exporter`; None sends none, but passes traces on."""
+    for talkative in _TALKATIVE:
+        logging.getLogger(talkative).setLevel(logging.ERROR)
+    name = environment.get("OTEL_SERVICE_NAME") or DEFAULT_SERVICE_NAME
+    provider = TracerProvider(
+        sampler=_sampler(environment),
+        resource=Resource.create({SERVICE_NAME: name}),
+        shutdown_on_exit=False,
+    )
+    if exporter is not None:
+        processor = BatchSpanProcessor if in_background else SimpleSpanProcessor
+        provider.add_span_processor(processor(exporter))
+    return Tracing(OtelTracer(provider), provider.shutdown)
+
+
+def _exporter(environment: Mapping[str, str]) -> SpanExporter | None:
+    name = environment.get("OTEL_TRACES_EXPORTER") or "otlp"
+    if name == "otlp":
+        return OTLPSpanExporter()
+    if name == "console":
+        return ConsoleSpanExporter()
+    if name == "none":
+        return None
+    raise ConfigError(f"OTEL_TRACES_EXPORTER={name}: only otlp, console and none are supported")
+
+
+def _sampler(environment: Mapping[str, str]) -> Sampler:
+    name = environment.get("OTEL_TRACES_SAMPLER") or "parentbased_traceidratio"
+    if name != "parentbased_traceidratio":
+        raise ConfigError(f"OTEL_TRACES_SAMPLER={name}: only parentbased_traceidratio is supported")
+    text = environment.get("OTEL_TRACES_SAMPLER_ARG") or DEFAULT_RATIO
+    try:
+        return ParentBased(TraceIdRatioBased(float(text)))
+    except ValueError as error:
+        raise ConfigError(f"OTEL_TRACES_SAMPLER_ARG={text}: must be from 0 to 1") from error

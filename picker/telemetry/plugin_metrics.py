@@ -1,0 +1,120 @@
+"""Gauges of what plugins have in hand, computed from their own state whenever somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from picker.config.build import Assembly
+from picker.framework.findings import EndpointLoad, FlowLoads
+from picker.framework.flow import ProgramShare, SharesByProgram
+from picker.metrics.picker_metrics import Collector, Metric, PickerMetrics, gauge_family
+from picker.pool.inflight import InflightLoad
+
+FLOW_LABELS = ("endpoint_name", "namespace", "producer_name", "fairness_id", "priority")
+PROGRAM = ("program_id",)
+Row = tuple[str, str, str, str, str]
+_NOTHING = EndpointLoad()
+
+
+class PluginCollector(Collector):
+    """Tells of the plugins of the configuration in use.
+
+    Where none of them counts what is under way, `inflight`, which always does, is told instead,
+    with the last three labels empty: to tell both would count every request twice.
+    """
+
+    def __init__(
+        self, assembly: Callable[[], Assembly], inflight: InflightLoad, metrics: PickerMetrics
+    ) -> None:
+        self._assembly = assembly
+        self._inflight = inflight
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        """One pass over the plugins."""
+        assembly = self._assembly()
+        producers = {
+            name: one.plugin
+            for name, one in assembly.instances.items()
+            if isinstance(one.plugin, FlowLoads)
+        }
+        rows = self._flows(producers) if producers else self._whole()
+        requests = gauge_family(
+            "inflight_requests", "Requests that this picker has under way.", FLOW_LABELS
+        )
+        tokens = gauge_family("inflight_tokens", "Their tokens.", FLOW_LABELS)
+        for row, load in rows.items():
+            requests.add_metric(row, load.requests)
+            if producers:
+                tokens.add_metric(row, load.tokens)
+        yield requests
+        yield tokens
+        yield self._revisions(assembly)
+        yield from self._programs(assembly)
+
+    def _whole(self) -> dict[Row, EndpointLoad]:
+        rows: dict[Row, EndpointLoad] = {}
+        for key, count in self._inflight.own_counts.items():
+            namespace, _, name = key.partition("/")
+            rows[name, namespace, "", "", ""] = EndpointLoad(count)
+        return rows
+
+    def _flows(self, producers: Mapping[str, FlowLoads]) -> dict[Row, EndpointLoad]:
+        """The load by labels; those of clients that are too many fall together."""
+        rows: dict[Row, EndpointLoad] = {}
+        for producer, plugin in producers.items():
+            for flow, load in plugin.flow_loads().items():
+                namespace, _, name = flow.endpoint_key.partition("/")
+                fairness_id = self._metrics.fairness_label(flow.fairness_id)
+                row = (name, namespace, producer, fairness_id, str(flow.priority))
+                known = rows.get(row, _NOTHING)
+                rows[row] = EndpointLoad(known.requests + load.requests, known.tokens + load.tokens)
+        return rows
+
+    def _revisions(self, assembly: Assembly) -> Metric:
+        shares = gauge_family(
+            "disaggregatedset_revision_gating_share",
+            "Chance of a revision to be drawn for the next request.",
+            ("plugin_type", "plugin_name", "mode", "revision"),
+        )
+        for screener in assembly.screeners:
+            if screener.recorder is None:
+                continue
+            labels, mode = screener.recorder.labels, screener.recorder.gate.gating_mode
+            for revision, share in screener.recorder.shares().items():
+                shares.add_metric((*labels, mode, revision), share)
+        return shares
+
+    def _programs(self, assembly: Assembly) -> Iterator[Metric]:
+        """What fairness policies know of programs; those that are too many fall together."""
+        shares: dict[str, list[ProgramShare]] = {}
+        for one in assembly.instances.values():
+            if isinstance(one.plugin, SharesByProgram):
+                for program, share in one.plugin.program_shares().items():
+                    shares.setdefault(self._metrics.fairness_label(program), []).append(share)
+        attained = {
+            label: sum(one.attained_tokens for one in found) for label, found in shares.items()
+        }
+        waits = gauge_family(
+            "program_aware_avg_wait_time_milliseconds",
+            "How long requests of a program waited on average.",
+            PROGRAM,
+        )
+        tokens = gauge_family(
+            "program_aware_attained_service_tokens",
+            "Tokens that a program was served lately, completion tokens twice.",
+            PROGRAM,
+        )
+        for label, found in shares.items():
+            waited = sum(one.average_wait_seconds for one in found) / len(found)
+            waits.add_metric((label,), waited * 1000)
+            tokens.add_metric((label,), attained[label])
+        index = gauge_family(
+            "program_aware_jains_fairness_index",
+            "How equally programs were served lately: 1 is equally, 1/n is one of n alone.",
+            (),
+        )
+        squares = sum(value * value for value in attained.values())
+        if squares:
+            index.add_metric((), sum(attained.values()) ** 2 / (len(attained) * squares))
+        yield from (index, waits, tokens)

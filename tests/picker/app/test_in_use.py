@@ -1,0 +1,122 @@
+"""Another configuration is put to use as a whole; unchanged plugins keep their state."""
+
+from __future__ import annotations
+
+import pytest
+
+from picker.app.in_use import BuildContext, ConfigInUse, pipeline_of
+from picker.config.build import Assembly, BuildOptions
+from picker.config.catalog import builtin_plugins
+from picker.config.load import LoadedConfig, load_config
+from picker.errors import ConfigError
+from picker.metrics.picker_metrics import PickerMetrics
+
+DISAGGREGATED = """
+- {type: disagg-profile-handler, parameters: {deciders: {prefill: worth-it}}}
+- {type: prefix-based-pd-decider, name: worth-it, parameters: {nonCachedTokens: %d}}
+- {type: decode-filter}
+schedulingProfiles:
+- {name: decode, plugins: [{pluginRef: decode-filter}]}
+"""
+
+
+def config(plugins: str = "- {type: prefix-cache-scorer}\n", more: str = "") -> LoadedConfig:
+    head = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n"
+    return load_config((head + plugins.lstrip("\n") + more).encode(), "c.yaml")
+
+
+def in_use(loaded: LoadedConfig, metrics: PickerMetrics | None = None) -> ConfigInUse:
+    context = BuildContext(builtin_plugins(), metrics or PickerMetrics(), BuildOptions())
+    return ConfigInUse(loaded, context)
+
+
+def plugin(used: ConfigInUse, name: str) -> object:
+    return used.assembly.instances[name].plugin
+
+
+def test_plugins_whose_entries_are_unchanged_are_taken_over() -> None:
+    """Auto-created ones and defaults too; one with other parameters is made anew."""
+    used = in_use(config("- {type: prefix-cache-scorer}\n- {type: max-score-picker}\n"))
+    index, picker = plugin(used, "approx-prefix-cache-producer"), plugin(used, "max-score-picker")
+    parsers = used.assembly.parsers
+    other = "- {type: max-score-picker, parameters: {maxNumOfEndpoints: 2}}\n"
+    used.apply(config("- {type: queue-scorer}\n- {type: prefix-cache-scorer}\n" + other))
+    assert plugin(used, "approx-prefix-cache-producer") is index
+    assert used.assembly.parsers == parsers
+    assert plugin(used, "max-score-picker") is not picker
+    used.apply(config("- {type: approx-prefix-cache-producer, parameters: {autoTune: false}}\n"))
+    assert plugin(used, "approx-prefix-cache-producer") is not index
+
+
+def test_a_plugin_that_names_a_changed_one_is_made_anew() -> None:
+    """It would go on asking the one of before."""
+    used = in_use(config(DISAGGREGATED % 1))
+    decider, handler = plugin(used, "worth-it"), plugin(used, "disagg-profile-handler")
+    used.apply(config(DISAGGREGATED % 1, "# same\n"))
+    assert plugin(used, "worth-it") is decider
+    assert plugin(used, "disagg-profile-handler") is handler
+    used.apply(config(DISAGGREGATED % 2))
+    assert plugin(used, "worth-it") is not decider
+    assert plugin(used, "disagg-profile-handler") is not handler
+
+
+def test_listeners_hear_of_each_new_assembly() -> None:
+    """Once it is in use."""
+    used = in_use(config())
+    heard: list[Assembly] = []
+    used.subscribe(heard.append)
+    used.apply(config("- {type: queue-scorer}\n"))
+    assert heard == [used.assembly]
+    assert pipeline_of(heard[0]).scheduler is heard[0].scheduler
+
+
+@pytest.mark.parametrize(
+    ("plugins", "more", "reason"),
+    [
+        ("- {type: queue-scorrer}\n", "", "did you mean 'queue-scorer'"),
+        (
+            "- {type: metrics-data-source, parameters: {port: 9}}\n",
+            "",
+            "dataLayer.sources: cannot change while the picker runs",
+        ),
+        (
+            "- {type: file-discovery, parameters: {path: x}}\n",
+            "dataLayer: {discovery: {pluginRef: file-discovery}}\n",
+            "c.yaml:5:13: dataLayer.discovery: cannot change while the picker runs",
+        ),
+    ],
+)
+def test_what_cannot_be_used_changes_nothing(plugins: str, more: str, reason: str) -> None:
+    """And says why; the data layer is fixed when the picker starts."""
+    used = in_use(config())
+    before = used.assembly
+    used.subscribe(lambda _: pytest.fail("nobody is to hear of it"))
+    with pytest.raises(ConfigError) as error:
+        used.apply(config(plugins, more))
+    assert reason in str(error.value)
+    assert used.assembly is before
+
+
+def test_a_data_layer_written_out_as_it_was_is_no_change() -> None:
+    """What counts is what is asked of endpoints, not how it is written."""
+    used = in_use(config())
+    used.apply(
+        config(
+            "- {type: metrics-data-source}\n- {type: core-metrics-extractor}\n",
+            "dataLayer: {sources: [{pluginRef: metrics-data-source,"
+            " extractors: [{pluginRef: core-metrics-extractor}]}]}\n",
+        )
+    )
+
+
+def test_sizes_of_indexes_that_are_gone_are_not_shown_any_more() -> None:
+    """And those of new ones are."""
+    metrics = PickerMetrics()
+    used = in_use(config(), metrics)
+
+    def shown() -> set[str]:
+        return {labels[0] for labels, _ in metrics.prefix_indexer_size.numbers()}
+
+    assert shown() == {"approx-prefix-cache-producer"}
+    used.apply(config("- {type: approx-prefix-cache-producer, name: mine}\n"))
+    assert shown() == {"mine"}

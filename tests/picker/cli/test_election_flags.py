@@ -1,0 +1,78 @@
+"""Flags about leader election, and what is said of those that cannot be meant."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from picker.cli.flags import build_parser, options_of
+from picker.cli.options import Options
+from picker.errors import ConfigError
+from picker.k8s.elector import Timings
+
+ELECTS = ("--pool-name=pool", "--pool-namespace=team", "--ha-enable-leader-election")
+
+
+def _parsed(*argv: str) -> Options:
+    return options_of(build_parser().parse_args(argv))
+
+
+def test_without_the_flag_nobody_is_elected() -> None:
+    """Nor when it says false."""
+    assert _parsed("--pool-name=pool").election is None
+    assert _parsed("--pool-name=pool", "--ha-enable-leader-election=false").election is None
+
+
+def test_the_lease_is_called_as_by_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the pool's namespace; the holder is the Pod, and this life of it."""
+    monkeypatch.setenv("POD_NAME", "picker-abc-xyz")
+    first, second = _parsed(*ELECTS).election, _parsed(*ELECTS).election
+    assert first is not None
+    assert second is not None
+    assert str(first.lease) == "team/epp-team-pool.llm-d.ai"
+    assert first.timings == Timings(15.0, 10.0, 2.0)
+    assert re.fullmatch(r"picker-abc-xyz_[0-9a-f-]{36}", first.identity)
+    assert first.identity != second.identity
+
+
+def test_pods_without_a_pool_elect_by_their_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which all replicas share."""
+    monkeypatch.setenv("POD_NAME", "picker-abc-xyz")
+    pods = ("--endpoint-selector=app=x", "--endpoint-target-ports=8000", "--pool-namespace=team")
+    election = _parsed(*pods, "--ha-enable-leader-election").election
+    assert election is not None
+    assert election.lease.name == "epp-team-picker.llm-d.ai"
+
+
+def test_timings_can_be_others() -> None:
+    """With the units of all durations."""
+    election = _parsed(
+        *ELECTS,
+        "--leader-election-lease-duration=4s",
+        "--leader-election-renew-deadline=3s",
+        "--leader-election-retry-period=500ms",
+    ).election
+    assert election is not None
+    assert election.timings == Timings(4.0, 3.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["--ha-enable-leader-election"], "--pool-name"),
+        (["--endpoints-file=x", "--ha-enable-leader-election"], "without --endpoints-file"),
+        (["--pool-name=x", "--leader-election-retry-period=1s"], "no effect without --ha-enable"),
+        ([*ELECTS, "--leader-election-lease-duration=1500ms"], "whole seconds"),
+        ([*ELECTS, "--leader-election-lease-duration=10m"], "1 to 120"),
+        ([*ELECTS, "--leader-election-renew-deadline=15s"], "two replicas would lead"),
+        ([*ELECTS, "--leader-election-retry-period=9s"], "well below the 10s"),
+        ([*ELECTS, "--leader-election-retry-period=10ms"], "at least 0.1s"),
+        ([*ELECTS, "--health-checking", "--processes=2"], "--grpc-health-port"),
+        (["--pool-namespace=a", "--ha-enable-leader-election", f"--pool-name={'x' * 250}"], "253"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(argv: list[str], reason: str) -> None:
+    """With what to do about it."""
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        _parsed(*argv)

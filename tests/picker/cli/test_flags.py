@@ -1,0 +1,185 @@
+"""Flags have the names, spellings and defaults of the reference; what cannot be had is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from picker.__main__ import main
+from picker.cli.flags import build_parser, options_of
+from picker.cli.options import LogFlags, MetricsTls, Options, TlsFlags
+from picker.errors import ConfigError
+from picker.extproc.server import Transport
+
+
+def parsed(*argv: str) -> Options:
+    return options_of(build_parser().parse_args(argv))
+
+
+DEFAULTS = Options(tls=TlsFlags())  # of a port that others can reach
+
+
+def test_without_flags_the_defaults_of_the_reference_apply() -> None:
+    """TLS with a certificate of its own; but the HTTP port on loopback."""
+    assert parsed() == DEFAULTS
+    ports = (parsed().grpc_port, parsed().grpc_health_port, parsed().metrics_port)
+    assert ports == (9002, 9003, 9090)
+    assert not parsed().tracing
+
+
+def test_flags_are_read_in_the_spelling_of_the_reference() -> None:
+    """Durations as Go writes them, sizes as Kubernetes does, lists with commas."""
+    suite = "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"
+    chosen = parsed(
+        *("--config-file", "c.yaml", "--endpoints-file", "e.yaml", "--grpc-port", "1"),
+        *("--refresh-metrics-interval", "1m", "--drain-timeout=5s", "--cert-path", "certs"),
+        *("--grpc-max-recv-msg-size", "10MiB", "--health-checking", "-v", "4"),
+        *("--max-unfinished-bodies", "64Mi"),
+        *("--grpc-transport", "grpcio", "--tls-min-version=VersionTLS13", "--enable-cert-reload"),
+        *("--tls-cipher-suites", f"{suite}, {suite}", "--allow-experimental-plugins"),
+        *("--disable-endpoint-subset-filter", "--emit-endpoint-scores=true", "--tracing"),
+        *("--refresh-prometheus-metrics-interval", "5s", "--watch-config=false"),
+        *("--metrics-cert-dir", "m", "--metrics-client-ca-file", "ca.pem", "--strict-data-scope"),
+        *("--processes", "3", "--grpc-max-send-msg-size", "4Mi"),
+        *("--endpoint-ejection-failures", "0"),
+        *("--zap-encoder=json", "--zap-log-level", "debug"),
+    )
+    assert chosen == Options(
+        config_file=Path("c.yaml"),
+        watch_config=False,
+        allow_experimental_plugins=True,
+        strict_data_scope=True,
+        endpoints_file=Path("e.yaml"),
+        grpc_port=1,
+        grpc_max_recv_msg_bytes=10 * 1024 * 1024,
+        max_unfinished_body_bytes=64 * 1024 * 1024,
+        grpc_transport=Transport.GRPCIO,
+        health_checking=True,
+        tls=TlsFlags(Path("certs"), True, "VersionTLS13", (suite, suite)),
+        metrics_tls=MetricsTls(Path("m"), Path("ca.pem")),
+        pool_gauges_interval_seconds=5.0,
+        refresh_metrics_interval_seconds=60.0,
+        disable_endpoint_subset_filter=True,
+        emit_endpoint_scores=True,
+        tracing=True,
+        drain_timeout_seconds=5.0,
+        endpoint_ejection_failures=0,
+        processes=3,
+        logs=LogFlags(4, as_json=True),
+    )
+
+
+def test_tls_is_on_with_a_certificate_or_when_asked_for() -> None:
+    """And off when that is said."""
+    assert parsed("--secure-serving", "--bind-address=::1").tls == TlsFlags()
+    followed = TlsFlags(Path("c"), reload=True)
+    assert parsed("--secure-serving=true", "--cert-path", "c").tls == followed
+    assert parsed("--bind-address=127.0.0.1", "--cert-path", "c").tls == followed
+    assert parsed("--cert-path", "c", "--enable-cert-reload=false").tls == TlsFlags(Path("c"))
+    assert parsed("--cert-path", "c", "--secure-serving=false").tls is None
+
+
+@pytest.mark.parametrize(
+    ("address", "is_plain"),
+    [
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("unix:///run/picker.sock", True),
+        ("/run/picker.sock", True),
+    ],
+)
+def test_only_what_nobody_else_can_reach_is_plain_text_by_default(
+    address: str, is_plain: bool
+) -> None:
+    """Elsewhere the port speaks TLS with a certificate of its own."""
+    assert parsed("--bind-address", address).tls == (None if is_plain else TlsFlags())
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--enable-cert-reload", "--secure-serving"],
+        ["--bind-address=127.0.0.1", "--tls-min-version", "VersionTLS13"],
+        ["--secure-serving=false", "--tls-cipher-suites", "x"],
+        ["--metrics-client-ca-file", "ca.pem"],
+    ],
+)
+def test_flags_that_would_have_no_effect_are_refused(argv: list[str]) -> None:
+    """Each names the flag that it needs."""
+    with pytest.raises(ConfigError, match="--"):
+        parsed(*argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["--ha-enable-leader-election=perhaps"], "neither true nor false"),
+        (["--metrics-endpoint-auth"], "needs a cluster"),
+        (["--total-queued-requests-metric", "x"], "engineConfigs"),
+        (["--total-running-requests-metric", "x"], "engineConfigs"),
+        (["--kv-cache-usage-percentage-metric", "x"], "engineConfigs"),
+        (["--lora-info-metric", "x"], "engineConfigs"),
+        (["--cache-info-metric=x"], "engineConfigs"),
+        (["--enable-pprof"], "py-spy"),
+        (["--zap-devel"], "--zap-encoder"),
+        (["--grpc-port", "70000"], "from 0 to 65535"),
+        (["--drain-timeout", "5"], "1m30s"),
+        (["--grpc-max-recv-msg-size", "big"], "10MiB"),
+        (["--grpc-max-send-msg-size", "1k"], "1MiB"),
+        (["--max-unfinished-bodies", "63Mi"], "one request body may have 64MiB"),
+        (["--secure-serving=maybe"], "neither true nor false"),
+        (["--grpc-transport", "carrier-pigeon"], "native, h2, grpcio"),
+        (["--zap-encoder", "xml"], "console or json"),
+        (["--processes", "0"], "write 1 to 64"),
+        (["--processes=two"], "no number of processes"),
+        (["--zap-log-level", "loud"], "debug, info, error"),
+        (["--enable-cert-reload"], "needs --cert-path"),
+        (["--grpc-po", "1"], "unrecognized"),
+    ],
+)
+def test_what_is_not_supported_or_wrong_is_refused(
+    argv: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 2, the flag's name and why; nothing is ignored or guessed."""
+    with pytest.raises(SystemExit) as status:
+        main(argv)
+    assert status.value.code == 2
+    said = capsys.readouterr().err
+    assert argv[0].partition("=")[0] in said
+    assert reason in said
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--ha-enable-leader-election=false",
+        "--metrics-endpoint-auth=false",
+        "--enable-pprof=false",
+        "--pool-group=inference.networking.k8s.io",
+        "--zap-devel=false",
+    ],
+)
+def test_a_refused_flag_may_say_what_is_so_anyway(flag: str) -> None:
+    """Manifests that write defaults out go on working."""
+    assert parsed(flag) == DEFAULTS
+
+
+def test_an_empty_value_is_as_good_as_no_flag_where_nothing_is_the_default() -> None:
+    """Templates render flags whose value nobody gave; the reference's default is "" itself."""
+    names = ("--config-file", "--config-text", "--cert-path", "--endpoints-file")
+    names += ("--metrics-cert-dir", "--metrics-client-ca-file", "--grpc-max-recv-msg-size")
+    names += ("--grpc-max-send-msg-size", "--tls-min-version", "--tls-cipher-suites")
+    assert parsed(*(f"{name}=" for name in names)) == DEFAULTS
+
+
+@pytest.mark.parametrize("size", ["0", "1", "63Ki"])
+def test_messages_too_small_for_the_headers_of_a_request_are_refused(size: str) -> None:
+    """Every request would fail."""
+    with pytest.raises(SystemExit):
+        parsed("--grpc-max-recv-msg-size", size)

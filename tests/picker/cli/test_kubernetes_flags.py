@@ -1,0 +1,141 @@
+"""The flags that say which pool of a cluster to follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from picker.app.kubernetes_side import target_of
+from picker.cli.flags import build_parser, options_of
+from picker.cli.kubernetes_flags import KubernetesFlags, kubernetes_flags_of
+from picker.cli.options import Options
+from picker.errors import ConfigError
+
+POD = {"POD_NAME": "my-epp-7bdfb47f6-4hxj8"}
+SELECTED = ("--endpoint-selector", "app=vllm", "--endpoint-target-ports", "8000")
+
+
+def parsed(*argv: str, **environ: str) -> KubernetesFlags | None:
+    """What the flags ask for, in an environment of these variables alone."""
+    return kubernetes_flags_of(build_parser().parse_args(argv), environ)
+
+
+def test_the_name_of_a_pool_is_enough() -> None:
+    """In the namespace `default`, of the group that is not deprecated."""
+    assert parsed("--pool-name", "p") == KubernetesFlags(
+        "p", "default", "inference.networking.k8s.io"
+    )
+
+
+def test_without_any_of_them_no_cluster_is_followed() -> None:
+    """The pool is called `default` then, in metric labels."""
+    assert parsed() is None
+    options = options_of(build_parser().parse_args([]))
+    assert (options.kubernetes, options.pool_name) == (None, "default")
+
+
+def test_with_an_endpoints_file_the_name_is_a_label() -> None:
+    """As the reference picker demands it there, too; so may namespace and group be given."""
+    argv = ["--endpoints-file", "e.yaml", "--pool-name", "p", "--pool-namespace", "n"]
+    options = options_of(build_parser().parse_args(argv))
+    assert (options.kubernetes, options.pool_name) == (None, "p")
+
+
+def test_all_of_them() -> None:
+    """They come through as they are given."""
+    assert parsed(
+        "--pool-name=p",
+        "--pool-namespace=n",
+        "--pool-group=inference.networking.x-k8s.io",
+        "--kubeconfig=k",
+        "--kube-context=c",
+        NAMESPACE="other",
+    ) == KubernetesFlags("p", "n", "inference.networking.x-k8s.io", "", (), Path("k"), "c")
+
+
+def test_the_namespace_is_that_of_the_environment_unless_given() -> None:
+    """The variable that the charts set; empty flags are flags not given."""
+    flags = parsed("--pool-name=p", "--pool-namespace=", "--kubeconfig=", NAMESPACE="team-a")
+    assert flags is not None
+    assert (flags.pool_namespace, flags.kubeconfig) == ("team-a", None)
+
+
+def test_selected_pods_are_called_after_the_pickers_deployment() -> None:
+    """Which its own Pod's name tells."""
+    flags = parsed(
+        "--endpoint-selector",
+        "app in (a,b), !old",
+        "--endpoint-target-ports",
+        "8000,8001",
+        "--endpoint-target-ports=8000",
+        **POD,
+    )
+    assert flags is not None
+    assert flags.pool_name == "my-epp"
+    assert flags.endpoint_target_ports == (8000, 8001)
+    target = target_of(flags)
+    assert target.pods is not None
+    assert target.pods.selector.text == "app in (a,b), !old"
+    assert target.pods.selector.selects({"app": "b"})
+
+
+def test_options_go_by_the_name_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it comes from."""
+    monkeypatch.setenv("POD_NAME", POD["POD_NAME"])
+    options: Options = options_of(build_parser().parse_args(SELECTED))
+    assert options.pool_name == "my-epp"
+    assert options.kubernetes is not None
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "text"),
+    [
+        ((*SELECTED, "--pool-name", "p"), POD, "--pool-name or from --endpoint-selector"),
+        (("--endpoint-selector", "a=b"), POD, "needs --endpoint-target-ports, e.g. 8000"),
+        (("--endpoint-target-ports", "1"), POD, "needs --endpoint-selector"),
+        (("--endpoint-target-ports", "1", "--pool-name", "p"), {}, "needs --endpoint-selector"),
+        ((*SELECTED, "--endpoint-target-ports", "1,2,3,4,5,6,7,8"), POD, "9 ports; 8 at most"),
+        (SELECTED, {}, "needs the variable POD_NAME"),
+        (SELECTED, {"POD_NAME": "bare"}, "no Pod of a Deployment"),
+        (
+            ("--kubeconfig", "k"),
+            {},
+            "--kubeconfig needs --pool-name, --pool or --endpoint-selector",
+        ),
+        (("--kube-context", "c"), {}, "--kube-context needs"),
+        (("--endpoints-file", "e", *SELECTED), POD, "take --endpoint-selector away"),
+        (("--endpoints-file", "e", "--kubeconfig", "k"), {}, "take --kubeconfig away"),
+        (("--pool-name", "p"), {"NAMESPACE": "Bad_Name"}, "the variable NAMESPACE"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    argv: tuple[str, ...], environ: dict[str, str], text: str
+) -> None:
+    """The flag is named, and what to do."""
+    with pytest.raises(ConfigError, match=text):
+        parsed(*argv, **environ)
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (("--endpoint-selector", "a=b=c"), "cannot be read at 'a=b=c'"),
+        (("--endpoint-selector", "bad key=x"), "cannot be read"),
+        (("--endpoint-target-ports", "0"), "'0' is no port"),
+        (("--endpoint-target-ports", "8000,x"), "'x' is no port"),
+        (("--endpoint-target-ports", "65536"), "'65536' is no port"),
+        (("--pool-group", "x.io"), "'x.io' has no pools"),
+        (("--pool-name", "Bad_Name"), "no name of an object"),
+        (("--pool-namespace", "a.b"), "no name of a namespace"),
+    ],
+)
+def test_what_is_not_well_formed_is_refused(
+    argv: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By argparse, which names the flag."""
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(argv)
+    said = capsys.readouterr().err
+    assert f"argument {argv[0]}" in said
+    assert text in said

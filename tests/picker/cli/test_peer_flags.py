@@ -1,0 +1,96 @@
+"""Flags about other replicas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from picker.cli.flags import build_parser, options_of
+from picker.cli.options import Options
+from picker.cli.peer_flags import DEFAULT_PORT, PeerFlags, configured_hash_seed
+from picker.errors import ConfigError
+from picker.peers.discovery import PeerName
+
+
+def parsed(*argv: str) -> Options:
+    """The options that flags ask for."""
+    return options_of(build_parser().parse_args([*argv]))
+
+
+def test_without_peers_there_is_nothing() -> None:
+    """Templates may render empty values."""
+    assert parsed().peers is None
+    assert parsed("--peers=", "--peer-service=", "--peer-cert-path=").peers is None
+
+
+def test_peers_are_named_one_by_one_or_by_a_service() -> None:
+    """The port of the service is that of this replica unless it is given."""
+    flags = parsed("--peers", "a:1, b:2", "--peer-service", "all.ns.svc", "--peer-port", "77").peers
+    names = (PeerName("a", 1), PeerName("b", 2), PeerName("all.ns.svc", 77))
+    assert flags == PeerFlags(names, 77, "127.0.0.1")
+    assert parsed("--peer-service", "all").peers == PeerFlags((PeerName("all", DEFAULT_PORT),))
+
+
+def test_the_port_is_open_to_others_only_with_certificates_or_when_asked_for() -> None:
+    """Who reaches it is believed."""
+    service = ("--peer-service", "all")
+    with_certificates = parsed(*service, "--peer-cert-path", "certs").peers
+    assert with_certificates is not None
+    assert with_certificates.bind_address == "0.0.0.0"
+    trusting = parsed(*service, "--peer-insecure").peers
+    assert trusting is not None
+    assert trusting.bind_address == "0.0.0.0"
+    with pytest.raises(ConfigError, match="--peer-cert-path"):
+        parsed(*service, "--peer-bind-address", "0.0.0.0")
+    for loopback in ("127.0.0.1", "::1", "localhost"):
+        assert parsed(*service, "--peer-bind-address", loopback).peers is not None
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["--peer-cert-path", "d"], "--peers, --peer-service or"),
+        (["--peer-insecure"], "--peers, --peer-service or"),
+        (["--peers", "a:1", "--processes", "2"], "--processes 1"),
+        (["--peers", "a:1", "--record", "f"], "--hash-seed-file"),
+        (["--peers", "a"], "HOST:PORT"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(argv: list[str], reason: str) -> None:
+    """Each with what would."""
+    with pytest.raises(ConfigError, match=reason):
+        parsed(*argv)
+
+
+def test_a_secret_stands_for_a_seed(tmp_path: Path) -> None:
+    """The same whatever follows it on its line; a short one is none."""
+    secret = tmp_path / "secret"
+    secret.write_text("sixteen characters and more")
+    seed = configured_hash_seed(secret)
+    secret.write_text("sixteen characters and more\n")
+    assert configured_hash_seed(secret) == seed
+    secret.write_text("another, also long enough")
+    assert configured_hash_seed(secret) != seed
+    secret.write_text("short")
+    with pytest.raises(ConfigError, match="16"):
+        configured_hash_seed(secret)
+    with pytest.raises(ConfigError, match="cannot read"):
+        configured_hash_seed(tmp_path / "absent")
+    assert configured_hash_seed(None) is None
+
+
+def test_replicas_are_named_by_the_slices_of_a_service() -> None:
+    """In place of names, at the port of this replica unless one is given."""
+    flags = parsed("--peer-slices", "all").peers
+    assert flags == PeerFlags((), slices=PeerName("all", DEFAULT_PORT))
+    given = parsed("--peer-slices", "all:77", "--peer-server-name", "replicas").peers
+    assert given is not None
+    assert (given.slices, given.server_name) == (PeerName("all", 77), "replicas")
+
+
+@pytest.mark.parametrize("flags", [("all,other",), ("All",), ("a.b",), ("all", "--peers", "a:1")])
+def test_slices_are_of_one_service_and_name_all(flags: tuple[str, ...]) -> None:
+    """The name becomes a part of a selector."""
+    with pytest.raises(ConfigError, match="--peer-slices"):
+        parsed("--peer-slices", *flags)

@@ -1,0 +1,268 @@
+"""What is kept of decisions is exact, and bounded however many candidates there are."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections import deque
+from collections.abc import Sequence
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from picker.decisions.kept import PackedCandidates
+from picker.decisions.profile_keeping import BEST_CANDIDATES, MAX_CANDIDATES, MAX_REMOVED
+from picker.decisions.record_views import RecordView
+from picker.decisions.records import ALONE_SECONDS, DecisionRecords
+from picker.framework.attributes import Attributes
+from picker.requestcontrol.observer import Decision, Outcome
+from picker.scheduling.profile import Profile, WeightedScorer
+from picker.types import (
+    Api,
+    Candidate,
+    Endpoint,
+    EndpointMetrics,
+    FinishCause,
+    InferenceRequest,
+    ParsedBody,
+    SchedulingResult,
+    ScoredCandidates,
+    ScoredEndpoint,
+    Usage,
+)
+
+
+class _Fixed:
+    """A scorer that says what it was told to."""
+
+    def __init__(self, name: str, scores: list[float]) -> None:
+        self.name = name
+        self._scores = scores
+
+    def score(self, *_: object) -> list[float]:
+        return self._scores
+
+
+class _First:
+    """A picker that takes the best."""
+
+    name = "first"
+
+    def pick(self, scored: ScoredCandidates, rng: Random) -> list[ScoredEndpoint]:
+        return [max(scored, key=lambda one: one.score)]
+
+
+def _pool(count: int) -> list[Endpoint]:
+    """So many endpoints."""
+    return [Endpoint(f"w{index}", "10.0.0.1", index + 1) for index in range(count)]
+
+
+class _Even:
+    """A filter that leaves every so manieth."""
+
+    name = "even"
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def filter(self, _: object, candidates: list[Candidate], *__: object) -> list[Candidate]:
+        return candidates[:: self._step]
+
+
+def _decision(
+    pool: list[Endpoint], scores: list[list[float]], weights: list[float], *filters: _Even
+) -> Decision:
+    """A decision of a profile with fixed scores."""
+    candidates = [
+        Candidate(endpoint, EndpointMetrics(index, kv_cache_usage=index / 7), index)
+        for index, endpoint in enumerate(pool)
+    ]
+    scorers = tuple(
+        WeightedScorer(_Fixed(f"s{index}", one), weight)
+        for index, (one, weight) in enumerate(zip(scores, weights, strict=True))
+    )
+    profile = Profile("p", _First(), filters, scorers)  # type: ignore[arg-type]
+    request = InferenceRequest("x", {}, ParsedBody(Api.COMPLETIONS), "m", "m")
+    result = profile.run(request, candidates, Attributes(), Random(1))
+    chosen = result.picked[0].candidate.endpoint
+    decided = SchedulingResult((chosen,), "p", {"p": result})
+    return Decision("x", "m", "m", "", 0, 0.1, candidates, request, decided, at_seconds=10.0)
+
+
+def _remembered(decision: Decision, decided_at: float) -> RecordView | None:
+    """What is shown of a request when it is over: as much of its decision as while it was under
+    way, whether that was packed in the meantime or not.
+    """
+    records = DecisionRecords(5, lambda: 11.0, lambda: 20.0)
+    records._decided_at = decided_at
+    records.decided(decision)
+    under_way = records.find("x")
+    records.finished(Outcome("x", "m", "m", FinishCause.COMPLETED, 1.0))
+    over = records.find("x")
+    assert under_way is not None
+    assert over is not None
+    assert over.profiles == under_way.profiles
+    return over
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
+    """To the last bit, with scores of any kind, packed or not."""
+    count = data.draw(st.integers(1, 6))
+    number = st.floats(width=64) | st.sampled_from([0.0, 1.0, 0.1, -1.0])
+    num_scorers = data.draw(st.integers(0, 3))
+    scores = [
+        data.draw(st.lists(number, min_size=count, max_size=count)) for _ in range(num_scorers)
+    ]
+    weight = st.floats(-10, 10)
+    weights = data.draw(st.lists(weight, min_size=num_scorers, max_size=num_scorers))
+    decision = _decision(_pool(count), scores, weights)
+    assert decision.result is not None
+    scored = decision.result.profiles["p"].scored
+    expected = {one.candidate.endpoint.name: one.score for one in scored}
+    for decided_at in (0.0, 10.0):
+        record = _remembered(decision, decided_at)
+        assert record is not None
+        told = msgspec.json.decode(msgspec.json.encode(record), type=RecordView)
+        assert told == record  # whatever a scorer has said
+        (profile,) = record.profiles
+        assert {one.endpoint: one.total for one in profile.candidates} == expected
+        totals = list(expected.values())
+        assert profile.num_tied == totals.count(max(totals))
+        assert profile.num_scored == count
+
+
+@pytest.mark.parametrize("decided_at", [0.0, 10.0])
+@pytest.mark.parametrize(
+    "scores",
+    [
+        np.array([0.0, 1.0], dtype=np.float32),
+        np.array([0, 1]),
+        [np.float64(0), np.float64(1)],
+        [np.False_, np.True_],
+        [False, True],
+        (0, 1),
+        deque([0.0, 1.0]),
+    ],
+)
+def test_scores_may_be_numbers_of_any_kind(scores: Sequence[float], decided_at: float) -> None:
+    """The scheduler takes them, and remembering a request is no reason to refuse it."""
+    record = _remembered(_decision(_pool(2), [scores], [2.0]), decided_at)  # type: ignore[list-item]
+    assert record is not None
+    told = msgspec.json.decode(msgspec.json.encode(record), type=RecordView)
+    best, other = told.profiles[0].candidates
+    assert (best.total, best.scores[0].raw, other.total) == (2.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("decided_at", [0.0, 10.0])
+def test_of_very_many_candidates_the_best_are_kept(decided_at: float) -> None:
+    """And whoever was picked; all of them are counted, and so are ties."""
+    count = MAX_CANDIDATES + 100
+    scores = [float(index % 10) / 10 for index in range(count)]
+    decision = _decision(_pool(count), [scores], [1.0])
+    assert decision.result is not None
+    result = decision.result.profiles["p"]
+    worst = ScoredEndpoint(decision.candidates[0], 0.0)
+    picked = replace(result, picked=(worst,))
+    changed = SchedulingResult((worst.candidate.endpoint,), "p", {"p": picked})
+    record = _remembered(replace(decision, result=changed), decided_at)
+    assert record is not None
+    (profile,) = record.profiles
+    assert len(profile.candidates) == BEST_CANDIDATES + 1
+    assert (profile.num_scored, profile.num_tied) == (count, scores.count(0.9))
+    assert profile.candidates[-1].endpoint == "w0"
+    kept = [one.total for one in profile.candidates[:-1]]
+    assert kept == sorted(scores, reverse=True)[:BEST_CANDIDATES]
+    assert profile.candidates[0].waiting_requests == profile.candidates[0].inflight_requests
+
+
+def test_ties_are_counted_beyond_the_candidates_that_are_kept() -> None:
+    """Among very many equals chance chose, and it is told among how many."""
+    count = MAX_CANDIDATES + 100
+    record = _remembered(_decision(_pool(count), [[0.5] * count], [1.0]), 10.0)
+    assert record is not None
+    assert record.profiles[0].num_tied == count
+
+
+def test_in_a_crowd_candidates_are_shared_however_long_it_lasts() -> None:
+    """Only what comes after a pause is packed."""
+    records = DecisionRecords(5, lambda: 11.0)
+    decision = _decision(_pool(3), [[0.5] * 3], [1.0])
+    for number in range(4):
+        later = replace(decision, number=number, at_seconds=10.0 + number * 0.8 * ALONE_SECONDS)
+        records.decided(later)
+        records.finished(Outcome("x", "m", "m", FinishCause.COMPLETED, 1.0, number=number))
+    packed = [isinstance(one.candidates, PackedCandidates) for one in records._over]
+    assert packed == [True, False, False, False]
+
+
+@pytest.mark.parametrize(("count", "limit_bytes"), [(10, 2_500), (100, 9_000), (1000, 8_000)])
+def test_a_record_takes_little_memory(count: int, limit_bytes: int) -> None:
+    """Also where it shares nothing with others: packed, and of many candidates the best alone."""
+    rng, pool, records = Random(1), _pool(count), DecisionRecords(100)
+
+    def remember(numbers: range) -> int:
+        """What is taken after these requests, in bytes."""
+        for number in numbers:
+            scores = [[rng.random() for _ in range(count)] for _ in range(3)]
+            decision = _decision(pool, scores, [1.0, 2.0, 3.0])
+            at = 10.0 + number  # so long after the one before that it is packed by itself
+            records.decided(replace(decision, number=number, at_seconds=at))
+            outcome = Outcome(f"{number}", "m", "m", FinishCause.COMPLETED, 1.0, number=number)
+            records.finished(replace(outcome, usage=Usage(number, 1, 2)))
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = remember(range(10))
+        full = remember(range(10, 100))
+        later = remember(range(100, 250))
+    finally:
+        tracemalloc.stop()
+    assert (full - before) / 90 < limit_bytes
+    assert later - full < 10 * limit_bytes  # what comes takes the place of what goes
+
+
+@pytest.mark.parametrize("decided_at", [0.0, 10.0])
+def test_who_was_removed_is_told_however_the_candidates_are_kept(decided_at: float) -> None:
+    """Named when the candidates are packed, or when somebody asks."""
+    record = _remembered(_decision(_pool(12), [[0.5] * 2], [1.0], _Even(3), _Even(2)), decided_at)
+    assert record is not None
+    first, second = record.profiles[0].filters
+    assert first.removed == tuple(f"w{index}" for index in range(12) if index % 3)
+    assert second.removed == ("w3", "w9")
+    assert {one.endpoint for one in record.profiles[0].candidates} == {"w0", "w6"}
+
+
+def test_of_very_many_candidates_that_filters_removed_only_names_are_kept() -> None:
+    """In a crowd too, where a record keeps the candidates that were scored as they are."""
+    pool, records = _pool(1000), DecisionRecords(50, lambda: 11.0)
+
+    def remember() -> int:
+        """What is taken after many more requests, in bytes."""
+        for number in range(50):
+            decision = _decision(pool, [[0.5] * 20], [1.0], _Even(5), _Even(10))
+            records.decided(replace(decision, number=number))
+            records.finished(Outcome("x", "m", "m", FinishCause.COMPLETED, 1.0, number=number))
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        assert remember() / 50 < 15_000
+    finally:
+        tracemalloc.stop()
+    record = records.find("x")
+    assert record is not None
+    first, second = record.profiles[0].filters
+    assert (first.before, first.after, second.before, second.after) == (1000, 200, 200, 20)
+    assert first.removed[:5] == ("w1", "w2", "w3", "w4", "w6")
+    assert len(first.removed) == len(second.removed) == MAX_REMOVED
+    assert second.removed[:3] == ("w5", "w10", "w15")

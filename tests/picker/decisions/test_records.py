@@ -1,0 +1,350 @@
+"""Every request leaves one record, which says how it was decided, to the last bit."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Sequence
+
+import pytest
+from configured_requests import PROMPT, routing
+from msgspec.structs import replace
+from recorded_scene import CONFIG, POOL, UNIX, Scene
+
+from picker.decisions.record_keeping import MAX_NAME
+from picker.errors import Code, DropReason, RefusedError
+from picker.requestcontrol.observer import Decision, NoObserver, Outcome
+from picker.types import (
+    Api,
+    FinishCause,
+    InferenceRequest,
+    ParsedBody,
+    RawRequest,
+)
+
+
+def raw(body: bytes | None, request_id: str = "r", **headers: str) -> RawRequest:
+    """A request as a proxy shows it."""
+    return RawRequest({":path": "/v1/completions", "x-request-id": request_id, **headers}, body)
+
+
+async def test_a_decision_is_told_with_filters_scores_loads_and_ages() -> None:
+    """Totals are those of the profile; the winner comes first; ages are as of the decision."""
+    scene = Scene.of()
+    scene.load("a", waiting_requests=4, running_requests=1, kv_cache_usage=0.5)
+    scene.at_work.now.seconds += 0.25
+    scene.load("b", waiting_requests=0, running_requests=7, kv_cache_usage=0.25)
+    scene.at_work.now.seconds += 0.5
+    exchange, _ = await scene.at_work.route()
+    scene.at_work.now.seconds += 60
+    exchange.finish(FinishCause.COMPLETED, 200, "10.0.0.2:8000")
+    record = scene.records.find("r")
+    assert record is not None
+    (profile,) = record.profiles
+    assert (profile.is_primary, profile.picked, profile.picker) == (
+        True,
+        ("b",),
+        "max-score-picker",
+    )
+    (narrowed,) = profile.filters
+    assert (narrowed.before, narrowed.after, narrowed.removed) == (3, 2, ("c",))
+    best, second = profile.candidates
+    assert [(one.scorer, one.weight, one.raw, one.weighted) for one in best.scores] == [
+        ("queue-scorer", 2.0, 1.0, 2.0),
+        ("kv-cache-utilization-scorer", 1.0, 0.75, 0.75),
+        ("prefix-cache-scorer", 3.0, 0.0, 0.0),
+    ]
+    assert (best.total, second.total) == (2.75, 0.5)
+    assert (best.waiting_requests, best.running_requests, best.kv_cache_usage) == (0, 7, 0.25)
+    assert (best.metrics_age_seconds, second.metrics_age_seconds) == (0.5, 0.75)
+    assert (record.served_by, record.summary.endpoint) == ("10.0.0.2:8000", "b")
+    assert (record.summary.outcome, record.summary.status) == ("completed", 200)
+    assert record.summary.received_unix_seconds == UNIX + 100.75
+    assert record.summary.seconds == 60
+
+
+async def test_what_was_expected_in_the_cache_is_told() -> None:
+    """The second request of a kind finds the blocks of the first one."""
+    scene = Scene.of()
+    for request_id in ("first", "second"):
+        exchange, decision = await scene.at_work.route(x_request_id=request_id)
+        scene.at_work.answer(exchange, decision, b"data: [DONE]\n\n")
+    before, after = scene.records.find("first"), scene.records.find("second")
+    assert before is not None
+    assert after is not None
+    assert before.matched_prefix_tokens == 0
+    assert after.matched_prefix_tokens is not None
+    assert after.matched_prefix_tokens > 100
+
+
+async def test_no_more_than_the_prompt_is_expected_in_the_cache() -> None:
+    """Though its last block is not full."""
+    scene = Scene.of()
+    short = {"model": "m", "prompt": "1234" * 17}
+    for request_id in ("first", "second"):
+        exchange, decision = await scene.at_work.route(short, x_request_id=request_id)
+        scene.at_work.answer(exchange, decision, b"data: [DONE]\n\n")
+    after = scene.records.find("second")
+    assert after is not None
+    assert after.matched_prefix_tokens == 17
+
+
+async def test_a_request_is_there_while_it_is_under_way() -> None:
+    """With its decision, and how long it has taken so far."""
+    scene = Scene.of()
+    exchange, _ = await scene.at_work.route()
+    scene.at_work.now.seconds += 3
+    record = scene.records.find(None)
+    assert record is not None
+    assert (record.summary.outcome, record.summary.seconds) == ("under-way", 3)
+    assert record.profiles[0].picked
+    exchange.finish(FinishCause.CLIENT_GONE)
+    assert [one.outcome for one in scene.records.last(10)] == ["client-gone"]
+
+
+def test_a_request_is_there_while_it_waits() -> None:
+    """It is decided by nobody yet; however it ends, one record is left."""
+    scene = Scene.of()
+    request = InferenceRequest("w", {}, ParsedBody(Api.COMPLETIONS), "m", "m", fairness_id="t")
+    request = replace(request, received_at_seconds=99.0)
+    scene.records.waits(7, request)
+    (waiting,) = scene.records.last(5)
+    assert (waiting.outcome, waiting.queue_seconds, waiting.fairness_id) == ("waiting", 1.0, "t")
+    refusal = RefusedError(Code.RESOURCE_EXHAUSTED, "full", DropReason.TTL_EXPIRED, 3)
+    outcome = Outcome("w", "m", "m", FinishCause.REFUSED, 2.0, response_status=429, number=7)
+    scene.records.finished(replace(outcome, refusal=refusal, queue_seconds=2.0))
+    record = scene.records.find("w")
+    assert record is not None
+    assert scene.records.size == 1
+    assert record.refusal is not None
+    assert (record.refusal.reason, record.refusal.retry_after_seconds) == (
+        "rejected-ttl-expired",
+        3,
+    )
+
+
+async def test_requests_are_listed_by_their_arrival_whatever_they_do_now() -> None:
+    """One that waits, one that is under way, and one that is over; the limit counts them all."""
+    scene = Scene.of()
+    over, _ = await scene.at_work.route(x_request_id="over")
+    over.finish(FinishCause.COMPLETED, 200)
+    scene.at_work.now.seconds += 1
+    request = InferenceRequest("waits", {}, ParsedBody(Api.COMPLETIONS), "m", "m")
+    scene.records.waits(7, replace(request, received_at_seconds=scene.at_work.now.seconds))
+    scene.at_work.now.seconds += 1
+    await scene.at_work.route(x_request_id="under way")
+    scene.at_work.now.seconds += 1
+    listed = scene.records.last(10)
+    assert [one.request_id for one in listed] == ["under way", "waits", "over"]
+    assert [one.received_unix_seconds - UNIX for one in listed] == [102.0, 101.0, 100.0]
+    assert scene.records.last(2) == listed[:2]
+    for one in listed:
+        found = scene.records.find(one.request_id)
+        assert found is not None
+        assert found.summary == one
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "code"),
+    [
+        (b"{", {}, "BadRequest"),
+        (b'{"prompt": "x"}', {}, "BadRequest"),
+        (b'{"model": "m", "prompt": "x"}', {"prefer": "if-available"}, "PreconditionFailed"),
+    ],
+)
+async def test_a_refused_request_leaves_its_reason(
+    body: bytes, headers: dict[str, str], code: str
+) -> None:
+    """At whichever stage it was refused."""
+    scene = Scene.of()
+    refusal = await scene.refused(raw(body, **headers))
+    record = scene.records.find("r")
+    assert record is not None
+    assert record.refusal is not None
+    assert (record.refusal.code, record.refusal.message) == (code, refusal.message)
+    assert (record.refusal.status, record.summary.status) == (refusal.status, refusal.status)
+    assert record.summary.outcome == "refused"
+
+
+async def test_filters_that_leave_nothing_are_named() -> None:
+    """With those whom they removed."""
+    scene = Scene.of(CONFIG.replace("tier: fast", "tier: golden"))
+    await scene.refused(raw(b'{"model": "m", "prompt": "x"}'))
+    record = scene.records.find("r")
+    assert record is not None
+    (profile,) = record.profiles
+    assert [(one.filter, one.before, one.after) for one in profile.filters] == [
+        ("by-label-selector", 3, 0)
+    ]
+    assert profile.filters[0].removed == ("a", "b", "c")
+    assert (profile.picked, profile.candidates) == ((), ())
+    assert record.summary.reason == "rejected-saturated"
+
+
+def test_a_request_that_was_never_read_leaves_its_status() -> None:
+    """As when its body was too large; there is no refusal of the director's then."""
+    scene = Scene.of()
+    scene.records.finished(Outcome("", "", "", FinishCause.REFUSED, 0.1, response_status=413))
+    (line,) = scene.records.last(1)
+    assert (line.status, line.reason) == (413, "PayloadTooLarge")
+
+
+def test_an_answer_of_the_proxys_own_leaves_no_record() -> None:
+    """Clients that the proxy turns away would push out the requests that came through."""
+    scene = Scene.of()
+    scene.at_work.director.begin().finish(FinishCause.SKIPPED, 401)
+    assert scene.records.size == 0
+
+
+async def test_a_request_without_a_body_leaves_its_endpoint() -> None:
+    """It has no profile."""
+    scene = Scene.of()
+    exchange = scene.at_work.director.begin()
+    decision = await exchange.route(raw(None))
+    under_way = scene.records.find("r")
+    exchange.finish(FinishCause.COMPLETED, 200)
+    record = scene.records.find("r")
+    assert record is not None
+    assert under_way is not None
+    assert (record.destination, record.profiles) == (decision.destination, ())
+    assert record.summary.endpoint in ("a", "b", "c")
+    assert under_way.summary.endpoint == record.summary.endpoint
+
+
+async def test_the_newest_request_of_an_id_is_found() -> None:
+    """Clients may use an id twice, even at once."""
+    scene = Scene.of()
+    first, _ = await scene.at_work.route()
+    scene.at_work.now.seconds += 1
+    second, _ = await scene.at_work.route({**PROMPT, "model": "newer"})
+    second.finish(FinishCause.COMPLETED, 200)
+    first.finish(FinishCause.COMPLETED, 200)
+    record = scene.records.find("r")
+    assert record is not None
+    assert record.incoming_model == "newer"
+    assert len(scene.records.last(10)) == 2
+
+
+async def test_an_id_that_the_picker_gave_is_found() -> None:
+    """The proxy gave none."""
+    scene = Scene.of()
+    exchange = scene.at_work.director.begin()
+    decision = await exchange.route(
+        RawRequest({":path": "/v1/completions"}, b'{"model": "m", "prompt": "x"}')
+    )
+    given = dict(decision.set_headers)["x-request-id"]
+    exchange.finish(FinishCause.COMPLETED, 200)
+    assert scene.records.find(given) is not None
+
+
+async def test_the_ring_forgets_the_oldest() -> None:
+    """And lists the newest first."""
+    scene = Scene.of(capacity=5)
+    for number in range(12):
+        exchange, _ = await scene.at_work.route(x_request_id=f"r{number}")
+        exchange.finish(FinishCause.COMPLETED, 200)
+        scene.at_work.now.seconds += 1
+    assert [one.request_id for one in scene.records.last(3)] == ["r11", "r10", "r9"]
+    assert scene.records.size == 5
+    assert scene.records.find("r6") is None
+    assert scene.records.find("r7") is not None
+
+
+async def test_names_that_clients_send_are_cut() -> None:
+    """A model's name may be as long as a body; the request is found by its id all the same."""
+    scene = Scene.of()
+    long = "x" * 5000
+    exchange, _ = await scene.at_work.route({**PROMPT, "model": long}, x_request_id=long)
+    exchange.finish(FinishCause.COMPLETED, 200)
+    record = scene.records.find(long)
+    assert record is not None
+    assert len(record.incoming_model) == len(record.summary.request_id) == MAX_NAME
+
+
+STAGES = """
+plugins:
+- type: disagg-profile-handler
+  parameters:
+    deciders: {prefill: prefix-based-pd-decider, encode: always-disagg-multimodal-decider}
+- {type: prefix-based-pd-decider, parameters: {nonCachedTokens: 100}}
+- {type: always-disagg-multimodal-decider}
+- {type: queue-scorer}
+- {type: by-label-selector, parameters: {matchLabels: {tier: golden}}}
+schedulingProfiles:
+- {name: decode, plugins: [{pluginRef: queue-scorer}]}
+- {name: prefill, plugins: [{pluginRef: by-label-selector}]}
+- {name: encode, plugins: [{pluginRef: queue-scorer}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "why"),
+    [
+        ("hi", "prefix-based-pd-decider said no: the prompt has 1 tokens, fewer than 100"),
+        ("tell me a story " * 100, "no endpoint was found for it"),
+    ],
+)
+async def test_a_stage_that_is_left_out_is_told_with_the_reason(prompt: str, why: str) -> None:
+    """Whether nobody wanted it or nobody was there for it."""
+    scene = Scene.of(STAGES)
+    exchange, _ = await scene.at_work.route({"model": "m", "prompt": prompt})
+    exchange.finish(FinishCause.COMPLETED, 200)
+    record = scene.records.find("r")
+    assert record is not None
+    no_media = "always-disagg-multimodal-decider said no: the request has no image, video or audio"
+    assert record.stages == {"encode": no_media, "prefill": why}
+    assert [one.name for one in record.profiles if one.is_primary] == ["decode"]
+
+
+async def test_no_prompt_and_no_finding_stays_alive() -> None:
+    """Nor what a refusal holds on to."""
+    scene = Scene.of()
+
+    class Watched(dict[str, object]):
+        """A payload that can be watched."""
+
+    payload = Watched(prompt="x")
+    gone = weakref.ref(payload)
+    refusal = RefusedError(Code.INTERNAL, "no")
+    refused = weakref.ref(refusal)
+    body = ParsedBody(Api.COMPLETIONS, payload=payload)
+    request = InferenceRequest("p", {"authorization": "Bearer s3cret"}, body, "m", "m")
+    decision = Decision("p", "m", "m", "10.0.0.1:8000", 1, 0.1, (), request, number=3)
+    scene.records.decided(decision)
+    scene.records.finished(
+        Outcome("p", "m", "m", FinishCause.REFUSED, 1.0, request=request, refusal=refusal, number=3)
+    )
+    del payload, body, request, decision, refusal
+    gc.collect()
+    assert scene.records.find("p") is not None
+    assert gone() is None
+    assert refused() is None
+
+
+class Listener(NoObserver):
+    """Keeps decisions, and how many scores there were when they were told."""
+
+    def __init__(self) -> None:
+        self.decisions: list[Decision] = []
+        self.counts: list[int] = []
+
+    def decided(self, decision: Decision) -> None:
+        """Count."""
+        self.decisions.append(decision)
+        self.counts.append(len(_said(decision)))
+
+
+def _said(decision: Decision) -> Sequence[Sequence[float]]:
+    assert decision.result is not None
+    steps = decision.result.profiles["default"].steps
+    assert steps is not None
+    return steps.scores
+
+
+async def test_what_scorers_said_is_free_once_everybody_was_told() -> None:
+    """It is most of what a decision takes, and its result lives for as long as its request."""
+    listener = Listener()
+    at_work = routing(CONFIG, POOL, observer=listener)
+    await at_work.route()
+    assert listener.counts == [3]
+    assert [len(_said(one)) for one in listener.decisions] == [0]

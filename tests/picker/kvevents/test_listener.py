@@ -1,0 +1,235 @@
+"""The listener hears engines over real sockets, notices what it missed, and asks for it again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import zmq
+import zmq.asyncio
+from kv_scene import TOPIC, FakeEngine, Notebook, stage
+
+from picker.errors import PickerError
+from picker.framework.interfaces import KvEventFeed, KvEventSource
+from picker.kvevents.listener import KvEventListener
+from picker.pool.datastore import Datastore
+from picker.types import Endpoint
+
+
+async def test_messages_are_handed_on_in_order() -> None:
+    """With the endpoint's key and the topic; what was known before is forgotten first."""
+    async with stage() as s:
+        for number, payload in enumerate((b"one", b"two")):
+            await s.engine.say(number, payload)
+        await s.book.until(lambda: len(s.book.heard) == 3)
+        topic = TOPIC.decode()
+        assert s.book.heard == [
+            ("default/a", "lost"),
+            ("default/a", topic, "one"),
+            ("default/a", topic, "two"),
+        ]
+        assert s.listener.counts.messages["default/a"] == 2
+        assert not s.listener.counts.gaps
+
+
+async def test_other_topics_and_nonsense_are_passed_over() -> None:
+    """What has not three frames, and what the consumer cannot understand, is counted."""
+    async with stage() as s:
+        await s.engine.say(0, b"not for us", b"metrics@x")
+        await s.engine.pub.send_multipart((TOPIC, b"short", b"x"))
+        await s.engine.pub.send_multipart((TOPIC,))
+        await s.engine.say(0, b"bad")
+        await s.engine.say(1, b"good")
+        await s.book.until(lambda: "good" in s.book.payloads())
+        assert s.book.payloads() == ["lost", "bad", "good"]
+        assert s.listener.counts.errors["default/a"] == 3
+
+
+async def test_what_was_heard_is_told_to_operators() -> None:
+    """By endpoint; whoever is none of the pool has no name of its own."""
+    async with stage() as s:
+        await s.engine.say(0, b"one")
+        await s.engine.say(2, b"bad")
+        await s.engine.say(3, b"good")
+        await s.book.until(lambda: "good" in s.book.payloads())
+        events, pod = "llm_d_epp_kv_cache_events", {"pod_identifier": "default/a"}
+        assert s.value(f"{events}_active_subscribers") == 1
+        assert s.value(f"{events}_messages_received_total", **pod) == 3
+        assert s.value(f"{events}_zmq_errors_total", operation="receive", **pod) == 1
+        assert (
+            s.value("pointsman_kv_event_gaps_total", **pod) == s.listener.counts.gaps["default/a"]
+        )
+        s.datastore.set_endpoints([])
+        s.listener._failed("invented", "no endpoint")
+        unknown = {"pod_identifier": "unknown", "operation": "receive"}
+        assert s.value(f"{events}_zmq_errors_total", **unknown) == 1
+    assert s.value(f"{events}_active_subscribers") == 0
+
+
+async def test_what_was_said_before_is_asked_for_when_joining() -> None:
+    """From the first message on; ordinary messages go on behind it."""
+    async with stage(replays=True, n0=b"zero", n1=b"one") as s:
+        await s.book.until(lambda: "one" in s.book.payloads())
+        await s.engine.say(2, b"two")
+        await s.book.until(lambda: "two" in s.book.payloads())
+        assert s.book.payloads() == ["lost", "zero", "one", "two"]
+        assert s.engine.asked == [0]
+
+
+async def test_a_gap_is_filled_by_asking_again() -> None:
+    """What comes twice that way counts once."""
+    async with stage(replays=True) as s:
+        await s.engine.answered.wait()
+        await s.engine.say(0, b"zero")
+        await s.book.until(lambda: "zero" in s.book.payloads())
+        s.engine.kept = [(n, str(n).encode()) for n in range(4)]
+        await s.engine.say(3, b"3")
+        await s.engine.say(4, b"4")
+        await s.book.until(lambda: "4" in s.book.payloads())
+        assert s.book.payloads() == ["lost", "zero", "1", "2", "3", "4"]
+        assert s.engine.asked == [0, 1]
+
+
+async def test_a_gap_that_nobody_can_fill_is_passed_over() -> None:
+    """Without a replay address."""
+    async with stage() as s:
+        await s.engine.say(0, b"0")
+        await s.engine.say(5, b"5")
+        await s.book.until(lambda: "5" in s.book.payloads())
+        assert s.book.payloads() == ["lost", "0", "5"]
+        assert s.listener.counts.gaps["default/a"] == 1
+
+
+async def test_what_is_gone_from_the_replay_too_makes_the_endpoint_forgotten() -> None:
+    """Nobody knows what left its cache meanwhile; what comes after counts."""
+    async with stage(replays=True) as s:
+        await s.engine.say(0, b"0")
+        await s.book.until(lambda: "0" in s.book.payloads())
+        s.engine.kept = [(3, b"3"), (4, b"4")]
+        await s.engine.say(4, b"4")
+        await s.book.until(lambda: "4" in s.book.payloads())
+        assert s.book.payloads() == ["lost", "0", "lost", "3", "4"]
+
+
+async def test_a_replay_that_stalls_goes_on_where_it_was() -> None:
+    """One message for each request, and in the end none: then it has failed."""
+    async with stage(replays=True, answers_at_most=1, n0=b"0", n1=b"1", n2=b"2") as s:
+        await s.book.until(lambda: s.book.payloads().count("lost") == 2)
+        assert s.book.payloads()[-1] == "lost"
+        assert s.listener.counts.failed_replays["default/a"] == 1
+        # For a while no other is tried.
+        asked = len(s.engine.asked)
+        await s.engine.say(9, b"9")
+        await s.book.until(lambda: "9" in s.book.payloads())
+        assert len(s.engine.asked) == asked
+
+
+async def test_replayed_messages_without_a_topic_wait_for_one() -> None:
+    """Of which model they are is said by the first ordinary message."""
+    async with stage(replays=True, with_topic=False, n0=b"0", n1=b"1") as s:
+        await s.engine.say(1, b"1")
+        await s.book.until(lambda: "1" in s.book.payloads())
+        topic = TOPIC.decode()
+        assert s.book.heard[1:] == [("default/a", topic, "0"), ("default/a", topic, "1")]
+
+
+async def test_a_new_life_of_an_engine_is_noticed_by_its_numbers() -> None:
+    """Also when its first messages were missed and cannot be had again."""
+    async with stage() as s:
+        for number in range(3):
+            await s.engine.say(number, b"old")
+        await s.engine.say(1, b"new")
+        await s.book.until(lambda: "new" in s.book.payloads())
+        assert s.book.payloads() == ["lost", "old", "old", "old", "lost", "new"]
+        assert s.listener.counts.restarts["default/a"] == 1
+
+
+async def test_endpoints_are_followed_as_they_come_and_go() -> None:
+    """One that is not wanted never is."""
+    async with stage() as s:
+        with zmq.asyncio.Context() as context:
+            other = FakeEngine(context)
+            s.book.sources["default/b"] = KvEventSource(other.source.address)
+            endpoints = [Endpoint(name, "127.0.0.1", 8000) for name in "bc"]
+            s.datastore.set_endpoints(endpoints)
+            await other.subscribed()
+            await other.say(0, b"hello")
+            await s.book.until(lambda: "hello" in s.book.payloads("default/b"))
+            assert await s.engine.pub.recv() == b"\x00kv@"  # nobody listens any more
+            await s.engine.say(0, b"unheard")
+            await other.say(1, b"bye")
+            await s.book.until(lambda: "bye" in s.book.payloads("default/b"))
+            assert s.book.payloads() == ["lost"]
+            assert s.book.payloads("default/c") == []
+            other.close()
+
+
+async def test_engines_that_connect_are_told_apart_by_their_topics(tmp_path: object) -> None:
+    """Of a pod that is not in the pool nothing is taken in."""
+    address = f"ipc://{tmp_path}/kv"
+    book, datastore = Notebook(feed=KvEventFeed(address, "kv@")), Datastore()
+    datastore.set_endpoints(
+        [Endpoint("a", "10.0.0.1", 8000), Endpoint("b", "10.0.0.1", 8001, rank_index=1)]
+    )
+    listener = KvEventListener(book, datastore)
+    task = asyncio.create_task(listener.run())
+    with zmq.asyncio.Context() as context:
+        pub = context.socket(zmq.XPUB)
+        try:
+            pub.connect(address)
+            async with asyncio.timeout(60):
+                await pub.recv()
+            for pod, number in (("10.0.0.1:8001", 0), ("10.9.9.9:1", 0), ("10.0.0.1:8000", 0)):
+                topic = f"kv@{pod}@m".encode()
+                await pub.send_multipart((topic, number.to_bytes(8, "big"), pod.encode()))
+            await book.until(lambda: len(book.heard) == 2)
+        finally:
+            pub.close(linger=0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    assert [(what[0], what[-1]) for what in book.heard] == [
+        ("default/b", "10.0.0.1:8001"),
+        ("default/a", "10.0.0.1:8000"),
+    ]
+    assert listener.counts.errors == {"unknown": 1}
+
+
+async def test_an_address_that_cannot_be_bound_is_an_error() -> None:
+    """The picker cannot do what it was told."""
+    listener = KvEventListener(Notebook(feed=KvEventFeed("tcp://no-such-device:1")), Datastore())
+    with pytest.raises(PickerError, match="cannot listen"):
+        await listener.run()
+
+
+@pytest.mark.parametrize("further", [0, 3])
+async def test_a_new_life_that_says_nothing_is_noticed_when_connecting_again(further: int) -> None:
+    """It has not got as far as the one before, or has said something else there."""
+    async with stage(replays=True, n0=b"a0", n1=b"a1", n2=b"a2") as s:
+        await s.book.until(lambda: "a2" in s.book.payloads())
+        address = s.engine.source.address
+        s.engine.fall_silent()
+        s.engine.kept = [(n, b"b%d" % n) for n in range(1 + further)]
+        with zmq.asyncio.Context() as context:
+            again = context.socket(zmq.XPUB)
+            again.bind(address)
+            await s.book.until(lambda: f"b{further}" in s.book.payloads())
+            again.close(linger=0)
+        news = [f"b{n}" for n in range(1 + further)]
+        assert s.book.payloads() == ["lost", "a0", "a1", "a2", "lost", *news]
+        assert s.listener.counts.restarts["default/a"] == 1
+
+
+async def test_the_same_engine_is_not_heard_twice_when_connecting_again() -> None:
+    """Only what was missed meanwhile is taken in."""
+    async with stage(replays=True, n0=b"a0", n1=b"a1") as s:
+        await s.book.until(lambda: "a1" in s.book.payloads())
+        address = s.engine.source.address
+        s.engine.fall_silent()
+        s.engine.kept.append((2, b"a2"))
+        with zmq.asyncio.Context() as context:
+            again = context.socket(zmq.XPUB)
+            again.bind(address)
+            await s.book.until(lambda: "a2" in s.book.payloads())
+            again.close(linger=0)
+        assert s.book.payloads() == ["lost", "a0", "a1", "a2"]
+        assert s.engine.asked == [0, 1]

@@ -1,0 +1,306 @@
+"""Series have the reference's names, and clients cannot make them grow without bound."""
+
+from __future__ import annotations
+
+import math
+import re
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from picker.config.build import build, default_config
+from picker.config.catalog import builtin_plugins
+from picker.metrics.label_caps import MAX_LABEL_SETS, BoundedLabels, RequestLabels
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
+from picker.telemetry.plugin_metrics import PluginCollector
+from picker.telemetry.pool_metrics import PoolCollector
+
+METRICS_DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
+SERIES_NAME = re.compile(
+    r"\b(?:llm_d_epp|pointsman|inference_(?:objective|pool|extension)|llm_d_inference_scheduler"
+    r"|kvcache)"
+    r"_[a-z0-9_]+"
+)
+REQUEST = ("model_name", "target_model_name", "fairness_id", "priority")
+MODELS = REQUEST[:2]
+PLUGIN = ("extension_point", "plugin_type", "plugin_name")
+INDEX = ("plugin_name", "plugin_type")
+ATTEMPT = ("status", "target_model_name", "endpoint_name", "namespace", "port")
+REWRITE = ("model_rewrite_name", "model_name", "target_model")
+
+# (attribute, labels, full name of the deprecated twin, its labels); source: the reference's table.
+SERIES = [
+    ("request_total", REQUEST, "inference_objective_request_total", (*MODELS, "priority")),
+    (
+        "request_error_total",
+        (*REQUEST, "error_code"),
+        "inference_objective_request_error_total",
+        (*MODELS, "error_code"),
+    ),
+    (
+        "request_duration_seconds",
+        REQUEST,
+        "inference_objective_request_duration_seconds",
+        MODELS,
+    ),
+    ("request_size_bytes", REQUEST, "inference_objective_request_sizes", MODELS),
+    ("response_size_bytes", REQUEST, "inference_objective_response_sizes", MODELS),
+    ("request_input_tokens", REQUEST, "inference_objective_input_tokens", MODELS),
+    ("request_output_tokens", REQUEST, "inference_objective_output_tokens", MODELS),
+    ("request_cached_tokens", REQUEST, "inference_objective_prompt_cached_tokens", MODELS),
+    ("request_running", REQUEST, "inference_objective_running_requests", ("model_name",)),
+    (
+        "request_ntpot_seconds",
+        REQUEST,
+        "inference_objective_normalized_time_per_output_token_seconds",
+        MODELS,
+    ),
+    ("request_ttft_seconds", (*REQUEST, "streaming"), None, ()),
+    ("request_streaming_tpot_seconds", REQUEST, None, ()),
+    ("request_streaming_itl_seconds", REQUEST, None, ()),
+    ("request_processing_duration_seconds", (), None, ()),
+    ("response_processing_duration_seconds", (), None, ()),
+    (
+        "model_rewrite_decisions_total",
+        REWRITE,
+        "inference_extension_model_rewrite_decisions_total",
+        REWRITE,
+    ),
+    (
+        "scheduler_e2e_duration_seconds",
+        (),
+        "inference_extension_scheduler_e2e_duration_seconds",
+        (),
+    ),
+    (
+        "scheduler_attempts_total",
+        ATTEMPT,
+        "inference_extension_scheduler_attempts_total",
+        ("status", "target_model_name", "pod_name", "namespace", "port"),
+    ),
+    ("plugin_duration_seconds", PLUGIN, "inference_extension_plugin_duration_seconds", PLUGIN),
+    ("plugin_data_scope_violations_total", (*PLUGIN, "access"), None, ()),
+    ("prefix_indexer_size", INDEX, "inference_extension_prefix_indexer_size", ()),
+    ("prefix_indexer_hit_ratio", INDEX, "inference_extension_prefix_indexer_hit_ratio", ()),
+    ("prefix_indexer_hit_bytes", INDEX, "inference_extension_prefix_indexer_hit_bytes", ()),
+    ("info", ("commit", "build_ref"), "inference_extension_info", ("commit", "build_ref")),
+    (
+        "datalayer_poll_errors_total",
+        ("source_type",),
+        "llm_d_inference_scheduler_datalayer_poll_errors_total",
+        ("source_type",),
+    ),
+    (
+        "datalayer_extract_errors_total",
+        ("source_type", "extractor_type"),
+        "llm_d_inference_scheduler_datalayer_extract_errors_total",
+        ("source_type", "extractor_type"),
+    ),
+]
+GENERAL = (
+    *(0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30),
+    *(45, 60, 120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600),
+)
+RESPONSE_SIZES = (*(1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32778, 65536),)
+BUCKETS = {
+    "request_duration_seconds": GENERAL,
+    "request_ttft_seconds": GENERAL[: GENERAL.index(120) + 1],
+    "response_size_bytes": RESPONSE_SIZES,
+    "request_input_tokens": (*RESPONSE_SIZES, 131072, 262144, 524288, 1048576),
+    "request_output_tokens": RESPONSE_SIZES[: RESPONSE_SIZES.index(8192) + 1],
+}
+
+
+def count(metrics: PickerMetrics, attribute: str, *labels: str) -> None:
+    """Make a series move."""
+    series = getattr(metrics, attribute)
+    one = series.labels(*labels) if labels else series
+    if hasattr(one, "observe"):
+        one.observe(0.3)
+    else:
+        one.inc()
+
+
+def samples(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """What `prometheus_client` reads on a page."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+    }
+
+
+@pytest.mark.parametrize(("attribute", "labels", "twin", "twin_labels"), SERIES)
+def test_series_have_the_references_names_and_labels_old_and_new(
+    attribute: str, labels: tuple[str, ...], twin: str | None, twin_labels: tuple[str, ...]
+) -> None:
+    """A dashboard made for either finds what it asks for."""
+    metrics = PickerMetrics()
+    count(metrics, attribute, *labels)  # each label's value is its name
+    renamed = {"endpoint_name": "pod_name"}
+    expected = {f"llm_d_epp_{attribute}": {label: label for label in labels}}
+    if twin is not None:
+        back = {new: old for old, new in renamed.items()}
+        expected[twin] = {label: back.get(label, label) for label in twin_labels}
+    page = metrics.render()
+    for name, wanted in expected.items():
+        found = [
+            dict(own)
+            for (sample, own), value in samples(page).items()
+            if sample in (name, f"{name}_count") and value == 1
+        ]
+        assert found == [wanted], name
+        assert f"# TYPE {name} ".encode() in page
+
+
+@pytest.mark.parametrize("attribute", BUCKETS)
+def test_buckets_are_the_references(attribute: str) -> None:
+    """Also the one that is a slip of the pen: sums over pickers need equal buckets."""
+    metrics = PickerMetrics()
+    labels = next(row[1] for row in SERIES if row[0] == attribute)
+    count(metrics, attribute, *labels)
+    bounds = [
+        float(dict(own)["le"])
+        for (name, own) in samples(metrics.render())
+        if name == f"llm_d_epp_{attribute}_bucket"
+    ]
+    assert tuple(bounds) == (*BUCKETS[attribute], math.inf)
+
+
+class Pool(Collector):
+    """A collector of a gauge with a deprecated name, and of one without."""
+
+    def collect(self) -> Iterator[Metric]:
+        queues = GaugeMetricFamily(
+            "llm_d_epp_per_endpoint_queue_size", "…", labels=("name", "model_server_endpoint")
+        )
+        queues.add_metric(("pool", "pod-1"), 3)
+        yield queues
+        yield GaugeMetricFamily("other", "…", value=1)
+
+
+def test_the_page_is_what_the_library_would_write() -> None:
+    """Every family, sample and value, awkward label values included."""
+    metrics = PickerMetrics()
+    metrics.register(Pool())
+    for attribute, labels, _, _ in SERIES:
+        for awkward in ("", "m", 'a"b\\c\nd', "ü", "}{,="):
+            count(metrics, attribute, *(awkward for _ in labels))
+    metrics.request_duration_seconds.labels("a", "b", "c", "0").observe(1e9)
+    metrics.info.labels("", "").set(float("inf"))
+    ours, theirs = metrics.render(), generate_latest(metrics.registry)
+    assert samples(ours) == samples(theirs)
+    kinds = [(f.name, f.type) for f in text_string_to_metric_families(ours.decode())]
+    assert kinds == [(f.name, f.type) for f in text_string_to_metric_families(theirs.decode())]
+    assert len(kinds) == len(set(kinds))
+
+
+def test_gauges_of_the_pool_keep_their_deprecated_names() -> None:
+    """An endpoint was called a pod."""
+    metrics = PickerMetrics()
+    metrics.register(Pool())
+    found = metrics.registry.get_sample_value(
+        "inference_pool_per_pod_queue_size", {"name": "pool", "model_server_pod": "pod-1"}
+    )
+    assert found == 3
+
+
+def test_two_pickers_in_one_process_do_not_share_series() -> None:
+    """No process-global registry."""
+    first, second = PickerMetrics(), PickerMetrics()
+    first.request_total.labels("m", "m", "", "0").inc()
+    assert b'model_name="m"' in first.render()
+    assert b'model_name="m"' not in second.render()
+
+
+def test_label_values_beyond_the_cap_become_other() -> None:
+    """Known ones and the empty one stay."""
+    labels = BoundedLabels(limit=2)
+    assert [labels.admit(v) for v in ("a", "b", "c", "", "a", "d")] == [
+        *("a", "b", "other", "", "a", "other")
+    ]
+
+
+def test_configured_names_are_told_however_many_clients_invent() -> None:
+    """They neither fall under the cap nor use it up."""
+    labels = BoundedLabels(limit=1)
+    labels.pin(["ours"])
+    assert [labels.admit(v) for v in ("ours", "a", "b", "ours")] == ["ours", "a", "other", "ours"]
+
+
+def test_configured_models_are_told_in_any_combination() -> None:
+    """Also when other combinations have used up their number, and when they were `other` before."""
+    labels = RequestLabels()
+    for i in range(2 * MAX_LABEL_SETS):
+        labels.of(f"m{i % 1100}", "t", f"f{i % 900}", i % 3)
+    assert labels.of("ours", "ours-v2", "f", 1) == ("other", "other", "other", "1")
+    labels.pin_models(["ours", "ours-v2"])
+    assert labels.of("ours", "ours-v2", "f", 1) == ("ours", "ours-v2", "other", "1")
+    assert labels.of("ours", "theirs", "f", 1) == ("ours", "other", "other", "1")
+
+
+def test_names_of_any_length_take_no_room() -> None:
+    """A body may name a model as long as itself; neither the page nor the picker keeps it."""
+    metrics = PickerMetrics()
+    names = ["m" * 256, *(str(i) + "m" * 100_000 for i in range(10))]
+    rows = [metrics.request_labels(name, name, name) for name in names]
+    assert rows == [(names[0], names[0], names[0], "0"), *[("other", "other", "other", "0")] * 10]
+    for row in rows:
+        metrics.request_total.labels(*row).inc()
+    assert len(metrics.render()) < 100_000
+
+
+def test_long_names_are_not_kept() -> None:
+    """Nothing refers to them once the request is over."""
+
+    class Name(str):
+        """A string that can be watched."""
+
+        __slots__ = ("__weakref__",)
+
+    labels, name = RequestLabels(), Name("m" * 100_000)
+    kept = weakref.ref(name)
+    labels.of(name, name, name, 0)
+    del name
+    assert kept() is None
+
+
+def test_models_share_one_cap() -> None:
+    """A client that invents model names costs a thousand series at most."""
+    metrics = PickerMetrics()
+    seen = {metrics.request_labels(f"m{i}", f"t{i}") for i in range(2000)}
+    names = {label for row in seen for label in row[:2]}
+    assert len(names) == 1001
+    assert "other" in names
+
+
+def test_combinations_of_labels_are_bounded_and_stay_what_they_were() -> None:
+    """A request's gauge goes down under the labels under which it went up."""
+    labels = RequestLabels()
+    asked = [(f"m{i % 900}", "t", f"f{i % 901}", i % 3) for i in range(3 * MAX_LABEL_SETS)]
+    first = [labels.of(*one) for one in asked]
+    assert len(set(first)) <= MAX_LABEL_SETS + 3
+    assert ("other", "other", "other", "1") in first
+    assert [labels.of(*one) for one in asked] == first
+
+
+def test_every_series_is_documented_and_nothing_else() -> None:
+    """docs/metrics.md names each one, deprecated names too."""
+    metrics = PickerMetrics()
+    metrics.register(PoolCollector("pool", Datastore()))
+    assembly = build(default_config(), builtin_plugins(), metrics, lambda: 0.0)
+    metrics.register(PluginCollector(lambda: assembly, InflightLoad(), metrics))
+    told = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in metrics.registry.collect()
+    }
+    written = set(SERIES_NAME.findall(METRICS_DOCUMENT.read_text()))
+    assert written - {"llm_d_epp_"} == told

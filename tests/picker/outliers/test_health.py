@@ -1,0 +1,372 @@
+"""What answers make of an endpoint: suspect, ejected, tried out, on trial, and healthy again."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from health_scene import Scene, endpoint
+
+from picker.outliers.health import UNSEEN_VISITS
+from picker.outliers.health_record import Answer, EndpointState, HealthSettings
+from picker.outliers.health_watcher import ProbeResult
+from picker.pool.datastore import EndpointChanges
+from picker.types import Candidate, FinishCause
+
+EJECTED, HEALTHY = EndpointState.EJECTED, EndpointState.HEALTHY
+ON_TRIAL, SUSPECT = EndpointState.ON_TRIAL, EndpointState.SUSPECT
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """Three endpoints that have answered well."""
+    scene = Scene(3)
+    for number in range(3):
+        scene.answers(number, 200)
+    return scene
+
+
+def ejected(scene: Scene, number: int = 0) -> Scene:
+    """`scene` with an ejected endpoint."""
+    for _ in range(3):
+        scene.answers(number, 500)
+    assert scene.state(number) is EJECTED
+    return scene
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+def test_failures_in_a_row_eject(scene: Scene, status: int) -> None:
+    """Two make it a suspect, the third ejects it; nothing else is sent there then."""
+    scene.answers(0, status)
+    scene.answers(0, status)
+    assert scene.state(0) is SUSPECT
+    scene.answers(0, status)
+    assert scene.state(0) is EJECTED
+    assert scene.usable() == [1, 2]
+    assert scene.watcher.ejections == [("default/pod-0", 3)]
+    assert scene.watcher.num_ejected == 1
+
+
+def test_a_success_in_between_begins_the_count_anew(scene: Scene) -> None:
+    """Two, a success, and two more are no three in a row."""
+    for status in (500, 500, 200, 500, 500):
+        scene.answers(0, status)
+    assert scene.state(0) is SUSPECT
+    scene.answers(0, 204)
+    assert scene.state(0) is HEALTHY
+
+
+@pytest.mark.parametrize("status", [400, 404, 422, 429, 501, 505])
+def test_an_answer_about_the_request_neither_blames_nor_clears(scene: Scene, status: int) -> None:
+    """A server whose engine is broken still reads requests and refuses bad ones."""
+    for _ in range(10):
+        scene.answers(0, status)
+    assert scene.state(0) is HEALTHY
+    for answer in (500, status, 500, status, 500):
+        scene.answers(0, answer)
+    assert scene.state(0) is EJECTED
+
+
+@pytest.mark.parametrize("cause", [FinishCause.CLIENT_GONE, FinishCause.RESET, FinishCause.SKIPPED])
+def test_what_ends_without_an_answer_tells_nothing(scene: Scene, cause: FinishCause) -> None:
+    """A client that leaves is no fault of the endpoint's, nor is a stream that breaks."""
+    for _ in range(10):
+        scene.send(0).ended(cause, Answer(None), scene.now)
+    assert scene.memory.views(0) == {}
+
+
+@pytest.mark.parametrize("cause", [FinishCause.EVICTED, FinishCause.REFUSED])
+def test_the_pickers_own_status_is_not_the_endpoints(scene: Scene, cause: FinishCause) -> None:
+    """An evicted request is answered by the picker."""
+    for _ in range(5):
+        scene.send(0).ended(cause, Answer(503), scene.now)
+    assert scene.memory.views(0) == {}
+
+
+def test_the_status_at_the_end_counts_where_no_response_was_watched(scene: Scene) -> None:
+    """As for requests without a body."""
+    for _ in range(3):
+        scene.send(0).ended(FinishCause.COMPLETED, Answer(500), scene.now)
+    assert scene.state(0) is EJECTED
+
+
+def test_the_end_of_a_response_changes_nothing(scene: Scene) -> None:
+    """The beginning was the verdict, once."""
+    visit = scene.send(0)
+    visit.responded(Answer(500), scene.now)
+    visit.responded(Answer(500), scene.now)
+    visit.ended(FinishCause.COMPLETED, Answer(500), scene.now)
+    assert scene.view(0).consecutive_failures == 1
+
+
+def test_an_endpoint_is_sent_no_more_than_would_eject_it(scene: Scene) -> None:
+    """One failure leaves room for two at a time, two failures for one."""
+    scene.answers(0, 500)
+    first = scene.send(0)
+    assert scene.usable() == [0, 1, 2]
+    second = scene.send(0)
+    assert scene.usable() == [1, 2]
+    first.ended(FinishCause.COMPLETED, Answer(500), scene.now)
+    assert scene.usable() == [1, 2]
+    second.ended(FinishCause.COMPLETED, Answer(200), scene.now)
+    assert scene.usable() == [0, 1, 2]
+
+
+def test_a_stranger_gets_few_requests_until_it_has_answered_one() -> None:
+    """However many come at once; and any number afterwards."""
+    scene = Scene(2)
+    scene.answers(1, 200)
+    visits = [scene.send(0) for _ in range(3)]
+    assert scene.usable() == [1]
+    visits[0].responded(Answer(200), scene.now)
+    assert scene.usable() == [0, 1]
+    for _ in range(20):
+        scene.send(0)
+    assert scene.usable() == [0, 1]
+
+
+def test_of_nothing_but_strangers_all_are_used() -> None:
+    """Limits are preferences: somebody has to take the request."""
+    scene = Scene(2)
+    for number in (0, 0, 0, 1, 1, 1):
+        scene.send(number)
+    assert scene.usable() == [0, 1]
+
+
+def test_when_all_are_held_back_the_blameless_go_first(scene: Scene) -> None:
+    """Then suspects, then all that there are."""
+    stranger = Scene(3)
+    visits = [stranger.send(number) for number in (0, 0, 0, 1, 1, 1)]
+    ejected(stranger, 2)
+    assert stranger.usable() == [0, 1]
+    visits[0].ended(FinishCause.COMPLETED, Answer(500), stranger.now)
+    stranger.send(0)
+    assert stranger.usable() == [1]
+    for number in (0, 1, 2):
+        ejected(scene, number)
+    assert scene.usable() == [0, 1, 2]
+    assert scene.usable(1, 2) == [1, 2]
+
+
+def test_the_proxy_may_have_tried_another_endpoint(scene: Scene) -> None:
+    """Then the one picked has failed, and the answer is the other's."""
+    for _ in range(3):
+        scene.answers(0, 200, served_by=endpoint(1).host_port)
+    assert scene.state(0) is EJECTED
+    assert scene.state(1) is HEALTHY
+    scene.answers(2, 503, served_by=endpoint(1).host_port)
+    assert scene.state(1) is SUSPECT
+    assert scene.state(2) is SUSPECT
+
+
+def test_an_address_that_nobody_has_says_nothing(scene: Scene) -> None:
+    """A proxy between may serve for all of them; the status counts then."""
+    scene.answers(0, 500)
+    scene.answers(0, 200, served_by="10.9.9.9:1")
+    assert scene.state(0) is HEALTHY
+
+
+def test_an_answer_that_reached_nobody_blames_nobody(scene: Scene) -> None:
+    """The proxy's own 503: it knew no endpoint to ask."""
+    for _ in range(5):
+        scene.send(0).responded(Answer(503, reached_nobody=True), scene.now)
+    assert scene.memory.views(0) == {}
+
+
+def test_a_busy_server_that_turns_requests_away_is_not_ejected(scene: Scene) -> None:
+    """It gets no more while others can take them; once it is idle and still fails, it goes."""
+    working = [scene.send(0) for _ in range(10)]
+    for _ in range(4):
+        scene.answers(0, 503)
+    assert scene.state(0) is SUSPECT
+    assert scene.usable() == [1, 2]
+    for visit in working[:7]:
+        visit.ended(FinishCause.CLIENT_GONE, Answer(None), scene.now)
+    assert scene.state(0) is EJECTED
+    busy = Scene(2)
+    working = [busy.send(0) for _ in range(10)]
+    for _ in range(4):
+        busy.answers(0, 503)
+    working[0].responded(Answer(200), busy.now)
+    assert busy.state(0) is HEALTHY
+
+
+def test_a_probe_is_one_request_when_it_is_due(scene: Scene) -> None:
+    """After a second, then after two and four if it fails, one at a time."""
+    ejected(scene)
+    waits = []
+    for _ in range(5):
+        begun = scene.now
+        while (due := scene.probe()) is None:
+            scene.now += 0.25
+        assert due == 0
+        waits.append(scene.now - begun)
+        visit = scene.send(0)
+        scene.now += 0.5
+        assert scene.probe() is None
+        visit.responded(Answer(500), scene.now)
+    assert waits == [1.0, 2.0, 4.0, 4.0, 4.0]
+    assert scene.watcher.probes == [ProbeResult.FAILURE] * 5
+
+
+def test_a_probe_without_an_answer_keeps_the_next_one_waiting_for_a_while(scene: Scene) -> None:
+    """But not for ever: what hangs now may answer the next one."""
+    ejected(scene)
+    scene.now = 2.0
+    hanging = scene.send(0)
+    scene.now = 11.9
+    assert scene.probe() is None
+    scene.now = 12.0
+    assert scene.probe() == 0
+    hanging.ended(FinishCause.CLIENT_GONE, Answer(None), scene.now)
+    assert scene.watcher.probes == [ProbeResult.UNKNOWN]
+    assert scene.state(0) is EJECTED
+
+
+def test_a_probe_that_goes_well_begins_a_trial(scene: Scene) -> None:
+    """Two at a time, until three have gone well and two seconds have passed."""
+    ejected(scene)
+    scene.now = 1.0
+    scene.answers(0, 200)
+    assert scene.state(0) is ON_TRIAL
+    assert scene.watcher.num_ejected == 0
+    assert scene.probe() is None
+    visits = [scene.send(0), scene.send(0)]
+    assert scene.usable() == [1, 2]
+    for visit in visits:
+        visit.ended(FinishCause.COMPLETED, Answer(200), scene.now)
+    assert scene.usable() == [0, 1, 2]
+    assert scene.state(0) is ON_TRIAL
+    scene.now = 3.0
+    scene.answers(0, 200)
+    assert scene.state(0) is HEALTHY
+    assert scene.watcher.returned_keys == ["default/pod-0"]
+    assert scene.view(0).ejections == 1
+
+
+def test_one_failure_on_trial_ejects_and_the_waits_go_on(scene: Scene) -> None:
+    """As they do for one that fails again soon after its return; later it is as if for once."""
+    ejected(scene)
+    scene.now = 1.0
+    scene.answers(0, 200)
+    scene.answers(0, 500)
+    assert scene.state(0) is EJECTED
+    assert scene.view(0).next_probe_seconds == 2.0
+    scene.now = 3.0
+    for _ in range(3):
+        scene.answers(0, 200)
+        scene.now += 2.0
+    assert scene.state(0) is HEALTHY
+    ejected(scene)
+    assert scene.view(0).next_probe_seconds == 4.0
+    scene.now += 4.0
+    for _ in range(3):
+        scene.answers(0, 200)
+        scene.now += 2.0
+    scene.now += 60.0
+    ejected(scene)
+    assert scene.view(0).next_probe_seconds == 1.0
+
+
+def test_what_left_before_the_ejection_tells_nothing_after_it(scene: Scene) -> None:
+    """Late successes do not bring it back, late failures do not put the probe off."""
+    late = [scene.send(0) for _ in range(2)]
+    ejected(scene)
+    late[0].ended(FinishCause.COMPLETED, Answer(200), scene.now)
+    assert scene.state(0) is EJECTED
+    late[1].ended(FinishCause.COMPLETED, Answer(500), scene.now)
+    assert scene.view(0).next_probe_seconds == 1.0
+
+
+def test_in_need_any_success_brings_an_endpoint_back(scene: Scene) -> None:
+    """When all are ejected requests go there without being probes."""
+    for number in range(3):
+        ejected(scene, number)
+    scene.answers(1, 200)
+    assert scene.state(1) is ON_TRIAL
+    assert scene.watcher.probes == []
+    assert scene.usable() == [1]
+
+
+def test_requests_for_no_engine_clear_nobody(scene: Scene) -> None:
+    """A broken worker still lists its models; but if even that fails, it counts."""
+    for status in (500, 200, 500, 200, 500):
+        scene.answers(0, status, is_bare=status == 200)
+    assert scene.state(0) is EJECTED
+    scene.now = 1.0
+    scene.answers(0, 200, is_bare=True)
+    assert scene.state(0) is EJECTED
+    assert scene.probe() == 0
+    for _ in range(3):
+        scene.answers(1, 500, is_bare=True)
+    assert scene.state(1) is EJECTED
+
+
+def test_an_endpoint_that_left_or_restarted_is_a_stranger(scene: Scene) -> None:
+    """What was under way there is nobody's any more."""
+    late = scene.send(0)
+    ejected(scene)
+    scene.memory.endpoint_removed("default/pod-0")
+    assert scene.watcher.num_ejected == 0
+    assert scene.usable() == [0, 1, 2]
+    late.ended(FinishCause.COMPLETED, Answer(500), scene.now)
+    assert scene.memory.views(0) == {}
+    ejected(scene)
+    gone = scene.send(0)
+    scene.memory.pool_changed(EndpointChanges((), (endpoint(0),)))
+    gone.ended(FinishCause.COMPLETED, Answer(500), scene.now)
+    scene.answers(0, 500)
+    assert scene.memory.views(0) == {}
+    scene.memory.check_integrity()
+
+
+def test_where_no_response_is_ever_shown_nothing_is_held_back(scene: Scene) -> None:
+    """Until one is; an ejection is not kept that nothing could end."""
+    ejected(scene)
+    for _ in range(UNSEEN_VISITS):
+        scene.send(1).ended(FinishCause.SKIPPED, Answer(None), scene.now)
+    assert scene.usable() == [0, 1, 2]
+    for _ in range(10):
+        scene.send(0)
+    assert scene.usable() == [0, 1, 2]
+    scene.answers(1, 200)
+    assert scene.usable() == [1, 2]
+    scene.memory.check_integrity()
+
+
+def test_waits_are_drawn_a_little_longer() -> None:
+    """So that probes of endpoints that failed together do not come together."""
+    drawn = set()
+    for seed in range(20):
+        scene = Scene(1, rng=Random(seed))
+        ejected(scene)
+        wait = scene.view(0).next_probe_seconds
+        assert wait is not None
+        assert 1.0 <= wait <= 1.25
+        drawn.add(wait)
+    assert len(drawn) == 20
+
+
+def test_the_one_that_waits_longest_is_tried_out_first(scene: Scene) -> None:
+    """If the request may go there at all."""
+    ejected(scene, 1)
+    scene.now = 0.5
+    ejected(scene, 0)
+    scene.now = 5.0
+    assert scene.probe() == 1
+    assert scene.probe(0, 2) == 0
+    assert scene.probe(2) is None
+
+
+def test_the_threshold_is_a_setting() -> None:
+    """One failure is enough, where that is wanted."""
+    scene = Scene(2, HealthSettings(failures=1))
+    scene.answers(0, 500)
+    assert scene.state(0) is EJECTED
+
+
+def test_nothing_is_made_of_candidates_while_all_is_well(scene: Scene) -> None:
+    """The same sequence comes back, so that large pools cost nothing."""
+    candidates = [Candidate(endpoint(number)) for number in range(3)]
+    assert scene.memory.usable(candidates, 0.0) is candidates
+    assert scene.memory.probe(candidates, 0.0) is None

@@ -1,0 +1,141 @@
+"""A crowd that comes to a pool that has long been idle: few of it are risked before an answer."""
+
+from __future__ import annotations
+
+import pytest
+from health_scene import Scene
+
+from picker.outliers.health import HealthMemory
+from picker.outliers.health_record import Answer, EndpointState
+from picker.pool.datastore import EndpointChanges
+from picker.types import FinishCause
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """Two endpoints that have answered well, three seconds ago."""
+    scene = Scene(2)
+    for number in range(2):
+        scene.answers(number, 200)
+    scene.now = 3.0
+    return scene
+
+
+def fill(scene: Scene, *numbers: int) -> None:
+    """Three requests each."""
+    for number in numbers:
+        for _ in range(3):
+            scene.send(number)
+
+
+def test_an_idle_endpoint_has_to_prove_itself_again(scene: Scene) -> None:
+    """Three at a time while others can take the rest, until one is answered."""
+    first = scene.send(0)
+    scene.send(0)
+    assert scene.usable() == [0, 1]
+    scene.send(0)
+    assert scene.usable() == [1]
+    assert not scene.memory.is_unsure(scene.now)
+    first.responded(Answer(200), scene.now)
+    assert scene.usable() == [0, 1]
+    fill(scene, 0, 0)
+    assert scene.usable() == [0, 1]
+    scene.memory.check_integrity()
+
+
+def test_one_that_works_on_something_is_not_idle(scene: Scene) -> None:
+    """However long ago it has answered."""
+    scene.now = 1.0
+    fill(scene, 0)
+    scene.now = 30.0
+    fill(scene, 0)
+    assert scene.usable() == [0, 1]
+
+
+def test_silence_proves_an_endpoint_that_has_answered_before(scene: Scene) -> None:
+    """Long answers that are not streamed hold it back for a moment only."""
+    fill(scene, 0)
+    assert scene.usable() == [1]
+    scene.now = 3.3
+    assert not scene.memory.is_unsure(scene.now)
+    assert scene.usable() == [0, 1]
+    scene.memory.check_integrity()
+
+
+def test_a_full_pool_without_an_answer_is_worth_a_wait(scene: Scene) -> None:
+    """Until every endpoint has said something, good or bad; that is told once."""
+    woken: list[float] = []
+    scene.memory._settled = lambda: woken.append(scene.now)
+    good, bad = scene.send(0), scene.send(1)
+    fill(scene, 0, 1)
+    assert scene.memory.is_unsure(scene.now)
+    scene.now = 3.05
+    good.responded(Answer(200), scene.now)
+    assert scene.memory.is_unsure(scene.now)
+    scene.now = 3.06
+    bad.responded(Answer(500), scene.now)
+    assert not scene.memory.is_unsure(scene.now)
+    assert woken == [3.06]
+    assert scene.usable() == [0]
+    scene.memory.check_integrity()
+
+
+def test_nobody_waits_for_long(scene: Scene) -> None:
+    """Of endpoints that are all silent any may be sent more."""
+    fill(scene, 0, 1)
+    scene.now = 3.19
+    assert scene.memory.is_unsure(scene.now)
+    scene.now = 3.21
+    assert not scene.memory.is_unsure(scene.now)
+    assert scene.usable() == [0, 1]
+    strangers = Scene(2)
+    fill(strangers, 0, 1)
+    assert strangers.memory.is_unsure(0.1)
+    fill(strangers, 0, 1)
+    assert not strangers.memory.is_unsure(0.3)
+    strangers.memory.check_integrity()
+
+
+def test_nobody_waits_for_the_only_endpoint() -> None:
+    """There is nowhere else to go."""
+    scene = Scene(1)
+    fill(scene, 0, 0)
+    assert not scene.memory.is_unsure(0.0)
+
+
+def test_a_wait_ends_with_its_endpoints(scene: Scene) -> None:
+    """They restart, leave, or all of their clients do."""
+    woken: list[float] = []
+    scene.memory._settled = lambda: woken.append(scene.now)
+    visits = [scene.send(number) for number in (0, 1) * 3]
+    scene.memory.endpoint_removed(scene.pool[0].key)
+    assert scene.memory.is_unsure(scene.now)
+    scene.memory.pool_changed(EndpointChanges((), (scene.pool[1],)))
+    assert woken == [3.0]
+    assert not scene.memory.is_unsure(scene.now)
+    for visit in visits:
+        visit.ended(FinishCause.CLIENT_GONE, Answer(None), scene.now)
+    scene.memory.check_integrity()
+
+
+def test_a_broken_one_of_an_idle_pool_is_ejected_for_three(scene: Scene) -> None:
+    """Whoever waits goes to the other."""
+    visits = [scene.send(1) for _ in range(3)]
+    fill(scene, 0)
+    for visit in visits:
+        visit.responded(Answer(500), scene.now)
+    assert scene.state(1) is EndpointState.EJECTED
+    assert scene.memory.is_unsure(scene.now)
+    scene.now = 3.3
+    assert not scene.memory.is_unsure(scene.now)
+    assert scene.usable() == [0]
+
+
+def test_a_memory_that_nobody_waits_for_tells_nobody() -> None:
+    """As in a simulation."""
+    scene = Scene(2)
+    assert isinstance(scene.memory, HealthMemory)
+    fill(scene, 0, 1)
+    scene.answers(0, 200)
+    scene.answers(1, 200)
+    assert not scene.memory.is_unsure(scene.now)

@@ -1,0 +1,95 @@
+"""Many endpoints under load in virtual time: what a bad one costs, and how soon it is back."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+from health_loop import Load, Loop
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.outliers.health_record import EndpointState
+
+LOADS = st.builds(
+    Load,
+    per_second=st.sampled_from((20.0, 100.0, 400.0)),
+    fastest_seconds=st.just(0.001),
+    slowest_seconds=st.sampled_from((0.002, 0.1, 0.6)),
+)
+RANDOM = st.randoms(use_true_random=False)
+
+
+@settings(max_examples=25, deadline=None)
+@given(LOADS, st.integers(2, 12), RANDOM)
+def test_an_endpoint_that_fails_everything_gets_little(load: Load, size: int, rng: Any) -> None:
+    """It joins a pool that works: three requests before it is ejected, then a probe a second."""
+    loop = Loop(size, Random(rng.random()), lambda n, _: 500 if n == 0 else 200, load)
+    for number in range(1, size):
+        loop.scene.answers(number, 200)
+    loop.run(10.0)
+    bad = loop.received[0]
+    assert loop.scene.watcher.ejections == [("default/pod-0", 3)]
+    assert len(bad) >= 5  # it was tried out
+    assert all(after - before >= 1.0 for before, after in pairwise(bad[2:]))
+    assert sum(status == 500 for _, status in loop.statuses) == len(bad)
+
+
+@settings(max_examples=25, deadline=None)
+@given(LOADS, st.floats(2.0, 20.0), RANDOM)
+def test_an_endpoint_that_recovers_is_back_within_ten_seconds(
+    load: Load, healed_at: float, rng: Any
+) -> None:
+    """Sharing the load like any other, wherever in its wait it recovers."""
+
+    def status(number: int, at: float) -> int:
+        return 500 if number == 0 and 0.5 <= at < healed_at else 200
+
+    loop = Loop(4, Random(rng.random()), status, load)
+    loop.run(healed_at + 11.0)
+    assert loop.scene.state(0) is EndpointState.HEALTHY
+    recent = [sum(at >= healed_at + 10.0 for at in each) for each in loop.received]
+    assert recent[0] >= 0.5 * sum(recent) / 4 - 3
+
+
+@settings(max_examples=10, deadline=None)
+@given(RANDOM)
+def test_an_endpoint_that_turns_bad_gets_no_more_than_it_had(rng: Any) -> None:
+    """With many under way: all of these may fail, but hardly one that comes later."""
+    load = Load(per_second=400.0, slowest_seconds=0.2)
+    loop = Loop(4, Random(rng.random()), lambda n, at: 500 if n == 0 and at >= 5.0 else 200, load)
+    loop.run(8.0)
+    first_failure = min(at for at, status in loop.statuses if status == 500)
+    later = [at for at in loop.received[0] if at > first_failure]
+    assert len(later) <= 3 + 2  # as many as eject it, and its probes
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_errors_do_not_eject(seed: int) -> None:
+    """An endpoint that fails a few requests in a hundred keeps nearly all of its share."""
+    draws = Random(seed)
+    loop = Loop(4, Random(seed + 6), lambda n, _: 500 if n == 0 and draws.random() < 0.03 else 200)
+    loop.run(20.0)
+    assert loop.scene.watcher.ejections == []
+    share = len(loop.received[0]) / sum(map(len, loop.received))
+    assert share >= 0.2
+
+
+def test_one_that_flaps_is_sent_little() -> None:
+    """Up and down every two seconds: the longer it does, the longer it waits."""
+    loop = Loop(4, Random(7), lambda n, at: 500 if n == 0 and int(at) % 4 >= 2 else 200)
+    loop.run(60.0)
+    late = [sum(at >= 20.0 for at in each) for each in loop.received]
+    assert late[0] <= 0.5 * sum(late) / 4
+    others = late[1:]
+    assert max(others) <= 1.2 * min(others)
+
+
+def test_a_pool_of_nothing_but_failures_is_used_all_the_same() -> None:
+    """Every request goes somewhere, and the first one that works again is found at once."""
+    loop = Loop(3, Random(8), lambda n, at: 200 if n == 2 and at >= 5.0 else 500)
+    loop.run(10.0)
+    ended = [status for at, status in loop.statuses if at >= 6.0]
+    assert sum(status == 200 for status in ended) >= 0.97 * len(ended)

@@ -1,0 +1,61 @@
+"""What clears a suspect that works on many requests, and what does not."""
+
+from __future__ import annotations
+
+import pytest
+from health_scene import Scene
+
+from picker.outliers.health_record import Answer, EndpointState
+
+EJECTED, HEALTHY, SUSPECT = EndpointState.EJECTED, EndpointState.HEALTHY, EndpointState.SUSPECT
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """Three endpoints that have answered well."""
+    scene = Scene(3)
+    for number in range(3):
+        scene.answers(number, 200)
+    return scene
+
+
+def test_what_a_broken_server_began_before_does_not_clear_it(scene: Scene) -> None:
+    """It may go on well with long answers and fail all that is new: three failures are enough."""
+    before = [scene.send(0) for _ in range(10)]
+    for visit in before:
+        scene.now += 0.01
+        if scene.usable() != [1, 2]:
+            scene.answers(0, 500)
+        visit.responded(Answer(200), scene.now)
+    assert scene.state(0) is EJECTED
+    assert scene.watcher.ejections == [("default/pod-0", 3)]
+
+
+def test_one_failure_among_long_answers_costs_a_busy_server_little(scene: Scene) -> None:
+    """Two more at a time may go there, and once these are silent an answer of any clears it."""
+    before = [scene.send(0) for _ in range(10)]
+    before[0].responded(Answer(500), scene.now)
+    assert scene.usable() == [0, 1, 2]
+    scene.send(0)
+    scene.send(0)
+    assert scene.usable() == [1, 2]
+    scene.now = 0.05
+    before[1].responded(Answer(200), scene.now)
+    assert scene.state(0) is SUSPECT
+    scene.now = 0.15
+    before[2].responded(Answer(200), scene.now)
+    assert scene.state(0) is HEALTHY
+    assert scene.usable() == [0, 1, 2]
+
+
+def test_a_slow_failure_is_waited_for(scene: Scene) -> None:
+    """What fails after a second is not silent before that."""
+    before = [scene.send(0) for _ in range(10)]
+    scene.now = 1.0
+    before[0].responded(Answer(500), scene.now)
+    late = scene.send(0)
+    scene.now = 1.9
+    before[1].responded(Answer(200), scene.now)
+    assert scene.state(0) is SUSPECT
+    late.responded(Answer(200), scene.now)
+    assert scene.state(0) is HEALTHY

@@ -1,0 +1,107 @@
+"""Whatever happens to a pool, in whatever order: what the memory of its health never does."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from health_scene import Scene
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.outliers.health import Visit
+from picker.outliers.health_record import Answer, EndpointState, HealthSettings
+from picker.pool.datastore import EndpointChanges
+from picker.types import FinishCause
+
+STATUSES = (200, 200, 404, 500, 500, 503, None)
+STEPS = ("decide", "decide", "decide", "answer", "answer", "end", "wait", "long", "forget", "leave")
+
+
+class Walk:
+    """Random requests through a pool, and what is checked after every step."""
+
+    def __init__(self, size: int, failures: int, rng: Random) -> None:
+        self.rng = rng
+        self.settings = HealthSettings(failures=failures)
+        self.scene = Scene(size, self.settings, rng)
+        self.open: list[tuple[int, Visit]] = []
+        self.probes: dict[int, float] = {}
+
+    def decide(self) -> None:
+        """Send a request where a decision would."""
+        scene = self.scene
+        due = scene.probe()
+        if due is not None:
+            assert scene.state(due) is EndpointState.EJECTED
+            last = self.probes.get(due)
+            assert last is None or scene.now - last >= 1.0
+            self.probes[due] = scene.now
+            self.open.append((due, scene.send(due)))
+            return
+        usable = scene.usable()
+        assert usable
+        free = [n for n in range(len(scene.pool)) if not self.is_held(n)]
+        assert usable == free if free else True
+        number = self.rng.choice(usable)
+        self.open.append((number, scene.send(number)))
+
+    def is_held(self, number: int) -> bool:
+        """Whether more should be sent there, as the record of the endpoint says."""
+        record = self.scene.memory._records.get(self.scene.pool[number].key)
+        return record is not None and record.is_held_back(True)
+
+    def answer(self) -> None:
+        """Begin the response of some request."""
+        if self.open:
+            number, visit = self.rng.choice(self.open)
+            other = self.rng.choice(self.scene.pool).host_port
+            served_by = self.rng.choice((None, None, self.scene.pool[number].host_port, other))
+            visit.responded(Answer(self.rng.choice(STATUSES), served_by), self.scene.now)
+
+    def end(self) -> None:
+        """End some request, answered or not."""
+        if self.open:
+            _, visit = self.open.pop(self.rng.randrange(len(self.open)))
+            cause = self.rng.choice(list(FinishCause))
+            visit.ended(cause, Answer(self.rng.choice(STATUSES)), self.scene.now)
+
+    def wait(self) -> None:
+        """Let some time pass."""
+        self.scene.now += self.rng.choice((0.0, 0.1, 0.5))
+
+    def long(self) -> None:
+        """Let more of it pass."""
+        self.scene.now += self.rng.choice((1.0, 3.0, 11.0, 40.0))
+
+    def forget(self) -> None:
+        """An endpoint restarts."""
+        number = self.rng.randrange(len(self.scene.pool))
+        self.scene.memory.endpoint_removed(self.scene.pool[number].key)
+        self.probes.pop(number, None)
+
+    def leave(self) -> None:
+        """An endpoint leaves and comes back."""
+        number = self.rng.randrange(len(self.scene.pool))
+        one = (self.scene.pool[number],)
+        self.scene.memory.pool_changed(EndpointChanges((), one))
+        self.scene.memory.pool_changed(EndpointChanges(one, ()))
+        self.probes.pop(number, None)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 4), st.randoms(use_true_random=False))
+def test_no_walk_contradicts_itself(size: int, failures: int, rng: Any) -> None:
+    """Somebody is always usable, probes are rare, and in the end nothing is under way."""
+    walk = Walk(size, failures, rng)
+    for _ in range(rng.randint(1, 120)):
+        getattr(walk, rng.choice(STEPS))()
+        walk.scene.memory.check_integrity()
+    while walk.open:
+        walk.end()
+        walk.scene.memory.check_integrity()
+    records = walk.scene.memory._records.values()
+    assert all(record.under_way == 0 for record in records)
+    assert walk.scene.watcher.num_ejected == sum(
+        record.state is EndpointState.EJECTED for record in records
+    )

@@ -1,0 +1,202 @@
+"""The datastore keeps the pool, hands out snapshots that never change, and tells who must know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from picker.pool.datastore import Datastore, EndpointChanges
+from picker.types import Endpoint, EndpointMetrics
+
+
+@dataclass
+class Forgetful:
+    """An observer that writes down what it was told to forget."""
+
+    forgotten: list[str] = field(default_factory=list)
+
+    def endpoint_removed(self, key: str) -> None:
+        self.forgotten.append(key)
+
+
+def endpoint(name: str, port: int = 8000, **labels: str) -> Endpoint:
+    return Endpoint(name, "10.0.0.1", port, labels=labels)
+
+
+def test_a_snapshot_never_changes_and_is_shared_until_something_does() -> None:
+    """Readers may hold on to it."""
+    store = Datastore()
+    store.set_endpoints([endpoint("a")])
+    before = store.snapshot()
+    assert store.snapshot() is before
+    store.update_metrics("default/a", EndpointMetrics(waiting_requests=4))
+    after = store.snapshot()
+    assert before.candidates[0].metrics is None
+    assert after.candidates[0].metrics == EndpointMetrics(waiting_requests=4)
+    assert after.version > before.version
+
+
+def test_setting_endpoints_reports_what_came_and_went() -> None:
+    """Order is that of first naming; listeners hear of changes only."""
+    observer = Forgetful()
+    store = Datastore([observer])
+    heard: list[EndpointChanges] = []
+    store.subscribe(heard.append)
+    assert not store.synced
+    store.set_endpoints([endpoint("b"), endpoint("a")])
+    store.set_endpoints([endpoint("a"), endpoint("b")])
+    changes = store.set_endpoints([endpoint("c"), endpoint("a")])
+    assert store.synced
+    assert [e.name for e in changes.added] == ["c"]
+    assert [e.name for e in changes.removed] == ["b"]
+    assert [c.endpoint.name for c in store.snapshot().candidates] == ["a", "c"]
+    assert observer.forgotten == ["default/b"]
+    assert len(heard) == 2
+
+
+def test_an_observer_may_outlast_configurations() -> None:
+    """Those of a configuration go with it."""
+    of_configuration, lasting = Forgetful(), Forgetful()
+    store = Datastore([of_configuration])
+    store.observe(lasting)
+    store.set_endpoints([endpoint("a")])
+    store.use((), ())
+    store.set_endpoints([])
+    assert of_configuration.forgotten == []
+    assert lasting.forgotten == ["default/a"]
+
+
+def test_new_labels_keep_the_metrics_but_a_new_address_does_not() -> None:
+    """Another address is another server."""
+    observer = Forgetful()
+    store = Datastore([observer])
+    store.set_endpoints([endpoint("a")])
+    store.update_metrics("default/a", EndpointMetrics(running_requests=2))
+    assert not store.set_endpoints([endpoint("a", role="decode")])
+    candidate = store.get("default/a")
+    assert candidate is not None
+    assert candidate.metrics is not None
+    assert candidate.endpoint.labels == {"role": "decode"}
+    assert observer.forgotten == []
+    changes = store.set_endpoints([endpoint("a", port=9000)])
+    assert (len(changes.added), len(changes.removed)) == (1, 1)
+    moved = store.get("default/a")
+    assert moved is not None
+    assert moved.metrics is None
+    assert observer.forgotten == ["default/a"]
+
+
+def test_a_restart_is_noticed_even_across_failed_scrapes() -> None:
+    """A new process has an empty cache."""
+    observer = Forgetful()
+    store = Datastore([observer])
+    store.set_endpoints([endpoint("a")])
+    store.update_metrics("default/a", EndpointMetrics(process_start_time_seconds=100.0))
+    store.update_metrics("default/a", EndpointMetrics(process_start_time_seconds=100.0))
+    store.update_metrics("default/a", EndpointMetrics(process_start_time_seconds=None))
+    assert observer.forgotten == []
+    store.mark_stale("default/a")
+    store.update_metrics("default/a", EndpointMetrics(process_start_time_seconds=200.0))
+    assert observer.forgotten == ["default/a"]
+
+
+def test_a_stale_endpoint_stays_in_the_pool_with_its_load_unknown() -> None:
+    """Unknown is not gone."""
+    store = Datastore()
+    store.set_endpoints([endpoint("a")])
+    store.update_metrics("default/a", EndpointMetrics())
+    store.mark_stale("default/a")
+    (candidate,) = store.snapshot().candidates
+    assert candidate.metrics is None
+
+
+def test_news_of_endpoints_that_left_are_ignored() -> None:
+    """A scrape may end after its endpoint."""
+    store = Datastore()
+    store.update_metrics("default/ghost", EndpointMetrics())
+    store.mark_stale("default/ghost")
+    assert store.snapshot().candidates == ()
+    assert store.get("default/ghost") is None
+
+
+def test_what_was_known_last_outlives_what_is_known() -> None:
+    """Whoever wants old numbers rather than none finds them."""
+    store = Datastore()
+    store.set_endpoints([endpoint("a")])
+    store.update_metrics("default/a", EndpointMetrics(waiting_requests=4))
+    store.mark_stale("default/a")
+    (candidate,) = store.snapshot().candidates
+    assert candidate.metrics is None
+    assert candidate.last_metrics == EndpointMetrics(waiting_requests=4)
+
+
+def test_attributes_are_added_replaced_and_dropped_by_name() -> None:
+    """Earlier snapshots keep theirs; saying the same again changes nothing."""
+    store = Datastore()
+    store.set_endpoints([endpoint("a")])
+    store.set_attributes("default/a", {"x/p": 1, "y/p": 2})
+    store.update_metrics("default/a", EndpointMetrics(), {"x/p": 3})
+    before = store.snapshot()
+    store.set_attributes("default/a", {"y/p": 2})
+    assert store.snapshot() is before
+    store.drop_attributes("default/a", ["x/p", "unknown"])
+    assert before.candidates[0].attributes == {"x/p": 3, "y/p": 2}
+    assert store.snapshot().candidates[0].attributes == {"y/p": 2}
+    after = store.snapshot()
+    store.drop_attributes("default/a", ["x/p"])
+    store.set_attributes("default/ghost", {"x/p": 1})
+    store.drop_attributes("default/ghost", ["x/p"])
+    assert store.snapshot() is after
+
+
+def test_attributes_that_follow_from_an_endpoint_are_there_from_the_start() -> None:
+    """They change with its labels, and with the configuration."""
+    store = Datastore([], [lambda one: {"Role/d": one.labels.get("role", "")}])
+    store.set_endpoints([endpoint("a", role="decode")])
+    store.set_attributes("default/a", {"x/p": 1})
+    assert store.snapshot().candidates[0].attributes == {"Role/d": "decode", "x/p": 1}
+    store.set_endpoints([endpoint("a", role="prefill")])
+    assert store.snapshot().candidates[0].attributes == {"Role/d": "prefill", "x/p": 1}
+    observer = Forgetful()
+    store.use([observer], [lambda one: {"Name/d": one.name}])
+    assert store.snapshot().candidates[0].attributes == {"Name/d": "a", "x/p": 1}
+    store.set_endpoints([])
+    assert observer.forgotten == ["default/a"]
+
+
+def test_listeners_hear_of_updates_until_they_do_not_listen() -> None:
+    """Where an endpoint's metrics are may change while it stays."""
+    store = Datastore()
+    heard: list[EndpointChanges] = []
+    store.subscribe(heard.append)
+    store.set_endpoints([endpoint("a")])
+    moved = Endpoint("a", "10.0.0.1", 8000, metrics_host_port="10.0.0.9:1")
+    assert not store.set_endpoints([moved])
+    assert [change.updated for change in heard] == [(), (moved,)]
+    store.unsubscribe(heard.append)
+    store.set_endpoints([])
+    assert len(heard) == 2
+
+
+def test_another_incarnation_at_the_same_address_is_another_server() -> None:
+    """Its metrics go, and observers forget it, in one step in which it is never missing."""
+    observer = Forgetful()
+    store = Datastore([observer])
+    store.set_endpoints([Endpoint("a", "10.0.0.1", 8000, incarnation="1")])
+    store.update_metrics("default/a", EndpointMetrics())
+    changes = store.set_endpoints([Endpoint("a", "10.0.0.1", 8000, incarnation="2")])
+    assert (len(changes.added), len(changes.removed)) == (1, 1)
+    assert store.snapshot().candidates[0].last_metrics is None
+    assert observer.forgotten == ["default/a"]
+
+
+def test_a_pool_that_is_gone_is_as_good_as_never_known() -> None:
+    """No endpoints, and nobody has said that there are none; until the next word of it."""
+    observer = Forgetful()
+    store = Datastore([observer])
+    store.set_endpoints([endpoint("a")])
+    store.forget_pool()
+    assert store.snapshot().candidates == ()
+    assert not store.synced
+    assert observer.forgotten == ["default/a"]
+    store.set_endpoints([])
+    assert store.synced

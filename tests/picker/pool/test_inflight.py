@@ -1,0 +1,58 @@
+"""The picker's own in-flight counters."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.pool.inflight import InflightLoad
+
+
+def test_counts_rise_and_fall_per_endpoint() -> None:
+    """Each endpoint has its own count, and an idle one has no entry."""
+    load = InflightLoad()
+    for key in ("ns/a", "ns/a", "ns/b"):
+        load.acquire(key)
+    assert (load.requests("ns/a"), load.requests("ns/b"), load.requests("ns/c")) == (2, 1, 0)
+    assert load.total == 3
+    load.release("ns/b")
+    assert dict(load.counts) == {"ns/a": 2}
+
+
+def test_a_release_without_an_acquire_is_an_error() -> None:
+    """A counter cannot go below zero unnoticed."""
+    load = InflightLoad()
+    load.acquire("ns/a")
+    load.release("ns/a")
+    with pytest.raises(LookupError, match="ns/a"):
+        load.release("ns/a")
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=40))
+def test_counters_stay_consistent_and_return_to_nothing(steps: list[tuple[str, bool]]) -> None:
+    """After any sequence, releasing what is left empties the table."""
+    load, held = InflightLoad(), []
+    for key, acquire in steps:
+        if acquire:
+            load.acquire(key)
+            held.append(key)
+        elif key in held:
+            load.release(key)
+            held.remove(key)
+        load.check_integrity()
+        assert load.total == len(held)
+    for key in held:
+        load.release(key)
+    load.check_integrity()
+    assert dict(load.counts) == {}
+
+
+def test_check_integrity_notices_a_wrong_count() -> None:
+    """The check itself can fail."""
+    load = InflightLoad()
+    load.acquire("ns/a")
+    load._counts["ns/a"] = 0
+    with pytest.raises(AssertionError):
+        load.check_integrity()

@@ -1,0 +1,233 @@
+"""What a peer of the h2 transport may take of time and work: handshakes, silence, waste."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterator
+
+import pytest
+from h2 import events
+from h2.errors import ErrorCodes
+from h2_peer import PATH, REQUEST, Held, Peer, echo
+from hyperframe.frame import GoAwayFrame
+
+from picker.extproc.server import ServerOptions, TlsOptions, Transport, build_rpc_server
+from picker.rpc.connection import (
+    DRAIN_SECONDS,
+    KEEPALIVE_SECONDS,
+    WASTE_BURST,
+    WASTE_PER_SECOND,
+)
+from picker.rpc.http2_frames import FrameEngine
+from picker.rpc.http2_headers import encode_fields
+from picker.rpc.http2_library import LibraryEngine
+from picker.rpc.http2_wire import END_HEADERS, NUMBER, PREFACE, Kind, frame
+from picker.rpc.self_signed import self_signed
+
+BLOCK = encode_fields([(name.encode(), value.encode()) for name, value in REQUEST])
+HANDSHAKE_SECONDS, IDLE_SECONDS = 20.0, 900.0
+
+
+@pytest.fixture(autouse=True, scope="module", params=[FrameEngine, LibraryEngine])
+def engine(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both HTTP/2 engines in turn; they promise the same."""
+    Peer.engine, before = request.param, Peer.engine
+    yield
+    Peer.engine = before
+
+
+def codes(peer: Peer) -> list[int]:
+    """Those of the GOAWAYs in what was written and not read."""
+    data, at, found = b"".join(peer.transport.written), 0, []
+    while at < len(data):
+        length, kind = int.from_bytes(data[at : at + 3]), data[at + 3]
+        if kind == GoAwayFrame.type:
+            found.append(struct.unpack_from(">I", data, at + 13)[0])
+        at += 9 + length
+    return found
+
+
+async def ended(peer: Peer) -> None:
+    """The connection is closed, and none of its calls runs on."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert peer.gone == [peer.connection]
+
+
+# Time
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("begins_with", [b"", PREFACE[:10], PREFACE])
+async def test_a_peer_that_does_not_shake_hands_is_cut_off(begins_with: bytes) -> None:
+    """However slowly it sends what is no preface and settings."""
+    peer = Peer({PATH: echo}, handshake_seconds=HANDSHAKE_SECONDS)
+    peer.connection.connection_made(peer.transport)
+    if begins_with:
+        peer.connection.data_received(begins_with)
+    await asyncio.sleep(HANDSHAKE_SECONDS * 0.9)
+    assert not peer.transport.closed
+    await asyncio.sleep(HANDSHAKE_SECONDS * 0.2)
+    assert peer.gone == [peer.connection]
+
+
+@pytest.mark.looptime
+async def test_a_connection_without_calls_ends_in_order_although_it_pings() -> None:
+    """After the time since its last call; a call that crosses the goodbye is served."""
+    peer = Peer({PATH: echo}, idle_seconds=IDLE_SECONDS)
+    peer.connect()
+    await asyncio.sleep(500)
+    peer.call(b"one", end=True)
+    await peer.settle()
+    for _ in range(8):
+        peer.http2.ping(bytes(8))
+        peer.push()
+        await asyncio.sleep(IDLE_SECONDS / 8 - 1)
+        assert not codes(peer)
+        await peer.settle()
+    await asyncio.sleep(8 + DRAIN_SECONDS / 2)
+    assert codes(peer) == [ErrorCodes.NO_ERROR]
+    late = peer.call(b"late", end=True)
+    await peer.settle()
+    assert peer.fields(late)["grpc-status"] == "0"
+    assert peer.gone == [peer.connection]
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_silent_peer_with_calls_is_asked_whether_it_is_there(answers: bool) -> None:
+    """A call may last for ever while the peer answers, and no longer."""
+    held = Held()
+    peer = Peer({PATH: held})
+    peer.connect()
+    peer.call()
+    for _ in range(5):
+        if answers:
+            await peer.settle()
+        await asyncio.sleep(KEEPALIVE_SECONDS)
+    assert peer.gone == ([] if answers else [peer.connection])
+    assert held.ended == ([] if answers else ["cancelled"])
+    peer.connection.connection_lost(None)
+    await peer.settle()
+
+
+async def test_a_tls_handshake_that_is_not_begun_is_cut_off() -> None:
+    """Nothing of the peer's is waited for without end."""
+    transport = Transport.NATIVE if Peer.engine is FrameEngine else Transport.H2
+    tls = TlsOptions(self_signed())
+    options = ServerOptions("127.0.0.1", 0, tls, transport=transport, handshake_seconds=0.05)
+    server = build_rpc_server({}, options=options)
+    port = await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(30):
+        assert await reader.read() == b""
+    writer.close()
+    await server.stop(0)
+
+
+# Waste
+
+
+def opened_and_reset(count: int, at: int = 1) -> bytes:
+    """Calls that are given up as soon as they are opened, the first with the number `at`."""
+    reset = NUMBER.pack(ErrorCodes.CANCEL)
+    return b"".join(
+        frame(Kind.HEADERS, END_HEADERS, stream_id, BLOCK)
+        + frame(Kind.RST_STREAM, 0, stream_id, reset)
+        for stream_id in range(at, at + 2 * count, 2)
+    )
+
+
+@pytest.mark.looptime
+async def test_calls_that_are_given_up_at_once_without_end_close_the_connection() -> None:
+    """Within a burst they are served; the peer is told why it is too much beyond."""
+    peer = Peer({PATH: echo})
+    peer.connect()
+    await peer.settle()
+    peer.connection.data_received(opened_and_reset(WASTE_BURST // 2))
+    await peer.settle()
+    peer.connection.data_received(opened_and_reset(WASTE_BURST // 2 - 10, WASTE_BURST + 1))
+    await peer.settle()
+    assert not peer.transport.closed
+    peer.connection.data_received(opened_and_reset(20, 2 * WASTE_BURST + 1))
+    assert codes(peer) == [ErrorCodes.ENHANCE_YOUR_CALM]
+    assert peer.transport.closed
+    await ended(peer)
+    assert not peer.connection._tasks
+
+
+@pytest.mark.looptime
+async def test_what_clients_give_up_in_a_busy_proxy_is_no_waste() -> None:
+    """Three times what an Envoy was seen to do at most, for half a minute."""
+    peer = Peer({PATH: echo})
+    peer.connect()
+    await peer.settle()
+    at = 1
+    for _ in range(30):
+        peer.connection.data_received(opened_and_reset(WASTE_PER_SECOND // 20, at))
+        at += WASTE_PER_SECOND // 10
+        await peer.settle()
+        await asyncio.sleep(0.05)
+    assert not peer.transport.closed
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("answered", [True, False])
+async def test_calls_that_had_an_answer_or_were_old_are_no_waste(answered: bool) -> None:
+    """A proxy may end each of its calls by a reset."""
+    held = Held()
+    peer = Peer({PATH: echo if answered else held})
+    peer.connect()
+    await peer.settle()
+    left = peer.connection._waste._left
+    for _ in range(10):
+        calls = [peer.call(b"x") for _ in range(50)]
+        await peer.settle()
+        await asyncio.sleep(0 if answered else 2)
+        for stream_id in calls:
+            peer.http2.reset_stream(stream_id)
+        peer.push()
+        await peer.settle()
+    assert peer.connection._waste._left >= left
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    "wasted",
+    [
+        frame(Kind.PING, 0, 0, bytes(8)),
+        frame(Kind.SETTINGS, 0, 0, struct.pack(">HI", 4, 65_535)),
+        frame(Kind.PRIORITY, 0, 7, bytes(5)),
+        frame(Kind.DATA, 0, 1, b""),
+        frame(0xEE, 0, 0, b"unknown"),
+    ],
+    ids=["ping", "settings", "priority", "empty data", "unknown"],
+)
+async def test_frames_that_only_make_work_close_the_connection(wasted: bytes) -> None:
+    """Pings, settings, priorities, empty content and what is unknown, without end."""
+    peer = Peer({PATH: Held()})
+    peer.connect()
+    peer.call()
+    await peer.settle()
+    peer.connection.data_received(wasted * (WASTE_BURST - 10))
+    await peer.settle()
+    assert not peer.transport.closed
+    peer.connection.data_received(wasted * 20)
+    assert codes(peer) == [ErrorCodes.ENHANCE_YOUR_CALM]
+    await ended(peer)
+
+
+@pytest.mark.looptime
+async def test_time_makes_up_for_waste() -> None:
+    """A ping a second may go on for ever."""
+    peer = Peer({PATH: echo})
+    peer.connect()
+    await peer.settle()
+    data = frame(Kind.PING, 0, 0, bytes(8))
+    for _ in range(5):
+        peer.connection.data_received(data * (WASTE_BURST // 2))
+        await peer.settle()
+        await asyncio.sleep(WASTE_BURST / 2 / WASTE_PER_SECOND)
+    assert not peer.transport.closed
+    assert peer.saw(events.PingAckReceived)

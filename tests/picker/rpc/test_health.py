@@ -1,0 +1,106 @@
+"""The gRPC health service, asked by a real client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from picker.extproc.server import ServerOptions, Transport, build_health_server
+from picker.rpc.health import READINESS, HealthService
+
+Status = health_pb2.HealthCheckResponse
+
+
+class Readiness:
+    """What the application would say."""
+
+    def __init__(self) -> None:
+        self.ready = False
+
+    def __call__(self) -> bool:
+        """Whether it is ready now."""
+        return self.ready
+
+
+@pytest.fixture
+def readiness() -> Readiness:
+    """Not ready until a test says so."""
+    return Readiness()
+
+
+@pytest.fixture
+async def stub(
+    readiness: Readiness, transport: Transport
+) -> AsyncIterator[health_pb2_grpc.HealthStub]:
+    """A client of a running health server."""
+    health = HealthService(readiness, watch_seconds=0.01)
+    options = ServerOptions(host="127.0.0.1", port=0, transport=transport)
+    server = build_health_server(health, options=options)
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield health_pb2_grpc.HealthStub(channel)
+    await server.stop(0)
+
+
+async def check(stub: health_pb2_grpc.HealthStub, service: str) -> int:
+    """The status of a service."""
+    reply = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+    return int(reply.status)
+
+
+async def test_readiness_follows_the_application_both_ways(
+    stub: health_pb2_grpc.HealthStub, readiness: Readiness
+) -> None:
+    """Every readiness name changes with the application, at once."""
+    for ready, status in [(False, Status.NOT_SERVING), (True, Status.SERVING)] * 2:
+        readiness.ready = ready
+        assert [await check(stub, name) for name in READINESS] == [status] * len(READINESS)
+
+
+async def test_liveness_does_not_wait_for_the_pool(stub: health_pb2_grpc.HealthStub) -> None:
+    """A picker without a pool is alive; restarting it would not help."""
+    assert await check(stub, "liveness") == Status.SERVING
+
+
+async def test_an_unknown_name_is_not_found(stub: health_pb2_grpc.HealthStub) -> None:
+    """A typing error in a probe is visible."""
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await check(stub, "typo")
+    assert error.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_the_list_holds_every_name(stub: health_pb2_grpc.HealthStub) -> None:
+    """One call shows them all."""
+    reply = await stub.List(health_pb2.HealthListRequest())
+    assert set(reply.statuses) == {"liveness", *READINESS}
+
+
+async def test_a_request_that_is_no_health_request_is_refused(
+    readiness: Readiness, transport: Transport
+) -> None:
+    """Bytes of another kind are the caller's mistake."""
+    options = ServerOptions(host="127.0.0.1", port=0, transport=transport)
+    server = build_health_server(HealthService(readiness), options=options)
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await channel.unary_unary("/grpc.health.v1.Health/Check")(b"\xff\xff")
+    await server.stop(0)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_watcher_hears_of_each_change(
+    stub: health_pb2_grpc.HealthStub, readiness: Readiness
+) -> None:
+    """The first answer is the present, later ones are changes."""
+    call = stub.Watch(health_pb2.HealthCheckRequest(service="readiness"))
+    assert (await call.read()).status == Status.NOT_SERVING
+    readiness.ready = True
+    assert (await call.read()).status == Status.SERVING
+    call.cancel()
+    unknown = stub.Watch(health_pb2.HealthCheckRequest(service="typo"))
+    assert (await unknown.read()).status == Status.SERVICE_UNKNOWN
+    unknown.cancel()

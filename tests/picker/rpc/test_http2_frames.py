@@ -1,0 +1,294 @@
+"""The rules of HTTP/2 that the frame engine keeps, and that it tells what the library tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2_peer import REQUEST
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.rpc.http2 import (
+    CONNECTION_WINDOW_BYTES,
+    MAX_CONCURRENT_STREAMS,
+    STREAM_WINDOW_BYTES,
+    Http2Error,
+)
+from picker.rpc.http2_frames import FrameEngine
+from picker.rpc.http2_headers import encode_fields
+from picker.rpc.http2_library import LibraryEngine
+from picker.rpc.http2_wire import (
+    ACK,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_HEADER,
+    NUMBER,
+    PADDED,
+    PREFACE,
+    PRIORITY,
+    TWO_NUMBERS,
+    ErrorCode,
+    Kind,
+    frame,
+    header_frames,
+)
+
+SETTINGS = frame(Kind.SETTINGS, 0, 0, b"")
+OPENING = PREFACE + SETTINGS
+BLOCK = encode_fields([(name.encode(), value.encode()) for name, value in REQUEST])
+HEADERS = frame(Kind.HEADERS, END_HEADERS, 1, BLOCK)
+
+
+class Told:
+    """A listener that writes down what it is told, but for what changes nothing."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.chores = 0
+
+    def on_request(self, stream_id: int, headers: Mapping[bytes, bytes]) -> None:
+        self.events.append(("request", stream_id, dict(headers)))
+
+    def on_data(self, stream_id: int, data: bytes, flow_controlled_bytes: int) -> None:
+        if flow_controlled_bytes:
+            self.events.append(("data", stream_id, bytes(data), flow_controlled_bytes))
+
+    def on_end(self, stream_id: int) -> None:
+        self.events.append(("end", stream_id))
+
+    def on_reset(self, stream_id: int) -> None:
+        self.events.append(("reset", stream_id))
+
+    def on_window(self, stream_id: int) -> None:
+        if stream_id:
+            self.events.append(("window", stream_id))
+
+    def on_ping_answered(self, data: bytes) -> None:
+        self.events.append(("pong", data))
+
+    def on_chore(self) -> None:
+        self.chores += 1
+
+    def on_goodbye(self, error_code: int) -> None:
+        self.events.append(("goodbye", error_code))
+
+
+def frames(data: bytes) -> list[tuple[int, int, int, bytes]]:
+    """Type, flags, stream and payload of each frame in `data`."""
+    found, at = [], 0
+    while at < len(data):
+        high, low, kind, flags, stream_id = FRAME_HEADER.unpack_from(data, at)
+        end = at + 9 + (high << 16 | low)
+        found.append((kind, flags, stream_id, data[at + 9 : end]))
+        at = end
+    return found
+
+
+@pytest.fixture
+def told() -> Told:
+    """What the engine said."""
+    return Told()
+
+
+@pytest.fixture
+def engine(told: Told) -> FrameEngine:
+    """An engine whose peer has said hello."""
+    engine = FrameEngine(told)
+    engine.start()
+    engine.receive(OPENING)
+    engine.data_to_send()
+    return engine
+
+
+P, C = ErrorCode.PROTOCOL_ERROR, ErrorCode.FLOW_CONTROL_ERROR
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (frame(Kind.DATA, 0, 0, b"x"), P),
+        (frame(Kind.DATA, 0, 5, b"x"), P),
+        (HEADERS + frame(Kind.DATA, PADDED, 1, b"\x05abc"), P),
+        (HEADERS + frame(Kind.DATA, PADDED, 1, b""), P),
+        (frame(Kind.HEADERS, END_HEADERS, 2, BLOCK), P),
+        (frame(Kind.HEADERS, END_HEADERS, 0, BLOCK), P),
+        (HEADERS + HEADERS, P),
+        (frame(Kind.HEADERS, END_HEADERS | PRIORITY, 1, b"abc"), ErrorCode.FRAME_SIZE_ERROR),
+        (frame(Kind.HEADERS, 0, 1, BLOCK) + SETTINGS, P),
+        (frame(Kind.HEADERS, 0, 1, BLOCK) + frame(Kind.CONTINUATION, END_HEADERS, 3, b""), P),
+        (frame(Kind.CONTINUATION, END_HEADERS, 1, BLOCK), P),
+        (frame(Kind.HEADERS, END_HEADERS, 1, b"\xff\xff\xff"), ErrorCode.COMPRESSION_ERROR),
+        (frame(Kind.HEADERS, END_HEADERS, 1, b"\x40\x05a"), ErrorCode.COMPRESSION_ERROR),
+        (
+            frame(Kind.HEADERS, 0, 1, b"") + 65 * frame(Kind.CONTINUATION, 0, 1, b""),
+            ErrorCode.ENHANCE_YOUR_CALM,
+        ),
+        (
+            frame(Kind.HEADERS, 0, 1, b"") + 5 * frame(Kind.CONTINUATION, 0, 1, bytes(16_384)),
+            ErrorCode.ENHANCE_YOUR_CALM,
+        ),
+        (frame(Kind.RST_STREAM, 0, 1, bytes(4)), P),
+        (HEADERS + frame(Kind.RST_STREAM, 0, 1, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
+        (frame(Kind.SETTINGS, 0, 0, b"x"), ErrorCode.FRAME_SIZE_ERROR),
+        (frame(Kind.SETTINGS, ACK, 0, bytes(6)), ErrorCode.FRAME_SIZE_ERROR),
+        (frame(Kind.SETTINGS, 0, 0, b"\0\x04\xff\xff\xff\xff"), C),
+        (frame(Kind.SETTINGS, 0, 0, b"\0\x05\0\0\0\x01"), P),
+        (frame(Kind.PUSH_PROMISE, END_HEADERS, 1, bytes(4)), P),
+        (frame(Kind.PING, 0, 0, b"short"), ErrorCode.FRAME_SIZE_ERROR),
+        (frame(Kind.PING, 0, 1, bytes(8)), P),
+        (frame(Kind.GOAWAY, 0, 0, b"x"), P),
+        (frame(Kind.WINDOW_UPDATE, 0, 0, bytes(4)), P),
+        (frame(Kind.WINDOW_UPDATE, 0, 0, NUMBER.pack(2**31 - 1)), C),
+        (frame(Kind.WINDOW_UPDATE, 0, 7, NUMBER.pack(1)), P),
+        (FRAME_HEADER.pack(0, 16_385, Kind.DATA, 0, 1), ErrorCode.FRAME_SIZE_ERROR),
+    ],
+)
+def test_what_breaks_the_connection_is_said_with_its_code(
+    engine: FrameEngine, sent: bytes, code: ErrorCode
+) -> None:
+    """Each rule whose breach RFC 9113 makes an error of the connection."""
+    with pytest.raises(Http2Error):
+        engine.receive(sent)
+    kind, _, stream_id, payload = frames(engine.data_to_send())[-1]
+    assert (kind, stream_id) == (Kind.GOAWAY, 0)
+    assert TWO_NUMBERS.unpack(payload)[1] == code
+
+
+@pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nXX", HEADERS])
+def test_a_peer_that_does_not_begin_with_the_preface_is_no_peer(told: Told, start: bytes) -> None:
+    """At the first wrong byte, however few have come."""
+    engine = FrameEngine(told)
+    with pytest.raises(Http2Error):
+        engine.receive(start)
+
+
+def test_settings_must_come_first(told: Told) -> None:
+    """A request before them is an error."""
+    engine = FrameEngine(told)
+    with pytest.raises(Http2Error, match="settings"):
+        engine.receive(PREFACE + HEADERS)
+
+
+def test_what_is_unknown_is_ignored(engine: FrameEngine, told: Told) -> None:
+    """Frames of later versions, priorities, settings nobody heeds."""
+    engine.receive(frame(0xEE, 255, 9, b"grease") + frame(Kind.PRIORITY, 0, 3, bytes(5)))
+    engine.receive(frame(Kind.SETTINGS, 0, 0, b"\x7a\x7a\0\0\0\x01") + HEADERS)
+    assert [event[:2] for event in told.events] == [("request", 1)]
+
+
+def test_padding_counts_for_flow_control_but_is_no_content(engine: FrameEngine, told: Told) -> None:
+    """Four bytes of content in ten of payload."""
+    engine.receive(HEADERS + frame(Kind.DATA, PADDED | END_STREAM, 1, b"\x05data" + bytes(5)))
+    assert told.events[1:] == [("data", 1, b"data", 10), ("end", 1)]
+
+
+def test_the_windows_are_kept_exactly_and_given_back(engine: FrameEngine, told: Told) -> None:
+    """A peer may use all of a stream's window and not a byte more, until it is acknowledged."""
+    engine.receive(HEADERS)
+    full = STREAM_WINDOW_BYTES // 16_384
+    engine.receive(full * frame(Kind.DATA, 0, 1, bytes(16_384)))
+    engine.acknowledge(1, STREAM_WINDOW_BYTES)
+    updates = [
+        (stream_id, *NUMBER.unpack(payload))
+        for kind, _, stream_id, payload in frames(engine.data_to_send())
+        if kind == Kind.WINDOW_UPDATE
+    ]
+    assert updates == [(1, STREAM_WINDOW_BYTES)]
+    engine.receive(full * frame(Kind.DATA, 0, 1, bytes(16_384)))
+    with pytest.raises(Http2Error):
+        engine.receive(frame(Kind.DATA, 0, 1, b"x"))
+    assert frames(engine.data_to_send())[-1][3][4:] == NUMBER.pack(ErrorCode.FLOW_CONTROL_ERROR)
+
+
+def test_data_of_closed_streams_is_given_back_to_the_connection(engine: FrameEngine) -> None:
+    """What was under way when we reset a stream must not shrink the window for ever."""
+    engine.receive(HEADERS)
+    engine.reset(1)
+    engine.data_to_send()
+    for _ in range(2 * CONNECTION_WINDOW_BYTES // 16_384):
+        engine.receive(frame(Kind.DATA, 0, 1, bytes(16_384)))
+    assert {kind for kind, *_ in frames(engine.data_to_send())} == {Kind.WINDOW_UPDATE}
+
+
+def test_one_stream_too_many_is_refused_alone(engine: FrameEngine, told: Told) -> None:
+    """The others go on."""
+    for stream_id in range(1, 2 * MAX_CONCURRENT_STREAMS + 2, 2):
+        engine.receive(frame(Kind.HEADERS, END_HEADERS, stream_id, BLOCK))
+    assert len(told.events) == MAX_CONCURRENT_STREAMS
+    kind, _, stream_id, payload = frames(engine.data_to_send())[-1]
+    assert (kind, stream_id) == (Kind.RST_STREAM, 2 * MAX_CONCURRENT_STREAMS + 1)
+    assert payload == NUMBER.pack(ErrorCode.REFUSED_STREAM)
+
+
+def test_a_stream_whose_window_overflows_is_reset_alone(engine: FrameEngine, told: Told) -> None:
+    """Its owner is told that it is over."""
+    engine.receive(HEADERS + frame(Kind.WINDOW_UPDATE, 0, 1, NUMBER.pack(2**31 - 1)))
+    assert told.events[-1] == ("reset", 1)
+    assert engine.window(1) == 0
+
+
+def test_a_smaller_window_of_the_peer_may_leave_streams_in_debt(engine: FrameEngine) -> None:
+    """It has to be paid before anything more is sent."""
+    engine.receive(HEADERS)
+    engine.send_data(1, bytes(16_384))
+    engine.receive(frame(Kind.SETTINGS, 0, 0, b"\0\x04" + NUMBER.pack(1000)))
+    assert engine.window(1) == 1000 - 16_384
+    engine.receive(frame(Kind.WINDOW_UPDATE, 0, 1, NUMBER.pack(16_384)))
+    assert engine.window(1) == 1000
+
+
+def test_long_header_blocks_go_out_in_frames_that_every_peer_takes() -> None:
+    """One HEADERS and as many CONTINUATION as it needs; only the last ends the block."""
+    sent = frames(header_frames(3, bytes(40_000), end_stream=True))
+    assert [(kind, flags, len(payload)) for kind, flags, _, payload in sent] == [
+        (Kind.HEADERS, END_STREAM, 16_384),
+        (Kind.CONTINUATION, 0, 16_384),
+        (Kind.CONTINUATION, END_HEADERS, 40_000 - 2 * 16_384),
+    ]
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_both_engines_tell_the_same(data: st.DataObject) -> None:
+    """Any conversation of a correct client, cut anywhere, through ours and the library's."""
+    client = H2Connection(H2Configuration(client_side=True, header_encoding=None))
+    client.initiate_connection()
+    open_streams: list[int] = []
+    for step in data.draw(st.lists(st.integers(0, 7), max_size=25)):
+        if step <= 1 or not open_streams:
+            stream_id = client.get_next_available_stream_id()
+            extra = [(f"x-{data.draw(st.integers(0, 3))}", "v" * data.draw(st.integers(0, 40)))]
+            client.send_headers(stream_id, [*REQUEST, *extra])
+            open_streams.append(stream_id)
+        elif step <= 3:
+            size = data.draw(st.sampled_from([0, 1, 100, 5000]))
+            pad = data.draw(st.none() | st.integers(0, 255))
+            client.send_data(data.draw(st.sampled_from(open_streams)), bytes(size), pad_length=pad)
+        elif step == 4:
+            stream_id = data.draw(st.sampled_from(open_streams))
+            client.end_stream(stream_id)
+            open_streams.remove(stream_id)
+        elif step == 5:
+            stream_id = data.draw(st.sampled_from(open_streams))
+            client.reset_stream(stream_id)
+            open_streams.remove(stream_id)
+        elif step == 6:
+            client.ping(bytes(8))
+        else:
+            client.increment_flow_control_window(5, data.draw(st.sampled_from(open_streams)))
+    sent = client.data_to_send()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=8)))
+    pieces = [sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)]
+    heard = []
+    for kind in (FrameEngine, LibraryEngine):
+        told = Told()
+        engine = kind(told)
+        engine.start()
+        for piece in pieces:
+            engine.receive(piece)
+        heard.append((told.events, told.chores))
+    assert heard[0] == heard[1]

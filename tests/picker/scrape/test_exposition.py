@@ -1,0 +1,115 @@
+"""The targeted scan finds what a general parser finds."""
+
+from __future__ import annotations
+
+import math
+import string
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from picker.scrape.exposition import Sample, scan
+
+NAMES = ["vllm:running", "vllm:running_total", "other", "x:vllm:running", "vllm:run"]
+LABEL_VALUES = st.one_of(
+    st.text(alphabet=[*string.ascii_letters, *'\\"\n{},= #', "é"], max_size=8),
+    st.just("vllm:running 3"),
+)
+
+
+def escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+@st.composite
+def sample_lines(draw: st.DrawFn) -> str:
+    """One sample line as a careful but not always tidy exporter writes it."""
+    labels = draw(
+        st.dictionaries(st.sampled_from(["model", "engine", "le"]), LABEL_VALUES, max_size=3)
+    )
+    inside = ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items())
+    if labels and draw(st.booleans()):
+        inside += ","
+    line = draw(st.sampled_from(["", " "])) + draw(st.sampled_from(NAMES))
+    line += f"{{{inside}}}" if labels or draw(st.booleans()) else ""
+    line += " " + draw(st.sampled_from(["0", "3.5", "1e3", "NaN", "+Inf", "-2", "17.0"]))
+    return line + draw(st.sampled_from(["", " 1700000000000"]))
+
+
+PAGES = st.lists(
+    st.one_of(
+        sample_lines(),
+        st.sampled_from(["", "# HELP vllm:running vllm:running 7", "# a comment vllm:running 7"]),
+    ),
+    max_size=12,
+).map(lambda lines: "\n".join(lines) + "\n")
+
+
+def oracle(page: str, name: str) -> list[tuple[dict[str, str], float, float | None]]:
+    """What the general parser finds."""
+    return [
+        (sample.labels, sample.value, sample.timestamp)
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == name
+    ]
+
+
+def same(value: float, other: float) -> bool:
+    return value == other or (math.isnan(value) and math.isnan(other))
+
+
+@settings(max_examples=150, deadline=None)
+@given(page=PAGES, name=st.sampled_from(NAMES))
+def test_the_scan_agrees_with_the_general_parser(page: str, name: str) -> None:
+    """Same samples, same order, same labels, values and timestamps."""
+    found = scan(page.encode(), [name]).get(name, ())
+    expected = oracle(page, name)
+    assert len(found) == len(expected)
+    for sample, (labels, value, timestamp) in zip(found, expected, strict=True):
+        assert dict(sample.labels) == labels
+        assert same(sample.value, value)
+        seconds = None if sample.timestamp_ms is None else sample.timestamp_ms / 1000
+        assert seconds == timestamp
+
+
+@settings(max_examples=100, deadline=None)
+@given(page=st.binary(max_size=200), tail=st.binary(max_size=60))
+def test_no_bytes_make_the_scan_raise(page: bytes, tail: bytes) -> None:
+    """Whatever a broken worker sends, at worst nothing is found."""
+    for sample in scan(page + b"\nvllm:running" + tail, ["vllm:running"]).get("vllm:running", ()):
+        assert isinstance(sample, Sample)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "load",
+        "load ",
+        "load x",
+        "load 1_000",
+        "load 1 2 3",
+        'load{a="b" 1',
+        'load{a="b} 1',
+        "load{a=b} 1",
+        'load{="b"} 1',
+        "load 1 1.5",
+        "load_total 1",
+        "# load 1",
+        "my_load 1",
+    ],
+)
+def test_what_is_no_sample_of_that_name_is_not_found(line: str) -> None:
+    """Malformed lines, comments and longer names."""
+    assert scan(line.encode() + b"\nload 7\n", ["load"]) == {"load": (Sample({}, 7.0),)}
+
+
+def test_only_wanted_series_that_exist_are_returned() -> None:
+    """A name without samples is absent; exemplars, tabs and carriage returns do no harm."""
+    page = b'a{x="1"}\t5 # {trace="z"} 1 2\r\n  b  6\nc 7'
+    assert scan(page, ["a", "b", "missing"]) == {
+        "a": (Sample({"x": "1"}, 5.0),),
+        "b": (Sample({}, 6.0),),
+    }

@@ -1,0 +1,400 @@
+"""Metrics pages of the engines become endpoint metrics, or a reason why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from picker.scrape.engines import ENGINES, EngineSeries, EngineTable, Series, parse_series
+from picker.scrape.extract import extract
+from picker.scrape.sources import ExtractError, Findings, Scrape
+from picker.types import Endpoint, EndpointMetrics
+
+REAL_PAGE = Path(__file__).parents[2] / "data/vllm_0.32_metrics.txt"
+VLLM = b"""\
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="0",model_name="m"} 5.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="2048"} 1.0
+process_start_time_seconds 1.7e+09
+"""
+PREVIOUS = EndpointMetrics(9, 8, 0.7, 32, 100, 5.0, updated_at_seconds=1.0)
+ENDPOINT = Endpoint("w", "10.0.0.1", 8000)
+
+
+def read(
+    page: bytes,
+    engine: EngineSeries = ENGINES["vllm"],
+    previous: EndpointMetrics | None = None,
+    rank: int | None = None,
+) -> Findings:
+    return extract(Scrape(page, ENDPOINT, 42.0, previous, rank, 0.05), engine)
+
+
+def load(
+    page: bytes,
+    engine: EngineSeries = ENGINES["vllm"],
+    previous: EndpointMetrics | None = None,
+    rank: int | None = None,
+) -> EndpointMetrics:
+    metrics = read(page, engine, previous, rank).metrics
+    assert metrics is not None
+    return metrics
+
+
+def without(page: bytes, name: bytes) -> bytes:
+    return b"\n".join(line for line in page.split(b"\n") if not line.startswith(name))
+
+
+def test_a_real_engines_page_is_read() -> None:
+    """What vLLM 0.32 says when it has nothing to do; the same under the name of our own worker."""
+    for engine in ("vllm", "pointsman"):
+        findings = read(REAL_PAGE.read_bytes(), ENGINES[engine])
+        assert findings.problems == ()
+        assert findings.metrics == EndpointMetrics(
+            waiting_requests=0,
+            running_requests=0,
+            kv_cache_usage=0.0,
+            block_size_tokens=128,
+            num_kv_blocks=364,
+            process_start_time_seconds=1.79529687005e9,
+            updated_at_seconds=42.0,
+            interval_seconds=0.05,
+        )
+
+
+@pytest.mark.parametrize("value", [b"1e300", b"1e400", b"9007199254740994", b"-1e-300"])
+def test_a_number_beyond_all_sense_counts_as_missing(value: bytes) -> None:
+    """In any series that is a number: what was known before stays."""
+    page = VLLM.replace(b" 3.0\n", b" %b\n" % value).replace(b"1.7e+09", value)
+    findings = read(page, previous=PREVIOUS)
+    assert findings.metrics is not None
+    assert findings.metrics.waiting_requests == PREVIOUS.waiting_requests
+    assert findings.metrics.process_start_time_seconds == PREVIOUS.process_start_time_seconds
+    assert findings.metrics.running_requests == 5
+    assert len(findings.problems) == 1
+
+
+def test_next_to_nothing_is_nothing() -> None:
+    """A number just above zero is one, though less than a request."""
+    tiny = [line.rpartition(b" ")[0] + b" 1e-300" for line in VLLM.splitlines()]
+    metrics = load(b"\n".join(tiny))
+    assert (metrics.waiting_requests, metrics.running_requests) == (0, 0)
+    assert metrics.kv_cache_usage == metrics.process_start_time_seconds == 1e-300
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "expected"),
+    [
+        (b"0", b"0", (32, 100)),
+        (b"000", b"-1", (32, 100)),
+        (b"None", b"None", (32, 100)),
+        (b"1" * 5000, b"1e3", (32, 100)),
+        (b"\xd9\xa3", b'\\"5', (32, 100)),
+        (b"1000000000", b"7", (10**9, 7)),
+    ],
+)
+def test_a_geometry_that_is_none_leaves_what_was_known(
+    size: bytes, count: bytes, expected: tuple[int, int]
+) -> None:
+    """Zero, no number, and labels with escapes."""
+    page = VLLM.replace(b'"16"', b'"%b"' % size).replace(b'"2048"', b'"%b"' % count)
+    metrics = load(page, previous=PREVIOUS)
+    assert (metrics.block_size_tokens, metrics.num_kv_blocks) == expected
+
+
+def test_a_page_of_nothing_but_series_is_read() -> None:
+    """As many as fit into the largest page, each with a label that ends in an escape."""
+    line = 'vllm:num_requests_waiting{{engine="{}\\\\"}} 1\n'
+    many = "".join(line.format(number) for number in range(20_000)).encode()
+    assert load(without(VLLM, b"vllm:num_requests_waiting") + many).waiting_requests == 20_000
+
+
+def test_a_vllm_page_is_read_completely() -> None:
+    """Every field has its series."""
+    findings = read(VLLM)
+    assert findings.problems == ()
+    assert findings.metrics == EndpointMetrics(
+        waiting_requests=3,
+        running_requests=5,
+        kv_cache_usage=0.25,
+        block_size_tokens=16,
+        num_kv_blocks=2048,
+        process_start_time_seconds=1.7e9,
+        updated_at_seconds=42.0,
+        interval_seconds=0.05,
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "page"),
+    [
+        (
+            "sglang",
+            b"sglang:num_queue_reqs 1\nsglang:num_running_reqs 2\nsglang:token_usage 0.5\n"
+            b'sglang:cache_config_info{page_size="64",num_pages="10"} 1\n',
+        ),
+        (
+            "trtllm-serve",
+            b"trtllm_num_requests_waiting 1\ntrtllm_num_requests_running 2\n"
+            b"trtllm_kv_cache_utilization 0.5\ntrtllm_kv_cache_tokens_per_block 64\n"
+            b"trtllm_kv_cache_max_blocks 10\n",
+        ),
+        (
+            "triton-tensorrt-llm",
+            b'nv_trt_llm_request_metrics{request_type="max"} 99\n'
+            b'nv_trt_llm_request_metrics{request_type="waiting"} 1\n'
+            b'nv_trt_llm_request_metrics{request_type="scheduled"} 2\n'
+            b'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"} 0.5\n'
+            b'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per"} 64\n'
+            b'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max"} 10\n',
+        ),
+        (
+            "pointsman",
+            b"vllm:num_requests_waiting 1\nvllm:num_requests_running 2\n"
+            b"vllm:kv_cache_usage_perc 0.5\n"
+            b'vllm:cache_config_info{block_size="64",num_gpu_blocks="10"} 1\n',
+        ),
+    ],
+)
+def test_other_engines_are_read_by_their_row(engine: str, page: bytes) -> None:
+    """Same numbers, other names."""
+    metrics = load(page, ENGINES[engine])
+    assert (metrics.waiting_requests, metrics.running_requests) == (1, 2)
+    assert (metrics.kv_cache_usage, metrics.block_size_tokens) == (0.5, 64)
+    assert metrics.num_kv_blocks == 10
+
+
+def test_an_engine_without_kv_usage_needs_none() -> None:
+    """Plain Triton reports no KV cache, but each of its models; what it has ever run is no load."""
+    page = (
+        b'nv_inference_pending_request_count{model="a"} 3\n'
+        b'nv_inference_pending_request_count{model="b"} 1\nnv_inference_exec_count 1000000\n'
+    )
+    metrics = load(page, ENGINES["triton"])
+    assert (metrics.waiting_requests, metrics.running_requests) == (4, 0)
+    assert metrics.num_kv_blocks is None
+
+
+def test_a_total_and_its_parts_are_counted_once() -> None:
+    """SGLang with priorities tells each number as a whole and again by priority."""
+    page = "".join(
+        f'sglang:{name}{{dp_rank="{rank}",priority="{priority}",tp_rank="0"}} {value}\n'
+        for name in ("num_queue_reqs", "num_running_reqs")
+        for rank, priority, value in ((0, "", 3), (0, "1", 3), (1, "", 3))
+    )
+    metrics = load(page.encode() + b"sglang:token_usage 0.5\n", ENGINES["sglang"])
+    assert metrics.waiting_requests == metrics.running_requests == 6
+
+
+def test_a_missing_series_keeps_its_previous_value_and_is_reported() -> None:
+    """One lost series does not lose the others."""
+    page = without(VLLM, b"vllm:num_requests_waiting")
+    findings = read(page, previous=PREVIOUS)
+    assert findings.metrics is not None
+    assert findings.metrics.waiting_requests == 9
+    assert findings.metrics.running_requests == 5
+    assert findings.problems == ("series 'vllm:num_requests_waiting' is missing",)
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"-1", b"+Inf", b"1e300"])
+def test_an_unusable_value_counts_as_missing(value: bytes) -> None:
+    """A load is a finite number from zero up."""
+    page = VLLM.replace(b'perc{engine="0",model_name="m"} 0.25', b"perc " + value)
+    with pytest.raises(ExtractError, match="kv_cache_usage_perc' has the unusable value"):
+        read(page)
+    assert load(page, previous=PREVIOUS).kv_cache_usage == 0.7
+
+
+def test_a_page_without_any_load_is_no_metrics_page() -> None:
+    """Even previous values do not make up for a page of something else."""
+    with pytest.raises(ExtractError, match="num_requests_running' is missing"):
+        read(b"<html>hello</html>", previous=PREVIOUS)
+
+
+def test_geometry_and_start_time_may_be_absent_or_nonsense() -> None:
+    """What is not a positive number is not known; what was known stays."""
+    page = VLLM.replace(b'"2048"', b'"None"').replace(b"1.7e+09", b"NaN")
+    fresh = load(page)
+    assert (fresh.block_size_tokens, fresh.num_kv_blocks) == (16, None)
+    assert fresh.process_start_time_seconds is None
+    kept = load(page, previous=PREVIOUS)
+    assert (kept.num_kv_blocks, kept.process_start_time_seconds) == (100, 5.0)
+
+
+def test_usage_above_one_is_a_full_cache() -> None:
+    """Rounding in an engine must not make a negative score."""
+    assert load(VLLM.replace(b" 0.25", b" 1.02")).kv_cache_usage == 1.0
+
+
+TWO_RANKS = (
+    VLLM
+    + b"""\
+vllm:num_requests_waiting{engine="1",model_name="m"} 7
+vllm:num_requests_running{engine="1",model_name="m"} 1
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
+vllm:cache_config_info{block_size="32",engine="1",num_gpu_blocks="1000"} 1.0
+"""
+)
+
+
+@pytest.mark.parametrize("page", [TWO_RANKS, b"\n".join(reversed(TWO_RANKS.split(b"\n")))])
+def test_several_engines_of_a_page_are_put_together(page: bytes) -> None:
+    """Counts are summed, usage is the mean, a block is the smallest; the order does not matter."""
+    metrics = load(page)
+    assert (metrics.waiting_requests, metrics.running_requests) == (10, 6)
+    assert metrics.kv_cache_usage == 0.5
+    assert (metrics.block_size_tokens, metrics.num_kv_blocks) == (16, 3048)
+
+
+def test_an_endpoint_that_is_one_rank_reads_its_own_samples() -> None:
+    """The other rank is another endpoint."""
+    metrics = load(TWO_RANKS, rank=1)
+    assert (metrics.waiting_requests, metrics.running_requests) == (7, 1)
+    assert (metrics.kv_cache_usage, metrics.block_size_tokens) == (0.75, 32)
+    with pytest.raises(ExtractError, match="is missing"):
+        read(TWO_RANKS, rank=2)
+
+
+def test_a_page_that_tells_no_ranks_apart_is_everybodys() -> None:
+    """Nothing better is known."""
+    assert load(VLLM.replace(b'engine="0",', b""), rank=1).waiting_requests == 3
+
+
+def test_parallel_ranks_of_one_engine_are_not_counted_twice() -> None:
+    """Every tensor-parallel rank of an SGLang sees the same queue."""
+    names = (b"sglang:num_queue_reqs", b"sglang:num_running_reqs", b"sglang:token_usage")
+    page = b"".join(
+        b'%s{dp_rank="%d",tp_rank="%d"} %s\n' % (name, dp, tp, value)
+        for name, value in zip(names, (b"4", b"2", b"0.5"), strict=True)
+        for dp in (0, 1)
+        for tp in (0, 1)
+    )
+    metrics = load(page, ENGINES["sglang"])
+    assert (metrics.waiting_requests, metrics.running_requests) == (8, 4)
+    assert load(page, ENGINES["sglang"], rank=1).waiting_requests == 4
+
+
+def test_an_engine_with_nonsense_is_left_out_and_reported() -> None:
+    """The others go on."""
+    page = TWO_RANKS.replace(b"} 7", b"} NaN")
+    findings = read(page, previous=PREVIOUS)
+    assert findings.metrics is not None
+    assert findings.metrics.waiting_requests == 3
+    assert findings.problems == ("series 'vllm:num_requests_waiting' has the unusable value nan",)
+
+
+def test_of_the_same_sample_the_latest_counts() -> None:
+    """An exporter may repeat itself."""
+    page = VLLM + b'vllm:num_requests_waiting{engine="0",model_name="m"} 8 1700000000000\n'
+    assert load(page).waiting_requests == 8
+    assert load(VLLM.replace(b"waiting{", b"waiting{ ") + page).waiting_requests == 8
+
+
+LORA = (
+    VLLM
+    + b"""\
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="old",waiting_lora_adapters=""} 100.5
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="a, b",waiting_lora_adapters="c"} 200.25
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="",waiting_lora_adapters=""} 150.0
+vllm:lora_requests_info{max_lora="9",running_lora_adapters="x",waiting_lora_adapters=""} NaN
+"""
+)
+
+
+def test_the_adapters_are_those_of_the_greatest_value() -> None:
+    """It is the time of writing; old combinations stay on the page."""
+    metrics = load(LORA)
+    assert metrics.active_models == {"a", "b"}
+    assert metrics.waiting_models == {"c"}
+    assert metrics.max_active_models == 4
+
+
+def test_a_page_without_adapters_is_complete() -> None:
+    """Most have none; of one that has them no more, none are active."""
+    previous = load(LORA)
+    findings = read(VLLM, previous=previous)
+    assert findings.problems == ()
+    assert findings.metrics is not None
+    assert findings.metrics.active_models == frozenset()
+    assert findings.metrics.max_active_models is None
+
+
+def test_adapters_of_several_engines_are_put_together() -> None:
+    """Each engine's latest; an endpoint of one rank takes its own."""
+    name = b"vllm:lora_requests_info"
+    page = VLLM + b"".join(
+        b'%s{engine="%d",max_lora="2",running_lora_adapters="%s",waiting_lora_adapters=""} %d\n'
+        % (name, engine, adapters, value)
+        for engine, adapters, value in [(0, b"a", 1), (0, b"b", 2), (1, b"c", 1), (1, b"d", 0)]
+    )
+    assert load(page).active_models == {"b", "c"}
+    assert load(page).max_active_models == 2
+    assert load(page, rank=0).active_models == {"b"}
+
+
+def test_the_engine_comes_from_a_label_new_name_first() -> None:
+    """Unknown or absent labels mean the default engine."""
+    new, old = "llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type"
+    table = EngineTable()
+    assert table.of({new: "sglang", old: "triton"}) is ENGINES["sglang"]
+    assert table.of({old: "triton"}) is ENGINES["triton"]
+    assert table.of({}) is ENGINES["vllm"]
+    assert EngineTable(default="sglang").of({new: "else"}) is ENGINES["sglang"]
+
+
+@pytest.mark.parametrize(
+    ("text", "series"),
+    [
+        ("", None),
+        ("  ", None),
+        ("a:b_c", Series("a:b_c")),
+        ("a{}", Series("a")),
+        ("a{x=1}", Series("a", {"x": "1"})),
+        ('a { x = "1, {2}" , y=b-c, }', Series("a", {"x": "1, {2}", "y": "b-c"})),
+        ("a{x=}", Series("a", {"x": ""})),
+    ],
+)
+def test_a_spec_names_a_series_and_its_labels(text: str, series: Series | None) -> None:
+    """Quotes are optional, an empty spec is none."""
+    assert parse_series(text) == series
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a b", "is no series"),
+        ("{x=1}", "is no series"),
+        ("a{x=1", "lacks its closing brace"),
+        ("a{x=~1}", "only '=' is supported, not '=~'"),
+        ('a{x!="1"}', "only '=' is supported, not '!='"),
+        ("a{x}", "cannot read the labels from 'x'"),
+        ("a{x=1 y=2}", "cannot read"),
+        ('a{x="1}', "cannot read"),
+    ],
+)
+def test_a_spec_that_is_none_is_refused(text: str, reason: str) -> None:
+    """With what is wrong."""
+    with pytest.raises(ValueError, match=reason):
+        parse_series(text)
+
+
+def test_custom_numbers_become_attributes() -> None:
+    """The labels choose the sample; of equals the first; what is missing is told."""
+    engine = EngineSeries(
+        waiting=Series("w"),
+        custom=(("A/x", Series("c", {"kind": "b"})), ("B/x", Series("none"))),
+    )
+    page = b'w 1\nc{kind="a"} 5\nc{kind="b",n="1"} -2.5\nc{kind="b",n="2"} 9\n'
+    findings = read(page, engine)
+    assert findings.attributes == {"A/x": -2.5}
+    assert findings.problems == ("series 'none' is missing",)
+    assert read(page.replace(b"-2.5", b"NaN"), engine).attributes == {}
+
+
+def test_an_engine_that_says_nothing_of_load_leaves_it_unknown() -> None:
+    """Which is not idle."""
+    findings = read(b"c 4\n", EngineSeries(custom=(("A/x", Series("c")),)))
+    assert (findings.metrics, findings.attributes) == (None, {"A/x": 4.0})

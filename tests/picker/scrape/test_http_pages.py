@@ -1,0 +1,346 @@
+"""Pages come over one kept connection; servers that misbehave cost an error and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from picker.scrape.http_pages import HttpPages, ScrapeError, tls_context
+from picker.scrape.sources import MAX_PAGE_BYTES, PageLocation, TlsFiles
+
+PAGE = b"vllm:num_requests_waiting 3\n"
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(PAGE), PAGE)
+
+Serve = Callable[["Visit"], Awaitable[None]]
+
+
+class Visit:
+    """One connection to a scripted server."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def request(self) -> bytes:
+        return await self.reader.readuntil(b"\r\n\r\n")
+
+    async def answer(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.writer.write(piece)
+            await self.writer.drain()
+            await asyncio.sleep(0)
+
+
+class Server:
+    """Counts the connections made to it; `left` is set when one has ended."""
+
+    def __init__(self, serve: Serve) -> None:
+        self.visits = 0
+        self.left = asyncio.Event()
+        self.address = ""
+        self._serve = serve
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.visits += 1
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            await self._serve(Visit(reader, writer))
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        self.left.set()
+
+
+@asynccontextmanager
+async def serving(
+    serve: Serve, context: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+) -> AsyncIterator[Server]:
+    server = Server(serve)
+    listener = await asyncio.start_server(server, host, 0, ssl=context)
+    port = listener.sockets[0].getsockname()[1]
+    server.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        yield server
+    finally:
+        listener.close()
+
+
+def http(timeout_seconds: float = 10.0) -> HttpPages:
+    return HttpPages(PageLocation(), timeout_seconds=timeout_seconds)
+
+
+async def test_many_pages_come_over_one_connection() -> None:
+    """Twenty requests a second are not twenty connections a second; they ask for plain bytes."""
+    asked: list[bytes] = []
+
+    async def serve(visit: Visit) -> None:
+        while True:
+            asked.append(await visit.request())
+            await visit.answer(OK)
+
+    async with serving(serve) as server, http() as pages:
+        assert [await pages.fetch(server.address) for _ in range(3)] == [PAGE] * 3
+        assert server.visits == 1
+    assert asked[0] == asked[2]
+    assert asked[0].startswith(b"GET /metrics HTTP/1.1\r\nHost: " + server.address.encode())
+    assert b"Accept-Encoding: identity" in asked[0]
+
+
+def test_pages_are_fetched_on_the_event_loop_that_the_picker_runs_on() -> None:
+    """uvloop's transports are of no class of asyncio."""
+
+    async def fetch() -> bytes:
+        async def answer(visit: Visit) -> None:
+            await visit.request()
+            await visit.answer(OK)
+
+        async with serving(answer) as server, HttpPages(PageLocation()) as pages:
+            return await pages.fetch(server.address)
+
+    assert uvloop.run(fetch()) == PAGE
+
+
+async def test_an_address_may_be_ipv6() -> None:
+    """In brackets."""
+
+    async def serve(visit: Visit) -> None:
+        await visit.request()
+        await visit.answer(OK)
+
+    async with serving(serve, host="::1") as server, http() as pages:
+        assert await pages.fetch(server.address) == PAGE
+
+
+def test_it_works_on_the_event_loop_of_the_picker() -> None:
+    """Whose transports are of another kind; here too the connection is kept and closed."""
+
+    async def serve(visit: Visit) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                await visit.request()
+                await visit.answer(OK)
+
+    async def fetch() -> None:
+        async with serving(serve) as server:
+            async with http() as pages:
+                assert [await pages.fetch(server.address) for _ in range(3)] == [PAGE] * 3
+                assert server.visits == 1
+            await asyncio.wait_for(server.left.wait(), 60)
+
+    uvloop.run(fetch())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nhi",
+        b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nhi",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhiHTTP/1.1 200 OK\r\n",
+    ],
+)
+async def test_a_connection_that_cannot_be_kept_is_closed(answer: bytes) -> None:
+    """The server says so, or sends more than was asked for."""
+
+    async def serve(visit: Visit) -> None:
+        await visit.request()
+        await visit.answer(answer)
+        await visit.reader.read()  # returns when the other side closes
+
+    async with serving(serve) as server, http() as pages:
+        assert [await pages.fetch(server.address) for _ in range(2)] == [b"hi"] * 2
+        assert server.visits == 2
+
+
+async def test_a_body_may_end_with_the_connection() -> None:
+    """Neither length nor chunks."""
+
+    async def serve(visit: Visit) -> None:
+        await visit.request()
+        await visit.answer(b"HTTP/1.1 200 OK\r\n\r\n", b"hel", b"lo")
+
+    async with serving(serve) as server, http() as pages:
+        assert await pages.fetch(server.address) == b"hello"
+
+
+async def test_a_kept_connection_that_the_server_closed_is_replaced_at_once() -> None:
+    """Servers close idle connections; that is no failure of theirs."""
+    close = asyncio.Event()
+
+    async def serve(visit: Visit) -> None:
+        await visit.request()
+        await visit.answer(OK)
+        await close.wait()  # until the next request is on its way, which it will not read
+
+    async with serving(serve) as server, http() as pages:
+        assert await pages.fetch(server.address) == PAGE
+        second = asyncio.create_task(pages.fetch(server.address))
+        await asyncio.sleep(0)
+        close.set()
+        assert await second == PAGE
+        assert server.visits == 2
+
+
+async def test_junk_between_answers_is_not_taken_for_one() -> None:
+    """What comes unasked closes the connection."""
+    sent = asyncio.Event()
+
+    async def serve(visit: Visit) -> None:
+        await visit.request()
+        await visit.answer(OK)
+        if not sent.is_set():
+            await visit.answer(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nfake")
+            await visit.reader.read()
+            sent.set()
+
+    async with serving(serve) as server, http() as pages:
+        assert await pages.fetch(server.address) == PAGE
+        await asyncio.wait_for(sent.wait(), 60)
+        assert await pages.fetch(server.address) == PAGE
+        assert server.visits == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"HTTP/1.1 302 Found\r\nlocation: /metrics\r\ncontent-length: 0\r\n\r\n", "status 302"),
+        (b"HTTP/1.1 500 Oops\r\ncontent-length: 4\r\n\r\noops", "status 500"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (MAX_PAGE_BYTES + 1), "larger than"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (MAX_PAGE_BYTES + 1), "larger than"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nshort", "ended before"),
+        (b"hello, who is there?\r\n\r\n", "no HTTP response"),
+        (b"", "closed without an answer"),
+    ],
+)
+async def test_what_is_no_page_is_an_error_with_a_reason(answer: bytes, reason: str) -> None:
+    """Redirects are not followed; sizes are bounded; what breaks off is not taken for a page."""
+
+    async def serve(visit: Visit) -> None:
+        await visit.request()
+        await visit.answer(answer)
+
+    async with serving(serve) as server, http() as pages:
+        with pytest.raises(ScrapeError, match=reason):
+            await pages.fetch(server.address)
+
+
+async def test_an_error_status_keeps_the_connection() -> None:
+    """A worker that is not ready is asked again and again."""
+
+    async def serve(visit: Visit) -> None:
+        while True:
+            await visit.request()
+            await visit.answer(b"HTTP/1.1 503 Wait\r\ncontent-length: 2\r\n\r\nno")
+
+    async with serving(serve) as server, http() as pages:
+        for _ in range(3):
+            with pytest.raises(ScrapeError, match="status 503"):
+                await pages.fetch(server.address)
+        assert server.visits == 1
+
+
+@pytest.mark.parametrize("endless", [b"", b"H", b"HTTP/1.1 200 OK\r\nx: y\r\n"])
+async def test_a_server_that_never_ends_is_given_up(endless: bytes) -> None:
+    """Silence, slow bytes and endless headers; the connection is closed then."""
+
+    async def serve(visit: Visit) -> None:
+        await visit.request()
+        await visit.answer(endless)
+        await visit.reader.read()
+
+    async with serving(serve) as server, http(timeout_seconds=0.05) as pages:
+        with pytest.raises(ScrapeError, match=r"no answer within 0\.05 s"):
+            await pages.fetch(server.address)
+        await asyncio.wait_for(server.left.wait(), 60)
+
+
+async def test_a_fetch_that_is_cancelled_leaves_no_connection() -> None:
+    """Its answer would be taken for that to the next request."""
+    asked = asyncio.Event()
+
+    async def serve(visit: Visit) -> None:
+        await visit.request()
+        asked.set()
+        await visit.reader.read()
+
+    async with serving(serve) as server, http() as pages:
+        task = asyncio.create_task(pages.fetch(server.address))
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(server.left.wait(), 60)
+
+
+async def test_a_forgotten_address_is_hung_up_on() -> None:
+    """Endpoints come and go."""
+
+    async def serve(visit: Visit) -> None:
+        await visit.request()
+        await visit.answer(OK)
+        await visit.reader.read()
+
+    async with serving(serve) as server, http() as pages:
+        await pages.fetch(server.address)
+        pages.forget(server.address)
+        pages.forget("10.0.0.1:80")
+        await asyncio.wait_for(server.left.wait(), 60)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "no such host:80"])
+async def test_nobody_at_the_address_is_an_error_too(address: str) -> None:
+    """A worker that is down, or never was."""
+    async with http() as pages:
+        with pytest.raises(ScrapeError):
+            await pages.fetch(address)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1 and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "tls.crt", folder / "tls.key"
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=w"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+def test_plain_http_needs_no_certificates() -> None:
+    """And missing files are an error before anything is asked."""
+    assert tls_context(PageLocation()) is None
+    with pytest.raises(OSError, match="No such file"):
+        tls_context(PageLocation("https", tls=TlsFiles(True, ca_cert_path="/none.pem")))
+
+
+async def test_pages_over_https_check_what_they_are_told_to_check(
+    certificate: tuple[Path, Path],
+) -> None:
+    """An authority that vouches, none that does, and no check at all."""
+    cert, key = certificate
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+
+    async def serve(visit: Visit) -> None:
+        await visit.request()
+        await visit.answer(OK)
+
+    async def fetch(tls: TlsFiles) -> bytes:
+        location = PageLocation("https", tls=tls)
+        async with HttpPages(location, tls_context(location), 10.0) as pages:
+            return await pages.fetch(server.address)
+
+    async with serving(serve, context) as server:
+        assert await fetch(TlsFiles()) == PAGE
+        assert await fetch(TlsFiles(verify=True, ca_cert_path=str(cert))) == PAGE
+        with pytest.raises(ScrapeError, match="CERTIFICATE_VERIFY_FAILED"):
+            await fetch(TlsFiles(verify=True))

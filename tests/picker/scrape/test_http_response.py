@@ -1,0 +1,120 @@
+"""Responses are read however they are cut, and refused when they could mean two things."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picker.scrape.http_response import MAX_HEAD_BYTES, ResponseError, ResponseReader
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CAP = 1000
+
+COMPLETE = [
+    (OK + b"content-length: 2\r\n\r\nhi", True),
+    (OK + b"Content-Length: 2 \r\nX: y\r\n\r\nhi", True),
+    (
+        OK + b"transfer-encoding: chunked\r\n\r\n1\r\nh\r\n1;a=b\r\ni\r\n0\r\ntrailer: x\r\n\r\n",
+        True,
+    ),
+    (OK + b"connection: close\r\ncontent-length: 2\r\n\r\nhi", False),
+    (b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nhi", False),
+    (b"HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 2\r\n\r\nhi", True),
+    (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"content-length: 2\r\n\r\nhi", True),
+    (OK + b"content-encoding: identity\r\ncontent-length: 2\r\n\r\nhi", True),
+]
+
+
+@pytest.mark.parametrize(("raw", "keep_alive"), COMPLETE)
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_a_response_is_the_same_however_it_is_cut(
+    raw: bytes, keep_alive: bool, data: st.DataObject
+) -> None:
+    """Lengths and chunks, interim responses, either version."""
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(raw) - 1))))
+    reader = ResponseReader(CAP)
+    pieces = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+    assert [reader.feed(piece) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert (reader.status, reader.body, reader.keep_alive) == (200, b"hi", keep_alive)
+
+
+def test_without_a_length_the_body_ends_with_the_connection() -> None:
+    """And the connection with it."""
+    reader = ResponseReader(CAP)
+    assert not reader.feed(OK + b"\r\nhel")
+    assert not reader.feed(b"lo")
+    reader.end()
+    assert (reader.body, reader.keep_alive) == (b"hello", False)
+
+
+@pytest.mark.parametrize("surplus", [b"x", OK + b"content-length: 0\r\n\r\n", b"\r\n\r\nGET"])
+def test_more_than_was_asked_for_spoils_the_connection_only(surplus: bytes) -> None:
+    """The next answer could not be told from it."""
+    reader = ResponseReader(CAP)
+    assert reader.feed(OK + b"content-length: 2\r\n\r\nhi" + surplus)
+    assert (reader.body, reader.keep_alive) == (b"hi", False)
+
+
+def test_a_response_without_a_body_needs_no_length() -> None:
+    """By its status."""
+    reader = ResponseReader(CAP)
+    assert reader.feed(b"HTTP/1.1 204 No Content\r\n\r\n")
+    assert (reader.status, reader.body, reader.keep_alive) == (204, b"", True)
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "no HTTP response"),
+        (b"HTTP/1.1 200 OK\ncontent-length: 2\n\nhi", "no HTTP response"),
+        (OK + b"content-length: 2\r\ncontent-length: 3\r\n\r\nhi", "no HTTP response"),
+        (OK + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n", "no HTTP response"),
+        (OK + b"transfer-encoding: gzip, chunked\r\n\r\n", "transfer encoding"),
+        (OK + b"content-length: -1\r\n\r\n", "no HTTP response"),
+        (OK + b"content-length: " + b"9" * 40 + b"\r\n\r\n", "no HTTP response"),
+        (OK + b"content-length: 1001\r\n\r\n", "larger than 1000 bytes"),
+        (OK + b"transfer-encoding: chunked\r\n\r\nxyz\r\n", "no HTTP response"),
+        (OK + b"transfer-encoding: chunked\r\n\r\n1\r\nhello\r\n", "no HTTP response"),
+        (OK + b"transfer-encoding: chunked\r\n\r\n3e9\r\n" + b"x" * 1001, "larger than"),
+        (OK + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 9000, "larger than"),
+        (OK + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 9000, "larger than"),
+        (OK + b"\r\n" + b"x" * 1001, "larger than"),
+        (OK + b"x: " + b"y" * MAX_HEAD_BYTES, "head is larger"),
+        (OK + b"x: y\r\n" * MAX_HEAD_BYTES, "head is larger"),
+        (OK + b"content-encoding: gzip\r\ncontent-length: 2\r\n\r\nhi", "compressed"),
+        (OK + b"a b: c\r\n\r\n", "no HTTP response"),
+        (OK + b" folded: c\r\n\r\n", "no HTTP response"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 9, "unexpected status 100"),
+        (b"HTTP/1.1 101 S\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n", "unexpected status 101"),
+    ],
+)
+def test_what_is_no_plain_response_is_refused(raw: bytes, reason: str) -> None:
+    """With the reason, and before it costs more than its bytes."""
+    reader = ResponseReader(CAP)
+    with pytest.raises(ResponseError, match=reason):
+        reader.feed(raw)
+
+
+@pytest.mark.parametrize("raw", [b"", b"HTTP/1.1 200", OK + b"content-length: 5\r\n\r\nhi"])
+def test_an_end_before_the_end_is_an_error(raw: bytes) -> None:
+    """Nothing, half a head, half a body."""
+    reader = ResponseReader(CAP)
+    assert not reader.feed(raw)
+    with pytest.raises(ResponseError, match="ended before"):
+        reader.end()
+
+
+@given(pieces=st.lists(st.sampled_from([OK, b"\r\n", b"content-length: 3", b"abc", b"\0\xff"])))
+@settings(max_examples=200, deadline=None)
+def test_no_bytes_make_it_raise_anything_else(pieces: list[bytes]) -> None:
+    """Whatever a broken server sends."""
+    reader = ResponseReader(CAP)
+    try:
+        done = any(reader.feed(piece) for piece in pieces)
+        if not done:
+            reader.end()
+    except ResponseError:
+        return
+    assert len(reader.body) <= CAP

@@ -1,0 +1,257 @@
+"""Scraping follows the pool and its activity, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from scrape_scene import HOST, PAGE, Core, Length, Pages, endpoint, scraping, source
+
+from picker.errors import ConfigError
+from picker.pool.datastore import Datastore
+from picker.scrape.http_pages import HttpPages
+from picker.scrape.scrape import polled
+from picker.scrape.sources import PageLocation, SourceBinding, TlsFiles, describers
+from picker.types import Endpoint
+
+
+@pytest.mark.looptime
+async def test_every_endpoint_is_asked_about_twenty_times_a_second() -> None:
+    """The interval is 50 ms, give or take the jitter; the metrics tell it."""
+    pages = Pages({1: PAGE, 2: PAGE})
+    async with scraping(source(pages)) as scene:
+        scene.store.set_endpoints([endpoint("a", 1), endpoint("b", 2)])
+        await asyncio.sleep(1.0)
+        metrics = scene.candidate("a").metrics
+    assert 17 <= pages.asked[1] <= 23
+    assert 17 <= pages.asked[2] <= 23
+    assert metrics is not None
+    assert (metrics.waiting_requests, metrics.kv_cache_usage) == (3, 0.5)
+    assert metrics.interval_seconds == 0.05
+    assert sorted(pages.forgotten) == [f"{HOST}:1", f"{HOST}:2"]
+
+
+@pytest.mark.looptime
+async def test_a_large_pool_is_asked_less_often() -> None:
+    """About 2,500 scrapes a second in all, spread evenly over the endpoints."""
+    pages = Pages(dict.fromkeys(range(1, 251), PAGE))
+    async with scraping(source(pages)) as scene:
+        scene.store.set_endpoints([endpoint(f"w{port}", port) for port in pages.pages])
+        await asyncio.sleep(2.0)
+        metrics = scene.candidate("w1").metrics
+    assert 4500 < pages.asked.total() < 5500
+    assert min(pages.asked.values()) >= 16
+    assert metrics is not None
+    assert metrics.interval_seconds == 0.1
+
+
+@pytest.mark.looptime
+async def test_endpoints_that_join_together_are_not_all_asked_at_once() -> None:
+    """A thousand are asked within 0.4 s, evenly; one that joins them later is asked immediately."""
+    pages = Pages(dict.fromkeys(range(1, 1002), PAGE))
+    ports = range(1, 1001)
+    async with scraping(source(pages)) as scene:
+        scene.store.set_endpoints([endpoint(f"w{port}", port) for port in ports])
+        await asyncio.sleep(0.1)
+        assert 150 < len(pages.asked) < 350
+        await asyncio.sleep(0.31)
+        assert len(pages.asked) == 1000
+        scene.store.set_endpoints([endpoint(f"w{port}", port) for port in pages.pages])
+        await asyncio.sleep(0.01)
+        assert pages.asked[1001] == 1
+
+
+@pytest.mark.looptime
+async def test_very_many_endpoints_share_an_address() -> None:
+    """Each of a changing crowd has the load of the one page."""
+    pages = Pages({9: PAGE})
+    crowd = [
+        endpoint(f"w{number}", 1 + number, metrics_host_port=f"{HOST}:9") for number in range(2000)
+    ]
+    async with scraping(source(pages)) as scene:
+        for some in (crowd, crowd[1:], crowd[:1000]):
+            scene.store.set_endpoints(some)
+            await asyncio.sleep(0.12)
+            found = scene.store.snapshot().candidates
+            assert len(found) == len(some)
+            assert all(one.metrics and one.metrics.waiting_requests == 3 for one in found)
+    assert pages.forgotten == [f"{HOST}:9"]
+
+
+@pytest.mark.looptime
+async def test_an_idle_pool_is_asked_once_a_second_and_a_decision_wakes_it() -> None:
+    """Everybody is asked within a tick of the first decision."""
+    pages = Pages(dict.fromkeys(range(1, 11), PAGE))
+    async with scraping(source(pages), watched=True) as scene:
+        scene.store.set_endpoints([endpoint(f"w{port}", port) for port in pages.pages])
+        await asyncio.sleep(10.0)
+        before = pages.asked.copy()
+        await asyncio.sleep(10.0)
+        asked = pages.asked - before
+        assert 8 <= min(asked.values()) <= max(asked.values()) <= 12
+        metrics = scene.candidate("w1").metrics
+        assert metrics is not None
+        assert metrics.interval_seconds == 1.0
+
+        before = pages.asked.copy()
+        scene.decide()
+        await asyncio.sleep(0.055)
+        assert len(pages.asked - before) == 10
+        await asyncio.sleep(0.9)
+        assert min((pages.asked - before).values()) >= 15
+        await asyncio.sleep(10.0)
+        before = pages.asked.copy()
+        await asyncio.sleep(10.0)
+        assert max((pages.asked - before).values()) <= 12
+
+
+@pytest.mark.looptime
+async def test_a_request_under_way_keeps_the_pool_busy() -> None:
+    """Its answer may take minutes, during which the endpoints' load changes."""
+    pages = Pages({1: PAGE})
+    async with scraping(source(pages), watched=True) as scene:
+        scene.store.set_endpoints([endpoint("a", 1)])
+        scene.decide()
+        scene.inflight.acquire("default/a")
+        await asyncio.sleep(20.0)
+        assert pages.asked[1] > 350
+        scene.inflight.release("default/a")
+        await asyncio.sleep(5.0)
+        before = pages.asked[1]
+        await asyncio.sleep(10.0)
+        assert pages.asked[1] - before <= 12
+
+
+@pytest.mark.looptime
+async def test_a_sources_interval_is_rounded_to_ticks() -> None:
+    """The first page is asked for at once; an idle pool does not hurry a slow source."""
+    quick, slow = Pages({1: PAGE}), Pages({1: PAGE})
+    rare = PageLocation(interval_seconds=4.98)
+    async with scraping(
+        source(quick), source(slow, ("length", Length()), location=rare), watched=True
+    ) as scene:
+        scene.store.set_endpoints([endpoint("a", 1)])
+        await asyncio.sleep(0.02)
+        assert slow.asked[1] == 1
+        await asyncio.sleep(29.0)
+        assert 5 <= slow.asked[1] <= 8
+        assert scene.candidate("a").attributes == {"Length/test": len(PAGE)}
+        assert scene.candidate("a").metrics is not None
+
+
+@pytest.mark.looptime
+async def test_scraping_follows_the_endpoints() -> None:
+    """One that joins is asked at once, one that leaves no more."""
+    pages = Pages({1: PAGE, 2: PAGE})
+    async with scraping(source(pages)) as scene:
+        scene.store.set_endpoints([endpoint("a", 1)])
+        await asyncio.sleep(0.2)
+        scene.store.set_endpoints([endpoint("b", 2)])
+        await asyncio.sleep(0.01)
+        asked = pages.asked[1]
+        assert scene.candidate("b").metrics is not None
+        await asyncio.sleep(0.5)
+        assert pages.asked[1] == asked
+        assert pages.forgotten == [f"{HOST}:1"]
+
+
+@pytest.mark.looptime
+async def test_another_server_at_the_same_address_is_asked_about() -> None:
+    """Its container was started again, which is heard of at once with the end of the one before."""
+    pages = Pages({1: PAGE})
+    async with scraping(source(pages)) as scene:
+        scene.store.set_endpoints([endpoint("a", 1, incarnation="first")])
+        await asyncio.sleep(0.2)
+        scene.store.set_endpoints([endpoint("a", 1, incarnation="second")])
+        assert scene.candidate("a").metrics is None
+        await asyncio.sleep(0.2)
+        assert scene.candidate("a").metrics is not None
+
+
+@pytest.mark.looptime
+async def test_a_new_place_of_the_metrics_is_asked_and_the_old_one_not() -> None:
+    """Its address stays, so what is known stays known until then."""
+    pages = Pages({1: PAGE, 9: PAGE.replace(b" 3", b" 7")})
+    async with scraping(source(pages)) as scene:
+        scene.store.set_endpoints([endpoint("a", 1)])
+        await asyncio.sleep(0.2)
+        scene.store.set_endpoints([endpoint("a", 1, metrics_host_port=f"{HOST}:9")])
+        await asyncio.sleep(0.01)
+        asked = pages.asked[1]
+        metrics = scene.candidate("a").metrics
+        assert metrics is not None
+        assert metrics.waiting_requests == 7
+        await asyncio.sleep(0.5)
+        assert pages.asked[1] == asked
+
+
+@pytest.mark.looptime
+async def test_ranks_that_share_a_page_each_read_their_part_of_it() -> None:
+    """It is asked for once; as soon as one is alone there, the whole page is its own."""
+    page = b"".join(
+        b'vllm:num_requests_waiting{engine="%d"} %d\nvllm:num_requests_running{engine="%d"} 0\n'
+        b'vllm:kv_cache_usage_perc{engine="%d"} 0.5\n' % (rank, rank + 4, rank, rank)
+        for rank in (0, 1)
+    )
+    pages = Pages({9: page})
+    ranks = [
+        endpoint(f"p-rank-{rank}", 1 + rank, rank_index=rank, metrics_host_port=f"{HOST}:9")
+        for rank in (0, 1)
+    ]
+    async with scraping(source(pages)) as scene:
+        scene.store.set_endpoints(ranks)
+        await asyncio.sleep(1.0)
+        assert 17 <= pages.asked[9] <= 23
+        found = [scene.candidate(f"p-rank-{rank}").metrics for rank in (0, 1)]
+        assert [metrics.waiting_requests for metrics in found if metrics] == [4, 5]
+        scene.store.set_endpoints(ranks[:1])
+        await asyncio.sleep(0.2)
+        alone = scene.candidate("p-rank-0").metrics
+        assert alone is not None
+        assert alone.waiting_requests == 9
+
+
+class Site:
+    """A source, wherever its location says."""
+
+    def __init__(self, location: PageLocation | None) -> None:
+        self.location = location
+
+
+class Named:
+    """Finds an endpoint's name."""
+
+    def describe(self, endpoint: Endpoint) -> Mapping[str, Any]:
+        return {"Name/test": endpoint.name}
+
+
+def test_a_configurations_sources_become_what_is_asked_and_what_is_told() -> None:
+    """Pages for those with a location; descriptions need no source."""
+    named = Named()
+    bindings = (
+        SourceBinding("with-pages", Site(PageLocation()), (("core", Core()),)),
+        SourceBinding("without", Site(None), (("named", named),)),
+    )
+    (one,) = polled(bindings)
+    assert (one.source_type, [name for name, _ in one.extractors]) == ("with-pages", ["core"])
+    assert isinstance(one.pages, HttpPages)
+    store = Datastore((), describers([Core(), named, object()]))
+    store.set_endpoints([endpoint("a")])
+    assert store.snapshot().candidates[0].attributes == {"Name/test": "a"}
+
+
+def test_a_source_and_an_extractor_must_fit() -> None:
+    """Who reads pages has nothing to read where there are none, and the other way round."""
+    with pytest.raises(ValueError, match="a without has nothing that a core can read"):
+        SourceBinding("without", Site(None), (("core", Core()),))
+    with pytest.raises(ValueError, match="a with-pages has nothing that a named can read"):
+        SourceBinding("with-pages", Site(PageLocation()), (("named", Named()),))
+
+
+def test_unusable_certificates_are_a_mistake_of_the_configuration() -> None:
+    """Found before the first scrape."""
+    secure = PageLocation("https", tls=TlsFiles(verify=True, ca_cert_path="/none.pem"))
+    with pytest.raises(ConfigError, match="some-source: cannot use its certificates"):
+        polled((SourceBinding("some-source", Site(secure), ()),))

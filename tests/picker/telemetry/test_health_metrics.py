@@ -1,0 +1,63 @@
+"""Ejections are counted by endpoint and told in the log, with moderation in both."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from picker.metrics.label_caps import MAX_NAMES
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.outliers.health_watcher import ProbeResult
+from picker.telemetry.health_metrics import MAX_LINES, WINDOW_SECONDS, HealthMetrics
+
+
+def page(metrics: PickerMetrics) -> list[str]:
+    """The samples about endpoints that failed."""
+    lines = metrics.render().decode().splitlines()
+    return [line for line in lines if line.startswith("pointsman_endpoint")]
+
+
+def test_what_becomes_of_endpoints_is_counted() -> None:
+    """By endpoint, and by what probes have found; zero from the start."""
+    metrics = PickerMetrics()
+    watcher = HealthMetrics(metrics, lambda: 0.0)
+    assert 'pointsman_endpoint_probes_total{result="failure"} 0' in "\n".join(page(metrics))
+    for _ in range(2):
+        watcher.ejected("prod/pod-1", 3, 1.0)
+    watcher.probed("prod/pod-1", ProbeResult.FAILURE)
+    watcher.counted(1)
+    told = "\n".join(page(metrics))
+    ejections = 'pointsman_endpoint_ejections_total{endpoint_name="pod-1",namespace="prod"} 2'
+    assert ejections in told
+    assert 'pointsman_endpoint_probes_total{result="failure"} 1' in told
+    assert "pointsman_endpoints_ejected 1" in told
+
+
+def test_endpoints_without_end_are_not_told_by_name() -> None:
+    """A pool whose pods get new names all the time."""
+    metrics = PickerMetrics()
+    watcher = HealthMetrics(metrics, lambda: 0.0)
+    for number in range(MAX_NAMES + 5):
+        watcher.ejected(f"prod/pod-{number}", 3, 1.0)
+    ejections = [line for line in page(metrics) if "ejections" in line]
+    assert len(ejections) == MAX_NAMES + 1
+    assert ejections[-1].endswith('{endpoint_name="other",namespace=""} 5.0')
+
+
+def test_the_log_says_so_but_not_a_hundred_times(caplog: pytest.LogCaptureFixture) -> None:
+    """The first few of a while, and later how many there were besides."""
+    now = [0.0]
+    watcher = HealthMetrics(PickerMetrics(), lambda: now[0])
+    with caplog.at_level(logging.INFO):
+        for _ in range(50):
+            watcher.ejected("prod/pod-1", 3, 1.0)
+            watcher.returned("prod/pod-1")
+        assert len(caplog.messages) == MAX_LINES
+        now[0] += WINDOW_SECONDS
+        watcher.returned("prod/pod-1")
+    assert caplog.messages[-2] == "90 more changes of endpoints' health were not logged"
+    assert caplog.messages[-1] == "endpoint prod/pod-1 answers well and is used as before"
+    assert caplog.messages[0] == (
+        "endpoint prod/pod-1 is ejected after 3 failures in a row; tried out in 1.0 s"
+    )

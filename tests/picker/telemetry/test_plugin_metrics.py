@@ -1,0 +1,83 @@
+"""What is under way is told by whose it is, and each request once."""
+
+from __future__ import annotations
+
+from configured_requests import PROMPT, routing
+
+from picker.framework.flow import QueuedRequest
+from picker.metrics.label_caps import MAX_NAMES
+from picker.types import Api, Endpoint, FinishCause, InferenceRequest, ParsedBody, Usage
+
+REQUESTS, TOKENS = "llm_d_epp_inflight_requests", "llm_d_epp_inflight_tokens"
+ONE = [Endpoint("a", "10.0.0.1", 8000, "ns")]
+COUNTED = "plugins: [{type: active-request-scorer}]\n"
+PLAIN = "plugins: [{type: queue-scorer}]\n"
+
+
+async def test_requests_are_told_by_their_flow() -> None:
+    """With their tokens, until they end."""
+    house = routing(COUNTED, ONE)
+    first, _ = await house.route(x_gateway_inference_fairness_id="tenant")
+    second, _ = await house.route(x_gateway_inference_fairness_id="tenant")
+    third, _ = await house.route()
+    producer = "inflight-load-producer"
+    labels = {"endpoint_name": "a", "namespace": "ns", "producer_name": producer, "priority": "0"}
+    tokens = len(str(PROMPT["prompt"])) / 4
+    assert house.value(REQUESTS, fairness_id="tenant", **labels) == 2
+    assert house.value(TOKENS, fairness_id="tenant", **labels) == 2 * tokens
+    assert house.value(REQUESTS, fairness_id="default-flow", **labels) == 1
+    first.finish(FinishCause.COMPLETED, 200)
+    assert house.value(TOKENS, fairness_id="tenant", **labels) == tokens
+    second.finish(FinishCause.RESET)
+    assert house.value(REQUESTS, fairness_id="tenant", **labels) is None
+    assert sum(house.told(REQUESTS).values()) == 1
+    third.finish(FinishCause.COMPLETED, 200)
+    assert house.told(REQUESTS) == {}
+
+
+async def test_without_a_producer_the_picker_itself_counts() -> None:
+    """It knows neither whose they are nor their tokens."""
+    house = routing(PLAIN, ONE)
+    exchange, _ = await house.route()
+    assert house.told(REQUESTS) == {("a", "", "ns", "", ""): 1}
+    assert house.told(TOKENS) == {}
+    exchange.finish(FinishCause.COMPLETED, 200)
+    assert house.told(REQUESTS) == {}
+
+
+async def test_tenants_that_are_too_many_fall_together() -> None:
+    """A page has a thousand of them at most, and no request is lost."""
+    house = routing(COUNTED, ONE)
+    exchanges = [
+        await house.route({"model": "m", "prompt": "hi"}, x_gateway_inference_fairness_id=f"t{n}")
+        for n in range(MAX_NAMES + 5)
+    ]
+    rows = house.told(REQUESTS)
+    assert len(rows) == MAX_NAMES + 1
+    assert sum(rows.values()) == len(exchanges)
+
+
+PROGRAMS = """
+featureGates: [flowControl]
+plugins: [{type: program-aware-fairness}]
+flowControl: {defaultPriorityBand: {fairnessPolicyRef: program-aware-fairness}}
+"""
+
+
+def test_what_programs_were_served_is_told() -> None:
+    """How equally, how much, and how long they waited."""
+    house = routing(PROGRAMS)
+    names = ("attained_service_tokens", "avg_wait_time_milliseconds", "jains_fairness_index")
+    tokens, waits, index = (f"llm_d_epp_program_aware_{name}" for name in names)
+    assert house.told(tokens) == house.told(waits) == house.told(index) == {}
+    settings = house.assembly.flow_control
+    assert settings is not None
+    band = settings.default_band.fairness.for_band(0)
+    for sequence, (program, used) in enumerate((("a", 300), ("b", 100))):
+        request = InferenceRequest("r", {}, ParsedBody(Api.RAW), "m", "m", fairness_id=program)
+        item = QueuedRequest(request, sequence, 1.0)
+        band.dispatched(item, 1.5)
+        band.completed(item, Usage(used), 2.0)
+    assert house.told(tokens) == {("a",): 300, ("b",): 100}
+    assert house.told(waits) == {("a",): 500, ("b",): 500}
+    assert house.told(index) == {(): 400**2 / (2 * (300**2 + 100**2))}

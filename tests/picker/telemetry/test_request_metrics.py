@@ -1,0 +1,191 @@
+"""Every decision and every outcome leaves its mark in the series."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from picker.errors import Code, RefusedError
+from picker.metrics.label_caps import MAX_NAMES
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.rewrites import Rewritten
+from picker.requestcontrol.observer import Decision, Outcome, ResponseTimes
+from picker.telemetry.request_metrics import RequestMetrics
+from picker.types import Api, FinishCause, InferenceRequest, ParsedBody, Usage
+
+LABELS = {"model_name": "m", "target_model_name": "t", "fairness_id": "f", "priority": "2"}
+REQUEST = InferenceRequest(
+    "r", {}, ParsedBody(Api.COMPLETIONS), "m", "t", 100, fairness_id="f", priority=2
+)
+
+
+def page(metrics: PickerMetrics) -> dict[str, float]:
+    """Sums, counts and values on the page that are not 0, of series with `LABELS` or none."""
+    return {
+        sample.name.removeprefix("llm_d_epp_"): sample.value
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+        if sample.value
+        and sample.name.startswith("llm_d_epp_")
+        and not sample.name.endswith("_bucket")
+        and {k: v for k, v in sample.labels.items() if k in LABELS} in ({}, LABELS)
+    }
+
+
+def outcome(cause: FinishCause = FinishCause.COMPLETED, **changes: object) -> Outcome:
+    fields = {"endpoint_key": "default/a", "response_status": 200, "fairness_id": "f"} | changes
+    return Outcome("r", "m", "t", cause, 1.5, priority=2, **fields)  # type: ignore[arg-type]
+
+
+def value(metrics: PickerMetrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def test_a_routed_request_is_counted_and_runs_until_it_ends() -> None:
+    """Total, size, running, duration and cause; nothing about a response that nobody saw."""
+    metrics = PickerMetrics()
+    observer = RequestMetrics(metrics)
+    observer.decided(Decision("r", "m", "t", "10.0.0.1:8000", 100, 0.001, (), REQUEST))
+    assert page(metrics) == {
+        "request_total": 1,
+        "request_running": 1,
+        "request_size_bytes_count": 1,
+        "request_size_bytes_sum": 100,
+        "request_processing_duration_seconds_count": 1,
+        "request_processing_duration_seconds_sum": 0.001,
+    }
+    observer.finished(outcome())
+    after = page(metrics)
+    assert "request_running" not in after
+    assert after["request_duration_seconds_sum"] == 1.5
+    assert not [name for name in after if "tokens" in name or name.startswith("response")]
+    assert value(metrics, "pointsman_request_outcomes_total", cause="completed") == 1
+    assert observer.decisions == 1
+
+
+def test_a_streamed_response_is_measured_in_every_way() -> None:
+    """TPOT is the rest of the time by the rest of the tokens, NTPOT all by all."""
+    metrics = PickerMetrics()
+    observer = RequestMetrics(metrics)
+    observer.streamed(REQUEST, 0.02)
+    times = ResponseTimes(True, num_bytes=400, ttft_seconds=0.5, processing_seconds=0.003)
+    observer.finished(outcome(usage=Usage(7, 11, 18, 3), response=times))
+    seen = page(metrics)
+    expected = {
+        "response_size_bytes": 400,
+        "response_processing_duration_seconds": 0.003,
+        "request_ttft_seconds": 0.5,
+        "request_input_tokens": 7,
+        "request_output_tokens": 11,
+        "request_cached_tokens": 3,
+        "request_ntpot_seconds": 1.5 / 11,
+        "request_streaming_tpot_seconds": 0.1,
+        "request_streaming_itl_seconds": 0.02,
+    }
+    assert {name: seen[f"{name}_sum"] for name in expected} == pytest.approx(expected)
+    assert all(seen[f"{name}_count"] == 1 for name in expected)
+    streaming = {**LABELS, "streaming": "true"}
+    assert value(metrics, "llm_d_epp_request_ttft_seconds_count", **streaming) == 1
+
+
+@pytest.mark.parametrize(
+    ("usage", "is_streaming", "counted"),
+    [
+        (Usage(0, 5), True, {"request_output_tokens", "request_ntpot_seconds"}),
+        (Usage(7, 0), True, {"request_input_tokens"}),
+        (Usage(7, 0, 7, 0), True, {"request_input_tokens", "request_cached_tokens"}),
+        (Usage(0, 1), True, {"request_output_tokens", "request_ntpot_seconds"}),
+        (Usage(0, 5), False, {"request_output_tokens", "request_ntpot_seconds"}),
+    ],
+)
+def test_only_what_was_said_is_counted(usage: Usage, is_streaming: bool, counted: set[str]) -> None:
+    """Cached tokens also when they are 0; time per token only between tokens of a stream."""
+    metrics = PickerMetrics()
+    ttft = 0.5 if usage.completion_tokens == 1 else None
+    times = ResponseTimes(is_streaming, 10, ttft_seconds=ttft)
+    RequestMetrics(metrics).finished(outcome(usage=usage, response=times))
+    names = {
+        name.removesuffix("_count")
+        for name in page(metrics)
+        if name.endswith("_count") and ("tokens" in name or "pot" in name)
+    }
+    assert names == counted
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (
+            outcome(
+                endpoint_key=None,
+                response_status=429,
+                refusal=RefusedError(Code.RESOURCE_EXHAUSTED, "full"),
+            ),
+            "ResourceExhausted",
+        ),
+        (outcome(FinishCause.REFUSED, endpoint_key=None, response_status=413), "PayloadTooLarge"),
+        (outcome(FinishCause.EVICTED, response_status=429), "ResourceExhausted"),
+        (outcome(FinishCause.EVICTED, response_status=200), "ResourceExhausted"),
+        (outcome(FinishCause.EVICTED, response_status=500), "ResourceExhausted"),
+        (outcome(FinishCause.REFUSED, endpoint_key=None, response_status=None), None),
+        (outcome(FinishCause.SKIPPED, endpoint_key=None, response_status=401), None),
+        (outcome(FinishCause.CLIENT_GONE, endpoint_key=None, response_status=408), None),
+        (outcome(response_status=500), "ModelServerError"),
+        (outcome(response_status=200), None),
+        (outcome(response_status=None), None),
+    ],
+)
+def test_refusals_and_failed_answers_are_errors(end: Outcome, code: str | None) -> None:
+    """By the error's word; a refused request never ran."""
+    metrics = PickerMetrics()
+    RequestMetrics(metrics).finished(end)
+    counted = {
+        sample.labels["error_code"]: sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "llm_d_epp_request_error_total"
+    }
+    assert counted == ({} if code is None else {code: 1.0})
+
+
+def test_a_request_without_a_body_has_empty_labels() -> None:
+    """Nothing is known about it."""
+    metrics = PickerMetrics()
+    RequestMetrics(metrics).decided(Decision("r", "", "", "10.0.0.1:8000", 0, 0.001, ()))
+    empty = dict.fromkeys(LABELS, "") | {"priority": "0"}
+    assert value(metrics, "llm_d_epp_request_total", **empty) == 1
+
+
+def test_a_rewrite_is_counted_by_its_rule() -> None:
+    """With the model it replaced and the one it chose."""
+    metrics = PickerMetrics()
+    decision = Decision(
+        "r", "m", "t", "10.0.0.1:8000", 1, 0.1, (), REQUEST, rewritten=Rewritten("t", "canary")
+    )
+    RequestMetrics(metrics).decided(decision)
+    name = "llm_d_epp_model_rewrite_decisions_total"
+    labels = {"model_rewrite_name": "canary", "model_name": "m", "target_model": "t"}
+    assert value(metrics, name, **labels) == 1
+
+
+def test_a_failed_plugin_is_counted() -> None:
+    """By its name."""
+    metrics = PickerMetrics()
+    RequestMetrics(metrics).plugin_failed("TokenProducer")
+    assert value(metrics, "pointsman_plugin_failures_total", plugin="TokenProducer") == 1
+
+
+def test_a_model_that_is_configured_meanwhile_leaves_no_gauge_behind() -> None:
+    """A request stops running under the name under which it began; later ones have their own."""
+    metrics = PickerMetrics()
+    observer = RequestMetrics(metrics)
+    for number in range(MAX_NAMES):
+        metrics.model_label(f"invented-{number}")
+    for number in (1, 2):
+        observer.decided(Decision("r", "m", "t", "d", 1, 0.1, (), REQUEST, number=number))
+        metrics.pin_models(["m", "t"])
+    series = metrics.request_running
+    assert {labels[0]: count for labels, count in series.numbers()} == {"other": 1, "m": 1}
+    for number in (1, 2):
+        observer.finished(outcome(number=number))
+    assert {labels[0]: count for labels, count in series.numbers()} == {"other": 0, "m": 0}

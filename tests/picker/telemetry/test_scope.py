@@ -1,0 +1,136 @@
+"""Plugins touch what they declare, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from picker.app.in_use import pipeline_of
+from picker.config.build import BuildOptions, build
+from picker.config.catalog import builtin_plugins
+from picker.config.findings import InvalidConfigError
+from picker.config.load import load_config
+from picker.errors import RefusedError
+from picker.framework.attributes import Attributes, DataKey
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
+from picker.requestcontrol.director import Director, Surroundings
+from picker.telemetry.scope import WATCHED_CALLS, Scope
+from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest
+
+FOLDER = Path(__file__).parents[2] / "golden" / "config"
+CASES = sorted(
+    path.name.removesuffix(".in.yaml")
+    for path in FOLDER.glob("*.in.yaml")
+    if not path.name.startswith("bad_")
+)
+BODY = b"""{"model": "m", "messages": [{"role": "user", "content": [
+    {"type": "text", "text": "Tell me a story about a pointsman and a train. Make it a long one."},
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]}"""
+HEADERS = {
+    ":path": "/v1/chat/completions",
+    "x-session": "s",
+    "x-session-id": "s",
+    "x-llm-d-slo-ttft-ms": "100",
+    "test-epp-endpoint-selection": "10.0.0.1",
+}
+ROLES = ("encode-prefill-decode", "prefill", "decode", "encode")
+MINE: DataKey[int] = DataKey("Mine", "me")
+WANTED: DataKey[int] = DataKey("Wanted", "other")
+FOREIGN: DataKey[int] = DataKey("Foreign", "other")
+
+
+def pool(datastore: Datastore) -> None:
+    """An endpoint of every role, all with metrics."""
+    endpoints = [
+        Endpoint(f"w{i}", f"10.0.0.{i + 1}", 8000, labels={"llm-d.ai/role": role, "zone": "a"})
+        for i, role in enumerate(ROLES)
+    ]
+    datastore.set_endpoints(endpoints)
+    for endpoint in endpoints:
+        datastore.update_metrics(endpoint.key, EndpointMetrics(block_size_tokens=16))
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_no_plugin_touches_what_it_does_not_declare(case: str) -> None:
+    """In every golden configuration, with a strict scope."""
+    metrics = PickerMetrics()
+    options = BuildOptions(allow_experimental=True, strict_data_scope=True)
+    loaded = load_config((FOLDER / f"{case}.in.yaml").read_bytes(), case)
+    try:
+        assembly = build(loaded, builtin_plugins(), metrics, lambda: 0.0, options)
+    except InvalidConfigError:
+        pytest.skip("refused, as its golden twin says")
+    datastore = Datastore(assembly.observers)
+    pool(datastore)
+    director = Director(pipeline_of(assembly), Surroundings(datastore, InflightLoad(), Random(1)))
+    for _ in range(2):
+        exchange = director.begin()
+        with contextlib.suppress(RefusedError):
+            await exchange.route(RawRequest(HEADERS, BODY))
+        exchange.finish(FinishCause.COMPLETED, 200)
+    violations = metrics.plugin_data_scope_violations_total.numbers()
+    assert [labels for labels, _ in violations] == []
+
+
+class Reader:
+    """Declares one finding of its own and one of another's."""
+
+    produces = (MINE,)
+    consumes = (WANTED,)
+
+
+def scope_of(metrics: PickerMetrics, *, strict: bool) -> Scope:
+    labels = ("Scorer", "reader", "me")
+    scope = Scope("me", (Reader(),), metrics.plugin_data_scope_violations_total, labels)
+    if strict:
+        scope.never_lift()
+    return scope
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_is_undeclared_is_counted_each_time_and_logged_once(
+    strict: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And dropped, where the scope is strict."""
+    metrics, found = PickerMetrics(), Attributes()
+    found.put(FOREIGN, 1)
+    scope = scope_of(metrics, strict=strict)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            seen = scope.over(found)
+            assert seen.get(FOREIGN) == (None if strict else 1)
+            seen.put(FOREIGN, 2 if strict else 1)
+    assert found.get(FOREIGN) == 1
+    counted = dict(metrics.plugin_data_scope_violations_total.numbers())
+    assert counted == {
+        ("Scorer", "reader", "me", "read"): 2,
+        ("Scorer", "reader", "me", "write"): 2,
+    }
+    assert [record.message.count("Foreign/other") for record in caplog.records] == [1, 1]
+
+
+def test_what_is_declared_passes() -> None:
+    """Also what belongs to the plugin itself, declared or not."""
+    metrics, found = PickerMetrics(), Attributes()
+    found.put(WANTED, 3)
+    seen = scope_of(metrics, strict=True).over(found)
+    seen.put(MINE, 1)
+    seen.put(DataKey("Private", "me"), 2)
+    assert (seen.get(WANTED), seen.get(MINE), seen.of_type("Wanted")) == (3, 1, (3,))
+    assert seen.get(DataKey("Private", "me")) == 2
+    assert seen.of_type("Foreign") == ()
+    assert len(list(metrics.plugin_data_scope_violations_total.numbers())) == 1
+
+
+def test_after_its_first_calls_a_plugin_is_not_watched_any_more() -> None:
+    """It is handed the findings themselves then, which costs nothing."""
+    scope, found = scope_of(PickerMetrics(), strict=False), Attributes()
+    for _ in range(WATCHED_CALLS):
+        assert scope.over(found) is not found
+    assert scope.over(found) is found

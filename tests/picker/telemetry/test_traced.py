@@ -1,0 +1,192 @@
+"""The steps of a decision are spans in traces that somebody will see, and nothing elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+from configured_requests import Routing, routing
+
+from picker.errors import RefusedError
+from picker.telemetry.timed import TimedScorer
+from picker.telemetry.timed_requests import TimedPreRequest
+from picker.types import Endpoint
+
+CONFIG = """
+plugins:
+- type: disagg-profile-handler
+  parameters: {deciders: {prefill: always-disagg-pd-decider}}
+- {type: always-disagg-pd-decider}
+- {type: decode-filter}
+- {type: prefill-filter}
+- {type: queue-scorer, name: queue}
+schedulingProfiles:
+- name: decode
+  plugins: [{pluginRef: decode-filter}, {pluginRef: queue, weight: 2}]
+- name: prefill
+  plugins: [{pluginRef: prefill-filter}]
+"""
+POOL = [
+    Endpoint(f"{role}-{i}", f"10.0.1.{i}", 8000, labels={"llm-d.ai/role": role})
+    for role in ("prefill", "decode")
+    for i in (1, 2)
+]
+
+
+@dataclass
+class Noted:
+    """A span that remembers; its parts are in order."""
+
+    name: str
+    is_recorded: bool = True
+    parts: list[Noted] = field(default_factory=list)
+    said: dict[str, object] = field(default_factory=dict)
+    failure: str | None = None
+    ends: int = 0
+
+    def set(self, name: str, value: str | int | float | bool) -> None:
+        """Keep it."""
+        self.said[name] = value
+
+    def fail(self, description: str) -> None:
+        """Keep it."""
+        self.failure = description
+
+    def end(self) -> None:
+        """Count it."""
+        self.ends += 1
+
+    def propagation(self) -> Mapping[str, str]:
+        """No headers."""
+        return {}
+
+    def tree(self) -> dict[str, object] | str:
+        """The names."""
+        return {self.name: [part.tree() for part in self.parts]} if self.parts else self.name
+
+    def everything(self) -> list[Noted]:
+        """The span and all within it."""
+        return [self, *(one for part in self.parts for one in part.everything())]
+
+
+class Notes:
+    """A tracer that remembers its requests; sampled or not."""
+
+    def __init__(self, *, sampled: bool = True) -> None:
+        self.sampled = sampled
+        self.requests: list[Noted] = []
+
+    def begin_request(self, headers: Mapping[str, str], age_seconds: float) -> Noted:
+        """Keep it."""
+        self.requests.append(Noted("request", self.sampled))
+        return self.requests[-1]
+
+    def begin(self, name: str, parent: object) -> Noted:
+        """Keep it."""
+        assert isinstance(parent, Noted)
+        assert not parent.ends, f"{name} begins in {parent.name}, which is over"
+        parent.parts.append(Noted(name, self.sampled))
+        return parent.parts[-1]
+
+
+def of(house: Routing) -> list[object]:
+    """Everything of a decision that may have been wrapped."""
+    scorers = house.assembly.profiles["decode"].scorers
+    return [scorers[0].scorer, *house.assembly.hooks]
+
+
+async def test_the_steps_of_a_decision_are_its_parts() -> None:
+    """In order, each within what it is a step of, each ended once."""
+    notes = Notes()
+    house = routing(CONFIG, POOL, tracer=notes)
+    await house.route()
+    decision = notes.requests[0].parts[0]
+    scoring = {"llm_d.epp.scoring": ["llm_d.epp.scorer.queue-scorer"]}
+    assert decision.tree() == {
+        "gateway.request_orchestration": [
+            "pick_disagg_profile",
+            {"run_scheduler_profile": ["filter_endpoints", scoring, "pick_endpoints"]},
+            "pick_disagg_profile",
+            {"run_scheduler_profile": ["filter_endpoints", "llm_d.epp.scoring", "pick_endpoints"]},
+            "pick_disagg_profile",
+            "prepare_disaggregation",
+        ]
+    }
+    assert {one.ends for one in decision.everything()} == {1}
+
+
+async def test_steps_say_what_they_saw_and_decided() -> None:
+    """Under the reference's names."""
+    notes = Notes()
+    await routing(CONFIG, POOL, tracer=notes).route()
+    said = {
+        (one.name, key): value
+        for one in reversed(notes.requests[0].everything())
+        for key, value in one.said.items()
+    }
+    assert said["run_scheduler_profile", "llm_d.epp.scheduling.profile.name"] == "decode"
+    assert said["filter_endpoints", "llm_d.epp.filter.candidate_endpoints"] == 4
+    assert said["filter_endpoints", "llm_d.epp.filter.filtered_endpoints"] == 2
+    assert said["llm_d.epp.scoring", "llm_d.epp.scorer.count"] == 1
+    scorer = "llm_d.epp.scorer.queue-scorer"
+    assert said[scorer, "llm_d.epp.scorer.name"] == "queue"
+    assert said[scorer, "llm_d.epp.scorer.weight"] == 2
+    assert said[scorer, "llm_d.epp.scorer.score.max"] == 1
+    assert said[scorer, "llm_d.epp.scorer.endpoints_scored"] == 2
+    assert said["pick_endpoints", "llm_d.epp.picker.top_scores"] == "2.0000,2.0000"
+    assert said["pick_disagg_profile", "llm_d.epp.profile_handler.decision"] == "decode"
+    assert said["prepare_disaggregation", "llm_d.epp.pd.disaggregation_used"] is True
+    assert said["prepare_disaggregation", "llm_d.epp.pd.prefill_pod_port"] == "8000"
+    assert said["prepare_disaggregation", "llm_d.epp.encode.disaggregation_used"] is False
+
+
+async def test_a_step_that_refuses_has_failed() -> None:
+    """And ends all the same, as does everything around it."""
+    notes = Notes()
+    with pytest.raises(RefusedError):
+        await routing(CONFIG, POOL[:2], tracer=notes).route()
+    spans = notes.requests[0].parts[0].everything()
+    failed = {one.name: one.failure for one in spans if one.failure}
+    assert failed["filter_endpoints"] == failed["run_scheduler_profile"]
+    assert {one.ends for one in spans} == {1}
+
+
+async def test_a_trace_that_nobody_will_see_has_no_steps() -> None:
+    """The decision is the same."""
+    notes = Notes(sampled=False)
+    house = routing(CONFIG, POOL, tracer=notes)
+    _, decision = await house.route()
+    assert [one.name for one in notes.requests[0].everything()] == [
+        "request",
+        "gateway.request_orchestration",
+    ]
+    _, traced = await routing(CONFIG, POOL, tracer=Notes()).route()
+    _, plain = await routing(CONFIG, POOL).route()
+    assert decision.destination == traced.destination == plain.destination
+
+
+async def test_without_a_tracer_nothing_is_wrapped_for_one() -> None:
+    """The plugins are measured, and that is all."""
+    house = routing(CONFIG, POOL)
+    scorer, hook = of(house)
+    assert isinstance(scorer, TimedScorer)
+    assert isinstance(hook, TimedPreRequest)
+
+
+async def test_steps_are_real_spans_of_opentelemetry() -> None:
+    """With the SDK as it is: parents, names and attributes arrive."""
+    otel = pytest.importorskip("picker.telemetry.otel")
+    memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    exporter = memory.InMemorySpanExporter()
+    always = {"OTEL_TRACES_SAMPLER_ARG": "1"}
+    tracer = otel.tracing_with(exporter, always, in_background=False).tracer
+    await routing(CONFIG, POOL, tracer=tracer).route()
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    picking, profile = spans["pick_endpoints"], spans["run_scheduler_profile"]
+    assert picking.parent.span_id == profile.context.span_id
+    orchestration = spans["gateway.request_orchestration"]
+    assert profile.parent.span_id == orchestration.context.span_id
+    assert spans["llm_d.epp.scorer.queue-scorer"].attributes["llm_d.epp.scorer.type"] == (
+        "queue-scorer"
+    )
