@@ -44,7 +44,7 @@ from picker.k8s.pods import read_pod
 from picker.k8s.reflector import Reflector, Subject
 from picker.k8s.selectors import parse_selector
 from picker.k8s.tls import Access
-from picker.metrics.k8s import KubernetesSeries
+from picker.metrics.families import KubernetesSeries
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.pool.request_rules import RequestRules

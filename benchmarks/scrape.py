@@ -34,7 +34,7 @@ from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.scrape.engines import EngineTable
 from picker.scrape.extract import extract
-from picker.scrape.http_pages import HttpPages
+from picker.scrape.http_client import HttpPages
 from picker.scrape.reading import Patience, Reading
 from picker.scrape.scrape import PolledSource, Scraper, ScrapeSettings
 from picker.scrape.sources import Findings, PageLocation, Scrape

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import uvloop
 
-from picker.app.picker import serve
 from picker.app.logs import set_up_logging
 from picker.app.memory import keep_freed_pages
+from picker.app.picker import serve
 from picker.cli.flags import build_parser, options_of
 from picker.cli.options import Options, Ports
 from picker.errors import ConfigError, PickerError

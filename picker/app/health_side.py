@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from random import Random
 
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.outliers.health import HealthMemory
-from picker.outliers.health_record import HealthSettings
-from picker.outliers.health_watcher import RememberedHealth
+from picker.outliers.breaker import HealthSettings
+from picker.outliers.detector import HealthMemory, RememberedHealth
 from picker.outliers.settling import NeverUnsure, Settling
 from picker.pool.datastore import Datastore
 from picker.requestcontrol.pipeline import EndpointHealth, NoHealthMemory

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from picker.errors import PickerError
 from picker.framework.interfaces import KvEventConsumer
 from picker.kvevents.listener import KvEventListener
-from picker.metrics.kv_events import KvSeries
+from picker.metrics.families import KvSeries
 from picker.pool.datastore import Datastore
 
 log = logging.getLogger(__name__)

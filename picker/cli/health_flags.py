@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from picker.outliers.health_record import HealthSettings
+from picker.outliers.breaker import HealthSettings
 
 MAX_FAILURES = 1000
 DEFAULT_FAILURES = HealthSettings().failures

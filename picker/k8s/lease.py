@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 from picker.k8s.api import LEASES, ApiError, KubernetesApi, UnreachableError
 from picker.k8s.backoff import Backoff
 from picker.k8s.elector import Elector, LeaseRecord, Step, Timings
-from picker.metrics.k8s import ElectionSeries
+from picker.metrics.families import ElectionSeries
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from picker.k8s.backoff import Backoff
 from picker.k8s.contact import NOT_FOUND, Contact
 from picker.k8s.groups import is_missing
 from picker.k8s.object_map import Decode, ObjectKey, ObjectMap, metadata_of
-from picker.metrics.k8s import KubernetesSeries
+from picker.metrics.families import KubernetesSeries
 
 logger = logging.getLogger(__name__)
 

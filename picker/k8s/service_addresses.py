@@ -16,7 +16,7 @@ import msgspec
 
 from picker.k8s.api import ENDPOINT_SLICES, KubernetesApi, Selection
 from picker.k8s.reflector import Reflector, Subject
-from picker.metrics.k8s import KubernetesSeries
+from picker.metrics.families import KubernetesSeries
 
 SERVICE_LABEL: Final = "kubernetes.io/service-name"
 OpenApi: TypeAlias = Callable[[], AbstractAsyncContextManager[KubernetesApi]]

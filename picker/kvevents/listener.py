@@ -43,7 +43,7 @@ from picker.kvevents.sockets import (
     open_socket,
     read_message,
 )
-from picker.metrics.kv_events import KvSeries
+from picker.metrics.families import KvSeries
 from picker.pool.datastore import Datastore, EndpointChanges
 from picker.prefix.kv_event_codec import parse_topic
 from picker.prefix.kv_stream import EventStream, Verdict

@@ -13,44 +13,44 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from picker.metrics.buckets import (
+from picker.metrics.declarations import (
+    EXTENSION_PREFIX,
     FAST_SECONDS,
     HIT_BYTES,
     INPUT_TOKENS,
     ITL_SECONDS,
+    MODEL_LABELS,
     NTPOT_SECONDS,
     OUTPUT_TOKENS,
+    POOL_PREFIX,
+    PREFIX,
     PROCESSING_SECONDS,
     RATIOS,
     REQUEST_BYTES,
+    REQUEST_LABELS,
     RESPONSE_BYTES,
     RESPONSE_PROCESSING_SECONDS,
+    SCHEDULER_PREFIX,
     SECONDS,
     TPOT_SECONDS,
     TTFT_SECONDS,
-)
-from picker.metrics.declarations import (
-    EXTENSION_PREFIX,
-    MODEL_LABELS,
-    POOL_PREFIX,
-    PREFIX,
-    REQUEST_LABELS,
-    SCHEDULER_PREFIX,
     Declarations,
     extension,
     objective,
 )
-from picker.metrics.flow_control import FlowSeries
-from picker.metrics.health import HealthSeries
-from picker.metrics.k8s import KubernetesSeries
-from picker.metrics.kv_events import KvSeries
+from picker.metrics.families import (
+    FlowSeries,
+    HealthSeries,
+    KubernetesSeries,
+    KvSeries,
+    PeerSeries,
+    PluginSeries,
+    RecordingSeries,
+    StreamSeries,
+    XdsSeries,
+)
 from picker.metrics.label_caps import BoundedLabels, RequestLabels
-from picker.metrics.peers import PeerSeries
-from picker.metrics.plugins import PluginSeries
-from picker.metrics.recording import RecordingSeries
 from picker.metrics.series import AnySeries, Twin, metrics_of, text_of
-from picker.metrics.streams import StreamSeries
-from picker.metrics.xds import XdsSeries
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -10,7 +10,7 @@ from random import Random
 
 import grpc
 
-from picker.metrics.peers import PeerSeries
+from picker.metrics.families import PeerSeries
 from picker.peers.credentials import PeerCredentials
 from picker.peers.exchange import Exchange, OneselfError
 from picker.peers.outbox import Cursor

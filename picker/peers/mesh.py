@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from picker.metrics.peers import PeerSeries
+from picker.metrics.families import PeerSeries
 from picker.peers.client import Connected, PeerAddress, PeerClient, Rounds
 from picker.peers.credentials import PeerCredentials
 from picker.peers.exchange import Exchange

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from picker.errors import PickerError
-from picker.metrics.peers import PeerSeries
+from picker.metrics.families import PeerSeries
 from picker.peers.credentials import PeerCredentials
 from picker.peers.exchange import Exchange, PeerRefusedError
 from picker.peers.wire import MAX_MESSAGE_BYTES, TELL_METHOD, PeerMessageError, decoded_told

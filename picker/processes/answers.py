@@ -15,7 +15,7 @@ from picker.app.config_status import ConfigStatus
 from picker.app.request_side import RequestSide
 from picker.decisions.record_views import RecordSummary, RecordView
 from picker.flowcontrol.views import QueuesView
-from picker.outliers.health_record import EndpointState
+from picker.outliers.breaker import EndpointState
 from picker.processes.messages import Subject
 from picker.processes.serving import Serving
 

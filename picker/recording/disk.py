@@ -16,7 +16,7 @@ from queue import SimpleQueue
 import msgspec
 
 from picker.errors import ConfigError
-from picker.metrics.recording import RecordingSeries
+from picker.metrics.families import RecordingSeries
 from picker.recording.lines import Header, decoded
 
 log = logging.getLogger(__name__)

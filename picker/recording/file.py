@@ -19,7 +19,7 @@ import logging
 from pathlib import Path
 from queue import SimpleQueue
 
-from picker.metrics.recording import RecordingSeries
+from picker.metrics.families import RecordingSeries
 from picker.recording.disk import Batch, DiskWriter, Progress, open_recording
 from picker.recording.lines import Stop, encoded
 

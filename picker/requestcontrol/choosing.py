@@ -14,7 +14,7 @@ import msgspec
 
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
-from picker.outliers.health_record import Answer
+from picker.outliers.breaker import Answer
 from picker.requestcontrol import admission
 from picker.requestcontrol.pipeline import EndpointHealth, RequestPipeline
 from picker.requestcontrol.plugin_log import PluginLog

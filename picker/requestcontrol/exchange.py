@@ -17,7 +17,7 @@ from picker.errors import Code, DropReason, RefusedError, bad_request, no_endpoi
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight, Parser
 from picker.framework.tracing import NO_SPAN, OPEN_SPAN, Span
-from picker.outliers.health_record import Answer
+from picker.outliers.breaker import Answer
 from picker.pool.rewrites import Rewritten
 from picker.requestcontrol import admission
 from picker.requestcontrol.candidates import candidates_for

@@ -24,7 +24,7 @@ from picker.framework.interfaces import (
     Screener,
 )
 from picker.framework.tracing import NoTracer, Tracer
-from picker.outliers.health_record import Answer
+from picker.outliers.breaker import Answer
 from picker.outliers.settling import NeverUnsure, Settling
 from picker.pool.inflight import InflightLoad
 from picker.pool.rewrites import NO_REWRITES, RewriteRules

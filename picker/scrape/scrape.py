@@ -22,7 +22,7 @@ from picker.errors import ConfigError
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.activity import Activity
 from picker.pool.datastore import Datastore, EndpointChanges
-from picker.scrape.http_pages import HttpPages, PageFetcher, ScrapeError, tls_context
+from picker.scrape.http_client import HttpPages, PageFetcher, ScrapeError, tls_context
 from picker.scrape.reading import Patience, Reading
 from picker.scrape.sources import Extractor, PageLocation, SourceBinding
 from picker.types import Endpoint

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from picker.metrics.label_caps import OVERFLOW, BoundedLabels
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.outliers.health_watcher import ProbeResult
+from picker.outliers.detector import ProbeResult
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from picker.framework.interfaces import Flight, KvEventConsumer, ProducesData
 from picker.framework.multimodal import modalities
 from picker.framework.rollout import RevisionGate
 from picker.framework.slo import latency_objectives
-from picker.metrics.kv_events import KvSeries
+from picker.metrics.families import KvSeries
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.metrics.series import Counter, Histogram
 from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from picker.metrics.xds import XdsSeries
+from picker.metrics.families import XdsSeries
 from picker.pool.datastore import Datastore, EndpointChanges
 from picker.xds import wire
 from picker.xds.cache import Cache

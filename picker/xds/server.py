@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from picker.metrics.xds import XdsSeries
+from picker.metrics.families import XdsSeries
 from picker.rpc.calls import Method, Read, RpcError, Status, Write
 from picker.xds import wire
 from picker.xds.cache import Cache, ResourceSet

@@ -10,8 +10,8 @@ from random import Random
 
 from health_scene import Scene
 
-from picker.outliers.health import Visit
-from picker.outliers.health_record import Answer, HealthSettings
+from picker.outliers.breaker import Answer, HealthSettings
+from picker.outliers.detector import Visit
 from picker.types import FinishCause
 
 Status = Callable[[int, float], int]  # of an endpoint's answers, by its number and the time

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from picker.outliers.health import HealthMemory, Visit
-from picker.outliers.health_record import Answer, EndpointState, HealthSettings
-from picker.outliers.health_watcher import ProbeResult, RememberedHealth
+from picker.outliers.breaker import Answer, EndpointState, HealthSettings
+from picker.outliers.detector import HealthMemory, ProbeResult, RememberedHealth, Visit
 from picker.pool.datastore import EndpointChanges
 from picker.types import Candidate, Endpoint, FinishCause
 

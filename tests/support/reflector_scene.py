@@ -17,7 +17,7 @@ from kube_api.server import KubeApi
 from picker.k8s.api import Resource, Selection
 from picker.k8s.object_map import ObjectKey
 from picker.k8s.reflector import Reflector, Subject
-from picker.metrics.k8s import KubernetesSeries
+from picker.metrics.families import KubernetesSeries
 from picker.metrics.series import AnySeries
 
 CONFIGS = Resource("", "v1", "configmaps")

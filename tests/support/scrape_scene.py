@@ -15,7 +15,7 @@ from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.scrape.engines import EngineTable
 from picker.scrape.extract import extract
-from picker.scrape.http_pages import ScrapeError
+from picker.scrape.http_client import ScrapeError
 from picker.scrape.scrape import PolledSource, Scraper, ScrapeSettings
 from picker.scrape.sources import ExtractError, Findings, PageLocation, Scrape
 from picker.types import Candidate, Endpoint

@@ -11,8 +11,8 @@ import pytest
 
 from fleet.sim.virtual_fleet import Answer, Call, FleetSettings, VirtualFleet
 from fleet.sim.virtual_time import run_in_virtual_time
-from picker.outliers.health import HealthMemory
-from picker.outliers.health_record import EndpointState
+from picker.outliers.breaker import EndpointState
+from picker.outliers.detector import HealthMemory
 from picker.types import EndpointMetrics
 
 GATE = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nfeatureGates: [flowControl]\n"

@@ -7,9 +7,8 @@ from random import Random
 import pytest
 from health_scene import Scene, endpoint
 
-from picker.outliers.health import UNSEEN_VISITS
-from picker.outliers.health_record import Answer, EndpointState, HealthSettings
-from picker.outliers.health_watcher import ProbeResult
+from picker.outliers.breaker import Answer, EndpointState, HealthSettings
+from picker.outliers.detector import UNSEEN_VISITS, ProbeResult
 from picker.pool.datastore import EndpointChanges
 from picker.types import Candidate, FinishCause
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from health_scene import Scene
 
-from picker.outliers.health import HealthMemory
-from picker.outliers.health_record import Answer, EndpointState
+from picker.outliers.breaker import Answer, EndpointState
+from picker.outliers.detector import HealthMemory
 from picker.pool.datastore import EndpointChanges
 from picker.types import FinishCause
 

@@ -11,7 +11,7 @@ from health_loop import Load, Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.outliers.health_record import EndpointState
+from picker.outliers.breaker import EndpointState
 
 LOADS = st.builds(
     Load,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from health_scene import Scene
 
-from picker.outliers.health_record import Answer, EndpointState
+from picker.outliers.breaker import Answer, EndpointState
 
 EJECTED, HEALTHY, SUSPECT = EndpointState.EJECTED, EndpointState.HEALTHY, EndpointState.SUSPECT
 

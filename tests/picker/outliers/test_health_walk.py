@@ -9,8 +9,8 @@ from health_scene import Scene
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.outliers.health import Visit
-from picker.outliers.health_record import Answer, EndpointState, HealthSettings
+from picker.outliers.breaker import Answer, EndpointState, HealthSettings
+from picker.outliers.detector import Visit
 from picker.pool.datastore import EndpointChanges
 from picker.types import FinishCause
 

@@ -14,8 +14,8 @@ from queue import SimpleQueue
 import pytest
 
 from picker.errors import ConfigError
+from picker.metrics.families import RecordingSeries
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.metrics.recording import RecordingSeries
 from picker.metrics.series import Counter, Gauge
 from picker.recording.disk import Batch, DiskWriter, Progress
 from picker.recording.file import RecordingFile

@@ -13,8 +13,8 @@ import pytest
 
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
-from picker.outliers.health import HealthMemory
-from picker.outliers.health_record import Answer, EndpointState
+from picker.outliers.breaker import Answer, EndpointState
+from picker.outliers.detector import HealthMemory
 from picker.pool.datastore import EndpointChanges
 from picker.requestcontrol.choosing import Choice, Chooser, answer_of
 from picker.requestcontrol.director import Director

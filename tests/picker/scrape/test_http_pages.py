@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from picker.scrape.http_pages import HttpPages, ScrapeError, tls_context
+from picker.scrape.http_client import HttpPages, ScrapeError, tls_context
 from picker.scrape.sources import MAX_PAGE_BYTES, PageLocation, TlsFiles
 
 PAGE = b"vllm:num_requests_waiting 3\n"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.scrape.http_response import MAX_HEAD_BYTES, ResponseError, ResponseReader
+from picker.scrape.http_client import MAX_HEAD_BYTES, ResponseError, ResponseReader
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CAP = 1000

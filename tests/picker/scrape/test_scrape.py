@@ -11,7 +11,7 @@ from scrape_scene import HOST, PAGE, Core, Length, Pages, endpoint, scraping, so
 
 from picker.errors import ConfigError
 from picker.pool.datastore import Datastore
-from picker.scrape.http_pages import HttpPages
+from picker.scrape.http_client import HttpPages
 from picker.scrape.scrape import polled
 from picker.scrape.sources import PageLocation, SourceBinding, TlsFiles, describers
 from picker.types import Endpoint

@@ -8,7 +8,7 @@ import pytest
 
 from picker.metrics.label_caps import MAX_NAMES
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.outliers.health_watcher import ProbeResult
+from picker.outliers.detector import ProbeResult
 from picker.telemetry.health_metrics import MAX_LINES, WINDOW_SECONDS, HealthMetrics
 
 

@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 Every request that leaves for an endpoint is a `Visit`. The beginning of its response is the verdict
-on the endpoint (`health_record.verdict_of`); a visit that ends without one has told nothing.
+on the endpoint (`breaker.verdict_of`); a visit that ends without one has told nothing.
 
     HEALTHY --failure--> SUSPECT --enough failures in a row--> EJECTED
     SUSPECT --success of a request that left since--> HEALTHY
@@ -46,9 +46,13 @@ Pure: times are arguments, and so is what draws at random. One process remembers
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from random import Random
+from typing import Protocol
 
-from picker.outliers.health_record import (
+import msgspec
+
+from picker.outliers.breaker import (
     Answer,
     EndpointRecord,
     EndpointState,
@@ -57,9 +61,62 @@ from picker.outliers.health_record import (
     Verdict,
     verdict_of,
 )
-from picker.outliers.health_watcher import HealthWatcher, NoWatcher, ProbeResult, RememberedHealth
 from picker.pool.datastore import EndpointChanges
 from picker.types import Candidate, Endpoint, FinishCause
+
+
+class ProbeResult(Enum):
+    """What a probe has found."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    UNKNOWN = "unknown"  # it ended without a word about the endpoint
+
+
+class RememberedHealth(msgspec.Struct, frozen=True):
+    """How an endpoint has answered. `next_probe_seconds` is from now; None unless it is ejected."""
+
+    state: EndpointState
+    consecutive_failures: int
+    ejections: int
+    next_probe_seconds: float | None = None
+
+
+class HealthWatcher(Protocol):
+    """Told of what changes; must be quick and must not raise."""
+
+    def ejected(self, key: str, failures: int, wait_seconds: float) -> None:
+        """After so many failures in a row; the first probe is due after the wait."""
+        ...
+
+    def probed(self, key: str, result: ProbeResult) -> None:
+        """A probe of an ejected endpoint has found something, or has ended without."""
+        ...
+
+    def returned(self, key: str) -> None:
+        """It was ejected and is as good as any again."""
+        ...
+
+    def counted(self, num_ejected: int) -> None:
+        """So many are ejected now."""
+        ...
+
+
+class NoWatcher:
+    """Watches nothing."""
+
+    def ejected(self, key: str, failures: int, wait_seconds: float) -> None:
+        """Ignore."""
+
+    def probed(self, key: str, result: ProbeResult) -> None:
+        """Ignore."""
+
+    def returned(self, key: str) -> None:
+        """Ignore."""
+
+    def counted(self, num_ejected: int) -> None:
+        """Ignore."""
+
 
 UNSEEN_VISITS = 100
 _OUR_OWN = (FinishCause.REFUSED, FinishCause.EVICTED)  # the status is the picker's then
