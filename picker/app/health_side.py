@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from random import Random
 
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.outliers.breaker import HealthSettings
-from picker.outliers.detector import HealthMemory, RememberedHealth
+from picker.outliers.breaker import OutlierSettings
+from picker.outliers.detector import EndpointHealthView, OutlierDetector
 from picker.outliers.settling import NeverUnsure, Settling
 from picker.pool.datastore import Datastore
 from picker.requestcontrol.pipeline import EndpointHealth, NoHealthMemory
@@ -19,13 +19,13 @@ class HealthSide:
     """Owns the memory; without `failures` there is none, and nothing is held against anyone."""
 
     def __init__(self, failures: int, metrics: PickerMetrics, datastore: Datastore) -> None:
-        self._memory: HealthMemory | None = None
+        self._memory: OutlierDetector | None = None
         self.settling = Settling(NeverUnsure(), time.monotonic, 0.0)
         if failures > 0:
             watcher = HealthMetrics(metrics, time.monotonic)
-            settings = HealthSettings(failures=failures)
-            self._memory = HealthMemory(settings, watcher, Random(), self._wake)
-            patience = settings.burst_patience_seconds
+            settings = OutlierSettings(failures=failures)
+            self._memory = OutlierDetector(settings, watcher, Random(), self._wake)
+            patience = settings.burst_wait_seconds
             self.settling = Settling(self._memory, time.monotonic, patience)
             datastore.subscribe(self._memory.pool_changed)
             datastore.observe(self._memory)
@@ -38,6 +38,6 @@ class HealthSide:
     def _wake(self) -> None:
         self.settling.wake()
 
-    def views(self) -> Mapping[str, RememberedHealth]:
+    def views(self) -> Mapping[str, EndpointHealthView]:
         """How endpoints have answered, by key; one that is absent has done nothing wrong."""
         return {} if self._memory is None else self._memory.views(time.monotonic())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from picker.outliers.breaker import HealthSettings
+from picker.outliers.breaker import OutlierSettings
 
 MAX_FAILURES = 1000
-DEFAULT_FAILURES = HealthSettings().failures
+DEFAULT_FAILURES = OutlierSettings().failures
 
 
 def add_health_flags(arguments: argparse._ArgumentGroup) -> None:

@@ -1,7 +1,8 @@
-"""What is remembered of one endpoint's answers: verdicts in, states out.
+"""The circuit breaker of one endpoint: closed, open, half-open.
 
-A record moves on `succeeded` and `failed` alone, and says of itself whether it may be sent more. It
-knows nothing of the pool; `health` puts the records of a pool together.
+Closed is HEALTHY, or SUSPECT once its last answers were failures; open is EJECTED; half-open is
+ON_TRIAL. A breaker moves on `succeeded` and `failed` alone, and says whether its endpoint may be
+sent more. It knows nothing of the pool: `detector` puts the breakers of a pool together.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ _TURNED_AWAY = 503
 
 
 class EndpointState(Enum):
-    """How an endpoint is taken to be."""
+    """The state of a breaker, in the words of the endpoint pages."""
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"  # its last answers were failures
-    EJECTED = "ejected"  # sent nothing but a probe now and then
-    ON_TRIAL = "on-trial"  # a probe went well; a few requests at a time
+    EJECTED = "ejected"  # receives nothing but a probe now and then
+    ON_TRIAL = "on-trial"  # a probe succeeded; a few requests at a time
 
 
-class Verdict(Enum):
-    """What an answer says of the endpoint that gave it."""
+class AnswerKind(Enum):
+    """What an answer says about the endpoint that gave it."""
 
     SUCCESS = "success"
     FAILURE = "failure"
-    TURNED_AWAY = "turned-away"  # a failure, but maybe only of a server that has its hands full
-    NOTHING = "nothing"
+    REJECTED = "rejected"  # a failure, but perhaps only of a server that is full
+    NOTHING = "nothing"  # it is about the request
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The beginning of a response, as far as it tells of the endpoint.
+    """The beginning of a response, as far as it concerns the endpoint.
 
-    `served_by` is the `ip:port` that the proxy says has given it. With `reached_nobody` the proxy
-    says that it is its own and that no endpoint has seen the request.
+    `served_by` is the `ip:port` that the proxy reports as its origin. With `reached_nobody` the
+    proxy reports that the answer is its own and that no endpoint received the request.
     """
 
     status: int | None
@@ -46,12 +47,12 @@ class Answer(msgspec.Struct, frozen=True):
     reached_nobody: bool = False
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """What one request has found. `is_late` if it left when the endpoint had failed already;
-    `took_seconds` is from then to the answer.
+class AttemptResult(msgspec.Struct, frozen=True):
+    """What one request found. `is_late` when it left after the first failure in a row was known;
+    `took_seconds` is the time from its departure to the answer.
     """
 
-    verdict: Verdict
+    verdict: AnswerKind
     is_bare: bool = False
     is_probe: bool = False
     is_late: bool = True
@@ -59,25 +60,28 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class HealthSettings:
-    """When an endpoint is ejected, and how it comes back; counts and seconds.
+class OutlierSettings:
+    """When an endpoint is ejected, and how it returns; counts and seconds.
 
-    `failures` in a row eject it; it is also how many requests may be under way at an endpoint of
-    which nothing good is known yet. The waits between probes double from `first_wait_seconds` to
-    `longest_wait_seconds`, and are drawn up to `jitter` longer. A probe that has not been answered
-    for `probe_patience_seconds` does not keep the next one waiting. On trial an endpoint has at
-    most `trial_requests` under way, until so many have gone well and `trial_seconds` have passed.
-    One that has been back for `steady_seconds` is ejected as if for the first time. A request that
-    is out for `silence_seconds`, and for as long as a failure took, is taken not to fail.
-    An idle endpoint whose last good answer is older than `lapse_seconds` has to prove itself again.
-    A crowd that fills all such endpoints waits for answers for `burst_patience_seconds` at most.
+    - `failures`: in a row, they eject. Also the cap on requests under way at an unproven endpoint.
+    - `first_wait_seconds`, `longest_wait_seconds`, `jitter`: the wait before a probe doubles from
+      the first to the second, each drawn up to this part longer.
+    - `probe_timeout_seconds`: an unanswered probe delays the next one by no more than this.
+    - `trial_requests`: the cap on requests under way on trial, which lasts until
+      `trial_successes` have succeeded and `trial_seconds` have passed.
+    - `steady_seconds`: an endpoint that is back for this long is ejected as if for the first time.
+    - `silence_seconds`: a request that is out for this long, and for longer than a failure took, is
+      taken not to fail.
+    - `lapse_seconds`: an idle endpoint whose last success is older than this is unproven again.
+    - `burst_wait_seconds`: the longest that requests wait for the first answers of a pool in which
+      every endpoint is unproven and full.
     """
 
     failures: int = 3
     first_wait_seconds: float = 1.0
     longest_wait_seconds: float = 4.0
     jitter: float = 0.25
-    probe_patience_seconds: float = 10.0
+    probe_timeout_seconds: float = 10.0
     trial_requests: int = 2
     trial_successes: int = 3
     trial_seconds: float = 2.0
@@ -85,30 +89,30 @@ class HealthSettings:
     probe_gap_seconds: float = 1.0
     silence_seconds: float = 0.1
     lapse_seconds: float = 2.0
-    burst_patience_seconds: float = 0.2
+    burst_wait_seconds: float = 0.2
 
 
-def verdict_of(answer: Answer) -> Verdict:
-    """What `answer` says of the endpoint that has given it.
+def kind_of(answer: Answer) -> AnswerKind:
+    """What `answer` says about the endpoint that gave it.
 
-    500, 502, 503 and 504 are what a broken server gives, or a proxy that cannot reach it. Other 5xx
-    (501, say) and all of 4xx are about the request: they neither blame an endpoint nor clear it,
-    for a server may read requests well and fail every one that it reads.
+    A broken server answers 500, 502, 503 or 504, and so does a proxy that cannot reach it. Other
+    5xx (501, say) and all 4xx are about the request: they neither blame an endpoint nor clear it,
+    because a server may parse requests correctly and fail every valid one.
     """
     status = answer.status
     if status is None or answer.reached_nobody:
-        return Verdict.NOTHING
+        return AnswerKind.NOTHING
     if status in _FAILURES:
-        return Verdict.TURNED_AWAY if status == _TURNED_AWAY else Verdict.FAILURE
-    return Verdict.SUCCESS if status < 400 else Verdict.NOTHING
+        return AnswerKind.REJECTED if status == _TURNED_AWAY else AnswerKind.FAILURE
+    return AnswerKind.SUCCESS if status < 400 else AnswerKind.NOTHING
 
 
-class EndpointRecord:
-    """Owns what is remembered of one endpoint since it joined or restarted.
+class Breaker:
+    """Owns the state of one endpoint since it joined or restarted.
 
-    `epoch` counts the changes that make the answers to earlier requests stale news; `under_way` are
+    `epoch` counts the transitions that make answers to earlier requests stale; `under_way` counts
     the requests of this epoch that have not ended. `suspicion` counts the times that it became a
-    suspect: what left since is late. `probe_left_at` is set while a probe is out.
+    suspect: requests that left since are late. `probe_left_at` is set while a probe is out.
     """
 
     __slots__ = (
@@ -127,60 +131,60 @@ class EndpointRecord:
         "key",
         "next_probe_at",
         "probe_left_at",
+        "rejects",
         "returned_at",
         "state",
         "suspicion",
         "trial_since",
         "trial_successes",
-        "turned_away",
         "under_way",
         "wait_seconds",
     )
 
-    def __init__(self, key: str, settings: HealthSettings) -> None:
+    def __init__(self, key: str, settings: OutlierSettings) -> None:
         self._settings = settings
         self.key = key
         self.state = EndpointState.HEALTHY
         self.epoch = 0
         self.under_way = 0
         self.suspicion = 0
-        self._early_failures = 0  # in a row, of what left before the first of them was known
-        self._late_failures = 0  # in a row, of what left since
+        self._early_failures = 0  # in a row, of requests that left before the first one was known
+        self._late_failures = 0  # in a row, of requests that left since
         self._num_tried = 0  # late ones under way
-        self._tried_since: float | None = None  # while there are any, when the first left
-        self._silent_seconds = 0.0  # so long none of them may be out that fails as the first did
-        self.turned_away = False  # whether the last one may have been for want of room
-        self.is_proven = False  # whether it has answered well, and not too long ago
-        self.has_lapsed = False  # whether it had, and that was too long ago
-        self.good_at = 0.0  # when it last did
-        self.filled_at = 0.0  # when it was last sent no more than it may before it has
+        self._tried_since: float | None = None  # when the first of these left
+        self._silent_seconds = 0.0  # a failure like the first takes this long
+        self.rejects = False  # whether the last failure was a 503
+        self.is_proven = False  # whether it has succeeded, and not too long ago
+        self.has_lapsed = False  # whether it had, but too long ago
+        self.good_at = 0.0  # the last success
+        self.filled_at = 0.0  # when it last received a request within the cap of the unproven
         self.ejections = 0
         self.wait_seconds = settings.first_wait_seconds
         self.next_probe_at = 0.0
         self.probe_left_at: float | None = None
         self.trial_since = 0.0
         self.trial_successes = 0
-        self.returned_at: float | None = None  # when it was last ejected and came back
+        self.returned_at: float | None = None  # when it last returned from an ejection
 
     @property
     def failures(self) -> int:
-        """In a row. What made it a suspect counts until it is cleared."""
+        """Failures in a row. The one that made it a suspect counts until a success clears it."""
         at_least = 1 if self.state is EndpointState.SUSPECT else 0
         return max(self._early_failures, at_least) + self._late_failures
 
     @property
     def is_as_good_as_any(self) -> bool:
-        """Whether it has answered well and nothing is held against it: it is never held back."""
+        """Whether it is healthy and proven: it is never held back then."""
         return self.is_proven and self.state is EndpointState.HEALTHY
 
     @property
     def is_filled(self) -> bool:
-        """Whether nothing is held against it, but it has all that it may before it has answered."""
+        """Whether it is healthy and unproven, with as many requests as it may have before a success."""
         is_new = self.state is EndpointState.HEALTHY and not self.is_proven
         return is_new and self.under_way >= self._settings.failures
 
     def leaves(self, now: float) -> None:
-        """A request leaves for it."""
+        """Count a request that leaves for the endpoint."""
         is_idle = self.under_way == 0
         if is_idle and self.is_as_good_as_any and now - self.good_at > self._settings.lapse_seconds:
             self.is_proven, self.has_lapsed = False, True
@@ -190,8 +194,8 @@ class EndpointRecord:
             self._tried(now)
 
     def is_silent_since_filled(self, now: float) -> bool:
-        """Whether it would have failed by now if it failed at once; then its word counts again."""
-        if now - self.filled_at < self._settings.burst_patience_seconds:
+        """Whether it would have failed by now if it failed at once; if it had lapsed, that proves it."""
+        if now - self.filled_at < self._settings.burst_wait_seconds:
             return False
         if self.has_lapsed:
             self.is_proven, self.has_lapsed = True, False
@@ -199,12 +203,12 @@ class EndpointRecord:
         return True
 
     def is_held_back(self, sees_responses: bool) -> bool:
-        """Whether it should be sent no request while others can take it.
+        """Whether requests should go to other endpoints while there are any.
 
-        With k failures in a row it may have the `failures` that eject it less k under way, of what
-        left since the first, so that more failures than these never come of sending on before the
-        answers are there. So may one that has not answered well yet (k = 0; all that is under way
-        counts), unless no response is ever seen.
+        After k failures in a row, `failures` − k requests that left since may be under way, so that
+        sending on before the answers arrive never costs more failures than an ejection does. The
+        same holds for an unproven endpoint (k = 0; everything under way counts), unless the proxy
+        never shows responses.
         """
         settings = self._settings
         if self.state is EndpointState.EJECTED:
@@ -217,25 +221,25 @@ class EndpointRecord:
         return sees_responses and not self.is_proven and self.under_way >= settings.failures
 
     def is_due(self, now: float) -> bool:
-        """Whether a request should try it out."""
+        """Whether the next request should be its probe."""
         if self.state is not EndpointState.EJECTED or now < self.next_probe_at:
             return False
         left_at = self.probe_left_at
-        return left_at is None or now - left_at >= self._settings.probe_patience_seconds
+        return left_at is None or now - left_at >= self._settings.probe_timeout_seconds
 
     def probe_leaves(self, now: float) -> None:
-        """The request that tries it out is on its way; the next one not before a while."""
+        """Count a probe that leaves; the next one is not due before the wait is over."""
         self.probe_left_at = now
         self.next_probe_at = now + max(self.wait_seconds, self._settings.probe_gap_seconds)
 
     def tried_ends(self) -> None:
-        """A late request has ended."""
+        """Count the end of a late request."""
         self._num_tried -= 1
         if self._num_tried == 0:
             self._tried_since = None
 
-    def succeeded(self, finding: Finding, now: float) -> None:
-        """It has answered well a request of this epoch."""
+    def succeeded(self, finding: AttemptResult, now: float) -> None:
+        """Take in a success of a request of this epoch."""
         self.good_at = now
         if self.state is EndpointState.EJECTED:
             self._next_epoch(EndpointState.ON_TRIAL)
@@ -253,10 +257,10 @@ class EndpointRecord:
         else:
             self._early_failures = 0
 
-    def failed(self, finding: Finding, now: float, draw: Callable[[], float]) -> bool:
-        """It has failed a request of this epoch; whether that ejects it.
+    def failed(self, finding: AttemptResult, now: float, draw: Callable[[], float]) -> bool:
+        """Take in a failure of a request of this epoch; returns whether that ejects the endpoint.
 
-        `draw` says, from 0 to 1, how much of what a wait may be longer this one is.
+        `draw` returns the part of the jitter that lengthens a wait, in [0, 1).
         """
         if self.state is EndpointState.EJECTED:
             self._late_failures += 1
@@ -264,7 +268,7 @@ class EndpointRecord:
                 self._wait_longer()
                 self._put_off(now, draw)
             return False
-        self.turned_away = finding.verdict is Verdict.TURNED_AWAY
+        self.rejects = finding.verdict is AnswerKind.REJECTED
         if self.state is EndpointState.ON_TRIAL:
             self._late_failures += 1
             self._wait_longer()
@@ -279,18 +283,18 @@ class EndpointRecord:
             self._early_failures += 1
         silent = max(finding.took_seconds, self._settings.silence_seconds)
         self._silent_seconds = max(self._silent_seconds, silent)
-        return self.settle(now, draw)
+        return self.eject_if_due(now, draw)
 
-    def settle(self, now: float, draw: Callable[[], float]) -> bool:
-        """Eject it if its failures are enough for that; whether they were.
+    def eject_if_due(self, now: float, draw: Callable[[], float]) -> bool:
+        """Eject a suspect with enough failures; returns whether it did.
 
-        A server that turns requests away while it works on many others is not sent more, but not
-        ejected either until it has done with these: under overload that would be the wrong thing.
+        A server that rejects requests while it works on many others is overloaded, not broken. It
+        is held back, but ejected only once these are done and it still rejects.
         """
         settings = self._settings
         if self.state is not EndpointState.SUSPECT or self.failures < settings.failures:
             return False
-        if self.turned_away and self.under_way > settings.failures:
+        if self.rejects and self.under_way > settings.failures:
             return False
         returned = self.returned_at
         if returned is not None and now - returned < settings.steady_seconds:
@@ -301,7 +305,7 @@ class EndpointRecord:
         return True
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when what is remembered contradicts itself."""
+        """Raise `AssertionError` when the state contradicts itself."""
         settings = self._settings
         if self.under_way < 0 or self.failures < 0:
             raise AssertionError(f"{self.key}: {self.under_way} under way, {self.failures} failed")
@@ -334,7 +338,7 @@ class EndpointRecord:
         self.is_proven, self.has_lapsed = True, False
 
     def _is_silent(self, now: float) -> bool:
-        """Whether a late request is out longer than it would be if it failed."""
+        """Whether a late request is out for longer than a failure takes."""
         since = self._tried_since
         quiet = since is not None and now - since >= self._silent_seconds
         return quiet and not self._late_failures

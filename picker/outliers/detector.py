@@ -1,46 +1,46 @@
-"""Which endpoints have failed lately: they are sent nothing but a probe until they are well again.
+"""Which endpoints have failed lately: an ejected one receives only a probe until it has recovered.
 
 Theory of operation
 -------------------
-Every request that leaves for an endpoint is a `Visit`. The beginning of its response is the verdict
-on the endpoint (`breaker.verdict_of`); a visit that ends without one has told nothing.
+Every request that leaves for an endpoint is an `Attempt`. The beginning of its response decides
+(`breaker.kind_of`); an attempt that ends without one says nothing.
 
     HEALTHY --failure--> SUSPECT --enough failures in a row--> EJECTED
     SUSPECT --success of a request that left since--> HEALTHY
     EJECTED --the probe fails--> EJECTED, and the next probe waits twice as long
-    EJECTED --any request that left since goes well--> ON_TRIAL
-    ON_TRIAL --failure--> EJECTED, and the wait goes on from where it was, doubled
+    EJECTED --any request that left since succeeds--> ON_TRIAL
+    ON_TRIAL --failure--> EJECTED, with the wait doubled from where it was
     ON_TRIAL --enough successes in a while--> HEALTHY
 
-A broken server goes on with what it began, so a success of a request that left before the first
-failure does not clear it, unless what left since stays out longer than a failure would.
+A broken server finishes what it began, so a success of a request that left before the first failure
+does not clear a suspect, unless requests that left since stay out longer than a failure takes.
 
-What a request finds that left before its endpoint was ejected, or came on trial, is stale and tells
-nothing: each of these changes begins an epoch, and a visit belongs to the one that it left in.
+The answer to a request that left before its endpoint was ejected, or came on trial, is stale and
+ignored: each of these transitions begins an epoch, and an attempt belongs to the one it left in.
 
-A probe is a request of a client: the next one that may go to the endpoint, one at a time, and never
-two within a second. Whoever decides asks `probe` first, and then chooses among those `usable`.
+A probe is a client's request: the next one that may go to the endpoint, one at a time, never two
+within a second. The director asks `probe` first, and then chooses among those that are `usable`.
 
-Failures come back later than requests are sent. So an endpoint with k failures in a row may have,
-of what left since the first, no more under way than the failures that are left to its ejection, and
-one that has not answered well since it joined or restarted no more than all of them: what it can
-spoil before it is ejected is that much, however many requests come at once. These are preferences
-among endpoints, not bounds: `usable` never leaves none of some. When all are held back it takes
-those that have done nothing, then those that are not ejected, then all.
+Failures arrive later than requests leave. So an endpoint with k failures in a row may have, of
+requests that left since the first, no more under way than the failures that are left to its
+ejection; an endpoint without a success since it joined or restarted may have as many under way as
+eject it. That bounds what it can spoil, however many requests come at once. These are preferences
+among endpoints, not limits: `usable` never leaves none of some. When all are held back it returns
+those without failures, then those that are not ejected, then all.
 
-The proxy may have tried elsewhere before it answered. When it says who has served, and that is
-another endpoint of the pool, then the one that was picked has failed, and the answer is the
+The proxy may have tried elsewhere before it answered. When it reports who served, and that is
+another endpoint of the pool, then the endpoint that was picked has failed, and the answer is the
 other's. A response that breaks off has begun well; the proxy shows no difference between an
-endpoint that dies in the middle, a client that leaves, and the end (measured). What the dead
-endpoint is sent next tells.
+endpoint that dies in the middle, a client that leaves, and the end (measured). The dead endpoint's
+next request decides.
 
-Where responses are not shown to the picker at all nothing can be learnt: after `UNSEEN_VISITS`
-without a response everything is forgotten and nothing held back, until the next response.
+Where the proxy never shows responses, nothing can be learnt: after `UNSEEN_ATTEMPTS` without a
+response all breakers are forgotten and nothing is held back, until the next response.
 
-Of a crowd that comes to an idle pool all would be decided before the first answer is there. While
-`is_unsure` says so, whoever decides should wait for `settled`, or for the patience.
+A burst that meets an idle pool would all be decided before the first answer arrives. While
+`is_unsure` returns true, the director waits for `settled`, or for `burst_wait_seconds`.
 
-Pure: times are arguments, and so is what draws at random. One process remembers for itself.
+Pure: times are arguments, and so is the source of randomness.
 """
 
 from __future__ import annotations
@@ -54,27 +54,29 @@ import msgspec
 
 from picker.outliers.breaker import (
     Answer,
-    EndpointRecord,
+    AnswerKind,
+    AttemptResult,
+    Breaker,
     EndpointState,
-    Finding,
-    HealthSettings,
-    Verdict,
-    verdict_of,
+    OutlierSettings,
+    kind_of,
 )
 from picker.pool.datastore import EndpointChanges
 from picker.types import Candidate, Endpoint, FinishCause
 
 
 class ProbeResult(Enum):
-    """What a probe has found."""
+    """How a probe ended."""
 
     SUCCESS = "success"
     FAILURE = "failure"
-    UNKNOWN = "unknown"  # it ended without a word about the endpoint
+    UNKNOWN = "unknown"  # without an answer that concerns the endpoint
 
 
-class RememberedHealth(msgspec.Struct, frozen=True):
-    """How an endpoint has answered. `next_probe_seconds` is from now; None unless it is ejected."""
+class EndpointHealthView(msgspec.Struct, frozen=True):
+    """An endpoint's breaker at one moment, for `/endpoints`. `next_probe_seconds` is from now; None
+    unless the endpoint is ejected.
+    """
 
     state: EndpointState
     consecutive_failures: int
@@ -82,28 +84,28 @@ class RememberedHealth(msgspec.Struct, frozen=True):
     next_probe_seconds: float | None = None
 
 
-class HealthWatcher(Protocol):
-    """Told of what changes; must be quick and must not raise."""
+class OutlierWatcher(Protocol):
+    """Called on every transition; must be quick and must not raise."""
 
     def ejected(self, key: str, failures: int, wait_seconds: float) -> None:
-        """After so many failures in a row; the first probe is due after the wait."""
+        """An endpoint was ejected after so many failures in a row; its probe is due after the wait."""
         ...
 
     def probed(self, key: str, result: ProbeResult) -> None:
-        """A probe of an ejected endpoint has found something, or has ended without."""
+        """A probe of an ejected endpoint has ended."""
         ...
 
     def returned(self, key: str) -> None:
-        """It was ejected and is as good as any again."""
+        """An endpoint that was ejected is healthy again."""
         ...
 
     def counted(self, num_ejected: int) -> None:
-        """So many are ejected now."""
+        """The number of ejected endpoints has changed."""
         ...
 
 
 class NoWatcher:
-    """Watches nothing."""
+    """Ignores every transition, for simulations."""
 
     def ejected(self, key: str, failures: int, wait_seconds: float) -> None:
         """Ignore."""
@@ -118,94 +120,97 @@ class NoWatcher:
         """Ignore."""
 
 
-UNSEEN_VISITS = 100
+UNSEEN_ATTEMPTS = 100
 _OUR_OWN = (FinishCause.REFUSED, FinishCause.EVICTED)  # the status is the picker's then
 
 
-def _nobody_waits() -> None:
-    """Tell nobody."""
+def _ignore() -> None:
+    """The default of `settled`."""
 
 
-class Visit:
-    """One request at one endpoint. `ended` is called once; `responded` before it, at most once."""
+class Attempt:
+    """One request at one endpoint: `responded` at most once, then `ended` once."""
 
     __slots__ = (
         "_is_judged",
         "_memory",
         "_was_seen",
+        "breaker",
         "epoch",
         "host_port",
         "is_bare",
         "left_at",
-        "record",
         "suspicion",
     )
 
     def __init__(
-        self, memory: HealthMemory, record: EndpointRecord, host_port: str, is_bare: bool
+        self, memory: OutlierDetector, breaker: Breaker, host_port: str, is_bare: bool
     ) -> None:
         self._memory = memory
         self._is_judged = False
         self._was_seen = False
         self.left_at = 0.0
-        self.record = record
-        self.epoch = record.epoch
-        self.suspicion = record.suspicion
+        self.breaker = breaker
+        self.epoch = breaker.epoch
+        self.suspicion = breaker.suspicion
         self.host_port = host_port
         self.is_bare = is_bare
 
     @property
     def is_current(self) -> bool:
-        """Whether what it finds is news."""
-        return self.record.epoch == self.epoch
+        """Whether its answer is not stale."""
+        return self.breaker.epoch == self.epoch
 
     @property
     def is_late(self) -> bool:
-        """Whether it left when its endpoint had failed already."""
-        return self.record.suspicion == self.suspicion
+        """Whether it left after the first of its endpoint's failures in a row was known."""
+        return self.breaker.suspicion == self.suspicion
 
     def responded(self, answer: Answer, now_seconds: float) -> None:
-        """The response has begun."""
+        """Call when the response has begun."""
         if not self._is_judged:
             self._is_judged = True
             self._was_seen = answer.status is not None
             self._memory.judge(self, answer, now_seconds)
 
     def ended(self, cause: FinishCause, answer: Answer, now_seconds: float) -> None:
-        """The request is over; `answer` counts where no other has."""
+        """Call when the request is over; `answer` counts unless `responded` was called before."""
         if cause not in _OUR_OWN and answer.status is not None:
             self.responded(answer, now_seconds)
         self._memory.leave(self, self._was_seen, cause, now_seconds)
 
 
-class HealthMemory:
-    """Sole owner of the records of the endpoints in the pool. Event-loop thread only."""
+class OutlierDetector:
+    """Sole owner of the breakers of a pool's endpoints. Event-loop thread only.
+
+    `settled` is called when `is_unsure` turns false.
+    """
 
     def __init__(
         self,
-        settings: HealthSettings | None = None,
-        watcher: HealthWatcher | None = None,
+        settings: OutlierSettings | None = None,
+        watcher: OutlierWatcher | None = None,
         rng: Random | None = None,
-        settled: Callable[[], None] = _nobody_waits,
+        settled: Callable[[], None] = _ignore,
     ) -> None:
-        self._settings = settings or HealthSettings()
+        self._settings = settings or OutlierSettings()
         self._watcher = watcher or NoWatcher()
         self._rng = rng
         self._keys: dict[str, str] = {}  # of the endpoints in the pool, by their address
         self._members: set[str] = set()  # the same keys
-        self._records: dict[str, EndpointRecord] = {}  # of those that were sent something
+        self._breakers: dict[str, Breaker] = {}  # of those that have received a request
         self._held: set[str] = set()
-        self._ejected: dict[str, EndpointRecord] = {}
+        self._ejected: dict[str, Breaker] = {}
         self._settled = settled
-        self._filled: dict[str, EndpointRecord] = {}  # new ones that should answer any moment
-        self._is_burst = False  # whether these have left nobody free
-        self._num_unseen = 0  # visits without a response since the last response
-        self._probes: dict[str, Visit] = {}
+        self._filled: dict[str, Breaker] = {}  # unproven ones that should answer any moment
+        self._is_burst = False  # whether these have left no endpoint free
+        self._num_unseen = 0  # attempts without a response since the last response
+        self._probes: dict[str, Attempt] = {}
 
     # What the pool does
 
     def pool_changed(self, changes: EndpointChanges) -> None:
-        """Endpoints have come or gone; those that left are forgotten."""
+        """Follow the pool; breakers of endpoints that left are dropped."""
         for endpoint in changes.removed:
             if self._keys.get(endpoint.host_port) == endpoint.key:
                 del self._keys[endpoint.host_port]
@@ -216,13 +221,13 @@ class HealthMemory:
             self._members.add(endpoint.key)
 
     def endpoint_removed(self, key: str) -> None:
-        """The endpoint has left or restarted: what was known of it is not true any more."""
+        """Drop the breaker of an endpoint that left or restarted."""
         self._forget(key)
 
     # What a decision asks
 
     def usable(self, candidates: Sequence[Candidate], now_seconds: float) -> Sequence[Candidate]:
-        """Those that should be sent requests, in their order; never none of some."""
+        """The candidates that should receive requests, in their order; never none of some."""
         held = self._held
         if not held:
             return candidates
@@ -230,19 +235,19 @@ class HealthMemory:
         free = [candidate for candidate in candidates if candidate.endpoint.key not in held]
         if free:
             return free
-        records = self._records
+        breakers = self._breakers
         blameless = [
             candidate
             for candidate in candidates
-            if records[candidate.key].state is not EndpointState.EJECTED
+            if breakers[candidate.key].state is not EndpointState.EJECTED
         ]
-        without_failure = [one for one in blameless if not records[one.key].failures]
+        without_failure = [one for one in blameless if not breakers[one.key].failures]
         return without_failure or blameless or candidates
 
     def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:
-        """The one of `candidates` that this request should try out, if any is due for that.
+        """The ejected candidate that this request should probe, if one is due.
 
-        Nothing is noted; the request that then leaves for it is the probe.
+        Changes nothing: the request that then leaves for it becomes the probe.
         """
         due = {key: one for key, one in self._ejected.items() if one.is_due(now_seconds)}
         if not due:
@@ -255,174 +260,180 @@ class HealthMemory:
         return longest
 
     def is_unsure(self, now_seconds: float) -> bool:
-        """Whether a crowd has just filled all of the pool and the first answers are not there."""
+        """Whether a burst has just filled an unproven pool and no answer has arrived yet."""
         if not self._filled:
             return False
-        for record in tuple(self._filled.values()):
-            if record.is_silent_since_filled(now_seconds):
-                self._refresh(record)
-                self._not_filled(record.key)
+        for breaker in tuple(self._filled.values()):
+            if breaker.is_silent_since_filled(now_seconds):
+                self._refresh(breaker)
+                self._not_filled(breaker.key)
         return self._is_burst
 
-    def left(self, endpoint: Endpoint, now_seconds: float, is_bare: bool = False) -> Visit:
+    def left(self, endpoint: Endpoint, now_seconds: float, is_bare: bool = False) -> Attempt:
         """A request has left for `endpoint`, which may differ in its port from the one picked.
 
-        One that `is_bare` asks for nothing that an engine would have to do (a model list, say):
-        it can fail, but it clears nobody.
+        With `is_bare` it has no body and asks nothing of the engine (a model list, say): it can
+        fail, but its success clears no breaker.
         """
-        record = self._records.get(endpoint.key)
-        if record is None:
-            record = EndpointRecord(endpoint.key, self._settings)
+        breaker = self._breakers.get(endpoint.key)
+        if breaker is None:
+            breaker = Breaker(endpoint.key, self._settings)
             if endpoint.key in self._members:
-                self._records[endpoint.key] = record
-        visit = Visit(self, record, endpoint.host_port, is_bare)
-        visit.left_at = now_seconds
-        record.leaves(now_seconds)
-        if not record.is_as_good_as_any:
-            if not is_bare and record.is_due(now_seconds):
-                record.probe_leaves(now_seconds)
-                self._probes[record.key] = visit
-            self._refresh(record)
-        return visit
+                self._breakers[endpoint.key] = breaker
+        attempt = Attempt(self, breaker, endpoint.host_port, is_bare)
+        attempt.left_at = now_seconds
+        breaker.leaves(now_seconds)
+        if not breaker.is_as_good_as_any:
+            if not is_bare and breaker.is_due(now_seconds):
+                breaker.probe_leaves(now_seconds)
+                self._probes[breaker.key] = attempt
+            self._refresh(breaker)
+        return attempt
 
-    # What a visit tells
+    # What attempts report
 
-    def judge(self, visit: Visit, answer: Answer, now_seconds: float) -> None:
-        """The response to a visit has begun."""
+    def judge(self, attempt: Attempt, answer: Answer, now_seconds: float) -> None:
+        """The response to an attempt has begun."""
         if answer.status is None:
             return
         if self._num_unseen:
             self._see_responses()
-        served_by = self._other(visit, answer)
+        served_by = self._other(attempt, answer)
         if served_by is None:
-            self._tell(visit, verdict_of(answer), now_seconds)
+            self._take_in(attempt, kind_of(answer), now_seconds)
             return
-        self._tell(visit, Verdict.TURNED_AWAY, now_seconds)
-        other = self._records.get(served_by)
+        self._take_in(attempt, AnswerKind.REJECTED, now_seconds)
+        other = self._breakers.get(served_by)
         if other is not None and other.state is not EndpointState.EJECTED:
-            self._apply(other, Finding(verdict_of(answer), visit.is_bare), now_seconds)
+            self._apply(other, AttemptResult(kind_of(answer), attempt.is_bare), now_seconds)
 
-    def leave(self, visit: Visit, was_seen: bool, cause: FinishCause, now_seconds: float) -> None:
-        """A visit is over."""
-        record = visit.record
-        if visit.is_current:
-            record.under_way -= 1
-        if not record.is_as_good_as_any:
-            if visit.is_current and visit.is_late:
-                record.tried_ends()
-            if self._probes.get(record.key) is visit:
-                self._probe_over(record, ProbeResult.UNKNOWN)
-            if visit.is_current and record.settle(now_seconds, self._draw):
-                self._note_ejection(record, now_seconds)
-            self._refresh(record)
+    def leave(
+        self, attempt: Attempt, was_seen: bool, cause: FinishCause, now_seconds: float
+    ) -> None:
+        """An attempt is over."""
+        breaker = attempt.breaker
+        if attempt.is_current:
+            breaker.under_way -= 1
+        if not breaker.is_as_good_as_any:
+            if attempt.is_current and attempt.is_late:
+                breaker.tried_ends()
+            if self._probes.get(breaker.key) is attempt:
+                self._probe_over(breaker, ProbeResult.UNKNOWN)
+            if attempt.is_current and breaker.eject_if_due(now_seconds, self._draw):
+                self._note_ejection(breaker, now_seconds)
+            self._refresh(breaker)
         if not was_seen and cause not in _OUR_OWN:
             self._miss_a_response()
 
-    # What others look at
+    # Views
 
-    def views(self, now_seconds: float) -> Mapping[str, RememberedHealth]:
-        """What is held against endpoints, by key; of those that are absent there is nothing."""
+    def views(self, now_seconds: float) -> Mapping[str, EndpointHealthView]:
+        """The breakers that are not healthy, or have been open, by endpoint key."""
         return {
-            key: RememberedHealth(
-                state=record.state,
-                consecutive_failures=record.failures,
-                ejections=record.ejections,
-                next_probe_seconds=max(0.0, record.next_probe_at - now_seconds)
-                if record.state is EndpointState.EJECTED
+            key: EndpointHealthView(
+                state=breaker.state,
+                consecutive_failures=breaker.failures,
+                ejections=breaker.ejections,
+                next_probe_seconds=max(0.0, breaker.next_probe_at - now_seconds)
+                if breaker.state is EndpointState.EJECTED
                 else None,
             )
-            for key, record in self._records.items()
-            if record.state is not EndpointState.HEALTHY or record.ejections
+            for key, breaker in self._breakers.items()
+            if breaker.state is not EndpointState.HEALTHY or breaker.ejections
         }
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when what is remembered contradicts itself."""
-        if not self._filled.keys() <= self._records.keys() or self._is_burst > bool(self._filled):
-            raise AssertionError("answers are awaited of nobody")
-        for record in self._records.values():
-            record.check_integrity()
-        held = {key for key, one in self._records.items() if one.is_held_back(self._sees)}
+        """Raise `AssertionError` when the state contradicts itself."""
+        if not self._filled.keys() <= self._breakers.keys() or self._is_burst > bool(self._filled):
+            raise AssertionError("answers are awaited of no endpoint")
+        for breaker in self._breakers.values():
+            breaker.check_integrity()
+        held = {key for key, one in self._breakers.items() if one.is_held_back(self._sees)}
         if held != self._held:
             raise AssertionError(f"{self._held} are held back instead of {held}")
         ejected = {
-            key: one for key, one in self._records.items() if one.state is EndpointState.EJECTED
+            key: one for key, one in self._breakers.items() if one.state is EndpointState.EJECTED
         }
         if ejected != self._ejected:
             raise AssertionError(f"{set(self._ejected)} count as ejected, not {set(ejected)}")
-        if not self._records.keys() <= self._members:
+        if not self._breakers.keys() <= self._members:
             raise AssertionError("an endpoint is remembered that is not in the pool")
-        for key, visit in self._probes.items():
-            if visit.record is not self._ejected.get(key) or not visit.is_current:
-                raise AssertionError(f"a probe of {key} is out that nobody waits for")
+        for key, attempt in self._probes.items():
+            if attempt.breaker is not self._ejected.get(key) or not attempt.is_current:
+                raise AssertionError(f"a probe of {key} is out that is not current")
 
     @property
     def _sees(self) -> bool:
-        return self._num_unseen < UNSEEN_VISITS
+        return self._num_unseen < UNSEEN_ATTEMPTS
 
-    def _other(self, visit: Visit, answer: Answer) -> str | None:
+    def _other(self, attempt: Attempt, answer: Answer) -> str | None:
         """The key of the endpoint that has answered instead of the one visited."""
         served_by = answer.served_by
-        if served_by is None or served_by == visit.host_port:
+        if served_by is None or served_by == attempt.host_port:
             return None
         key = self._keys.get(served_by)
-        return None if key == visit.record.key else key
+        return None if key == attempt.breaker.key else key
 
-    def _tell(self, visit: Visit, verdict: Verdict, now: float) -> None:
-        """What a visit has found counts, unless it is stale."""
-        record = visit.record
-        if verdict is Verdict.SUCCESS and record.is_as_good_as_any:
-            record.good_at = now
+    def _take_in(self, attempt: Attempt, verdict: AnswerKind, now: float) -> None:
+        """Take in what an attempt found, unless it is stale."""
+        breaker = attempt.breaker
+        if verdict is AnswerKind.SUCCESS and breaker.is_as_good_as_any:
+            breaker.good_at = now
             return  # as nearly always
-        if visit.is_current:
-            is_probe = self._probes.get(record.key) is visit
-            took = now - visit.left_at
-            self._apply(record, Finding(verdict, visit.is_bare, is_probe, visit.is_late, took), now)
+        if attempt.is_current:
+            is_probe = self._probes.get(breaker.key) is attempt
+            took = now - attempt.left_at
+            self._apply(
+                breaker,
+                AttemptResult(verdict, attempt.is_bare, is_probe, attempt.is_late, took),
+                now,
+            )
 
-    def _apply(self, record: EndpointRecord, finding: Finding, now: float) -> None:
-        if finding.verdict is Verdict.SUCCESS and not finding.is_bare:
-            self._succeed(record, finding, now)
-        elif finding.verdict in (Verdict.FAILURE, Verdict.TURNED_AWAY):
-            if record.failed(finding, now, self._draw):
-                self._note_ejection(record, now)
+    def _apply(self, breaker: Breaker, finding: AttemptResult, now: float) -> None:
+        if finding.verdict is AnswerKind.SUCCESS and not finding.is_bare:
+            self._succeed(breaker, finding, now)
+        elif finding.verdict in (AnswerKind.FAILURE, AnswerKind.REJECTED):
+            if breaker.failed(finding, now, self._draw):
+                self._note_ejection(breaker, now)
             elif finding.is_probe:
-                self._probe_over(record, ProbeResult.FAILURE)
-        self._refresh(record)
+                self._probe_over(breaker, ProbeResult.FAILURE)
+        self._refresh(breaker)
 
-    def _succeed(self, record: EndpointRecord, finding: Finding, now: float) -> None:
-        before = record.state
+    def _succeed(self, breaker: Breaker, finding: AttemptResult, now: float) -> None:
+        before = breaker.state
         if finding.is_probe:
-            self._probe_over(record, ProbeResult.SUCCESS)
-        record.succeeded(finding, now)
+            self._probe_over(breaker, ProbeResult.SUCCESS)
+        breaker.succeeded(finding, now)
         if before is EndpointState.EJECTED:
-            self._probes.pop(record.key, None)  # of which nobody waits for the answer any more
-        if before is EndpointState.ON_TRIAL and record.state is EndpointState.HEALTHY:
-            self._watcher.returned(record.key)
+            self._probes.pop(breaker.key, None)  # another request was faster
+        if before is EndpointState.ON_TRIAL and breaker.state is EndpointState.HEALTHY:
+            self._watcher.returned(breaker.key)
 
-    def _probe_over(self, record: EndpointRecord, result: ProbeResult) -> None:
-        del self._probes[record.key]
-        record.probe_left_at = None
-        self._watcher.probed(record.key, result)
+    def _probe_over(self, breaker: Breaker, result: ProbeResult) -> None:
+        del self._probes[breaker.key]
+        breaker.probe_left_at = None
+        self._watcher.probed(breaker.key, result)
 
-    def _note_ejection(self, record: EndpointRecord, now: float) -> None:
-        self._watcher.ejected(record.key, record.failures, record.next_probe_at - now)
+    def _note_ejection(self, breaker: Breaker, now: float) -> None:
+        self._watcher.ejected(breaker.key, breaker.failures, breaker.next_probe_at - now)
 
-    def _refresh(self, record: EndpointRecord) -> None:
-        """Keep up with what a record says of itself; one that was forgotten says nothing."""
-        key = record.key
-        if self._records.get(key) is not record:
+    def _refresh(self, breaker: Breaker) -> None:
+        """Bring the indexes up to date with a breaker, unless it was dropped."""
+        key = breaker.key
+        if self._breakers.get(key) is not breaker:
             return
-        if record.is_held_back(self._sees):
+        if breaker.is_held_back(self._sees):
             self._held.add(key)
         else:
             self._held.discard(key)
-        if self._sees and record.is_filled:
-            self._filled[key] = record
+        if self._sees and breaker.is_filled:
+            self._filled[key] = breaker
             self._is_burst |= 1 < len(self._members) <= len(self._held)
         else:
             self._not_filled(key)
-        if (record.state is EndpointState.EJECTED) != (key in self._ejected):
-            if record.state is EndpointState.EJECTED:
-                self._ejected[key] = record
+        if (breaker.state is EndpointState.EJECTED) != (key in self._ejected):
+            if breaker.state is EndpointState.EJECTED:
+                self._ejected[key] = breaker
             else:
                 del self._ejected[key]
             self._watcher.counted(len(self._ejected))
@@ -434,23 +445,23 @@ class HealthMemory:
 
     def _forget(self, key: str) -> None:
         self._not_filled(key)
-        self._records.pop(key, None)
+        self._breakers.pop(key, None)
         self._probes.pop(key, None)
         self._held.discard(key)
         if self._ejected.pop(key, None) is not None:
             self._watcher.counted(len(self._ejected))
 
     def _see_responses(self) -> None:
-        if self._num_unseen >= UNSEEN_VISITS:
+        if self._num_unseen >= UNSEEN_ATTEMPTS:
             self._num_unseen = 0
-            for record in self._records.values():
-                self._refresh(record)
+            for breaker in self._breakers.values():
+                self._refresh(breaker)
         self._num_unseen = 0
 
     def _miss_a_response(self) -> None:
         self._num_unseen += 1
-        if self._num_unseen == UNSEEN_VISITS:
-            for key in tuple(self._records):
+        if self._num_unseen == UNSEEN_ATTEMPTS:
+            for key in tuple(self._breakers):
                 self._forget(key)
 
     def _draw(self) -> float:

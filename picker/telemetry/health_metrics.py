@@ -16,7 +16,7 @@ WINDOW_SECONDS = 10.0
 
 
 class HealthMetrics:
-    """A `HealthWatcher`. Owns the caps on labels and on lines.
+    """A `OutlierWatcher`. Owns the caps on labels and on lines.
 
     Of many changes in a short time only the first are told in the log, and how many were not.
     """

@@ -10,8 +10,8 @@ from random import Random
 
 from health_scene import Scene
 
-from picker.outliers.breaker import Answer, HealthSettings
-from picker.outliers.detector import Visit
+from picker.outliers.breaker import Answer, OutlierSettings
+from picker.outliers.detector import Attempt
 from picker.types import FinishCause
 
 Status = Callable[[int, float], int]  # of an endpoint's answers, by its number and the time
@@ -34,7 +34,7 @@ class Loop:
     rng: Random
     status: Status
     load: Load = Load()
-    settings: HealthSettings | None = None
+    settings: OutlierSettings | None = None
     scene: Scene = field(init=False)
     received: list[list[float]] = field(init=False)
     statuses: list[tuple[float, int]] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Loop:
 
     def run(self, seconds: float) -> None:
         """Requests for so long, all of them answered."""
-        order, answers = count(), list[tuple[float, int, int, Visit]]()
+        order, answers = count(), list[tuple[float, int, int, Attempt]]()
         arrival = 0.0
         while arrival < seconds or answers:
             arrival += self.rng.expovariate(self.load.per_second)
@@ -53,20 +53,20 @@ class Loop:
                 self._answered(*heapq.heappop(answers))
             if arrival < seconds:
                 self.scene.now = arrival
-                number, visit = self._decided()
+                number, attempt = self._decided()
                 took = self.rng.uniform(self.load.fastest_seconds, self.load.slowest_seconds)
-                heapq.heappush(answers, (arrival + took, next(order), number, visit))
+                heapq.heappush(answers, (arrival + took, next(order), number, attempt))
 
-    def _decided(self) -> tuple[int, Visit]:
+    def _decided(self) -> tuple[int, Attempt]:
         due = self.scene.probe()
         number = self.rng.choice(self.scene.usable()) if due is None else due
         self.received[number].append(self.scene.now)
         return number, self.scene.send(number)
 
-    def _answered(self, at: float, _: int, number: int, visit: Visit) -> None:
+    def _answered(self, at: float, _: int, number: int, attempt: Attempt) -> None:
         self.scene.now = at
         answer = Answer(self.status(number, at))
         self.statuses.append((at, answer.status or 0))
-        visit.responded(answer, at)
-        visit.ended(FinishCause.COMPLETED, answer, at)
+        attempt.responded(answer, at)
+        attempt.ended(FinishCause.COMPLETED, answer, at)
         self.scene.memory.check_integrity()

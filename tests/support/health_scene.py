@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from picker.outliers.breaker import Answer, EndpointState, HealthSettings
-from picker.outliers.detector import HealthMemory, ProbeResult, RememberedHealth, Visit
+from picker.outliers.breaker import Answer, EndpointState, OutlierSettings
+from picker.outliers.detector import Attempt, EndpointHealthView, OutlierDetector, ProbeResult
 from picker.pool.datastore import EndpointChanges
 from picker.types import Candidate, Endpoint, FinishCause
 
@@ -17,8 +17,8 @@ def endpoint(number: int) -> Endpoint:
 
 
 @dataclass
-class WritesDown:
-    """A `HealthWatcher`."""
+class RecordingWatcher:
+    """A `OutlierWatcher`."""
 
     ejections: list[tuple[str, int]] = field(default_factory=list)
     probes: list[ProbeResult] = field(default_factory=list)
@@ -46,11 +46,11 @@ class Scene:
     """A pool of so many endpoints, at the time `now`."""
 
     def __init__(
-        self, size: int, settings: HealthSettings | None = None, rng: Random | None = None
+        self, size: int, settings: OutlierSettings | None = None, rng: Random | None = None
     ) -> None:
         self.now = 0.0
-        self.watcher = WritesDown()
-        self.memory = HealthMemory(settings, self.watcher, rng)
+        self.watcher = RecordingWatcher()
+        self.memory = OutlierDetector(settings, self.watcher, rng)
         self.pool = [endpoint(number) for number in range(size)]
         self.memory.pool_changed(EndpointChanges(tuple(self.pool), ()))
 
@@ -68,7 +68,7 @@ class Scene:
         due = self.memory.probe(self.candidates(*numbers), self.now)
         return None if due is None else self.pool.index(due.endpoint)
 
-    def send(self, number: int, is_bare: bool = False) -> Visit:
+    def send(self, number: int, is_bare: bool = False) -> Attempt:
         """A request leaves."""
         return self.memory.left(self.pool[number], self.now, is_bare)
 
@@ -76,13 +76,13 @@ class Scene:
         self, number: int, status: int, served_by: str | None = None, is_bare: bool = False
     ) -> None:
         """A request leaves and is answered at once."""
-        visit, answer = self.send(number, is_bare), Answer(status, served_by)
-        visit.responded(answer, self.now)
-        visit.ended(FinishCause.COMPLETED, answer, self.now)
+        attempt, answer = self.send(number, is_bare), Answer(status, served_by)
+        attempt.responded(answer, self.now)
+        attempt.ended(FinishCause.COMPLETED, answer, self.now)
 
-    def view(self, number: int) -> RememberedHealth:
+    def view(self, number: int) -> EndpointHealthView:
         """What is held against an endpoint; a clean slate when nothing is."""
-        clean = RememberedHealth(EndpointState.HEALTHY, 0, 0)
+        clean = EndpointHealthView(EndpointState.HEALTHY, 0, 0)
         return self.memory.views(self.now).get(self.pool[number].key, clean)
 
     def state(self, number: int) -> EndpointState:

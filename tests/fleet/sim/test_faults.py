@@ -12,7 +12,7 @@ import pytest
 from fleet.sim.virtual_fleet import Answer, Call, FleetSettings, VirtualFleet
 from fleet.sim.virtual_time import run_in_virtual_time
 from picker.outliers.breaker import EndpointState
-from picker.outliers.detector import HealthMemory
+from picker.outliers.detector import OutlierDetector
 from picker.types import EndpointMetrics
 
 GATE = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nfeatureGates: [flowControl]\n"
@@ -20,9 +20,9 @@ BAD = "default/worker-1"
 SECOND_TO_FIRST_TOKEN = 0.5  # that a client would have
 
 
-def healthy_fleet(workers: int = 4) -> tuple[VirtualFleet, HealthMemory]:
+def healthy_fleet(workers: int = 4) -> tuple[VirtualFleet, OutlierDetector]:
     """A fleet whose picker remembers."""
-    memory = HealthMemory(rng=Random(1))
+    memory = OutlierDetector(rng=Random(1))
     fleet = VirtualFleet(FleetSettings(workers=workers), memory)
     fleet.datastore.subscribe(memory.pool_changed)
     return fleet, memory
@@ -91,7 +91,7 @@ def test_without_metrics_hardly_a_request_is_lost(
 def test_an_endpoint_that_fails_costs_few_answers_and_comes_back() -> None:
     """Through the whole picker: three requests, a probe now and then, and its share once well."""
 
-    async def run() -> tuple[VirtualFleet, HealthMemory, list[Answer]]:
+    async def run() -> tuple[VirtualFleet, OutlierDetector, list[Answer]]:
         fleet, memory = healthy_fleet()
         loop = asyncio.get_running_loop()
         async with fleet:

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 from health_scene import Scene, endpoint
 
-from picker.outliers.breaker import Answer, EndpointState, HealthSettings
-from picker.outliers.detector import UNSEEN_VISITS, ProbeResult
+from picker.outliers.breaker import Answer, EndpointState, OutlierSettings
+from picker.outliers.detector import UNSEEN_ATTEMPTS, ProbeResult
 from picker.pool.datastore import EndpointChanges
 from picker.types import Candidate, FinishCause
 
@@ -91,10 +91,10 @@ def test_the_status_at_the_end_counts_where_no_response_was_watched(scene: Scene
 
 def test_the_end_of_a_response_changes_nothing(scene: Scene) -> None:
     """The beginning was the verdict, once."""
-    visit = scene.send(0)
-    visit.responded(Answer(500), scene.now)
-    visit.responded(Answer(500), scene.now)
-    visit.ended(FinishCause.COMPLETED, Answer(500), scene.now)
+    attempt = scene.send(0)
+    attempt.responded(Answer(500), scene.now)
+    attempt.responded(Answer(500), scene.now)
+    attempt.ended(FinishCause.COMPLETED, Answer(500), scene.now)
     assert scene.view(0).consecutive_failures == 1
 
 
@@ -115,9 +115,9 @@ def test_a_stranger_gets_few_requests_until_it_has_answered_one() -> None:
     """However many come at once; and any number afterwards."""
     scene = Scene(2)
     scene.answers(1, 200)
-    visits = [scene.send(0) for _ in range(3)]
+    attempts = [scene.send(0) for _ in range(3)]
     assert scene.usable() == [1]
-    visits[0].responded(Answer(200), scene.now)
+    attempts[0].responded(Answer(200), scene.now)
     assert scene.usable() == [0, 1]
     for _ in range(20):
         scene.send(0)
@@ -135,10 +135,10 @@ def test_of_nothing_but_strangers_all_are_used() -> None:
 def test_when_all_are_held_back_the_blameless_go_first(scene: Scene) -> None:
     """Then suspects, then all that there are."""
     stranger = Scene(3)
-    visits = [stranger.send(number) for number in (0, 0, 0, 1, 1, 1)]
+    attempts = [stranger.send(number) for number in (0, 0, 0, 1, 1, 1)]
     ejected(stranger, 2)
     assert stranger.usable() == [0, 1]
-    visits[0].ended(FinishCause.COMPLETED, Answer(500), stranger.now)
+    attempts[0].ended(FinishCause.COMPLETED, Answer(500), stranger.now)
     stranger.send(0)
     assert stranger.usable() == [1]
     for number in (0, 1, 2):
@@ -179,8 +179,8 @@ def test_a_busy_server_that_turns_requests_away_is_not_ejected(scene: Scene) -> 
         scene.answers(0, 503)
     assert scene.state(0) is SUSPECT
     assert scene.usable() == [1, 2]
-    for visit in working[:7]:
-        visit.ended(FinishCause.CLIENT_GONE, Answer(None), scene.now)
+    for attempt in working[:7]:
+        attempt.ended(FinishCause.CLIENT_GONE, Answer(None), scene.now)
     assert scene.state(0) is EJECTED
     busy = Scene(2)
     working = [busy.send(0) for _ in range(10)]
@@ -200,10 +200,10 @@ def test_a_probe_is_one_request_when_it_is_due(scene: Scene) -> None:
             scene.now += 0.25
         assert due == 0
         waits.append(scene.now - begun)
-        visit = scene.send(0)
+        attempt = scene.send(0)
         scene.now += 0.5
         assert scene.probe() is None
-        visit.responded(Answer(500), scene.now)
+        attempt.responded(Answer(500), scene.now)
     assert waits == [1.0, 2.0, 4.0, 4.0, 4.0]
     assert scene.watcher.probes == [ProbeResult.FAILURE] * 5
 
@@ -230,10 +230,10 @@ def test_a_probe_that_goes_well_begins_a_trial(scene: Scene) -> None:
     assert scene.state(0) is ON_TRIAL
     assert scene.watcher.num_ejected == 0
     assert scene.probe() is None
-    visits = [scene.send(0), scene.send(0)]
+    attempts = [scene.send(0), scene.send(0)]
     assert scene.usable() == [1, 2]
-    for visit in visits:
-        visit.ended(FinishCause.COMPLETED, Answer(200), scene.now)
+    for attempt in attempts:
+        attempt.ended(FinishCause.COMPLETED, Answer(200), scene.now)
     assert scene.usable() == [0, 1, 2]
     assert scene.state(0) is ON_TRIAL
     scene.now = 3.0
@@ -322,7 +322,7 @@ def test_an_endpoint_that_left_or_restarted_is_a_stranger(scene: Scene) -> None:
 def test_where_no_response_is_ever_shown_nothing_is_held_back(scene: Scene) -> None:
     """Until one is; an ejection is not kept that nothing could end."""
     ejected(scene)
-    for _ in range(UNSEEN_VISITS):
+    for _ in range(UNSEEN_ATTEMPTS):
         scene.send(1).ended(FinishCause.SKIPPED, Answer(None), scene.now)
     assert scene.usable() == [0, 1, 2]
     for _ in range(10):
@@ -359,7 +359,7 @@ def test_the_one_that_waits_longest_is_tried_out_first(scene: Scene) -> None:
 
 def test_the_threshold_is_a_setting() -> None:
     """One failure is enough, where that is wanted."""
-    scene = Scene(2, HealthSettings(failures=1))
+    scene = Scene(2, OutlierSettings(failures=1))
     scene.answers(0, 500)
     assert scene.state(0) is EJECTED
 

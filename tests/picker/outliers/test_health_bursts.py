@@ -6,7 +6,7 @@ import pytest
 from health_scene import Scene
 
 from picker.outliers.breaker import Answer, EndpointState
-from picker.outliers.detector import HealthMemory
+from picker.outliers.detector import OutlierDetector
 from picker.pool.datastore import EndpointChanges
 from picker.types import FinishCause
 
@@ -107,23 +107,23 @@ def test_a_wait_ends_with_its_endpoints(scene: Scene) -> None:
     """They restart, leave, or all of their clients do."""
     woken: list[float] = []
     scene.memory._settled = lambda: woken.append(scene.now)
-    visits = [scene.send(number) for number in (0, 1) * 3]
+    attempts = [scene.send(number) for number in (0, 1) * 3]
     scene.memory.endpoint_removed(scene.pool[0].key)
     assert scene.memory.is_unsure(scene.now)
     scene.memory.pool_changed(EndpointChanges((), (scene.pool[1],)))
     assert woken == [3.0]
     assert not scene.memory.is_unsure(scene.now)
-    for visit in visits:
-        visit.ended(FinishCause.CLIENT_GONE, Answer(None), scene.now)
+    for attempt in attempts:
+        attempt.ended(FinishCause.CLIENT_GONE, Answer(None), scene.now)
     scene.memory.check_integrity()
 
 
 def test_a_broken_one_of_an_idle_pool_is_ejected_for_three(scene: Scene) -> None:
     """Whoever waits goes to the other."""
-    visits = [scene.send(1) for _ in range(3)]
+    attempts = [scene.send(1) for _ in range(3)]
     fill(scene, 0)
-    for visit in visits:
-        visit.responded(Answer(500), scene.now)
+    for attempt in attempts:
+        attempt.responded(Answer(500), scene.now)
     assert scene.state(1) is EndpointState.EJECTED
     assert scene.memory.is_unsure(scene.now)
     scene.now = 3.3
@@ -134,7 +134,7 @@ def test_a_broken_one_of_an_idle_pool_is_ejected_for_three(scene: Scene) -> None
 def test_a_memory_that_nobody_waits_for_tells_nobody() -> None:
     """As in a simulation."""
     scene = Scene(2)
-    assert isinstance(scene.memory, HealthMemory)
+    assert isinstance(scene.memory, OutlierDetector)
     fill(scene, 0, 1)
     scene.answers(0, 200)
     scene.answers(1, 200)

@@ -22,11 +22,11 @@ def scene() -> Scene:
 def test_what_a_broken_server_began_before_does_not_clear_it(scene: Scene) -> None:
     """It may go on well with long answers and fail all that is new: three failures are enough."""
     before = [scene.send(0) for _ in range(10)]
-    for visit in before:
+    for attempt in before:
         scene.now += 0.01
         if scene.usable() != [1, 2]:
             scene.answers(0, 500)
-        visit.responded(Answer(200), scene.now)
+        attempt.responded(Answer(200), scene.now)
     assert scene.state(0) is EJECTED
     assert scene.watcher.ejections == [("default/pod-0", 3)]
 

@@ -9,8 +9,8 @@ from health_scene import Scene
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.outliers.breaker import Answer, EndpointState, HealthSettings
-from picker.outliers.detector import Visit
+from picker.outliers.breaker import Answer, EndpointState, OutlierSettings
+from picker.outliers.detector import Attempt
 from picker.pool.datastore import EndpointChanges
 from picker.types import FinishCause
 
@@ -23,9 +23,9 @@ class Walk:
 
     def __init__(self, size: int, failures: int, rng: Random) -> None:
         self.rng = rng
-        self.settings = HealthSettings(failures=failures)
+        self.settings = OutlierSettings(failures=failures)
         self.scene = Scene(size, self.settings, rng)
-        self.open: list[tuple[int, Visit]] = []
+        self.open: list[tuple[int, Attempt]] = []
         self.probes: dict[int, float] = {}
 
     def decide(self) -> None:
@@ -48,23 +48,23 @@ class Walk:
 
     def is_held(self, number: int) -> bool:
         """Whether more should be sent there, as the record of the endpoint says."""
-        record = self.scene.memory._records.get(self.scene.pool[number].key)
+        record = self.scene.memory._breakers.get(self.scene.pool[number].key)
         return record is not None and record.is_held_back(True)
 
     def answer(self) -> None:
         """Begin the response of some request."""
         if self.open:
-            number, visit = self.rng.choice(self.open)
+            number, attempt = self.rng.choice(self.open)
             other = self.rng.choice(self.scene.pool).host_port
             served_by = self.rng.choice((None, None, self.scene.pool[number].host_port, other))
-            visit.responded(Answer(self.rng.choice(STATUSES), served_by), self.scene.now)
+            attempt.responded(Answer(self.rng.choice(STATUSES), served_by), self.scene.now)
 
     def end(self) -> None:
         """End some request, answered or not."""
         if self.open:
-            _, visit = self.open.pop(self.rng.randrange(len(self.open)))
+            _, attempt = self.open.pop(self.rng.randrange(len(self.open)))
             cause = self.rng.choice(list(FinishCause))
-            visit.ended(cause, Answer(self.rng.choice(STATUSES)), self.scene.now)
+            attempt.ended(cause, Answer(self.rng.choice(STATUSES)), self.scene.now)
 
     def wait(self) -> None:
         """Let some time pass."""
@@ -100,7 +100,7 @@ def test_no_walk_contradicts_itself(size: int, failures: int, rng: Any) -> None:
     while walk.open:
         walk.end()
         walk.scene.memory.check_integrity()
-    records = walk.scene.memory._records.values()
+    records = walk.scene.memory._breakers.values()
     assert all(record.under_way == 0 for record in records)
     assert walk.scene.watcher.num_ejected == sum(
         record.state is EndpointState.EJECTED for record in records

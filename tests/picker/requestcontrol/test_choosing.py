@@ -14,7 +14,7 @@ import pytest
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
 from picker.outliers.breaker import Answer, EndpointState
-from picker.outliers.detector import HealthMemory
+from picker.outliers.detector import OutlierDetector
 from picker.pool.datastore import EndpointChanges
 from picker.requestcontrol.choosing import Choice, Chooser, answer_of
 from picker.requestcontrol.director import Director
@@ -78,7 +78,7 @@ class Scene:
     """A pool of which the first endpoint is ejected, at the time `now`."""
 
     def __init__(self, is_ejected: bool = True) -> None:
-        self.memory = HealthMemory()
+        self.memory = OutlierDetector()
         self.memory.pool_changed(EndpointChanges(tuple(one.endpoint for one in POOL), ()))
         self.scheduler, self.admitter = FirstThatMay(), Admits()
         self.now = 0.0
@@ -187,7 +187,7 @@ def test_grpc_says_in_a_header_what_http_says_in_its_status(
 async def test_an_exchange_tells_what_it_finds(house: Any) -> None:
     """When the response begins, with a body; at its end, without. Whoever is picked is blamed."""
     house.pool_of(*POOL)
-    memory = HealthMemory()
+    memory = OutlierDetector()
     memory.pool_changed(EndpointChanges(tuple(one.endpoint for one in POOL), ()))
     around = changed(house.director._surroundings, health=memory)
     director = Director(house.pipeline(), around)
