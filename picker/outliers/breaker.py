@@ -179,7 +179,7 @@ class Breaker:
 
     @property
     def is_filled(self) -> bool:
-        """Whether it is healthy and unproven, with as many requests as it may have before a success."""
+        """Whether it is healthy, unproven, and has all the requests it may have until a success."""
         is_new = self.state is EndpointState.HEALTHY and not self.is_proven
         return is_new and self.under_way >= self._settings.failures
 
@@ -194,7 +194,7 @@ class Breaker:
             self._tried(now)
 
     def is_silent_since_filled(self, now: float) -> bool:
-        """Whether it would have failed by now if it failed at once; if it had lapsed, that proves it."""
+        """Whether it would have failed by now if it failed at once, which proves a lapsed one."""
         if now - self.filled_at < self._settings.burst_wait_seconds:
             return False
         if self.has_lapsed:

@@ -88,7 +88,7 @@ class OutlierWatcher(Protocol):
     """Called on every transition; must be quick and must not raise."""
 
     def ejected(self, key: str, failures: int, wait_seconds: float) -> None:
-        """An endpoint was ejected after so many failures in a row; its probe is due after the wait."""
+        """An endpoint was ejected; its first probe is due after the wait."""
         ...
 
     def probed(self, key: str, result: ProbeResult) -> None:
