@@ -7,7 +7,7 @@ sockets, with Pods of 12 KB that flap and are replaced as a kubelet was recorded
 engine with a metrics page at the address of each. The picker is the program itself with its own
 configuration and endpoint discovery for Envoy, which a client follows. So a change goes the whole
 way: reflector, Pods, endpoints, the datastore and all that listens to it (scraping, health, prefix
-index, endpoint discovery, with `--processes` also what is shared between them).
+index, endpoint discovery).
 
 CPU seconds of the picker's processes are counted, by turns while nothing happens and while events
 come at the rate; the difference is the events'. Engines are asked every ten seconds only, so that
@@ -128,12 +128,12 @@ class Picker:
 
 
 @contextmanager
-def running_picker(kubeconfig: Path, processes: int) -> Iterator[Picker]:
+def running_picker(kubeconfig: Path) -> Iterator[Picker]:
     """A picker that follows the cluster of this file."""
     metrics, xds = free_ports(HOST, 2, FIRST_PORT)
     command = [
         *(sys.executable, "-m", "picker", f"--kubeconfig={kubeconfig}", f"--bind-address={HOST}"),
-        *("--pool-name=pool", "--pool-namespace=default", f"--processes={processes}"),
+        *("--pool-name=pool", "--pool-namespace=default"),
         *("--grpc-port=0", "--grpc-health-port=0", f"--metrics-port={metrics}"),
         *(f"--xds-port={xds}", "--refresh-metrics-interval=10s", "--drain-timeout=0s"),
     ]
@@ -164,13 +164,13 @@ def running_cluster(load: Load, folder: Path) -> Iterator[Connection]:
         child.kill()
 
 
-def measured(load: Load, rounds: int, processes: int) -> Result:
+def measured(load: Load, rounds: int) -> Result:
     """A pool of its own."""
     result = Result(load.pods, [], [])
     with (
         tempfile.TemporaryDirectory() as folder,
         running_cluster(load, Path(folder)) as cluster,
-        running_picker(Path(folder) / "kubeconfig", processes) as picker,
+        running_picker(Path(folder) / "kubeconfig") as picker,
     ):
 
         def change(seconds: int) -> None:
@@ -200,12 +200,11 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=48)
     parser.add_argument("--seconds", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
     print(f"{'Pods':>6}{'event ms':>10}   by round{'':24}{'quiet ms/s':>12}{'limit ms':>10}")
     results = []
     for pods in given.pods:
-        one = measured(Load(pods, given.rate, given.seconds), given.rounds, given.processes)
+        one = measured(Load(pods, given.rate, given.seconds), given.rounds)
         by_round = ", ".join(f"{event:.2f}" for event in one.event_cpu_ms)
         quiet = statistics.median(one.quiet_cpu_ms)
         print(f"{pods:6}{one.median:10.2f}   {by_round:32}{quiet:12.0f}{LIMIT_MS:10.1f}")

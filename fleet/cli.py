@@ -118,8 +118,6 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-experimental-plugins", action="store_true", help=text)
     text = "tell clients the request's id and the worker that was picked, in response headers"
     parser.add_argument("--decision-header", action="store_true", help=text)
-    text = "processes of the picker that serve; more than 1 is for several threads of Envoy"
-    parser.add_argument("--picker-processes", type=int, default=1, metavar="N", help=text)
     text = "write down every decision of the picker, for `pointsman replay`"
     parser.add_argument("--record", type=Path, metavar="FILE", help=text)
     parser.add_argument(
@@ -190,7 +188,6 @@ def _up(arguments: argparse.Namespace) -> int:
         trust_control_headers=trust,
         allow_experimental_plugins=arguments.allow_experimental_plugins,
         decision_header=arguments.decision_header,
-        picker_processes=arguments.picker_processes,
         record=arguments.record,
         worker_args=tuple(shlex.split(arguments.worker_args)),
         insecure=arguments.insecure,

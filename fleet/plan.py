@@ -47,7 +47,6 @@ class Options:
     trust_control_headers: bool = False
     allow_experimental_plugins: bool = False
     decision_header: bool = False
-    picker_processes: int = 1
     record: Path | None = None
     worker_args: tuple[str, ...] = ()
     insecure: bool = False
@@ -206,8 +205,6 @@ class Plan:
         argv += ["--bind-address", _LOOPBACK, "--grpc-port", str(ext_proc)]
         argv += ["--grpc-health-port", str(health), "--metrics-port", str(http)]
         argv += ["--drain-timeout", f"{options.drain_seconds:g}s"]
-        if options.picker_processes != 1:
-            argv += ["--processes", str(options.picker_processes)]
         if record is not None:
             argv += ["--record", str(record)]
         if options.config is not None:

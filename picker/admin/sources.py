@@ -1,4 +1,4 @@
-"""What the HTTP port asks the rest of the picker, in one process or in several."""
+"""What the HTTP port asks the rest of the picker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ConfigView(msgspec.Struct, frozen=True):
 
 
 class AdminSource(Protocol):
-    """Answers for all processes of the picker."""
+    """What is behind the routes of one pool."""
 
     async def queues(self) -> QueuesView:
         """Flow control now."""

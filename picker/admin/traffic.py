@@ -8,7 +8,7 @@ was picked: right as long as the index is, and there before the engine has begun
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
@@ -33,14 +33,6 @@ class Recent(msgspec.Struct, frozen=True):
     def prefix_hit_share(self) -> float | None:
         """In [0, 1]; None when no prompt was looked up."""
         return self.matched_tokens / self.prompt_tokens if self.prompt_tokens else None
-
-    def __add__(self, other: Recent) -> Recent:
-        """What two processes sent there."""
-        return Recent(
-            self.requests_per_second + other.requests_per_second,
-            self.prompt_tokens + other.prompt_tokens,
-            self.matched_tokens + other.matched_tokens,
-        )
 
 
 class _Counts:
@@ -93,16 +85,6 @@ class EndpointTraffic(NoObserver):
         for key in keys:
             self._counts[key] = before.get(key) or _Counts()
         return {key: counts.sample(interval_seconds) for key, counts in self._counts.items()}
-
-
-def summed(parts: Iterable[Mapping[str, Recent]]) -> dict[str, Recent]:
-    """What several processes sent where, together."""
-    whole: dict[str, Recent] = {}
-    for part in parts:
-        for key, recent in part.items():
-            known = whole.get(key)
-            whole[key] = recent if known is None else known + recent
-    return whole
 
 
 def expected_hits(decision: Decision, key: str) -> tuple[int, int]:

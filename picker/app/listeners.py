@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import socket
 import ssl
 from collections.abc import Coroutine, Iterable
 from contextlib import AsyncExitStack
@@ -49,10 +48,9 @@ class StartError(PickerError):
 class ExtProcPort:
     """Owns the server of ext_proc and the certificate that it shows.
 
-    With `health` the port answers health checks too. It listens at a socket of its own, or at
-    `listening`, which is bound already. `streams` counts what it serves, if that was asked for.
-    `certificate` is shown in place of one made on the spot, `bodies` are bounded in place of a
-    budget of its own.
+    With `health` the port answers health checks too. `streams` counts what it serves, if that was
+    asked for. `certificate` is shown in place of one made on the spot, `bodies` are bounded in
+    place of a budget of its own.
     """
 
     def __init__(
@@ -60,7 +58,6 @@ class ExtProcPort:
         options: Options,
         exchanges: Exchanges,
         health: HealthService,
-        listening: socket.socket | None = None,
         streams: StreamMetrics | None = None,
         certificate: TlsMaterial | None = None,
         bodies: BodyBudget | None = None,
@@ -76,7 +73,6 @@ class ExtProcPort:
         self._options = replace(
             ext_proc_options(options),
             tls=_tls(options.tls, self._certificates, certificate),
-            listening=listening,
             streams=streams if options.grpc_stream_metrics else None,
             bodies=bodies or BodyBudget(options.max_unfinished_body_bytes),
         )

@@ -12,39 +12,26 @@ QUIET_LEVEL = 1  # below it only errors are told
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line, with the keys that the reference picker's logs have.
-
-    With a number of the process that logs there is a key for it too.
-    """
-
-    def __init__(self, process: int | None = None) -> None:
-        super().__init__()
-        self._process = process
+    """One object a line, with the keys that the reference picker's logs have."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        entry: dict[str, str | int] = {
+        entry: dict[str, str] = {
             "level": record.levelname.lower(),
             "ts": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "logger": record.name,
             "msg": record.getMessage(),
         }
-        if self._process is not None:
-            entry["process"] = self._process
         if record.exc_info:
             entry["stacktrace"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=False)
 
 
-def set_up_logging(verbosity: int, *, as_json: bool, process: int | None = None) -> None:
-    """Log to standard error: 2 is normal, 4 and above is debug, 0 errors only.
-
-    `process` numbers the process where several log to the same place.
-    """
+def set_up_logging(verbosity: int, *, as_json: bool) -> None:
+    """Log to standard error: 2 is normal, 4 and above is debug, 0 errors only."""
     target = logging.StreamHandler(sys.stderr)
-    which = "" if process is None else f"[{process}]"
-    text = f"%(asctime)s %(levelname)s %(name)s{which}: %(message)s"
-    target.setFormatter(JsonFormatter(process) if as_json else logging.Formatter(text))
+    text = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    target.setFormatter(JsonFormatter() if as_json else logging.Formatter(text))
     logging.basicConfig(handlers=[target], level=_level(verbosity))
     logging.getLogger("watchfiles").setLevel(logging.WARNING)
 

@@ -1,7 +1,6 @@
 """The one composition root: options → objects → one task group; signals and drain.
 
-Nothing else in the picker constructs collaborators, but for the parts that it is put together of
-(`picker.running`) and for the picker of several processes (`picker.processes`).
+Nothing else in the picker constructs collaborators, but for the parts that it is put together of.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from picker.cli.several_pools import split
 from picker.extproc.server import Exchanges, ExchangesByMetadata
 from picker.extproc.stream_metrics import StreamMetrics
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.processes.supervisor import Supervisor
 from picker.rpc.health import HealthService
 
 log = logging.getLogger(__name__)
@@ -182,7 +180,7 @@ class Picker:
 
 async def serve(options: Options, announce: Callable[[Ports], None]) -> None:
     """Run a picker until SIGTERM or SIGINT; a second signal ends the drain at once."""
-    picker = Picker(options) if options.processes == 1 else Supervisor(options)
+    picker = Picker(options)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, picker.stop)

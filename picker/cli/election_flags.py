@@ -81,11 +81,6 @@ def election_flags_of(
             "--ha-enable-leader-election needs a cluster, which keeps the Lease: give --pool-name, "
             "--pool or --endpoint-selector without --endpoints-file, or take it away"
         )
-    if arguments.health_checking and arguments.processes != 1:
-        raise ConfigError(
-            "--ha-enable-leader-election with --processes leaves --health-checking out: ask the "
-            "port of --grpc-health-port, which knows who leads"
-        )
     lease = lease_name(kubernetes)
     if len(lease.name) > MAX_NAME:
         raise ConfigError(

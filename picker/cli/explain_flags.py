@@ -28,7 +28,7 @@ def add_explain_flags(group: argparse._ArgumentGroup) -> None:
         type=_records,
         metavar="N",
         default=DEFAULT_CAPACITY,
-        help="how many past requests each process remembers for `pointsman explain`; 0: none",
+        help="how many past requests are remembered for `pointsman explain`; 0: none",
     )
     group.add_argument(
         "--decision-header",

@@ -39,7 +39,10 @@ MIN_SENT_MESSAGE_BYTES = 1024 * 1024
 # The headers of a request alone may take this much.
 MIN_TAKEN_MESSAGE_BYTES = 64 * 1024
 MIN_UNFINISHED_BYTES = DEFAULT_MAX_BODY_BYTES  # one body of the largest size has to fit
-MAX_PROCESSES = 64
+_PROCESSES = (
+    "is gone: two processes decided fewer requests a second than one, each knew only its own "
+    "prefixes; run replicas that are peers (docs/high-availability.md)"
+)
 _ENGINE_METRICS = (
     "--total-queued-requests-metric",
     "--total-running-requests-metric",
@@ -112,7 +115,6 @@ def options_of(arguments: argparse.Namespace) -> Options:
         tracing=arguments.tracing,
         drain_timeout_seconds=arguments.drain_timeout,
         endpoint_ejection_failures=arguments.endpoint_ejection_failures,
-        processes=arguments.processes,
         explain=explain_flags_of(arguments),
         record=record_flags_of(arguments),
         xds=xds_flags_of(arguments),
@@ -293,8 +295,6 @@ def _add_http(arguments: argparse._ArgumentGroup) -> None:
 def _add_behaviour(arguments: argparse._ArgumentGroup) -> None:
     text = "how long requests under way may take after SIGTERM"
     _Group(arguments).flag("--drain-timeout", duration_seconds, "DURATION", text, "30s")
-    text = "processes that serve ext_proc, beside one that watches the pool; 1: one does both"
-    _Group(arguments).flag("--processes", _processes, "N", text, _DEFAULTS.processes)
 
 
 def _add_logging(arguments: argparse._ArgumentGroup) -> None:
@@ -316,6 +316,7 @@ def _add_refused(arguments: argparse._ArgumentGroup) -> None:
     for name in _ENGINE_METRICS:
         why = "is gone: use engineConfigs in the parameters of a core-metrics-extractor"
         group.refused(name, why, harmless=())
+    group.refused("--processes", _PROCESSES, harmless=("1",))
     group.refused("--enable-pprof", "profiles of Go programs; of this one: py-spy")
     for name in ("--zap-devel", "--zap-stacktrace-level", "--zap-time-encoding"):
         why = "settings of Go's zap: use --zap-encoder, --zap-log-level and -v"
@@ -337,12 +338,6 @@ def _checked(parse: Callable[[str], T]) -> Callable[[str], T]:
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) > 65535:
         raise ConfigError(f"'{text}' is no port; write a number from 0 to 65535")
-    return int(text)
-
-
-def _processes(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= MAX_PROCESSES:
-        raise ConfigError(f"'{text}' is no number of processes; write 1 to {MAX_PROCESSES}")
     return int(text)
 
 

@@ -71,9 +71,7 @@ class Options:
     `pools` are those of a picker of several, each of which has options of its own made of these
     (`several_pools.split`), with a `pool_key`; a picker of one pool has neither.
 
-    `max_unfinished_body_bytes` is what request bodies may take together while they arrive, in each
-    process that serves.
-    `processes` is how many processes serve ext_proc; 1 is this one, more are children of it.
+    `max_unfinished_body_bytes` is what request bodies may take together while they arrive.
     `endpoint_ejection_failures` in a row eject an endpoint; 0: none is ever ejected.
     `pool_gauges_interval_seconds` is how long gauges of the pool may be told again before they are
     computed anew.
@@ -111,7 +109,6 @@ class Options:
     tracing: bool = False
     drain_timeout_seconds: float = 30.0
     endpoint_ejection_failures: int = DEFAULT_FAILURES
-    processes: int = 1
     explain: ExplainFlags = NO_WISHES
     record: RecordFlags | None = None
     xds: XdsFlags | None = None

@@ -85,8 +85,6 @@ def peer_flags_of(arguments: argparse.Namespace) -> PeerFlags | None:
         return None
     if names and slices is not None:
         raise ConfigError("--peer-slices names all replicas; give it without other peers")
-    if arguments.processes != 1:
-        raise ConfigError("peers need --processes 1: run more replicas instead")
     if arguments.record is not None and arguments.hash_seed_file is None:
         raise ConfigError(
             "--record with peers needs --hash-seed-file: a recording names the seed of its hashes, "

@@ -43,17 +43,9 @@ def add_record_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def record_flags_of(arguments: argparse.Namespace) -> RecordFlags | None:
-    """What the parsed flags ask for, None for no recording.
-
-    Raises `ConfigError` for a recording by several processes.
-    """
+    """What the parsed flags ask for, None for no recording."""
     if arguments.record is None:
         return None
-    if arguments.processes != 1:
-        raise ConfigError(
-            "--record needs --processes 1: what several processes decide depends on each other in "
-            "an order that nobody knows"
-        )
     return RecordFlags(arguments.record, arguments.record_max_bytes, arguments.record_prompts)
 
 

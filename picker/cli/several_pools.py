@@ -225,10 +225,6 @@ def _refuse_flags_of_one_pool(arguments: argparse.Namespace) -> None:
     for flag, value in alone.items():
         if value:
             raise ConfigError(f"{flag} is for a picker of one pool; --pool says all of each pool")
-    if arguments.processes != 1:
-        raise ConfigError(
-            "--pool needs --processes 1: run a picker for each pool, or more replicas"
-        )
     record = arguments.record
     if record is not None and PLACE not in Path(record).name:
         raise ConfigError(

@@ -135,7 +135,6 @@ class PickerMetrics(Declarations):
         return (
             self.info,
             self.unknown_pool_total,
-            self.process_restarts_total,
             self.admin_failures_total,
             *(self.streams.inflight, self.streams.duration_seconds, self.streams.total),
             *(xds.clients, xds.responses_total, xds.acks_total, xds.nacks_total),
@@ -143,16 +142,10 @@ class PickerMetrics(Declarations):
         )
 
     def render(self, series: Iterable[AnySeries] | None = None) -> bytes:
-        """The exposition, in `CONTENT_TYPE`; of other numbers than one's own where `series` are
-        given.
-        """
+        """The exposition, in `CONTENT_TYPE`; of declared series only these, where given."""
         told = self._series if series is None else series
         lines = [line for one in told for line in text_of(one)]
         return "".join(lines).encode() + generate_latest(self._collectors)
-
-    def computed(self) -> Iterable[Metric]:
-        """The series that were registered, as they are now."""
-        return self._collectors.collect()
 
     def register(self, collector: Collector) -> None:
         """Add series that are computed when they are asked for."""
@@ -357,9 +350,6 @@ class PickerMetrics(Declarations):
         self.unknown_pool_total = self._own_counter(
             "unknown_pool_total",
             "Requests refused by a picker of several pools because the proxy named none of them.",
-        )
-        self.process_restarts_total = self._own_counter(
-            "process_restarts_total", "Serving processes that ended unasked and were replaced."
         )
         self.admin_failures_total = self._own_counter(
             "admin_failures_total",

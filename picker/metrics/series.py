@@ -77,13 +77,6 @@ class _Series(Generic[N]):
         """Forget a label set; nothing happens when it is not there."""
         self._children.pop(values, None)
 
-    def absorb(self, values: Labels, number: N) -> None:
-        """Count what another process has counted for a label set, on top of what is counted here.
-
-        Raises `ValueError` for a number that is none of this series.
-        """
-        (self.labels(*values) if values else self)._absorb(number)
-
     def numbers(self) -> Iterable[tuple[Labels, N]]:
         """Label values and number of each label set."""
         if not self.declaration.labels:
@@ -99,9 +92,6 @@ class _Series(Generic[N]):
         raise NotImplementedError
 
     def _number(self) -> N:
-        raise NotImplementedError
-
-    def _absorb(self, number: N) -> None:
         raise NotImplementedError
 
     def _child(self) -> Self:
@@ -139,9 +129,6 @@ class Counter(_Series[float]):
 
     def _number(self) -> float:
         return self._value
-
-    def _absorb(self, number: float) -> None:
-        self._value += number
 
 
 class Gauge(_Series[float]):
@@ -182,9 +169,6 @@ class Gauge(_Series[float]):
     def _number(self) -> float:
         return self._value if self._function is None else float(self._function())
 
-    def _absorb(self, number: float) -> None:
-        self._value += number
-
 
 Tally: TypeAlias = tuple[tuple[int, ...], float]
 
@@ -223,10 +207,6 @@ class Histogram(_Series[Tally]):
 
     def _number(self) -> Tally:
         return tuple(self._counts), self._sum
-
-    def _absorb(self, number: Tally) -> None:
-        counts, total = self.added(self._number(), number)
-        self._counts, self._sum = list(counts), total
 
     def _child(self) -> Self:
         return type(self)(self.declaration, self._bounds)

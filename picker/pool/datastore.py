@@ -172,34 +172,6 @@ class Datastore:
         self.set_endpoints(())
         self._synced = False
 
-    def mirror(
-        self, candidates: Iterable[Candidate], renewed: Iterable[str] = ()
-    ) -> EndpointChanges:
-        """Know of the pool what another process knows, and tell who listens.
-
-        `renewed` are the keys of endpoints that restarted, or left and came back; observers forget
-        these as well as those that left. Attributes are taken as they are, without describers.
-        """
-        before, after = self._candidates, {one.key: one for one in candidates}
-        removed: list[Endpoint] = []
-        updated: list[Endpoint] = []
-        for key, candidate in before.items():
-            other = after.get(key)
-            if other is None or not other.endpoint.is_same_server(candidate.endpoint):
-                removed.append(candidate.endpoint)
-            elif other.endpoint is not candidate.endpoint and other.endpoint != candidate.endpoint:
-                updated.append(other.endpoint)
-        gone = {endpoint.key for endpoint in removed}
-        added = [one.endpoint for key, one in after.items() if key not in before or key in gone]
-        self._candidates = after
-        self._synced = True
-        self._changed()
-        for key in gone.union(renewed):
-            self._forget(key)
-        changes = EndpointChanges(tuple(added), tuple(removed), tuple(updated))
-        self._tell(changes)
-        return changes
-
     def update_metrics(
         self, key: str, metrics: EndpointMetrics, attributes: Mapping[str, Any] = _NOTHING
     ) -> None:

@@ -1,7 +1,7 @@
 """How many requests this picker has under way at each endpoint.
 
-Scrapes lag behind; the picker's own count is the lower bound of every load signal. A picker that
-serves from several processes counts in each of them, and tells every one what the others count.
+Scrapes lag behind; the picker's own count is the lower bound of every load signal. What other
+replicas report of theirs is added to it.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ class InflightLoad:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """A live, read-only view of the non-zero counters, all processes together."""
+        """A live, read-only view of the non-zero counters, all replicas together."""
         return MappingProxyType(self._sums)
 
     @property
     def own_counts(self) -> Mapping[str, int]:
-        """The same of this process alone."""
+        """The same of this replica alone."""
         return MappingProxyType(self._counts)
 
     @property
     def total(self) -> int:
-        """Requests under way at all endpoints together, in all processes."""
+        """Requests under way at all endpoints together, in all replicas."""
         return self._total + self._others_total
 
     @property
     def own_total(self) -> int:
-        """The same of this process alone."""
+        """The same of this replica alone."""
         return self._total
 
     def requests(self, key: str) -> int:
-        """Requests under way at endpoint `key`, in all processes."""
+        """Requests under way at endpoint `key`, in all replicas."""
         return self._sums.get(key, 0)
 
     def acquire(self, key: str) -> None:
@@ -68,7 +68,7 @@ class InflightLoad:
         self._total -= 1
 
     def set_others(self, counts: Mapping[str, int]) -> None:
-        """What the picker's other processes have under way now; nothing below one counts."""
+        """What the other replicas have under way now; nothing below one counts."""
         self._others = {key: count for key, count in counts.items() if count > 0}
         self._others_total = sum(self._others.values())
         self._sums.clear()

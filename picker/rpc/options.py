@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 from dataclasses import dataclass, field
 from enum import Enum
@@ -65,11 +64,10 @@ class ServerOptions:
     `host` is an address, or a unix socket as `unix:///path` or by its absolute path; `port` then
     means nothing. `port` 0 takes a free one. Without `tls` the port is plain text. A request with a
     body over `max_body_bytes` in sum is a 413, with more headers than `max_headers` or
-    `max_header_bytes` a 431. `max_message_bytes` bounds one gRPC message. `listening` is a socket
-    that is bound already and shared with other processes: `host` and `port` are then words only.
-    `streams` counts ext_proc streams (None: nobody does), `bodies` bounds what their request bodies
-    take together while they arrive. A peer that has not shaken hands within `handshake_seconds`,
-    TLS and HTTP/2, is cut off; a connection without a call for `idle_seconds` is closed in order.
+    `max_header_bytes` a 431. `max_message_bytes` bounds one gRPC message. `streams` counts ext_proc
+    streams (None: nobody does), `bodies` bounds what their request bodies take together while they
+    arrive. A peer that has not shaken hands within `handshake_seconds`, TLS and HTTP/2, is cut off;
+    a connection without a call for `idle_seconds` is closed in order.
     """
 
     host: str = "0.0.0.0"
@@ -81,7 +79,6 @@ class ServerOptions:
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     transport: Transport = Transport.NATIVE
     streams: StreamMetrics | None = None
-    listening: socket.socket | None = None
     bodies: BodyBudget = field(default_factory=BodyBudget)
     handshake_seconds: float = 20.0
     idle_seconds: float = 900.0

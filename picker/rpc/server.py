@@ -37,8 +37,7 @@ class H2Server:
         """Listen; returns the bound port. Raises `OSError` when the port cannot be had."""
         tls, path = self._options.tls, self._options.unix_path
         self._tls = server_context(tls) if tls is not None else None
-        inherited = self._options.listening
-        listening = listen(self._options) if inherited is None else inherited
+        listening = listen(self._options)
         loop = asyncio.get_running_loop()
         create = loop.create_server if path is None else loop.create_unix_server
         patience = None if self._tls is None else self._options.handshake_seconds
@@ -49,8 +48,7 @@ class H2Server:
             backlog=BACKLOG,
             ssl_handshake_timeout=patience,
         )
-        is_ours = path is not None and inherited is None
-        self._socket_inode = inode(path) if path is not None and is_ours else None
+        self._socket_inode = None if path is None else inode(path)
         return bound_port(listening)
 
     def use_certificate(self, material: TlsMaterial) -> None:

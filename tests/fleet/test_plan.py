@@ -103,12 +103,6 @@ def test_envoy_keeps_request_bodies_unless_told_otherwise(buffered: bool) -> Non
     assert lay_out(**changes).envoy().bootstrap.buffer_request_body is buffered
 
 
-def test_the_picker_serves_from_one_process_unless_told_otherwise() -> None:
-    """The flag is the picker's own."""
-    assert "--processes" not in lay_out().picker().program.argv
-    assert flags(lay_out(picker_processes=3).picker().program.argv)["--processes"] == "3"
-
-
 @pytest.mark.parametrize("trusted", [True, False])
 def test_clients_name_no_tenants_unless_told_otherwise(trusted: bool) -> None:
     """Else anybody could give himself a priority."""

@@ -7,7 +7,6 @@ import json
 import signal
 from pathlib import Path
 
-import pytest
 from elected_pickers import (
     LIMIT_SECONDS,
     elected_pickers,
@@ -33,12 +32,9 @@ async def test_only_the_leader_is_ready_and_a_killed_one_is_followed(tmp_path: P
         assert scene.transitions == 1
 
 
-@pytest.mark.parametrize("flags", [(), ("--processes=2",)], ids=["one process", "several"])
-async def test_a_leader_that_ends_hands_over_before_it_has_drained(
-    tmp_path: Path, flags: tuple[str, ...]
-) -> None:
+async def test_a_leader_that_ends_hands_over_before_it_has_drained(tmp_path: Path) -> None:
     """SIGTERM: not ready at once, the lease given back, and gone in the end."""
-    async with elected_pickers(tmp_path, *flags) as scene:
+    async with elected_pickers(tmp_path) as scene:
         scene.leader.signal(signal.SIGTERM)
         await until_ready(scene.standby)
         assert not await scene.leader.is_ready()

@@ -78,8 +78,7 @@ async def test_folders_named_like_our_packages_are_not_run(
         path.write_text(f"open({str(ran)!r}, 'a').write({name!r} + ' ')\nraise SystemExit(7)")
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    flags = ("--workers", "1", "--picker-processes", "2")
-    async with running_fleet(port, *flags) as fleet:
+    async with running_fleet(port, "--workers", "1") as fleet:
         await fleet.ready()
         assert not ran.exists(), ran.read_text()
         assert await fleet.say_hello() == 4, fleet.output

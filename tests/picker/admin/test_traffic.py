@@ -5,7 +5,7 @@ from __future__ import annotations
 from admin_scene import decision
 from msgspec.structs import replace
 
-from picker.admin.traffic import WINDOW_SAMPLES, EndpointTraffic, Recent, expected_hits, summed
+from picker.admin.traffic import WINDOW_SAMPLES, EndpointTraffic, Recent, expected_hits
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 
 
@@ -60,11 +60,3 @@ def test_of_several_indexes_the_one_that_expects_most_counts() -> None:
     more = PrefixCacheMatchInfo(2, 32, {"default/a": 1})
     one.attributes.put(match_info_key("other"), more)
     assert expected_hits(one, "default/a") == (64, 32)
-
-
-def test_what_several_processes_sent_adds_up() -> None:
-    """Rates and tokens, of endpoints that any of them knows."""
-    one, other = {"a": Recent(1.0, 100, 50)}, {"a": Recent(0.5, 300, 250), "b": Recent(2.0)}
-    whole = summed([one, other])
-    assert whole == {"a": Recent(1.5, 400, 300), "b": Recent(2.0)}
-    assert whole["a"].prefix_hit_share == 0.75

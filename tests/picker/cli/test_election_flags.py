@@ -68,7 +68,6 @@ def test_timings_can_be_others() -> None:
         ([*ELECTS, "--leader-election-renew-deadline=15s"], "two replicas would lead"),
         ([*ELECTS, "--leader-election-retry-period=9s"], "well below the 10s"),
         ([*ELECTS, "--leader-election-retry-period=10ms"], "at least 0.1s"),
-        ([*ELECTS, "--health-checking", "--processes=2"], "--grpc-health-port"),
         (["--pool-namespace=a", "--ha-enable-leader-election", f"--pool-name={'x' * 250}"], "253"),
     ],
 )

@@ -41,7 +41,7 @@ def test_flags_are_read_in_the_spelling_of_the_reference() -> None:
         *("--disable-endpoint-subset-filter", "--emit-endpoint-scores=true", "--tracing"),
         *("--refresh-prometheus-metrics-interval", "5s", "--watch-config=false"),
         *("--metrics-cert-dir", "m", "--metrics-client-ca-file", "ca.pem", "--strict-data-scope"),
-        *("--processes", "3", "--grpc-max-send-msg-size", "4Mi"),
+        *("--processes", "1", "--grpc-max-send-msg-size", "4Mi"),
         *("--endpoint-ejection-failures", "0"),
         *("--zap-encoder=json", "--zap-log-level", "debug"),
     )
@@ -65,7 +65,6 @@ def test_flags_are_read_in_the_spelling_of_the_reference() -> None:
         tracing=True,
         drain_timeout_seconds=5.0,
         endpoint_ejection_failures=0,
-        processes=3,
         logs=LogFlags(4, as_json=True),
     )
 
@@ -136,8 +135,7 @@ def test_flags_that_would_have_no_effect_are_refused(argv: list[str]) -> None:
         (["--secure-serving=maybe"], "neither true nor false"),
         (["--grpc-transport", "carrier-pigeon"], "native, h2, grpcio"),
         (["--zap-encoder", "xml"], "console or json"),
-        (["--processes", "0"], "write 1 to 64"),
-        (["--processes=two"], "no number of processes"),
+        (["--processes", "2"], "run replicas that are peers"),
         (["--zap-log-level", "loud"], "debug, info, error"),
         (["--enable-cert-reload"], "needs --cert-path"),
         (["--grpc-po", "1"], "unrecognized"),

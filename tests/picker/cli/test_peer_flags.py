@@ -52,7 +52,6 @@ def test_the_port_is_open_to_others_only_with_certificates_or_when_asked_for() -
     [
         (["--peer-cert-path", "d"], "--peers, --peer-service or"),
         (["--peer-insecure"], "--peers, --peer-service or"),
-        (["--peers", "a:1", "--processes", "2"], "--processes 1"),
         (["--peers", "a:1", "--record", "f"], "--hash-seed-file"),
         (["--peers", "a"], "HOST:PORT"),
     ],

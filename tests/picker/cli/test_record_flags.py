@@ -8,7 +8,6 @@ import pytest
 
 from picker.cli.flags import build_parser, options_of
 from picker.cli.record_flags import RecordFlags
-from picker.errors import ConfigError
 
 
 def recording(*argv: str) -> RecordFlags | None:
@@ -34,9 +33,3 @@ def test_a_size_that_cannot_be_meant_is_refused(size: str) -> None:
     """As any flag that cannot be understood."""
     with pytest.raises(SystemExit):
         recording("--record", "r", f"--record-max-bytes={size}")
-
-
-def test_several_processes_cannot_record() -> None:
-    """With the reason."""
-    with pytest.raises(ConfigError, match=r"--record needs --processes 1: .* in an order"):
-        recording("--record", "r", "--processes", "2")

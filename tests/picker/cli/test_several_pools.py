@@ -144,7 +144,6 @@ def test_what_is_no_pool(text: str, told: str, capsys: pytest.CaptureFixture[str
         (("--pool=a", "--pool-name=b"), "--pool-name is for a picker of one pool"),
         (("--pool=a", "--endpoints-file=f"), "--endpoints-file is for a picker of one pool"),
         (("--pool=a", "--xds-port=1", "--xds-cluster-name=c"), "--xds-cluster-name is for a pick"),
-        (("--pool=a", "--processes=2"), "--pool needs --processes 1: run a picker for each pool"),
         (("--pool=a", "--record=d.jsonl"), "--record with --pool needs {pool} in the file's name"),
         (("--pool=a", "--record={pool}/d.jsonl"), "needs {pool} in the file's name"),
     ],

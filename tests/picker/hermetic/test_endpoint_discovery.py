@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import grpc
 import pytest
 from envoy.service.discovery.v3 import discovery_pb2
 from metrics_pages import load_page, pods
-from processes_scene import processes
 from whole_picker import WholePicker, until, whole_picker
 from xds_call import assignments
 
@@ -46,17 +45,15 @@ async def told(call: Any) -> list[str]:
     return assignments(response)["p"]
 
 
-@pytest.mark.parametrize("kind", ["native", "grpcio", "processes"])
+@pytest.mark.parametrize("kind", ["native", "grpcio"])
 async def test_a_client_hears_of_every_change_of_the_endpoints(tmp_path: Path, kind: str) -> None:
-    """Over either transport, and from the process that watches the pool; the page counts it."""
+    """Over either transport; the page counts it."""
     one, two = pods(load_page(), load_page())
-    chosen: dict[str, Any] = {"xds": XdsFlags(0, cluster_name="p")}
-    made: AbstractAsyncContextManager[WholePicker]
-    if kind == "processes":
-        made = processes(tmp_path, [one, two], **chosen)
-    else:
-        made = whole_picker(tmp_path, [one, two], grpc_transport=Transport(kind), **chosen)
-    async with made as picker, following(picker) as call:
+    chosen: dict[str, Any] = {
+        "xds": XdsFlags(0, cluster_name="p"),
+        "grpc_transport": Transport(kind),
+    }
+    async with whole_picker(tmp_path, [one, two], **chosen) as picker, following(picker) as call:
         assert sorted(await told(call)) == sorted([one.host_port, two.host_port])
         picker.list_endpoints([two])
         assert await told(call) == [two.host_port]

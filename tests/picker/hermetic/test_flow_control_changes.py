@@ -16,10 +16,7 @@ from waiting_requests import (
 )
 from whole_picker import until
 
-from picker.cli.options import Options
-from picker.config.load import load_config
 from picker.errors import ConfigError
-from picker.processes.supervisor import Supervisor
 
 PRIORITIES = {"critical": 10, "sheddable": -5}
 REASON = "x-llm-d-request-dropped-reason"
@@ -151,25 +148,3 @@ async def test_a_request_that_may_not_be_stopped_is_waited_for(tmp_path: Path) -
         await better.destination()
         await better.end()
         await scene.is_at_rest()
-
-
-def test_several_processes_and_flow_control_exclude_each_other(tmp_path: Path) -> None:
-    """Each would have queues, caps and turns of its own."""
-    path = tmp_path / "e.yaml"
-    path.write_text("endpoints: []")
-    options = Options(endpoints_file=path, config_text=config(), processes=2)
-    with pytest.raises(ConfigError, match="the gate 'flowControl' needs --processes 1"):
-        Supervisor(options)
-
-
-async def test_several_processes_go_on_without_flow_control(tmp_path: Path) -> None:
-    """A reload that asks for it is refused as a whole."""
-    path = tmp_path / "e.yaml"
-    path.write_text("endpoints: []")
-    supervisor = Supervisor(
-        Options(endpoints_file=path, config_text=config(gate=False), processes=2)
-    )
-    before = supervisor._config.assembly
-    with pytest.raises(ConfigError, match="the gate 'flowControl' needs --processes 1"):
-        await supervisor._apply(load_config(config().encode(), "changed.yaml"))
-    assert supervisor._config.assembly is before

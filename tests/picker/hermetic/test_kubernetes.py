@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from ext_proc_stream import completion
 from kube_api.kubelet import Kubelet
 from kube_api.server import KubeApi, running_kube_api
 from kubernetes_objects import CRDS, objective, pool
-from processes_scene import processes
 from steady_requests import Traffic
 from whole_picker import FOUR_SCORERS, WholePicker, until, whole_picker
 
@@ -201,25 +199,3 @@ async def test_without_a_pool_requests_are_refused_until_there_is_one(tmp_path: 
             await until(refuses)
             api.write(pool(name="pool"))
             await until(serves)
-
-
-async def test_several_processes_follow_a_cluster(tmp_path: Path) -> None:
-    """One asks the API server; all know what it knows."""
-    async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
-        kubelet = Kubelet(api)
-        kubelet.run("a", "127.0.0.11", APP)
-        api.write(pool(name="pool"))
-        options = options_for(api, tmp_path, config_text=FOUR_SCORERS)
-        async with processes(tmp_path, (), **options) as picker, picker.connected(4) as connections:
-            prompts = map(str, count())  # no two alike, or they would go where the first went
-
-            async def all_go_to(*places: str) -> bool:
-                went = {await one.ask(next(prompts)) for one in connections for _ in range(8)}
-                return went == set(places)
-
-            await until(lambda: all_go_to("127.0.0.11:8000"))
-            kubelet.run("b", "127.0.0.12", APP)
-            await until(lambda: all_go_to("127.0.0.11:8000", "127.0.0.12:8000"))
-            kubelet.delete("a")
-            await until(lambda: all_go_to("127.0.0.12:8000"))
-            assert len([one for one in api.asked if "pods" in str(one)]) < 8
