@@ -37,11 +37,11 @@ from random import Random
 from result_files import RESULTS, write_results
 
 from picker.flowcontrol.core import FlowCore
+from picker.flowcontrol.reporting import FlowReporter
 from picker.flowcontrol.saturation import EMPTY_POOL, PoolLoad
 from picker.flowcontrol.settings import BandSettings, FlowControlSettings
-from picker.flowcontrol.shell.waiting import Waiting
-from picker.flowcontrol.telling import FlowTelling
 from picker.flowcontrol.tickets import FlowTicket
+from picker.flowcontrol.waiting import Waiting
 from picker.framework.attributes import Attributes
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import (
@@ -131,7 +131,7 @@ class Gate:
             detector=Places(places),  # type: ignore[arg-type]
             detector_name="places",
         )
-        self.core = FlowCore(self._pool, FlowTelling(PickerMetrics(), "pool", self), self)
+        self.core = FlowCore(self._pool, FlowReporter(PickerMetrics(), "pool", self), self)
         self.core.use(settings, 0.0)
 
     def _band(self, parameters: DeficitRoundRobinFairnessPolicyParameters) -> BandSettings:
@@ -158,7 +158,7 @@ class Gate:
         """A request of somebody comes now."""
         request = InferenceRequest("r", {}, BODY, "m", "m", fairness_id=name)
         waiting = self.core.arrive(request, None, self.now)
-        if waiting.is_settled:
+        if waiting.is_resolved:
             self._begin(waiting)
         else:
             waiting.wake = lambda: self._begin(waiting)

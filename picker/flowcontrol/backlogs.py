@@ -1,10 +1,10 @@
-"""Who would go last: what a full queue takes its room from.
+"""The requests that would be dispatched last: a full queue makes room by evicting these.
 
 Theory of operation. Each flow keeps its requests a second time in the reverse of their order, and
-the flows are kept by how much they hold, divided by their weights. Where the flows of a band do not
-share by weights all of them count as one, whose last request is the last of all. What a flow holds
-changes with every request that comes or goes, and is asked only when a queue is full: flows whose
-share has changed are noted, and put in order when somebody asks.
+the flows are sorted by how much they hold, divided by their weights. Where the flows of a band
+do not share by weights all of them count as one, whose last request is the last of all. What a
+flow holds changes with every request that comes or goes, and is needed only when a queue is full:
+flows whose share has changed are noted, and put in order on demand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from picker.flowcontrol.removable_heap import RemovableHeap
 from picker.framework.flow import QueuedRequest, Rank
 from picker.framework.flow_heap import FlowHeap
 
-_EVERYBODY = ""  # the only backlog where flows do not share
+_ALL_FLOWS = ""  # the only backlog where flows do not share
 
 
 class Resource(Enum):
@@ -112,19 +112,19 @@ class Backlogs:
         return share < theirs.held[resource] / theirs.weight
 
     def check_integrity(self, waiting: Sequence[QueuedRequest]) -> None:
-        """Raise `AssertionError` when what is kept is not what waits."""
-        kept = [item.sequence for one in self._backlogs.values() for item, _ in one.last]
-        if sorted(kept) != sorted(item.sequence for item in waiting):
-            raise AssertionError(f"{len(kept)} are kept in reverse, {len(waiting)} wait")
+        """Raise `AssertionError` when the reverse order is not of the waiting requests."""
+        sequences = [item.sequence for one in self._backlogs.values() for item, _ in one.last]
+        if sorted(sequences) != sorted(item.sequence for item in waiting):
+            raise AssertionError(f"{len(sequences)} are in the reverse order, {len(waiting)} wait")
         for resource in Resource:
             held = sum(backlog.held[resource] for backlog in self._backlogs.values())
             if held != sum(taken_by(item, resource) for item in waiting):
-                raise AssertionError(f"what is kept in reverse counts wrong {resource.value}")
+                raise AssertionError(f"the reverse order counts wrong {resource.value}")
         if any(not len(backlog.last) for backlog in self._backlogs.values()):
-            raise AssertionError("a flow is kept of which nothing waits")
+            raise AssertionError("a flow without waiting requests has a backlog")
 
     def _name(self, flow: str) -> str:
-        return _EVERYBODY if self._weight is None else flow
+        return _ALL_FLOWS if self._weight is None else flow
 
     def _removed(self, name: str, backlog: _Backlog, item: QueuedRequest) -> None:
         backlog.count(item, -1)

@@ -1,7 +1,7 @@
 """One priority: the flows in it, and the requests in these.
 
-What waits is kept in the order in which it goes, by flow, and in the order in which it would make
-room for others (`backlogs`).
+Waiting requests are in two orders: that of their dispatch, by flow, and that in which they would be
+evicted to make room (`backlogs`).
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Band:
     def __init__(
         self, priority: int, settings: BandSettings, fairness: BandFairness | None = None
     ) -> None:
-        """`fairness` is one that knows of nobody who waits; None: a new one."""
+        """`fairness` is a policy without waiting requests; None: a new one."""
         self.priority = priority
         self.settings = settings
         fairness = settings.fairness.for_band(priority) if fairness is None else fairness
         self.fairness = fairness
-        self.headroom = 0.0  # as was kept last
+        self.headroom = 0.0  # the part reserved last
         self.backlogs = Backlogs(fairness.weight if isinstance(fairness, SharesCapacity) else None)
         self.flows: dict[str, Flow] = {}
         # Since when nothing of a flow waits, oldest first; a dict would have to be searched for its
@@ -125,14 +125,14 @@ class Band:
         self.fairness.head_changed(flow.name, None, _NO_RANK)
 
     def keep(self, place: float, now_seconds: float) -> float:
-        """How much of the band's ceiling is kept now, of which a request takes about `place`."""
+        """The reserved part of the band's ceiling, of which a request takes about `place`."""
         if isinstance(self.fairness, KeepsHeadroom):
             self.headroom = self.fairness.headroom(place, now_seconds)
         return self.headroom
 
     def next(self, now_seconds: float, is_tight: bool = False) -> QueuedRequest | None:
-        """Who goes next; None when nobody waits, or nobody may go while it `is_tight`: while there
-        is less room than the band's `headroom`.
+        """The request to dispatch next; None when none waits, or when none may go while the band
+        `is_tight`, which is to say has less room than its `headroom`.
         """
         fairness = self.fairness
         if is_tight and isinstance(fairness, KeepsHeadroom):
@@ -146,7 +146,7 @@ class Band:
         return None if first is None else first[1]
 
     def pass_by(self, item: QueuedRequest, now_seconds: float) -> None:
-        """Tell the policies of one that goes without having waited, as though it had."""
+        """Notify the policies of a request that is dispatched without having waited."""
         name, fairness = item.flow, self.fairness
         fairness.head_changed(name, item, self.settings.ordering.rank(item))
         fairness.dispatched(item, now_seconds)
@@ -156,8 +156,8 @@ class Band:
         idle[name] = now_seconds
 
     def _oldest(self) -> tuple[Rank, QueuedRequest] | None:
-        """For a policy that names nobody although somebody waits: no mistake of a policy may stop
-        a pool.
+        """The oldest request, for a policy that names no flow although requests wait: no mistake of
+        a policy may stop a pool.
         """
         heads = filter(None, (flow.heap.first() for flow in self.flows.values()))
         return min(heads, key=lambda head: head[1].sequence, default=None)

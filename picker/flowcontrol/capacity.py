@@ -1,17 +1,18 @@
-"""How much may wait, and who has to go so that somebody else may.
+"""How much may wait, and which waiting requests are evicted to make room for another.
 
 Theory of operation. There are five caps: bytes of bodies and requests, in all and of each band, and
-memory in all. A newcomer that would exceed one is refused, unless it is fairer that somebody goes
-who waits already:
+memory in all. An arriving request that would exceed one is rejected, unless it is fairer to evict
+one that waits already:
 
 - of what there may be in all, a lower band gives way to a higher one, the lowest first;
 - within a band whose flows share (`SharesCapacity`), the flow that holds the most for its weight
-  gives way to a newcomer whose flow would hold less, the newcomer counted.
+  gives way to an arriving request whose flow would hold less, that request counted.
 
-Who goes is who would have been let in last: of that flow, or where flows do not share, of the band.
-So a tenant that floods a queue fills what others leave, and cannot keep them out of it. When a
-newcomer is larger than those that it displaces, several go; but at most `MOST_DISPLACED`, and only
-if that is enough.
+The one evicted is the one that would be dispatched last: of that flow, or where flows do not
+share, of the band.
+So a tenant that floods a queue fills what others leave, and cannot keep them out of it. When an
+arriving request is larger than those that it displaces, several go; but at most `MOST_DISPLACED`,
+and only if that is enough.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _IN_ALL = (Cap.BYTES, Cap.REQUESTS, Cap.MEMORY)
 def displaced_by(
     item: QueuedRequest, band: Band, bands: Iterable[Band], excess: Mapping[Cap, int]
 ) -> Sequence[QueuedRequest]:
-    """Who has to go so that `item` may wait in `band`; nobody when it has to be refused.
+    """The requests to evict so that `item` may wait in `band`; empty when it must be rejected.
 
     `excess` is how much there would be too much of, where it is anything; `bands` come highest
     first. Changes nothing.

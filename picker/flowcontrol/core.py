@@ -1,18 +1,18 @@
-"""What flow control decides: who is let in, who waits, who is refused, who is stopped.
+"""The decisions of flow control: which requests are dispatched, wait, are rejected or evicted.
 
 Theory of operation. Everything here happens at once and at a time that is given; the shell
-(`controller`) brings the events and waits. After each event that can make room, and while somebody
-waits, `look` lets in as many as may go: for the bands from the highest down, while the pool's
-saturation is below a band's ceiling, whom the fairness policy names. A band in which somebody waits
-and that is held back holds back those below it too, whatever their ceilings are. So
-does one whose last places in the pool are kept for others than those who wait (`KeepsHeadroom`).
-Between two that are let in the saturation is asked anew: the first counts as let in until it has
-left for its endpoint, where the pool counts it from then on.
+(`shell.controller`) delivers the events and waits. After each event that can make room, and while
+requests wait, `look` dispatches as many as may go: from the highest band down, while the pool's
+saturation is below a band's ceiling, the head of the flow that the fairness policy names. A band
+with waiting requests that is held back holds back those below it too, whatever their ceilings are.
+So does one whose last places in the pool are reserved for other flows (`KeepsHeadroom`).
+The saturation is computed anew between two dispatches: the first counts as let in until it has left
+for its endpoint, where the pool counts it from then on.
 
-`is_open` is asked before a request is understood, and says that whoever comes next goes at once;
-what it saw is kept for that request, so the two cannot disagree.
+`is_open` is called before a request is parsed, and promises that the next one is dispatched at
+once; the verdict behind it holds for that request, so the two cannot disagree.
 
-A newcomer for whom there is no room to wait may take the place of somebody who waits (`capacity`).
+An arriving request for which there is no room may displace one that waits (`capacity`).
 
 A request may wait for its time to live, or while the pool is empty for another time, from when it
 came or when that began; `next_due_seconds` is exact.
@@ -20,35 +20,124 @@ came or when that began; `next_due_seconds` is exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
+
+import msgspec
 
 from picker.errors import DropReason, RefusedError
 from picker.flowcontrol import outcomes
 from picker.flowcontrol.band import Band
 from picker.flowcontrol.capacity import Cap
-from picker.flowcontrol.drain_rate import DrainRate
-from picker.flowcontrol.judge import Judge, Verdict
-from picker.flowcontrol.load_estimate import MAX_AGE_SECONDS, Pool
-from picker.flowcontrol.outcomes import FlowOutcome
+from picker.flowcontrol.load_estimate import MAX_AGE_SECONDS, LoadEstimate, Pool
+from picker.flowcontrol.outcomes import DrainRate, FlowOutcome
 from picker.flowcontrol.queue import FlowQueue
 from picker.flowcontrol.reclaim import Demand, Reclaim
+from picker.flowcontrol.reporting import FlowReporter
+from picker.flowcontrol.saturation import PoolLoad
 from picker.flowcontrol.settings import FlowControlSettings
-from picker.flowcontrol.shell.waiting import Deadlines, Waiting, queued_request
-from picker.flowcontrol.telling import FlowTelling
 from picker.flowcontrol.tickets import Evict, FlowTicket, TicketOffice
-from picker.framework.flow import DEFAULT_SETTLE_SECONDS, QueuedRequest, SettlesLate
+from picker.flowcontrol.waiting import Deadlines, Waiting, queued_request
+from picker.framework.flow import (
+    DEFAULT_SETTLE_SECONDS,
+    QueuedRequest,
+    SettlesLate,
+    UsageLimitPolicy,
+)
 from picker.types import InferenceRequest, Usage
 
+EXACT = 1e-9  # places are counted; sums of parts are not quite what they come to
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """How full the pool is, at what saturation each band is held back, and below which part of
+    that none is.
+    """
+
+    load: PoolLoad
+    ceilings: Mapping[int, float]
+    lowest_ceiling: float
+    at_seconds: float
+    free_part: float = 1.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every request of every band may go."""
+        return self._is_below(self.lowest_ceiling * self.free_part)
+
+    def ceiling(self, priority: int) -> float:
+        """At which the band `priority` is held back."""
+        return self.ceilings.get(priority, self.lowest_ceiling)
+
+    def lets_in(self, priority: int, headroom: float = 0.0) -> bool:
+        """Whether the band `priority` may go, with so much of its ceiling to spare. Nothing is
+        dispatched to an empty pool.
+        """
+        part = 1.0 - headroom - EXACT if headroom else 1.0
+        return self._is_below(self.ceiling(priority) * part)
+
+    def _is_below(self, saturation: float) -> bool:
+        return self.load.num_endpoints > 0 and self.load.effective < saturation
+
+
+class Judge:
+    """Owns what is known of the load, and the verdict on it.
+
+    A verdict holds until anything changes or a request was judged by it: a policy is asked for its
+    ceilings once for each request that is dispatched or held back.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.load = LoadEstimate(pool)
+        self._policy: UsageLimitPolicy | None = None
+        self._verdict: Verdict | None = None
+        self.ceilings: Mapping[int, float] = {}  # as the policy said last
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The one that holds, if any does."""
+        return self._verdict
+
+    def use(self, policy: UsageLimitPolicy) -> None:
+        """Ask another policy from now on."""
+        self._policy = policy
+        self._verdict, self.ceilings = None, {}
+
+    def changed(self) -> None:
+        """Nothing that was said holds any more."""
+        self._verdict = None
+
+    def ask(self, queue: FlowQueue, now_seconds: float) -> Verdict:
+        """The verdict that holds, or a new one; an open one keeps its promise."""
+        verdict = self._verdict
+        if verdict is not None and (
+            verdict.is_open or now_seconds - verdict.at_seconds <= MAX_AGE_SECONDS
+        ):
+            return verdict
+        return self.ask_anew(queue, now_seconds)
+
+    def ask_anew(self, queue: FlowQueue, now_seconds: float) -> Verdict:
+        """A new verdict, on the bands of `queue`."""
+        load, priorities = self.load.at(now_seconds), queue.priorities
+        if self._policy is not None:
+            ceilings = self._policy.ceilings(load.effective, priorities)
+            self.ceilings = dict(zip(priorities, ceilings, strict=True))
+        lowest = min(self.ceilings.values(), default=1.0)
+        reserved = max(band.headroom for band in queue)
+        free_part = 1.0 - reserved - EXACT if reserved else 1.0
+        self._verdict = Verdict(load, self.ceilings, lowest, now_seconds, free_part)
+        return self._verdict
+
+
 MOST_PER_LOOK = 8  # before others have their turn: the decisions that follow take 0.5 ms each
-LOOK_AGAIN_SECONDS = 0.25  # detectors and policies know of time; else nobody would ask them
+LOOK_AGAIN_SECONDS = 0.25  # detectors and policies may change with time alone
 
 
 class FlowCore:
     """Owns the queue, the tickets, and what is known of the load. Times never go back."""
 
-    def __init__(self, pool: Pool, telling: FlowTelling, office: TicketOffice) -> None:
-        self._telling = telling
+    def __init__(self, pool: Pool, reporter: FlowReporter, office: TicketOffice) -> None:
+        self._reporter = reporter
         self._office = office
         self.settings: FlowControlSettings | None = None
         self.queue: FlowQueue | None = None
@@ -61,7 +150,7 @@ class FlowCore:
         self._waiting: dict[int, Waiting] = {}
         self._deadlines = Deadlines()
         self._wanted: frozenset[int] = frozenset()
-        self._told_bands: tuple[int, ...] | None = None
+        self._reported_bands: tuple[int, ...] | None = None
         self._looked_at = 0.0
         self._sequence = 0
 
@@ -80,25 +169,25 @@ class FlowCore:
         return min((one for one in due if one is not None), default=None)
 
     def use(self, settings: FlowControlSettings | None, now_seconds: float) -> None:
-        """Go on by other settings; None: let in whoever comes, and all who
-        wait: some in each `look`.
+        """Switch to other settings. None dispatches every arriving request at once, and those that
+        wait, some in each `look`.
 
-        Who waits keeps the time that it may wait.
+        Waiting requests keep their time to live.
         """
         self.settings = settings
-        self._told_bands = None
+        self._reported_bands = None
         if settings is None:
             self._turn_off()
             return
         for waiting in self._waiting.values():
-            self._telling.waits_no_more(waiting.labels, waiting.item)
-        self._telling.use(settings)
+            self._reporter.stopped_waiting(waiting.labels, waiting.item)
+        self._reporter.use(settings)
         self._use(settings, now_seconds)
         for waiting in self._waiting.values():
-            self._telling.waits(waiting.labels, waiting.item)
+            self._reporter.waits(waiting.labels, waiting.item)
 
     def want(self, priorities: Iterable[int]) -> None:
-        """These have a band of their own."""
+        """Give each of these priorities a band of its own."""
         self._wanted = frozenset(priorities)
         if self.queue is not None:
             self.queue.want(self._wanted)
@@ -110,7 +199,7 @@ class FlowCore:
         self.judge.load.pool_changed()
 
     def is_open(self, now_seconds: float) -> bool:
-        """Whether whoever comes next is let in at once."""
+        """Whether the next request is dispatched at once."""
         if self.is_shut or (self._waiting and self.queue is not None):
             return False
         if self.queue is None:
@@ -121,14 +210,14 @@ class FlowCore:
         return verdict.is_open
 
     def arrive(self, request: InferenceRequest, evict: Evict | None, now_seconds: float) -> Waiting:
-        """A request comes: it has its ticket, or was refused, or waits, and then `look` is next."""
+        """A request arrives: it gets its ticket, is rejected, or waits for a `look`."""
         promise, queue = self.judge.verdict, self.queue
         if queue is None or self.is_shut:
             return self._without_queue(request, evict, now_seconds)
         band = queue.band_for(request.priority)
         item = self._item(request, now_seconds, band.settings.request_ttl_seconds)
         self._bands_seen(queue)
-        labels = self._telling.labels(item, band.priority)
+        labels = self._reporter.labels(item, band.priority)
         waiting = Waiting(item, band.priority, evict, labels)
         cap = queue.cap_exceeded(item, band)
         if cap is not None and not self._displace(item, band, cap, now_seconds):
@@ -139,26 +228,26 @@ class FlowCore:
             self._end(waiting, FlowOutcome.DISPATCHED, now_seconds)
             waiting.ticket = self._dispatch(waiting, now_seconds)
             if promise is not None:
-                self._kept(promise, band, now_seconds)
+                self._reserved(promise, band, now_seconds)
             return waiting
         queue.push(item, band)
         self._waiting[item.sequence] = waiting
         self._deadlines.add(waiting)
-        self._telling.waits(labels, item)
+        self._reporter.waits(labels, item)
         return waiting
 
     def withdraw(self, waiting: Waiting, now_seconds: float) -> None:
-        """Whoever waits has gone; nothing happens when it waits no more."""
+        """The client of a waiting request has gone; no effect once it waits no more."""
         if waiting.item.sequence in self._waiting:
             self._stop_waiting(waiting, now_seconds)
             self._end(waiting, FlowOutcome.EVICTED_CONTEXT_CANCELLED, now_seconds)
 
     def look(self, now_seconds: float) -> None:
-        """Let in whoever may go."""
+        """Dispatch the requests that may go."""
         self.has_more = False
         self._looked_at = now_seconds
         queue = self.queue
-        if queue is None:  # nobody waits for anything any more
+        if queue is None:  # the gate is off: nothing holds requests back
             for waiting in list(islice(self._waiting.values(), MOST_PER_LOOK)):
                 self._let_in(waiting, now_seconds)
             self.has_more = bool(self._waiting)
@@ -171,8 +260,8 @@ class FlowCore:
         self.has_more = True
 
     def tick(self, now_seconds: float) -> None:
-        """Refuse those whose time is over, and forget what was not seen for long."""
-        self._telling.timed_out(self.reclaim.tick(now_seconds))
+        """Reject requests whose time to live is over, and forget flows that were idle for long."""
+        self._reporter.timed_out(self.reclaim.tick(now_seconds))
         if self._waiting and self.queue is not None:
             self._pool_seen(self.judge.load.at(now_seconds).num_endpoints, now_seconds)
         while (waiting := self._deadlines.due(now_seconds)) is not None:
@@ -182,32 +271,32 @@ class FlowCore:
             self._bands_seen(self.queue)
 
     def shut_down(self, now_seconds: float) -> None:
-        """Nobody is let in any more; all who wait are refused."""
+        """Reject all waiting requests, and every one that arrives from now on."""
         self.is_shut = True
         for waiting in list(self._waiting.values()):
             self._stop_waiting(waiting, now_seconds)
             self._end(waiting, FlowOutcome.EVICTED_OTHER, now_seconds)
-            waiting.settle(outcomes.shutting_down())
+            waiting.resolve(outcomes.shutting_down())
 
     def left(self, ticket: FlowTicket) -> None:
-        """A request that was let in has left."""
+        """A dispatched request has left for its endpoint."""
         self.judge.changed()
         self.judge.load.left(ticket.item.tokens)
         self.reclaim.entered(ticket)
 
     def closed(self, ticket: FlowTicket, usage: Usage | None, now_seconds: float) -> None:
-        """A request that was let in is over."""
+        """A dispatched request is over."""
         self.judge.changed()
         self.judge.load.ended(ticket.item.tokens, ticket.has_left)
         del self.under_way[ticket.item.sequence]
         seconds = self.reclaim.closed(ticket, now_seconds)
         if seconds is not None:
-            self._telling.confirmed(seconds)
+            self._reporter.confirmed(seconds)
         if self.queue is not None:
             self.queue.completed(ticket.item, ticket.priority, usage, now_seconds)
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when the books do not agree."""
+        """Raise `AssertionError` when the counts do not agree."""
         queued = len(self._waiting)  # of which the last may be on their way out of a queue
         if self.queue is not None:
             self.queue.check_integrity()
@@ -223,7 +312,7 @@ class FlowCore:
     def _use(self, settings: FlowControlSettings, now_seconds: float) -> None:
         queue = self.queue
         if queue is None:
-            queue = self.queue = FlowQueue(settings, self._telling.forgotten, self._wanted)
+            queue = self.queue = FlowQueue(settings, self._reporter.forgotten, self._wanted)
             for waiting in self._waiting.values():  # the gate was off for a moment
                 queue.push(waiting.item, queue.band_for(waiting.item.request.priority))
         else:
@@ -239,11 +328,11 @@ class FlowCore:
         self._deadlines.use(settings.no_endpoint_ttl_seconds, self._waiting.values())
         for waiting in self._waiting.values():
             waiting.priority = queue.band_for(waiting.item.request.priority).priority
-            waiting.labels = self._telling.labels(waiting.item, waiting.priority)
+            waiting.labels = self._reporter.labels(waiting.item, waiting.priority)
         self._bands_seen(queue)
 
     def _turn_off(self) -> None:
-        self._telling.use(None)
+        self._reporter.use(None)
         self.reclaim.use(None, 0.0, ())
         self._deadlines.use(None, ())
         self.queue = None
@@ -252,7 +341,7 @@ class FlowCore:
         self, request: InferenceRequest, evict: Evict | None, now_seconds: float
     ) -> Waiting:
         item = self._item(request, now_seconds)
-        labels = self._telling.labels(item, request.priority)
+        labels = self._reporter.labels(item, request.priority)
         waiting = Waiting(item, request.priority, evict, labels)
         if self.is_shut:
             self._end(waiting, FlowOutcome.REJECTED_OTHER, now_seconds)
@@ -265,14 +354,14 @@ class FlowCore:
     def _may_pass(
         self, queue: FlowQueue, promise: Verdict | None, band: Band, now_seconds: float
     ) -> bool:
-        """Whether one goes before whom nobody waits; whoever was promised that goes."""
+        """Whether a request may go while none waits; a promise of `is_open` is honoured."""
         if promise is not None and promise.is_open:
             return True
         verdict = self._seen(self.judge.ask(queue, now_seconds))
-        return verdict.lets_in(band.priority, self._kept(verdict, band, now_seconds))
+        return verdict.lets_in(band.priority, self._reserved(verdict, band, now_seconds))
 
-    def _kept(self, verdict: Verdict, band: Band, now_seconds: float) -> float:
-        """The part of the band's ceiling that is not for everybody."""
+    def _reserved(self, verdict: Verdict, band: Band, now_seconds: float) -> float:
+        """The part of the band's ceiling that is reserved."""
         ceiling = verdict.ceiling(band.priority)
         if ceiling <= 0.0:
             return 0.0
@@ -281,13 +370,13 @@ class FlowCore:
 
     def _next(self, queue: FlowQueue, now_seconds: float) -> QueuedRequest | None:
         verdict = self._seen(self.judge.ask(queue, now_seconds))
-        self.judge.changed()  # told to whoever is next, or to those who are held back
+        self.judge.changed()  # the next request is judged anew
         for band in queue:
             if not band.num_requests:
                 continue
             if verdict.lets_in(band.priority):
-                kept = self._kept(verdict, band, now_seconds)
-                is_tight = not verdict.lets_in(band.priority, kept)
+                reserved = self._reserved(verdict, band, now_seconds)
+                is_tight = not verdict.lets_in(band.priority, reserved)
                 return band.next(now_seconds, is_tight)
             self._reclaim(queue, verdict, band.priority, now_seconds)
             return None
@@ -308,7 +397,7 @@ class FlowCore:
         revocation = self.reclaim.choose(demands, saturation, num_left, now_seconds)
         if revocation is None:
             return
-        self._telling.revoked(revocation)
+        self._reporter.revoked(revocation)
         for victim in revocation.victims:
             if victim.evict is not None:
                 victim.evict(DropReason.EVICTED)
@@ -316,7 +405,7 @@ class FlowCore:
     def _let_in(self, waiting: Waiting, now_seconds: float) -> None:
         self._stop_waiting(waiting, now_seconds, is_let_in=True)
         self._end(waiting, FlowOutcome.DISPATCHED, now_seconds)
-        waiting.settle(self._dispatch(waiting, now_seconds))
+        waiting.resolve(self._dispatch(waiting, now_seconds))
 
     def _dispatch(self, waiting: Waiting, now_seconds: float) -> FlowTicket:
         item = waiting.item
@@ -332,17 +421,17 @@ class FlowCore:
         self._stop_waiting(waiting, now_seconds)
         if self._deadlines.pool_is_empty:
             self._end(waiting, FlowOutcome.EVICTED_NO_ENDPOINTS, now_seconds)
-            waiting.settle(outcomes.timed_out_without_endpoints(waited))
+            waiting.resolve(outcomes.timed_out_without_endpoints(waited))
             return
         self._end(waiting, FlowOutcome.EVICTED_TTL, now_seconds)
-        waiting.settle(outcomes.timed_out(waited, self._retry_after(waiting, now_seconds)))
+        waiting.resolve(outcomes.timed_out(waited, self._retry_after(waiting, now_seconds)))
 
     def _displace(self, item: QueuedRequest, band: Band, cap: Cap, now_seconds: float) -> bool:
-        """Whether there is room for `item` now: whoever waits in its place is refused."""
+        """Evict waiting requests to make room for `item`; returns whether there is room now."""
         displaced = () if self.queue is None else self.queue.displaced_by(item, band)
         for waiting in [self._waiting[victim.sequence] for victim in displaced]:
             self._stop_waiting(waiting, now_seconds)
-            waiting.settle(self._at_capacity(waiting, cap, now_seconds))
+            waiting.resolve(self._at_capacity(waiting, cap, now_seconds))
         return bool(displaced)
 
     def _at_capacity(self, waiting: Waiting, cap: Cap, now_seconds: float) -> RefusedError:
@@ -367,12 +456,12 @@ class FlowCore:
         self._deadlines.remove(waiting)
         if queue is not None:
             (queue.take if is_let_in else queue.remove)(item, now_seconds)
-        self._telling.waits_no_more(waiting.labels, item)
+        self._reporter.stopped_waiting(waiting.labels, item)
 
     def _end(self, waiting: Waiting, outcome: FlowOutcome, now_seconds: float) -> None:
         waiting.outcome = outcome
         waited = now_seconds - waiting.item.enqueued_at_seconds
-        self._telling.ended(waiting.labels, outcome, waited)
+        self._reporter.ended(waiting.labels, outcome, waited)
 
     def _item(
         self, request: InferenceRequest, now_seconds: float, ttl_seconds: float | None = None
@@ -382,14 +471,14 @@ class FlowCore:
 
     def _seen(self, verdict: Verdict) -> Verdict:
         self._pool_seen(verdict.load.num_endpoints, verdict.at_seconds)
-        self._telling.stages(verdict.load.stages)
+        self._reporter.stages(verdict.load.stages)
         return verdict
 
     def _pool_seen(self, num_endpoints: int, now_seconds: float) -> None:
         self._deadlines.pool_seen(num_endpoints == 0, self._waiting.values(), now_seconds)
 
     def _bands_seen(self, queue: FlowQueue) -> None:
-        if queue.priorities is not self._told_bands:
-            self._told_bands = queue.priorities
+        if queue.priorities is not self._reported_bands:
+            self._reported_bands = queue.priorities
             self.judge.changed()
-            self._telling.bands(queue)
+            self._reporter.bands(queue)

@@ -1,7 +1,7 @@
-"""What is known of the pool's saturation between two looks at all of its endpoints.
+"""The pool's saturation, estimated between two passes over all endpoints.
 
 Theory of operation. Every request that is let in or ends changes the saturation. In a pool of up to
-63 endpoints it is worked out anew whenever something has changed and somebody asks. In a larger one
+63 endpoints it is computed on demand, whenever something has changed. In a larger one
 that would be most of what a request costs; there it is worked out twice at a time, as it is and
 with a sixteenth of the endpoints' number of further requests, and until so many requests have come
 or gone the line through these two points is believed. Changes of metrics are believed to be small
@@ -37,7 +37,7 @@ class _NoDetector:
     def saturation(
         self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
     ) -> float:
-        """None."""
+        """Always 0."""
         return 0.0
 
 
@@ -75,7 +75,7 @@ class LoadEstimate:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the pool has changed and nobody has looked since."""
+        """Whether the pool has changed since the last computation."""
         return self._pool_changed
 
     def use(self, detector: SaturationDetector | None) -> None:
@@ -168,12 +168,12 @@ class LoadEstimate:
 
     def _estimated(self) -> PoolLoad:
         base, delta = self._base, self._delta
-        told = {
+        by_stage = {
             stage: max(0.0, value + delta * self._slopes[stage])
             for stage, value in base.stages.items()
         }
         whole = max(0.0, base.effective + delta * self._slope)
-        return PoolLoad(max(told.values(), default=whole), told, base.num_endpoints)
+        return PoolLoad(max(by_stage.values(), default=whole), by_stage, base.num_endpoints)
 
     def _drop(self, tokens: int) -> None:
         self.let_in = LetIn(self.let_in.requests - 1, self.let_in.tokens - tokens)

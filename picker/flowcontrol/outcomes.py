@@ -1,7 +1,12 @@
-"""How a request's time at the gate ends, and what the client is told when it ended badly."""
+"""How a request's time at the gate ends, the errors for the client, and when to try again.
+
+`DrainRate` counts dispatched requests, each worth exp(−age / 10 s), over what a steady stream would
+come to in the time since the first of them; `Retry-After` follows from it.
+"""
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 
 from picker.errors import Code, DropReason, RefusedError
@@ -32,7 +37,7 @@ def at_capacity(cap: Cap, retry_after_seconds: int) -> RefusedError:
 
 
 def too_large(size_bytes: int, most_bytes: int) -> RefusedError:
-    """429: there can never be room for it to wait in, so nothing is said of another attempt."""
+    """429: there can never be room for it to wait in, so there is no `Retry-After`."""
     message = (
         f"request rejected pre-queue: it takes {size_bytes} bytes, and no more than {most_bytes} "
         "may ever wait; to send it again is of no use"
@@ -41,13 +46,13 @@ def too_large(size_bytes: int, most_bytes: int) -> RefusedError:
 
 
 def at_capacity_without_endpoints(cap: Cap) -> RefusedError:
-    """503: there is nobody to serve it, and no room to wait for somebody."""
+    """503: no endpoint can serve it, and there is no room to wait for one."""
     message = f"no endpoints available: queue at capacity ({cap.value})"
     return _unavailable(message, DropReason.NO_ENDPOINTS, NO_ENDPOINTS_RETRY_SECONDS)
 
 
 def timed_out(waited_seconds: float, retry_after_seconds: int) -> RefusedError:
-    """429: it was not its turn in time."""
+    """429: its time to live ended in the queue."""
     message = f"request timed out in queue: waited {waited_seconds:.3g} s"
     return RefusedError(
         Code.RESOURCE_EXHAUSTED, message, DropReason.TTL_EXPIRED, retry_after_seconds
@@ -55,7 +60,7 @@ def timed_out(waited_seconds: float, retry_after_seconds: int) -> RefusedError:
 
 
 def timed_out_without_endpoints(waited_seconds: float) -> RefusedError:
-    """503: nobody came to serve it in time."""
+    """503: no endpoint joined in time."""
     message = (
         f"request timed out in queue and no endpoints are available: waited {waited_seconds:.3g} s"
     )
@@ -63,10 +68,52 @@ def timed_out_without_endpoints(waited_seconds: float) -> RefusedError:
 
 
 def shutting_down() -> RefusedError:
-    """503: the picker lets nobody in any more."""
+    """503: the picker is shutting down."""
     message = "internal flow control error: the endpoint picker is shutting down"
     return _unavailable(message, DropReason.SHUTTING_DOWN, SHUTTING_DOWN_RETRY_SECONDS)
 
 
 def _unavailable(message: str, reason: DropReason, retry_after_seconds: int) -> RefusedError:
     return RefusedError(Code.SERVICE_UNAVAILABLE, message, reason, retry_after_seconds)
+
+
+TIME_CONSTANT_SECONDS = 10.0
+LEAST_RETRY_SECONDS = 1
+MOST_RETRY_SECONDS = 60
+UNKNOWN_RETRY_SECONDS = 5
+_SLOWEST = 1e-3  # a second; below it nothing is known
+
+
+class DrainRate:
+    """Owns the count. Times never go back."""
+
+    def __init__(self) -> None:
+        self._count = 0.0
+        self._counted_at = 0.0
+        self._began_at: float | None = None
+
+    def let_in(self, now_seconds: float) -> None:
+        """One more."""
+        if self._began_at is None:
+            self._began_at = now_seconds
+        self._count = self._decayed(now_seconds) + 1.0
+        self._counted_at = now_seconds
+
+    def per_second(self, now_seconds: float) -> float:
+        """Requests let in each second; 0 while that is unknown."""
+        if self._began_at is None:
+            return 0.0
+        seen_seconds = max(1.0, now_seconds - self._began_at)  # one is not a thousand a second
+        weight = TIME_CONSTANT_SECONDS * -math.expm1(-seen_seconds / TIME_CONSTANT_SECONDS)
+        return self._decayed(now_seconds) / weight
+
+    def retry_after_seconds(self, num_ahead: int, now_seconds: float) -> int:
+        """In how many whole seconds those ahead have probably gone."""
+        rate = self.per_second(now_seconds)
+        if rate < _SLOWEST:
+            return UNKNOWN_RETRY_SECONDS
+        seconds = math.ceil(num_ahead / rate)
+        return min(MOST_RETRY_SECONDS, max(LEAST_RETRY_SECONDS, seconds))
+
+    def _decayed(self, now_seconds: float) -> float:
+        return self._count * math.exp((self._counted_at - now_seconds) / TIME_CONSTANT_SECONDS)

@@ -1,15 +1,15 @@
-"""Who waits: priority bands, flows in them, requests in these, and how many of all there may be.
+"""The waiting requests: priority bands, the flows in them, and the caps on all of these.
 
 Theory of operation. A band is an integer priority, the higher the sooner. In it every tenant
 (fairness id) has a flow, a heap of its requests ordered by what the band's ordering policy said of
-each when it came, then by arrival. The band's fairness policy is told of every change of a flow's
+each on arrival, then by arrival. The band's fairness policy is notified of every change of a flow's
 first request and names the flow whose first request goes next; which band may go at all is not
 decided here.
 
-A request's band is the one of its priority, else the nearest lower one: nobody is promoted for
-asking for a priority that nobody knows. Where none is lower, one is made. So bands are those that
-are configured, 0, those that objectives name, and those that were made; the latter two go when
-nobody names them any more and nothing of them has been seen for as long as a flow is remembered.
+A request's band is the one of its priority, else the nearest lower one: asking for an unknown
+priority promotes no request. Where none is lower, one is made. So bands are those that are
+configured, 0, those that objectives name, and those that were made; the latter two go when no
+objective names them and their flows have been idle for as long as a flow is remembered.
 
 A request takes its capacity when it is pushed and gives it back when it is taken or removed, at
 once and whatever its place in a heap does: the counters count what waits, exactly. A flow in which
@@ -33,8 +33,8 @@ MAX_DYNAMIC_BANDS = 128
 
 
 class FlowQueue:
-    """Owns what waits, the bands, and what fairness policies remember. `forgotten` is told the
-    band and the name of each flow that is not remembered any more.
+    """Owns what waits, the bands, and what fairness policies remember. `forgotten` is called with
+    the band and the name of each flow that is not remembered any more.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class FlowQueue:
         self.num_requests = 0
         self.num_bytes = 0
         self.held_bytes = 0  # memory
-        self._settle_bands()
+        self._adjust_bands()
 
     def __iter__(self) -> Iterator[Band]:
         """The bands, highest first."""
@@ -72,7 +72,7 @@ class FlowQueue:
             adapted = band.adapted(self._band_settings(priority))
             if adapted is not None:
                 self._bands[priority] = adapted
-        self._settle_bands(keep)
+        self._adjust_bands(keep)
         for item in sorted(waiting, key=lambda one: one.sequence):
             old, new = band_of[item.sequence], self.band_for(item.request.priority)
             self._band_of[item.sequence] = new
@@ -91,7 +91,7 @@ class FlowQueue:
         something of them is remembered.
         """
         self._wanted = frozenset(priorities)
-        self._settle_bands(self._in_use())
+        self._adjust_bands(self._in_use())
 
     def band_for(self, priority: int) -> Band:
         """Where a request of `priority` waits."""
@@ -104,7 +104,7 @@ class FlowQueue:
             return self._bands[ascending[place - 1]]
         if len(ascending) - len(self._settings.bands) > MAX_DYNAMIC_BANDS:
             return self._bands[ascending[0]]
-        self._settle_bands((*ascending, priority))
+        self._adjust_bands((*ascending, priority))
         return self._bands[priority]
 
     def cap_exceeded(self, item: QueuedRequest, band: Band) -> Cap | None:
@@ -126,8 +126,8 @@ class FlowQueue:
         return None
 
     def displaced_by(self, item: QueuedRequest, band: Band) -> Sequence[QueuedRequest]:
-        """Who has to go so that `item`, for which there is no room, may wait in `band` all the
-        same; nobody when it has to be refused.
+        """The requests to evict so that `item`, for which there is no room, may wait in `band`;
+        empty when it must be rejected.
         """
         return displaced_by(item, band, self, self._excess(item, band))
 
@@ -171,12 +171,12 @@ class FlowQueue:
         return sum(band.num_requests for p, band in self._bands.items() if p >= priority)
 
     def forget_idle(self, now_seconds: float) -> None:
-        """Forget flows of which nothing was seen for long, and bands that nobody needs."""
+        """Forget flows of which nothing was seen for long, and bands without use."""
         before = now_seconds - FLOW_MEMORY_SECONDS
         for band in self._bands.values():
             while band.idle and next(iter(band.idle.values())) <= before:
                 self._forget_oldest(band)
-        self._settle_bands(self._in_use())
+        self._adjust_bands(self._in_use())
 
     @property
     def next_idle_seconds(self) -> float | None:
@@ -195,7 +195,7 @@ class FlowQueue:
                 raise AssertionError(f"band {band.priority} holds what is not its own")
             for flow in band.flows.values():
                 if not len(flow.heap) or flow.name in band.idle:
-                    raise AssertionError(f"the flow {flow.name!r} is kept although it is idle")
+                    raise AssertionError(f"the flow {flow.name!r} is listed although it is idle")
                 if flow.num_bytes != sum(item.size_bytes for item in flow.heap):
                     raise AssertionError(f"the flow {flow.name!r} counts wrong bytes")
             band.backlogs.check_integrity(items)
@@ -225,14 +225,14 @@ class FlowQueue:
             found[Cap.BAND_REQUESTS] = band.num_requests + 1 - own.max_requests
         return found
 
-    def _settle_bands(self, keep: Iterable[int] = ()) -> None:
+    def _adjust_bands(self, keep: Iterable[int] = ()) -> None:
         """Have the bands that are needed, and no others."""
         configured = self._settings.bands
         extra = sorted((self._wanted | {0, *keep}) - configured.keys(), key=abs)
-        kept = {0, *keep} - configured.keys()
-        room = MAX_DYNAMIC_BANDS + 1 - len(kept)
-        added = [priority for priority in extra if priority not in kept][: max(0, room)]
-        needed = {*configured, *kept, *added}
+        staying = {0, *keep} - configured.keys()
+        room = MAX_DYNAMIC_BANDS + 1 - len(staying)
+        added = [priority for priority in extra if priority not in staying][: max(0, room)]
+        needed = {*configured, *staying, *added}
         for priority in self._bands.keys() - needed:
             self._drop(self._bands.pop(priority))
         for priority in needed - self._bands.keys():

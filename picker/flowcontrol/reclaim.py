@@ -1,9 +1,9 @@
 """Takes room back from requests under way that may be stopped, for waiting ones of higher priority.
 
 Theory of operation. Each request under way stands for `credit = saturation / requests under way`.
-When a band is held back by its ceiling, and somebody under way who may be stopped has a lower
+When a band is held back by its ceiling, and an evictable request under way has a lower
 priority, `ceil((saturation − ceiling) / credit)` of them are stopped, at least one and at most two.
-Then nobody is until these are over (or ten seconds have passed) and what that freed has had time to
+No more are until these are over (or ten seconds have passed) and what that freed has had time to
 show in the saturation: what is not seen yet would be taken twice.
 """
 
@@ -24,14 +24,14 @@ Policies = tuple[EvictionFilter, EvictionOrder]
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """A band in which somebody waits, held back at `ceiling`."""
+    """A band with waiting requests, held back at `ceiling`."""
 
     priority: int
     ceiling: float
 
 
 class Revocation(msgspec.Struct, frozen=True):
-    """Who is to be stopped, for whom, and how much saturation that is meant to free."""
+    """The requests to evict, the demand they are evicted for, and the saturation to free."""
 
     demand: Demand
     victims: Sequence[FlowTicket]
@@ -39,37 +39,37 @@ class Revocation(msgspec.Struct, frozen=True):
 
 
 class Reclaim:
-    """Owns who may be stopped, and who was told to and is not over yet."""
+    """Owns the evictable requests, and those evicted that are not over yet."""
 
     def __init__(self) -> None:
         self._policies: Policies | None = None
         self._settle_seconds = 0.0
         self._victims: RemovableHeap[Rank, FlowTicket] = RemovableHeap()
-        self._told: dict[int, tuple[float, float]] = {}  # by sequence: when, and its credit
+        self._evicted: dict[int, tuple[float, float]] = {}  # by sequence: when, and its credit
         self._cooling_until: float | None = None
         self.target = 0.0  # of the last revocation
 
     @property
     def pending(self) -> float:
-        """Saturation that those who were told to stop stand for."""
-        return sum(credit for _, credit in self._told.values())
+        """Saturation that the evicted requests stand for until they are over."""
+        return sum(credit for _, credit in self._evicted.values())
 
     @property
     def next_due_seconds(self) -> float | None:
         """When `tick` has something to do."""
-        if self._told:
-            return min(told for told, _ in self._told.values()) + CONFIRMATION_SECONDS
+        if self._evicted:
+            return min(at for at, _ in self._evicted.values()) + CONFIRMATION_SECONDS
         return self._cooling_until
 
     def use(
         self, policies: Policies | None, settle_seconds: float, under_way: Iterable[FlowTicket]
     ) -> None:
-        """Go on by other policies; None: nobody is stopped."""
+        """Go on by other policies; None: none is evicted."""
         self._policies = policies
         self._settle_seconds = settle_seconds
         self._victims.clear()
         for ticket in under_way:
-            if ticket.item.sequence not in self._told:
+            if ticket.item.sequence not in self._evicted:
                 self.entered(ticket)
 
     def entered(self, ticket: FlowTicket) -> None:
@@ -82,24 +82,24 @@ class Reclaim:
             self._victims.push(rank, ticket.item.sequence, ticket)
 
     def closed(self, ticket: FlowTicket, now_seconds: float) -> float | None:
-        """A request is over: how long after it was told to stop; None when it was not."""
+        """A request is over: the seconds since its eviction; None when it was not evicted."""
         sequence = ticket.item.sequence
         self._victims.remove(sequence)
-        told = self._told.pop(sequence, None)
-        if told is None:
+        evicted = self._evicted.pop(sequence, None)
+        if evicted is None:
             return None
         self._cool(now_seconds)
-        return now_seconds - told[0]
+        return now_seconds - evicted[0]
 
     def tick(self, now_seconds: float) -> int:
-        """Give up on those who took too long; how many these are."""
+        """Stop waiting for evicted requests that take too long; returns their number."""
         late = [
             sequence
-            for sequence, (told, _) in self._told.items()
-            if now_seconds - told >= CONFIRMATION_SECONDS
+            for sequence, (at, _) in self._evicted.items()
+            if now_seconds - at >= CONFIRMATION_SECONDS
         ]
         for sequence in late:
-            del self._told[sequence]
+            del self._evicted[sequence]
         if late:
             self._cool(now_seconds)
         elif self._cooling_until is not None and now_seconds >= self._cooling_until:
@@ -109,11 +109,11 @@ class Reclaim:
     def choose(
         self, demands: Iterable[Demand], saturation: float, num_under_way: int, now_seconds: float
     ) -> Revocation | None:
-        """Whom to stop for the first of `demands`, highest first, that has a use for it.
+        """The requests to evict for the first of `demands`, highest first, that has a use for it.
 
-        Those chosen count as told.
+        Those chosen count as evicted.
         """
-        if self._policies is None or self._told or not num_under_way or saturation <= 0:
+        if self._policies is None or self._evicted or not num_under_way or saturation <= 0:
             return None
         if self._cooling_until is not None and now_seconds < self._cooling_until:
             return None
@@ -137,11 +137,11 @@ class Reclaim:
                 break
             victim = first[1]
             self._victims.remove(victim.item.sequence)
-            self._told[victim.item.sequence] = (now_seconds, credit)
+            self._evicted[victim.item.sequence] = (now_seconds, credit)
             victims.append(victim)
         return Revocation(demand, victims, self.target)
 
     def _cool(self, now_seconds: float) -> None:
         """Wait from the last one on."""
-        if not self._told:
+        if not self._evicted:
             self._cooling_until = now_seconds + self._settle_seconds

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K")
 T = TypeVar("T")
 
-_SLACK = 32  # removed places that are kept however little is left
+_SLACK = 32  # removed places that stay, however few requests are left
 
 
 class RemovableHeap(Generic[K, T]):

@@ -2,12 +2,12 @@
 
     prefill    endpoints whose role can prefill
     decode     endpoints whose role can decode, and those without a role
-    effective  the greater of the two; of a pool in which nobody does either, the detector's word
+    effective  the greater of the two; of a pool without either, the detector's value
                for all of it; 1.0 without endpoints
 
 A request that was let in is at no endpoint until it has been scheduled. It is counted where it is
-likely to go, at the least loaded endpoint of each stage: else one free place would let in everybody
-who comes before the first of them has taken it.
+likely to go, at the least loaded endpoint of each stage: else one free place would
+admit every request that arrives before the first has taken it.
 """
 
 from __future__ import annotations
@@ -77,16 +77,16 @@ def pool_load(
     """How full `candidates` are, with `let_in` on their way to them."""
     if not candidates:
         return EMPTY_POOL
-    told: dict[str, float] = {}
+    by_stage: dict[str, float] = {}
     for stage, members in stages(candidates).items():
         attributes = Attributes()
         if let_in.requests:
             members, loads = spread(members, let_in)
             attributes.put(LET_IN_LOAD_KEY, loads)
-        told[stage] = detector.saturation(members, attributes, now_seconds)
-    effective = max(told.values())
-    told.pop(WHOLE_POOL, None)
-    return PoolLoad(effective, told, len(candidates))
+        by_stage[stage] = detector.saturation(members, attributes, now_seconds)
+    effective = max(by_stage.values())
+    by_stage.pop(WHOLE_POOL, None)
+    return PoolLoad(effective, by_stage, len(candidates))
 
 
 def spread(

@@ -13,7 +13,7 @@ Evict: TypeAlias = Callable[[DropReason], None]
 
 
 class TicketOffice(Protocol):
-    """Who is told how a ticket's request fares."""
+    """The owner of tickets, notified of their progress."""
 
     def ticket_left(self, ticket: FlowTicket) -> None:
         """It has left for an endpoint."""

@@ -1,4 +1,4 @@
-"""What people are shown of the queues."""
+"""Flow control at one moment, as the API and the page show it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The asynchronous gate in front of the pure core of flow control."""

@@ -1,4 +1,4 @@
-"""Flow control as requests meet it: `core` decides, this waits.
+"""The gate that requests meet: `core` decides, this waits.
 
 It looks at the queues when a request comes, when one that was let in leaves for its endpoint or is
 over, when the pool has changed, and when a time is due; there is no tick. What comes together is
@@ -12,14 +12,14 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from picker.errors import DropReason
+from picker.flowcontrol.band import Band, Flow
 from picker.flowcontrol.core import FlowCore
+from picker.flowcontrol.reporting import FlowReporter
 from picker.flowcontrol.saturation import PoolLoad
 from picker.flowcontrol.settings import FlowControlSettings
-from picker.flowcontrol.shell.waiting import Waiting
-from picker.flowcontrol.showing import queues_view
-from picker.flowcontrol.telling import FlowTelling
 from picker.flowcontrol.tickets import FlowTicket
-from picker.flowcontrol.views import QueuesView
+from picker.flowcontrol.views import BandView, FlowView, QueuesView
+from picker.flowcontrol.waiting import Waiting
 from picker.framework.flow import JudgesStaleness
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.types import Candidate, FinishCause, InferenceRequest, Usage
@@ -46,9 +46,9 @@ class FlowController:
     ) -> None:
         self._pool = pool
         self._clock = clock
-        self._telling = FlowTelling(metrics, pool_name, self)
-        self._core = FlowCore(pool, self._telling, self)
-        self._loop: asyncio.AbstractEventLoop | None = None  # set once somebody came
+        self._reporter = FlowReporter(metrics, pool_name, self)
+        self._core = FlowCore(pool, self._reporter, self)
+        self._loop: asyncio.AbstractEventLoop | None = None  # set by the first request
         self._asked: asyncio.TimerHandle | asyncio.Handle | None = None  # a look is to come
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -79,8 +79,8 @@ class FlowController:
         """
         began = self._clock()
         waiting = self._core.arrive(request, evict, began)
-        self._telling.enqueued(waiting.labels, waiting.outcome, self._clock() - began)
-        if not waiting.is_settled:
+        self._reporter.enqueued(waiting.labels, waiting.outcome, self._clock() - began)
+        if not waiting.is_resolved:
             await self._wait(waiting, began)
         elif self._timer is None:  # for what is to be forgotten some day
             self._loop = asyncio.get_running_loop()
@@ -92,9 +92,9 @@ class FlowController:
         return waiting.ticket
 
     def use(self, settings: FlowControlSettings | None) -> None:
-        """Go on by other settings. Whoever waits keeps their place; where there are more of them
-        than the new caps allow, only newcomers are refused. None: all who wait are let in, some at
-        a time, and whoever comes goes at once.
+        """Switch to other settings. Waiting requests keep their place; with more than the
+        new caps allow, only arriving ones are rejected. None: those that wait are dispatched, some
+        at a time, and arriving ones at once.
         """
         self._core.use(settings, self._clock())
         self._ask()
@@ -110,7 +110,7 @@ class FlowController:
         self._ask(self._core.judge.load.settle_seconds)
 
     def shut_down(self) -> None:
-        """Refuse all who wait, and whoever comes."""
+        """Reject all waiting requests, and all that arrive."""
         self._core.shut_down(self._clock())
         for handle in (self._asked, self._timer):
             if handle is not None:
@@ -118,22 +118,22 @@ class FlowController:
         self._asked = self._timer = None
 
     def queues(self) -> QueuesView:
-        """What people are shown."""
-        return queues_view(self._core, self._telling, self.num_stale(), self._clock())
+        """The queues at this moment, for `/queues` and the page."""
+        return queues_view(self._core, self._reporter, self.num_stale(), self._clock())
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when the books do not agree."""
+        """Raise `AssertionError` when the counts do not agree."""
         self._core.check_integrity()
 
-    # Told by tickets
+    # Called by tickets
 
     def ticket_left(self, ticket: FlowTicket) -> None:
-        """A request that was let in has left for an endpoint."""
+        """A dispatched request has left for an endpoint."""
         self._core.left(ticket)
         self._ask()
 
     def ticket_closed(self, ticket: FlowTicket, usage: Usage | None) -> None:
-        """A request that was let in is over."""
+        """A dispatched request is over."""
         self._core.closed(ticket, usage, self._clock())
         self._ask()
 
@@ -161,13 +161,13 @@ class FlowController:
 
     async def _wait(self, waiting: Waiting, now_seconds: float) -> None:
         self._loop = asyncio.get_running_loop()
-        self._look(now_seconds)  # whoever is let in at once has not waited
-        if waiting.is_settled:
+        self._look(now_seconds)  # a request that is dispatched at once has not waited
+        if waiting.is_resolved:
             return
-        settled = self._loop.create_future()
-        waiting.wake = lambda: None if settled.done() else settled.set_result(None)
+        done = self._loop.create_future()
+        waiting.wake = lambda: None if done.done() else done.set_result(None)
         try:
-            await settled
+            await done
         except asyncio.CancelledError:
             if waiting.ticket is not None:
                 waiting.ticket.closed(FinishCause.CLIENT_GONE, None)
@@ -177,7 +177,7 @@ class FlowController:
             raise
 
     def _ask(self, delay_seconds: float = 0.0) -> None:
-        """Have a look soon, if anybody waits."""
+        """Schedule a look, if requests wait."""
         loop = self._loop
         if loop is None or not self._core.num_waiting:
             return
@@ -198,7 +198,7 @@ class FlowController:
         try:
             self._core.look(began if now_seconds is None else now_seconds)
         finally:
-            self._telling.cycled(self._clock() - began)
+            self._reporter.cycled(self._clock() - began)
             load = self._core.judge.load
             if self._core.has_more or load.is_behind:
                 self._ask(0.0 if self._core.has_more else load.settle_seconds)
@@ -223,3 +223,51 @@ class FlowController:
             self._core.tick(self._clock())
         finally:
             self._look()
+
+
+MOST_FLOWS = 100  # shown of a band, those with the most requests
+
+
+def queues_view(
+    core: FlowCore, reporter: FlowReporter, num_stale: int, now_seconds: float
+) -> QueuesView:
+    """Everything about the queues now."""
+    outcomes = {outcome.value: count for outcome, count in reporter.outcomes.items()}
+    settings, queue = core.settings, core.queue
+    if settings is None or queue is None:
+        return QueuesView(under_way=len(core.under_way), outcomes=outcomes)
+    ceilings = core.judge.ceilings
+    return QueuesView(
+        is_on=True,
+        detector=settings.detector_name,
+        saturation=core.judge.load.at(now_seconds).effective,
+        stale_endpoints=num_stale,
+        queued_requests=queue.num_requests,
+        queued_bytes=queue.num_bytes,
+        queued_memory_bytes=queue.held_bytes,
+        under_way=len(core.under_way),
+        max_requests=settings.max_requests,
+        max_bytes=settings.max_bytes,
+        max_memory_bytes=settings.max_memory_bytes,
+        dispatched_per_second=core.rate.per_second(now_seconds),
+        outcomes=outcomes,
+        bands=tuple(_band(band, ceilings.get(band.priority, 1.0), now_seconds) for band in queue),
+    )
+
+
+def _band(band: Band, ceiling: float, now_seconds: float) -> BandView:
+    longest = sorted(band.flows.values(), key=lambda flow: -len(flow.heap))[:MOST_FLOWS]
+    return BandView(
+        priority=band.priority,
+        queued_requests=band.num_requests,
+        queued_bytes=band.num_bytes,
+        max_requests=band.settings.max_requests,
+        max_bytes=band.settings.max_bytes,
+        ceiling=ceiling,
+        flows=tuple(_flow(flow, now_seconds) for flow in longest),
+    )
+
+
+def _flow(flow: Flow, now_seconds: float) -> FlowView:
+    oldest = min(item.enqueued_at_seconds for item in flow.heap)
+    return FlowView(flow.name, len(flow.heap), flow.num_bytes, now_seconds - oldest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from picker.flowcontrol.drain_rate import UNKNOWN_RETRY_SECONDS, DrainRate
+from picker.flowcontrol.outcomes import UNKNOWN_RETRY_SECONDS, DrainRate
 
 
 @pytest.mark.parametrize("seconds", [2, 20, 200])

@@ -7,13 +7,25 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from picker.errors import RefusedError
-from picker.flowcontrol.cost import estimated_tokens
 from picker.flowcontrol.outcomes import FlowOutcome
 from picker.flowcontrol.removable_heap import RemovableHeap
-from picker.flowcontrol.telling import Labels
+from picker.flowcontrol.reporting import Labels
 from picker.flowcontrol.tickets import Evict, FlowTicket
 from picker.framework.flow import QueuedRequest
-from picker.types import DEFAULT_FAIRNESS_ID, InferenceRequest
+from picker.types import BYTES_PER_TOKEN, DEFAULT_FAIRNESS_ID, InferenceRequest
+
+DEFAULT_OUTPUT_TOKENS = 128
+MOST_OUTPUT_TOKENS = 32_768
+
+
+def estimated_tokens(request: InferenceRequest) -> int:
+    """Its prompt, and what it may generate."""
+    prompt = request.num_tokens or request.size_bytes // BYTES_PER_TOKEN
+    output = request.body.max_output_tokens
+    if output is None:
+        return prompt + DEFAULT_OUTPUT_TOKENS
+    return prompt + max(0, min(output, MOST_OUTPUT_TOKENS))
+
 
 TICK_SECONDS = 0.001  # an event loop wakes up that exactly
 
@@ -56,22 +68,22 @@ class Waiting:
         self.wake: Callable[[], None] | None = None
 
     @property
-    def is_settled(self) -> bool:
+    def is_resolved(self) -> bool:
         """Whether it waits no more."""
         return self.ticket is not None or self.refusal is not None
 
-    def settle(self, settled: FlowTicket | RefusedError) -> None:
+    def resolve(self, result: FlowTicket | RefusedError) -> None:
         """It waits no more."""
-        if isinstance(settled, FlowTicket):
-            self.ticket = settled
+        if isinstance(result, FlowTicket):
+            self.ticket = result
         else:
-            self.refusal = settled
+            self.refusal = result
         if self.wake is not None:
             self.wake()
 
 
 class Deadlines:
-    """Owns until when everybody may wait, and since when the pool is empty, or is not.
+    """Owns the deadlines of waiting requests, and since when the pool is empty, or is not.
 
     The time to live counts from when a request came, or from when the pool became empty or was no
     longer so, whichever was later.
@@ -85,12 +97,12 @@ class Deadlines:
 
     @property
     def next_seconds(self) -> float | None:
-        """The earliest one; None: nobody has any."""
+        """The earliest one; None without any."""
         first = self._heap.first()
         return None if first is None else first[0]
 
     def use(self, no_endpoint_ttl_seconds: float | None, waiting: Iterable[Waiting]) -> None:
-        """Let those who wait for endpoints wait for so long, None: for ever."""
+        """Set how long requests wait for endpoints; None: for ever."""
         self._no_endpoint_ttl_seconds = no_endpoint_ttl_seconds
         self._heap.clear()
         for one in waiting:
@@ -104,7 +116,7 @@ class Deadlines:
             self.use(self._no_endpoint_ttl_seconds, waiting)
 
     def add(self, waiting: Waiting) -> None:
-        """Somebody waits."""
+        """Add the deadline of a waiting request."""
         item = waiting.item
         ttl = self._no_endpoint_ttl_seconds if self.pool_is_empty else item.ttl_seconds
         if ttl is not None:
@@ -112,7 +124,7 @@ class Deadlines:
             self._heap.push(since + ttl, item.sequence, waiting)
 
     def remove(self, waiting: Waiting) -> None:
-        """Somebody waits no more."""
+        """Remove the deadline of a request that waits no more."""
         self._heap.remove(waiting.item.sequence)
 
     def due(self, now_seconds: float) -> Waiting | None:
@@ -121,6 +133,6 @@ class Deadlines:
         return first[1] if first is not None and first[0] <= now_seconds + TICK_SECONDS else None
 
     def check_integrity(self, waiting: Iterable[Waiting]) -> None:
-        """Raise `AssertionError` when somebody else than `waiting` has a deadline."""
+        """Raise `AssertionError` when a request that is not among `waiting` has a deadline."""
         if not set(self._heap) <= set(waiting):
-            raise AssertionError("a deadline of somebody who does not wait is kept")
+            raise AssertionError("a deadline belongs to a request that does not wait")

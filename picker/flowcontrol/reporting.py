@@ -1,4 +1,4 @@
-"""Tells the series of flow control. Gauges are kept exactly, or read when somebody asks.
+"""Reports the series of flow control. Gauges are exact, or computed when they are read.
 
 A request's `priority` label is that of the band it waits in.
 """
@@ -46,7 +46,7 @@ class Readings(Protocol):
         ...
 
 
-class FlowTelling:
+class FlowReporter:
     """Owns the label sets of flow control, and the numbers of outcomes."""
 
     def __init__(self, metrics: PickerMetrics, pool_name: str, readings: Readings) -> None:
@@ -62,7 +62,7 @@ class FlowTelling:
         self.outcomes: Tally[FlowOutcome] = Tally()
 
     def labels(self, item: QueuedRequest, priority: int) -> Labels:
-        """How `item` is told of while it belongs to the band `priority`."""
+        """The label values of `item` while it belongs to the band `priority`."""
         request = item.request
         return self._metrics.request_labels(
             request.incoming_model, request.target_model, item.flow, priority
@@ -86,7 +86,7 @@ class FlowTelling:
         self._series.queue_size.labels(*where).inc()
         self._series.queue_bytes.labels(*where).inc(item.size_bytes)
 
-    def waits_no_more(self, labels: Labels, item: QueuedRequest) -> None:
+    def stopped_waiting(self, labels: Labels, item: QueuedRequest) -> None:
         """`item` waits no more."""
         where = self._where(labels)
         self._series.queue_size.labels(*where).dec()
@@ -114,33 +114,33 @@ class FlowTelling:
         self._series.dispatch_cycle_duration_seconds.observe(seconds)
 
     def revoked(self, revocation: Revocation) -> None:
-        """Requests under way were told to stop."""
+        """Requests under way were evicted."""
         priority = str(revocation.demand.priority)
         issued = self._series.revocations_issued_total.labels(priority, self._pool)
         issued.inc(len(revocation.victims))
         self._series.reclaim_target.labels(self._pool).set(revocation.target)
 
     def confirmed(self, seconds: float) -> None:
-        """A request that was told to stop is over."""
+        """An evicted request is over."""
         self._series.revocations_total.labels(CONFIRMED, self._pool).inc()
         self._series.revocation_confirmation_seconds.labels(self._pool).observe(seconds)
 
     def timed_out(self, count: int) -> None:
-        """So many that were told to stop did not."""
+        """So many evicted requests did not end in time."""
         if count:
             self._series.revocations_total.labels(TIMED_OUT, self._pool).inc(count)
 
     def use(self, settings: FlowControlSettings | None) -> None:
-        """Tell what there is to tell with these settings; None: nothing but what was counted."""
+        """Declare the gauges of these settings; None: only the counters stay."""
         series, readings = self._series, self._readings
         series.pending_reclaim.labels(self._pool).set_function(readings.pending_reclaim)
-        self._tell_caps(settings)
+        self._report_caps(settings)
         if self._detector is not None:
             series.stale_endpoints.remove(self._detector)
             self._detector = None
         if settings is None:
             self.bands(())
-            self._tell_stages(frozenset())
+            self._report_stages(frozenset())
             return
         self.stages(())
         if isinstance(settings.detector, JudgesStaleness):
@@ -149,23 +149,23 @@ class FlowTelling:
 
     def stages(self, stages: Iterable[str]) -> None:
         """Which stages there are now."""
-        told = frozenset((*stages, EFFECTIVE))
-        if told != self._stages:
-            self._tell_stages(told)
+        current = frozenset((*stages, EFFECTIVE))
+        if current != self._stages:
+            self._report_stages(current)
 
     def bands(self, bands: Iterable[Band]) -> None:
         """Which bands there are now."""
-        told = {str(band.priority): band for band in bands}
+        current = {str(band.priority): band for band in bands}
         gauges = self._series.capacity_utilization_requests, self._series.capacity_utilization_bytes
-        for priority in self._bands.keys() - told.keys():
+        for priority in self._bands.keys() - current.keys():
             for gauge in gauges:
                 gauge.remove(priority, self._pool)
-        for priority, band in told.items():
+        for priority, band in current.items():
             if self._bands.get(priority) is not band:
                 _watch_band(band, *(gauge.labels(priority, self._pool) for gauge in gauges))
-        self._bands = told
+        self._bands = current
 
-    def _tell_caps(self, settings: FlowControlSettings | None) -> None:
+    def _report_caps(self, settings: FlowControlSettings | None) -> None:
         series, readings = self._series, self._readings
         requests = series.global_capacity_utilization_requests
         sizes = series.global_capacity_utilization_bytes
@@ -178,13 +178,13 @@ class FlowTelling:
             share = _share(lambda: readings.queued()[1], settings.max_bytes)
             sizes.labels(self._pool).set_function(share)
 
-    def _tell_stages(self, told: frozenset[str]) -> None:
+    def _report_stages(self, current: frozenset[str]) -> None:
         gauge = self._series.pool_saturation
-        for stage in self._stages - told:
+        for stage in self._stages - current:
             gauge.remove(self._pool, stage)
-        for stage in told - self._stages:
+        for stage in current - self._stages:
             gauge.labels(self._pool, stage).set_function(partial(self._saturation, stage))
-        self._stages = told
+        self._stages = current
 
     def _saturation(self, stage: str) -> float:
         load = self._readings.pool_load()
