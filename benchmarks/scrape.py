@@ -35,9 +35,9 @@ from picker.pool.inflight import InflightLoad
 from picker.scrape.engines import EngineTable
 from picker.scrape.extract import extract
 from picker.scrape.http_client import HttpPages
-from picker.scrape.reading import Patience, Reading
+from picker.scrape.reading import Reading, StalenessLimits
 from picker.scrape.scrape import PolledSource, Scraper, ScrapeSettings
-from picker.scrape.sources import Findings, PageLocation, Scrape
+from picker.scrape.sources import Extraction, PageLocation, Scrape
 from picker.types import Endpoint
 
 SEED = 5
@@ -141,7 +141,7 @@ class Core:
         self._table = EngineTable()
         self.pages = 0
 
-    def extract(self, scrape: Scrape) -> Findings:
+    def extract(self, scrape: Scrape) -> Extraction:
         self.pages += 1
         return extract(scrape, self._table.of(scrape.endpoint.labels))
 
@@ -153,7 +153,7 @@ async def per_scrape(fetch: Fetch, endpoints: Sequence[Endpoint], seconds: float
     deadline = time.monotonic() + seconds
 
     async def one(endpoint: Endpoint) -> None:
-        reading = Reading(endpoint, 0, ("core", core), store, Patience(), lambda: None)
+        reading = Reading(endpoint, 0, ("core", core), store, StalenessLimits(), lambda: None)
         while (now := time.monotonic()) < deadline:
             reading.take(await fetch(endpoint.host_port), now, 0.05)
 

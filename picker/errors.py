@@ -1,6 +1,6 @@
 """Every way a request can be refused, and the one table that gives each its HTTP status.
 
-What the statuses mean here is told, row by row, in `docs/protocol.md`.
+`docs/protocol.md` lists the meaning of each status here.
 
 Source: Gateway API Inference Extension, Endpoint Picker Protocol, and the error codes of the
 reference picker.

@@ -24,7 +24,7 @@ from picker.pool.discovery import FileDiscovery
 from picker.pool.inflight import InflightLoad
 from picker.pool.pool_source import PoolSource
 from picker.pool.request_rules import RequestRules
-from picker.scrape.reading import Patience
+from picker.scrape.reading import StalenessLimits
 from picker.scrape.scrape import MIN_TICK_SECONDS, Scraper, ScrapeSettings, polled
 from picker.scrape.sources import describers
 from picker.telemetry.pool_metrics import PoolCollector
@@ -139,5 +139,5 @@ def _endpoints_file(options: Options, assembly: Assembly) -> tuple[Path, bool, b
 def _settings(options: Options) -> ScrapeSettings:
     return ScrapeSettings(
         tick_seconds=max(MIN_TICK_SECONDS, options.refresh_metrics_interval_seconds),
-        patience=Patience(seconds=options.metrics_staleness_threshold_seconds),
+        patience=StalenessLimits(seconds=options.metrics_staleness_threshold_seconds),
     )

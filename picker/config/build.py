@@ -2,7 +2,7 @@
 
 Order: say what is not supported → make plugins → connect those that name each other → fill in
 defaults → create the data producers that are needed but not configured → order them → profiles.
-Everything that is wrong is found before the first of it is told.
+All mistakes are collected before any is reported.
 """
 
 from __future__ import annotations

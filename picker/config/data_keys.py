@@ -1,4 +1,4 @@
-"""Who makes the findings that plugins need: default producers, order, and what cannot work."""
+"""The producers of the data that plugins consume: defaults, their order, and what cannot work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Keys = tuple[DataKey[Any], ...]
 def create_missing_producers(
     plugins: PluginInstances, registry: Registry, findings: Findings
 ) -> None:
-    """Make the default producer of every finding that a plugin needs and nobody produces.
+    """Make the default producer of every key that a plugin consumes and no plugin produces.
 
     Repeated, as a producer may need findings itself.
     """
@@ -67,7 +67,7 @@ def producers_in_order(plugins: PluginInstances, findings: Findings) -> list[Ins
 
 
 def check_layers(plugins: PluginInstances, findings: Findings) -> None:
-    """Tell of plugins that need a finding which is made only after they have run."""
+    """Report plugins that consume a key which is produced only after they have run."""
     late = {
         key: one.name for one in plugins if not is_producer(one.plugin) for key in _made_by(one)
     }

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from picker.config.findings import Findings
 from picker.config.instances import Instance, PluginInstances
-from picker.config.schema import DataSource as SourceSpec
-from picker.config.schema import EndpointPickerConfig
+from picker.config.schema import EndpointPickerConfig, SourceSpec
 from picker.config.source import Path
 from picker.config.units import duration_seconds
 from picker.errors import ConfigError
@@ -97,7 +96,7 @@ def written_discovery(config: EndpointPickerConfig) -> Iterator[tuple[Path, str]
 
 
 def check_load_is_known(plan: DataLayerPlan, plugins: PluginInstances, findings: Findings) -> None:
-    """Tell of plugins that read the load of endpoints when nothing finds it out."""
+    """Report plugins that read the load of endpoints when no extractor provides it."""
     known = {one.type_name for bound in plan.sources for one in bound.extractors}
     if DEFAULT_EXTRACTOR in known or findings.has_errors:
         return

@@ -1,8 +1,8 @@
 """Plain values → typed structs, strictly, telling everything that is wrong at once.
 
 msgspec decides what is valid. Only when it has refused a value is the value walked through, field
-by field, for all that is wrong and for what can be kept nevertheless: then the rest of the
-configuration is checked as well. In what is kept a required text that is missing or wrong is "",
+by field, for all mistakes and for the parts that are valid: with these the rest of the
+configuration is checked as well. In them a required text that is missing or wrong is "",
 which no valid configuration contains.
 """
 
@@ -30,7 +30,7 @@ _KINDS |= {"float": "a number", "bool": "true or false", "null": "nothing"}
 
 
 class _Absent(Enum):
-    """In place of a value that cannot be kept."""
+    """In place of an invalid value."""
 
     ABSENT = "absent"
 
@@ -39,7 +39,7 @@ _ABSENT = _Absent.ABSENT
 
 
 def decode(value: Any, shape: type[S], at: Path, findings: Findings) -> S | None:
-    """`value`, found at `at`, as a `shape`; None when that failed, which `findings` then tell.
+    """`value`, found at `at`, as a `shape`; None when that failed, and `findings` say why.
 
     A known key after which nothing is written means the same as no key.
     """
@@ -52,9 +52,9 @@ def decode_most(value: Any, shape: type[S], at: Path, findings: Findings) -> S:
     decoded = _converted(value, shape, at, findings)
     if decoded is not None:
         return decoded
-    kept = _walk(value, shape, at, findings) if len(findings) > before else _ABSENT
+    valid = _walk(value, shape, at, findings) if len(findings) > before else _ABSENT
     empty: S = _hole(shape)
-    return kept if isinstance(kept, shape) else empty
+    return valid if isinstance(valid, shape) else empty
 
 
 def _written(value: Any, annotation: Any) -> Any:
@@ -88,7 +88,7 @@ def _converted(value: Any, shape: type[S], at: Path, findings: Findings) -> S | 
 
 
 def _walk(value: Any, annotation: Any, at: Path, findings: Findings) -> Any:
-    """What of `value` can be kept; everything else becomes findings."""
+    """The valid part of `value`; everything else becomes findings."""
     shape, is_optional = _required(annotation)
     if value is None and is_optional:
         return None
@@ -121,19 +121,19 @@ def _walk_struct(value: Any, shape: type[msgspec.Struct], at: Path, findings: Fi
             _tell_unknown((*at, str(key)), key, tuple(fields), findings)
             if value[key] is not None:
                 written.setdefault(nearest_name(key, tuple(fields)) or "", key)
-    kept: dict[str, Any] = {}
+    valid: dict[str, Any] = {}
     for key, field in fields.items():
         if key in written:
             part = _walk(value[written[key]], field.type, (*at, str(written[key])), findings)
             if part is not _ABSENT:
-                kept[field.name] = part
+                valid[field.name] = part
                 continue
         elif field.required:
             findings.error(at, f"the key '{key}' is missing")
         if field.required:
-            kept[field.name] = ""
+            valid[field.name] = ""
     try:
-        return shape(**kept)
+        return shape(**valid)
     except (TypeError, ValueError):  # a rule of the struct that does not hold for what is left
         return _hole(shape)
 
@@ -226,7 +226,7 @@ def _kind(value: Any) -> str:
 
 
 def _in_yaml_words(what: str) -> str:
-    """msgspec's "Expected `str`, got `int`" in the words of somebody who writes YAML."""
+    """msgspec's "Expected `str`, got `int`" in the words of YAML."""
 
     def word(match: re.Match[str]) -> str:
         kinds = [kind.strip() for kind in match[1].split("|")]

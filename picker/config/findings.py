@@ -1,4 +1,4 @@
-"""What is wrong or doubtful in a configuration: findings as values, and who collects them."""
+"""The mistakes and doubts about a configuration, as values with positions, and their collection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import Enum
 from picker.config.source import Path, Source, dotted
 from picker.errors import ConfigError
 
-# More help nobody, and finding out where each belongs takes time in which no request is decided.
+# More do not help, and locating each takes time in which no request is decided.
 MAX_FINDINGS = 200
 
 
@@ -23,7 +23,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to tell about a configuration.
+    """One error or warning about a configuration.
 
     `line` and `column` count from one and are None where nothing was written; `key` is the dotted
     path of what it is about. `allowed` are the values that would do, where they can be listed;
@@ -83,7 +83,7 @@ class InvalidConfigError(ConfigError):
 class Findings:
     """Owns what was found while one configuration is read and built; iterates in file order.
 
-    Of more than `limit` the last to be told is that there are others.
+    Beyond `limit` findings, the last one says that there are more.
     """
 
     def __init__(self, source: Source, limit: int = MAX_FINDINGS) -> None:
@@ -95,7 +95,7 @@ class Findings:
     def __iter__(self) -> Iterator[Finding]:
         yield from sorted(self._found, key=lambda one: (one.line or 0, one.column or 0))
         if self._left_out:
-            text = "there are further findings, which are not told"
+            text = "there are further findings, which are not listed"
             yield Finding(self._gravest, text, self._source.name)
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ class Findings:
             self.error(path, text, names, nearest_name(given, names))
 
     def add(self, finding: Finding) -> None:
-        """Note a finding; one that is there already is not told twice."""
+        """Note a finding; a duplicate is dropped."""
         if not self._is_left_out(finding.severity):
             self._found[finding] = None
             self._has_errors |= finding.severity is Severity.ERROR

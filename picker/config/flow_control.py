@@ -1,7 +1,7 @@
 """The section `flowControl` → settings with their policies.
 
-What nobody wrote has the reference's defaults: a cap of a band that is 0 or missing is 1e9 bytes or
-5000 requests, one of all bands is none; a time of 0 never ends. `maxMemory`, which is not of the
+What is not written has the reference's defaults: a cap of a band that is 0 or missing is 1e9 bytes
+or 5000 requests, one of all bands is none; a time of 0 never ends. `maxMemory`, which is not of the
 reference, is 1Gi where it is missing, and no cap where it is 0. A policy that is named but not
 among the plugins is made when it is a plugin type.
 """
@@ -57,7 +57,8 @@ def plan_flow_control(
     findings: Findings,
     detector: Instance | None,
 ) -> FlowControlSettings | None:
-    """What flow control is to do; None when its gate is off, or for reasons that were told.
+    """What flow control is to do; None when its gate is off, or after errors, which `findings`
+    hold.
 
     `detector` is the plugin that says how full the pool is.
     """
@@ -130,7 +131,7 @@ class _Planner:
             at: Path = (*_SECTION, "priorityBands", index)
             settings = self._band(band, at)
             priority: object = band.priority
-            if not isinstance(priority, int):  # what could not be decoded is told already
+            if not isinstance(priority, int):  # reported by the decoder
                 continue
             if band.priority in seen:
                 text = f"the priority {band.priority} has a band already; merge the two"
@@ -165,7 +166,7 @@ class _Planner:
     # Values
 
     def _quantity(self, value: int | str | None, at: Path) -> int:
-        """A Kubernetes quantity; 0 for none, and for one that was told to be wrong."""
+        """A Kubernetes quantity; 0 for none and for an invalid one, which is reported."""
         text = "0" if value is None else str(value)
         if text.startswith("-"):
             said = f"must not be negative, got {value}; 0 is the default"
@@ -225,7 +226,7 @@ class _Kind(Generic[T]):
 
 
 def _seconds(text: str, at: Path, findings: Findings) -> float:
-    """A duration; 0 for one that never ends, and for one that is told to be wrong."""
+    """A duration; 0 for one that never ends and for an invalid one, which is reported."""
     try:
         return duration_seconds(text)
     except ConfigError as error:

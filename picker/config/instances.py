@@ -38,7 +38,7 @@ class Origin(Enum):
 class Instance:
     """One plugin: what the configuration calls it, its type, itself, and where it is written.
 
-    `path` is () for one that nobody wrote.
+    `path` is () for one that is not written.
     """
 
     name: str
@@ -57,7 +57,7 @@ class PluginInstances:
     """Owns the plugins while a configuration is put together; iterates in order of creation.
 
     Whatever is wrong goes into `findings`; where an instance is returned, None says that it is
-    missing and that this has been told. `before` are the plugins of the configuration in use.
+    missing and that this has been reported. `before` are the plugins of the configuration in use.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class PluginInstances:
     def _warn_of_no_effect(
         self, written: Mapping[str, Any], parameters: Parameters, at: Path
     ) -> None:
-        """Tell of what is written and ignored, or written and replaced by the value in force."""
+        """Warn of values that are ignored, or replaced by the value in force."""
         ignored = parameters.without_effect
         in_force = dict(_leaves(msgspec.to_builtins(parameters)))
         for steps, value in _leaves(written):
@@ -192,7 +192,7 @@ class PluginInstances:
 
     def _row(self, type_name: str, path: Path) -> PluginType[Any] | None:
         at = (*path, "type")
-        if not type_name:  # told already
+        if not type_name:  # reported by the decoder
             return None
         if type_name not in self._registry:
             if type_name in PLUGIN_TYPES:

@@ -1,7 +1,7 @@
 """Bytes → `EndpointPickerConfig`, with findings that point at a line. Reads no files.
 
-The document is composed into YAML nodes first, because only those know their position; what is
-wrong is told at a path, and the path leads back to a node.
+The document is composed into YAML nodes first, because only those know their position; a mistake is
+reported at a path, and the path leads back to a node.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class _Reading:
         rules = RuleSet(tuple(self._objectives.values()), tuple(rewrites))
         findings = tuple(self._findings)
         if self._is_cut:
-            text = "there are further findings, which are not told"
+            text = "there are further findings, which are not listed"
             findings = (*findings, Finding(Severity.WARNING, text, self._name))
         contents = PoolContents(
             endpoints=listed.endpoints,
@@ -253,7 +253,7 @@ class _Reading:
             self._findings.append(replace(one, message=f"{called}{one.message}"))
 
     def _room(self, source: Source) -> Findings:
-        """For what is found in a document; what would not be told is not worked out."""
+        """For what is found in a document; findings beyond the limit are not computed."""
         return Findings(source, MAX_FINDINGS - len(self._findings))
 
 

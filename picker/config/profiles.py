@@ -35,7 +35,7 @@ class ProfilePart:
 
 @dataclass(frozen=True, slots=True)
 class ProfilePlan:
-    """One profile by its plugins, in order; `path` is () for one that nobody wrote."""
+    """One profile by its plugins, in order; `path` is () for one that is not written."""
 
     name: str
     filters: tuple[ProfilePart, ...]

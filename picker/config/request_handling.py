@@ -90,8 +90,8 @@ def plan_detector(
 def warn_of_filtering_detector(
     plans: Iterable[ProfilePlan], detector: Instance | None, findings: Findings
 ) -> None:
-    """A detector among the plugins is a filter of the profile that nobody wrote, and a filter may
-    refuse what flow control would let wait, or let go.
+    """A detector among the plugins is a filter of the profile that is made by default, and a filter
+    may refuse what flow control would let wait, or let go.
     """
     for plan in plans:
         filters = [] if plan.path else [part.instance for part in plan.filters]

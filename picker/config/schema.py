@@ -1,8 +1,8 @@
 """The shape of an `EndpointPickerConfig`, field for field as the reference picker reads it.
 
-Frozen; unknown fields are errors. `None` means "not written", so that `config.build` can tell
-a default from a choice. What a field means is decided there, which of them are supported in
-`config.unsupported`.
+Frozen; unknown fields are errors. `None` means "not written", so that `config.build` can
+distinguish a default from a choice. What a field means is decided there, which of them are
+supported in `config.unsupported`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SchedulingProfile(Section, frozen=True):
     plugins: tuple[ProfilePlugin, ...] = ()
 
 
-class DataSource(Section, frozen=True):
+class SourceSpec(Section, frozen=True):
     """A data source and what is read out of it."""
 
     plugin_ref: Name
@@ -69,7 +69,7 @@ class Discovery(Section, frozen=True):
 
 
 class CrossReplica(Section, frozen=True):
-    """How replicas tell each other what they do."""
+    """The exchange between replicas."""
 
     syncer_plugin_ref: str | None = None
     sync_interval: str | None = None
@@ -84,7 +84,7 @@ class DataLayer(Section, frozen=True):
     """
 
     inject_defaults: bool | None = None
-    sources: tuple[DataSource, ...] = ()
+    sources: tuple[SourceSpec, ...] = ()
     discovery: Discovery | None = None
     peer_discovery: PluginRef | None = None
     cross_replica: CrossReplica | None = None
@@ -126,7 +126,7 @@ class FlowControl(Section, frozen=True):
 
 
 class RequestHandler(Section, frozen=True):
-    """How request bodies are understood, and what model servers are told beside them."""
+    """How request bodies are understood, and what is forwarded to model servers beside them."""
 
     parsers: tuple[PluginRef, ...] = ()
     propagate_priority: bool | None = None

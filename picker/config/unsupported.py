@@ -41,7 +41,7 @@ def reason(feature: str) -> str:
 
 
 def check_supported(config: EndpointPickerConfig, findings: Findings) -> None:
-    """Tell of every gate and section that would not have the effect that it asks for."""
+    """Report every gate and section that would not have the effect that it asks for."""
     _check_gates(config, findings)
     if config.request_handler is not None and config.request_handler.propagate_priority:
         text = "leave it out: a request's priority is not passed on to model servers yet"

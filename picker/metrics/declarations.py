@@ -28,7 +28,7 @@ TPOT_SECONDS = (
 )
 ITL_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2)
 REQUEST_BYTES = tuple(64 * 2**k for k in range(25))
-# 32778 is the reference's; another bound would be another series to who adds them up.
+# 32778 is the reference's; another bound would be another series in sums.
 RESPONSE_BYTES = (1, *(8 * 2**k for k in range(12)), 32778, 65536)
 INPUT_TOKENS = (*RESPONSE_BYTES, 131072, 262144, 524288, 1048576)
 OUTPUT_TOKENS = (1, *(8 * 2**k for k in range(11)))

@@ -1,7 +1,7 @@
 """The families of series, one class for each room that reports: `PickerMetrics` declares them all.
 
-A room is handed its family and nothing else, so that what it reports can be read here and who
-reports it there. Names, labels and help texts are in docs/metrics.md, which a test compares.
+A room is handed its family and nothing else, so that its series are read here and their
+use is read there. Names, labels and help texts are in docs/metrics.md, which a test compares.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NAME = "flow_control_"
 
 
 class FlowSeries(Declarations):
-    """Owns them; `declared` is where they are told from."""
+    """Declares the family; `declared` collects the series for the page."""
 
     def __init__(self, declared: list[AnySeries]) -> None:
         super().__init__(declared)
@@ -136,7 +136,7 @@ ENDPOINT = ("endpoint_name", "namespace")
 
 
 class HealthSeries(Declarations):
-    """Owns them; `declared` is where they are told from."""
+    """Declares the family; `declared` collects the series for the page."""
 
     def __init__(self, declared: list[AnySeries]) -> None:
         super().__init__(declared)
@@ -158,7 +158,7 @@ _KINDS = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK"})
 
 
 class KubernetesSeries(Declarations):
-    """Owns them; `declared` is where they are told from."""
+    """Declares the family; `declared` collects the series for the page."""
 
     def __init__(self, declared: list[AnySeries]) -> None:
         super().__init__(declared)
@@ -225,7 +225,7 @@ class SubjectSeries:
 
     @contextmanager
     def age_shown(self, selector: str, age: Callable[[], float | None]) -> Iterator[None]:
-        """Tell how long nothing was heard, for the length of the block."""
+        """Export the time since the last contact, for the length of the block."""
         began = self.age.labels(self.resource, self.namespace, selector)
         began.set_function(lambda: age() or 0.0)
         try:
@@ -235,7 +235,7 @@ class SubjectSeries:
 
 
 class ElectionSeries(Declarations):
-    """Owns those about who leads; there are none without an election."""
+    """The series of leadership; none without an election."""
 
     def __init__(self, declared: list[AnySeries]) -> None:
         super().__init__(declared)
@@ -271,7 +271,7 @@ class LeaseSeries:
 
     @contextmanager
     def shown(self, is_leader: Callable[[], bool]) -> Iterator[None]:
-        """Tell whether this replica leads, for the length of the block."""
+        """Export whether this replica leads, for the length of the block."""
         self.series.leader.labels(self.lease).set_function(lambda: float(is_leader()))
         for change in ("gained", "lost"):
             self.series.changes_total.labels(self.lease, change)
@@ -301,7 +301,7 @@ LOOKUP_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
 class KvSeries(Declarations):
-    """Owns them; `declared` is where they are told from."""
+    """Declares the family; `declared` collects the series for the page."""
 
     def __init__(self, declared: list[AnySeries]) -> None:
         super().__init__(declared)
@@ -349,7 +349,7 @@ class KvSeries(Declarations):
 
 
 class PeerSeries(Declarations):
-    """Owns them; `declared` is where they are told from."""
+    """Declares the family; `declared` collects the series for the page."""
 
     def __init__(self, declared: list[AnySeries]) -> None:
         super().__init__(declared)
@@ -395,7 +395,7 @@ PREDICTION = (*PLUGIN, *MODEL_LABELS)
 
 
 class PluginSeries(Declarations):
-    """Owns them; `declared` is where they are told from."""
+    """Declares the family; `declared` collects the series for the page."""
 
     def __init__(self, declared: list[AnySeries]) -> None:
         super().__init__(declared)
@@ -473,7 +473,7 @@ class PluginSeries(Declarations):
 
 
 class RecordingSeries(Declarations):
-    """Owns them; `declared` is where they are told from."""
+    """Declares the family; `declared` collects the series for the page."""
 
     def __init__(self, declared: list[AnySeries]) -> None:
         super().__init__(declared)
@@ -485,7 +485,7 @@ class RecordingSeries(Declarations):
 
 
 class StreamSeries(Declarations):
-    """Owns them; `declared` is where they are told from."""
+    """Declares the family; `declared` collects the series for the page."""
 
     def __init__(self, declared: list[AnySeries]) -> None:
         super().__init__(declared)
@@ -502,7 +502,7 @@ VARIANT = ("variant",)
 
 
 class XdsSeries(Declarations):
-    """Owns them; `declared` is where they are told from."""
+    """Declares the family; `declared` collects the series for the page."""
 
     def __init__(self, declared: list[AnySeries]) -> None:
         super().__init__(declared)

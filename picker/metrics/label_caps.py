@@ -43,7 +43,7 @@ class RequestLabels:
     """Values for `REQUEST_LABELS`, with what clients can invent capped.
 
     Each kind of value is capped, and so is the number of their combinations: a page of a thousand
-    models times a thousand tenants would be of no use to anybody. Models that are pinned are told
+    models times a thousand tenants would be of no use. Models that are pinned are reported
     in spite of both.
     """
 
@@ -54,7 +54,9 @@ class RequestLabels:
         self._sets: set[tuple[str, str, str, str]] = set()
 
     def pin_models(self, names: Iterable[str]) -> None:
-        """Admit these whatever the caps; what was told as `other` before is told by its name."""
+        """Admit these whatever the caps; a name reported as `other` before is reported as
+        itself.
+        """
         self.models.pin(names)
         self._known.clear()
 

@@ -1,8 +1,8 @@
 """Every series the picker exposes, declared once.
 
-`PickerMetrics` owns all of them; the composition root makes one and hands it to who records. Names,
-labels and buckets are those of the reference picker (prefix `llm_d_epp_`), so that its dashboards
-and alerts work unchanged, and so are the deprecated names that it still tells beside them.
+`PickerMetrics` owns all of them; the composition root makes one and hands it to those that record.
+Names, labels and buckets are those of the reference picker (prefix `llm_d_epp_`), so that its
+dashboards and alerts work unchanged, and so are the deprecated names that it still exports.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class PickerMetrics(Declarations):
 
     @property
     def of_process(self) -> Sequence[AnySeries]:
-        """Those that tell of the process and not of the pool, where it has several."""
+        """The series of the process, as opposed to those of one of its pools."""
         xds, election = self.xds, self.kubernetes.election
         return (
             self.info,
@@ -143,8 +143,8 @@ class PickerMetrics(Declarations):
 
     def render(self, series: Iterable[AnySeries] | None = None) -> bytes:
         """The exposition, in `CONTENT_TYPE`; of declared series only these, where given."""
-        told = self._series if series is None else series
-        lines = [line for one in told for line in text_of(one)]
+        chosen = self._series if series is None else series
+        lines = [line for one in chosen for line in text_of(one)]
         return "".join(lines).encode() + generate_latest(self._collectors)
 
     def register(self, collector: Collector) -> None:
@@ -154,7 +154,9 @@ class PickerMetrics(Declarations):
         self._collectors.register(with_twins)
 
     def pin_models(self, names: Iterable[str]) -> None:
-        """Names of models that are configured, and therefore told however many clients invent."""
+        """Names of models that are configured, which keep their label however many names clients
+        invent.
+        """
         self._labels.pin_models(names)
 
     def model_label(self, model: str) -> str:

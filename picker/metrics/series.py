@@ -2,7 +2,7 @@
 
 Theory of operation: a request counts a dozen series, so counting is a dictionary look-up and an
 addition, without locks (one thread counts and renders) and without the deprecated twins of a
-series: those are made of the series' own numbers when somebody asks for the page, under the names
+series: those are computed from the series' own numbers when the page is rendered, under the names
 and with the labels that they had, numbers of label sets that fall together added up.
 
 The text is written directly, which takes a fraction of what `prometheus_client` takes: the page is
@@ -155,7 +155,7 @@ class Gauge(_Series[float]):
         self._value = float(value)
 
     def set_function(self, function: Callable[[], float]) -> None:
-        """Be what `function` says whenever somebody asks."""
+        """Take the value from `function` whenever the page is rendered."""
         self._function = function
 
     def samples(self, number: float) -> Iterator[tuple[str, str, float]]:
@@ -216,7 +216,7 @@ AnySeries: TypeAlias = "Counter | Gauge | Histogram"
 
 
 def metrics_of(series: _Series[Any]) -> Iterator[Metric]:
-    """The series and its twins, as a collector of `prometheus_client` tells them."""
+    """The series and its twins, as a collector of `prometheus_client`."""
     for name, text, labels, numbers in _tables(series):
         metric = Metric(_family(series, name), text, series.kind)
         for values, number in numbers:
@@ -251,9 +251,9 @@ def _tables(
         places = [declared.labels.index(label) for label in twin.labels]
         merged: dict[Labels, N] = {}
         for values, number in numbers:
-            kept = tuple(values[place] for place in places)
-            known = merged.get(kept)
-            merged[kept] = number if known is None else series.added(known, number)
+            label_values = tuple(values[place] for place in places)
+            known = merged.get(label_values)
+            merged[label_values] = number if known is None else series.added(known, number)
         names = tuple(twin.renamed.get(label, label) for label in twin.labels)
         yield twin.name, f"Deprecated: use {declared.name}.", names, merged.items()
 

@@ -14,7 +14,7 @@ class Activity:
     """Knows whether anything was decided within the last second or is under way.
 
     `note` is called for every decision and costs next to nothing. That the pool is idle is found
-    out by whoever awaits `began`; until then it counts as busy.
+    out by the task that awaits `began`; until then it counts as busy.
     """
 
     def __init__(self, inflight: InflightLoad, quiet_seconds: float = QUIET_SECONDS) -> None:

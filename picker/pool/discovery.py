@@ -30,7 +30,7 @@ MAX_FILE_BYTES = 1024 * 1024
 class PoolContents:
     """What an endpoints file says.
 
-    `skipped` tells what of it does not count and why, one line each, `remarks` what its author
+    `skipped` names what does not count and why, one line each, `remarks` what its author
     should know; both are cut when there is too much. `num_skipped` is complete.
     """
 

@@ -79,7 +79,7 @@ class InflightLoad:
     def check_integrity(self) -> None:
         """Raise `AssertionError` when the counters contradict each other."""
         if any(count < 1 for count in self._counts.values()):
-            raise AssertionError(f"a counter below one is kept: {self._counts}")
+            raise AssertionError(f"a counter is below one: {self._counts}")
         if sum(self._counts.values()) != self._total:
             raise AssertionError(f"{self._counts} does not sum up to {self._total}")
         keys = self._counts.keys() | self._others.keys()

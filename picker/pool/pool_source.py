@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class PoolSource(Protocol):
-    """Keeps a datastore and the rules of requests equal to what somebody else says."""
+    """Keeps a datastore and the rules of requests equal to an outside source."""
 
     def load(self) -> None:
         """Called once before anything is served. What can be known at once is known then; raises
@@ -23,5 +23,5 @@ class PoolSource(Protocol):
         ...
 
     def problem(self) -> str | None:
-        """Why what is known may be old, in a sentence for people; None: it is current."""
+        """Why what is known may be old, in a sentence; None: it is current."""
         ...

@@ -1,8 +1,9 @@
 """Find a few series in a Prometheus text exposition without parsing the rest.
 
-A worker's page has tens of kilobytes, most of it histogram buckets nobody here reads. `scan` looks
-for each wanted name with `bytes.find` and decodes only the lines that turn out to be samples of
-exactly that name. It never raises: a line that is not a well-formed sample is not a sample.
+A worker's page has tens of kilobytes, most of it histogram buckets that the picker does not read.
+`scan` looks for each wanted name with `bytes.find` and decodes only the lines that turn out to be
+samples of exactly that name. It never raises: a line that is not a well-formed sample is not a
+sample.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def greatest(exposition: bytes, name: str) -> Sample | None:
 
 def _plain_value(line: bytes) -> float | None:
     """The value on a line that is a sample; anything on a line that is none."""
-    if b"#" in line:  # only decoding tells a label from an exemplar
+    if b"#" in line:  # only decoding distinguishes a label from an exemplar
         sample = _sample(line)
         return None if sample is None else sample.value
     words = line[line.rfind(b"}") + 1 :].split(None, 1)

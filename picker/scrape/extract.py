@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from picker.scrape.engines import PROCESS_START, EngineSeries, Series
 from picker.scrape.exposition import Sample, greatest, scan
-from picker.scrape.sources import ExtractError, Findings, Scrape
+from picker.scrape.sources import ExtractError, Extraction, Scrape
 from picker.types import EndpointMetrics
 
 RANK_LABELS = ("engine", "dp_rank")  # vLLM's and SGLang's name for a data-parallel rank
@@ -25,7 +25,7 @@ _PART_LABEL = "priority"
 _Samples = Mapping[str, Sequence[Sample]]
 
 
-def extract(scrape: Scrape, engine: EngineSeries) -> Findings:
+def extract(scrape: Scrape, engine: EngineSeries) -> Extraction:
     """Read one metrics page.
 
     A load series that is missing or unusable (NaN, infinite, negative) keeps its value from
@@ -40,7 +40,7 @@ def extract(scrape: Scrape, engine: EngineSeries) -> Findings:
     loads = (engine.waiting, engine.running, engine.kv_usage)
     expected = sum(series is not None for series in loads)
     if not expected:
-        return Findings(None, attributes, tuple(problems))
+        return Extraction(None, attributes, tuple(problems))
     readings = [_values(samples, series, scrape.rank, problems) for series in loads]
     missing = sum(
         series is not None and not values for series, values in zip(loads, readings, strict=True)
@@ -48,7 +48,7 @@ def extract(scrape: Scrape, engine: EngineSeries) -> Findings:
     if missing and (scrape.previous is None or missing == expected):
         raise ExtractError("; ".join(problems[custom_problems:]))
     metrics = _metrics(scrape, engine, samples, readings)
-    return Findings(metrics, attributes, tuple(problems))
+    return Extraction(metrics, attributes, tuple(problems))
 
 
 def _metrics(
@@ -122,8 +122,8 @@ def _per_engine(samples: _Samples, series: Series, rank: int | None) -> list[Sam
 
 
 def _without_parts(samples: Sequence[Sample]) -> Sequence[Sample]:
-    """Without what is in another sample already: SGLang tells a total, whose priority is empty, and
-    beside it what of that has each priority.
+    """Without what is in another sample already: SGLang reports a total, whose priority is empty,
+    and beside it what of that has each priority.
     """
     if not any(sample.labels.get(_PART_LABEL) for sample in samples):
         return samples
@@ -135,7 +135,7 @@ def _has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
 
 
 def of_rank(samples: Sequence[Sample], rank: int) -> Sequence[Sample]:
-    """The samples of one data-parallel rank; all of them where the page tells no ranks apart."""
+    """The samples of one data-parallel rank; all of them where the page has no ranks."""
     ranked = [
         (next((sample.labels[name] for name in RANK_LABELS if name in sample.labels), None), sample)
         for sample in samples

@@ -27,10 +27,10 @@ class ResponseError(PickerError):
     """Bytes that are no response one can use."""
 
 
-class ResponseReader:
+class PageReader:
     """Collects one response; its body has at most `max_body_bytes`.
 
-    The parser calls the `on_…` methods; nobody else does.
+    Only the parser calls the `on_…` methods.
     """
 
     __slots__ = (
@@ -82,7 +82,7 @@ class ResponseReader:
     def feed(self, data: bytes) -> bool:
         """Take what arrived; True when the response is complete. Raises `ResponseError`.
 
-        Bytes beyond the end make the connection one that is not to be kept.
+        After bytes beyond the end the connection is not reused.
         """
         self._received += len(data)
         try:
@@ -109,7 +109,7 @@ class ResponseReader:
     # Called by the parser
 
     def on_message_begin(self) -> None:
-        """Another response where nobody asked for one."""
+        """A response begins; a second one is surplus."""
         self._surplus = self._surplus or self._complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -129,7 +129,7 @@ class ResponseReader:
                 self._refuse("its transfer encoding is not supported")
             self._frame()
         elif lower == b"content-encoding" and value.lower() != b"identity":
-            self._refuse("the body is compressed, which nobody asked for")
+            self._refuse("the body is compressed, although that was not asked for")
 
     def on_headers_complete(self) -> None:
         """The head is over; that of an interim response does not count."""
@@ -239,7 +239,7 @@ class HttpPages:
             raise ScrapeError(str(error)) from None
 
     def forget(self, address: str) -> None:
-        """Close the connection that is kept for `address`."""
+        """Close the idle connection to `address`."""
         self._requests.pop(address, None)
         connection = self._idle.pop(address, None)
         if connection is not None:
@@ -304,8 +304,8 @@ class _Connection(asyncio.Protocol):
     def __init__(self, max_page_bytes: int) -> None:
         self._max_page_bytes = max_page_bytes
         self._transport: asyncio.Transport | None = None
-        self._reader: ResponseReader | None = None
-        self._answer: asyncio.Future[ResponseReader] | None = None
+        self._reader: PageReader | None = None
+        self._answer: asyncio.Future[PageReader] | None = None
 
     @property
     def usable(self) -> bool:
@@ -313,7 +313,7 @@ class _Connection(asyncio.Protocol):
         transport = self._transport
         return transport is not None and self._answer is None and not transport.is_closing()
 
-    async def ask(self, request: bytes, deadline: float) -> ResponseReader:
+    async def ask(self, request: bytes, deadline: float) -> PageReader:
         """The complete response. Raises `TimeoutError`, `ResponseError` and `_LostError`.
 
         Unless it returns, the connection is closed.
@@ -321,8 +321,8 @@ class _Connection(asyncio.Protocol):
         if self._transport is None:
             raise _LostError("the connection is closed")
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[ResponseReader] = loop.create_future()
-        self._answer, self._reader = answer, ResponseReader(self._max_page_bytes)
+        answer: asyncio.Future[PageReader] = loop.create_future()
+        self._answer, self._reader = answer, PageReader(self._max_page_bytes)
         timer = loop.call_at(deadline, self._fail, TimeoutError)
         self._transport.write(request)
         try:
@@ -347,7 +347,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """A part of the answer, or something nobody asked for."""
+        """A part of the answer, or unsolicited bytes."""
         reader = self._reader
         if reader is None or self._answer is None or self._answer.done():
             self.close()

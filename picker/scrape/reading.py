@@ -1,4 +1,4 @@
-"""One extractor's reading of one endpoint: stores what pages say, and judges when that is over.
+"""One extractor on one endpoint: it stores what pages say, and decides when that is stale.
 
 A failure changes nothing: the last values stay. Once failures have lasted, what the reading gave is
 unknown: the load is marked stale, attributes are dropped. A change of state is logged once, every
@@ -12,22 +12,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from picker.pool.datastore import Datastore
-from picker.scrape.sources import ExtractError, Extractor, Findings, Scrape
+from picker.scrape.sources import ExtractError, Extraction, Extractor, Scrape
 from picker.types import Candidate, Endpoint
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """When old answers are not believed any more: whichever comes first."""
+class StalenessLimits:
+    """When old values expire: whichever comes first."""
 
     seconds: float = 2.0
     failures: int = 4
 
 
 class Reading:
-    """Owns how an extractor, at its position in the source, fares with an endpoint.
+    """Owns the progress of an extractor, at its position in the source, with an endpoint.
 
     No clock: times are arguments, in seconds.
     """
@@ -40,8 +40,8 @@ class Reading:
         "_failures",
         "_gave_load",
         "_given",
+        "_limits",
         "_note_error",
-        "_patience",
         "_problems",
         "_stale",
         "endpoint",
@@ -55,14 +55,14 @@ class Reading:
         position: int,
         extractor: tuple[str, Extractor],
         datastore: Datastore,
-        patience: Patience,
+        limits: StalenessLimits,
         note_error: Callable[[], None],
     ) -> None:
         self.endpoint, self.position = endpoint, position
         self.rank: int | None = None
         self._extractor_type, self._extractor = extractor
         self._datastore = datastore
-        self._patience = patience
+        self._limits = limits
         self._note_error = note_error
         self._failures = 0
         self._failing_since: float | None = None
@@ -104,15 +104,17 @@ class Reading:
         if self._failing_since is None:
             self._failing_since = now_seconds
         lost = (
-            self._failures >= self._patience.failures
-            or now_seconds - self._failing_since >= self._patience.seconds
+            self._failures >= self._limits.failures
+            or now_seconds - self._failing_since >= self._limits.seconds
         )
         if lost and not self._stale:
             self._stale = True
             self._give_up(reason)
 
     def end(self) -> None:
-        """Nobody will read on, while the endpoint may stay: what was given is not kept alive."""
+        """Stop reading an endpoint that may stay in the pool; what was read of it expires at
+        once.
+        """
         if self._candidate() is not None:
             self._forget()
 
@@ -122,7 +124,7 @@ class Reading:
             return None
         return candidate
 
-    def _store(self, findings: Findings) -> None:
+    def _store(self, findings: Extraction) -> None:
         key = self.endpoint.key
         if findings.metrics is not None:
             self._gave_load = True

@@ -23,7 +23,7 @@ from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.activity import Activity
 from picker.pool.datastore import Datastore, EndpointChanges
 from picker.scrape.http_client import HttpPages, PageFetcher, ScrapeError, tls_context
-from picker.scrape.reading import Patience, Reading
+from picker.scrape.reading import Reading, StalenessLimits
 from picker.scrape.sources import Extractor, PageLocation, SourceBinding
 from picker.types import Endpoint
 
@@ -37,7 +37,7 @@ MAX_SHARE = 0.05  # of the event loop's time, for reading the pages of one addre
 
 @dataclass(frozen=True, slots=True)
 class ScrapeSettings:
-    """How often to ask, and when to stop believing old answers.
+    """How often to ask, and when old values expire.
 
     `tick_seconds` is the interval while the pool is busy, `idle_seconds` the longest one while
     nothing happens. A scrape costs about a tenth of a millisecond of the event loop that also
@@ -48,7 +48,7 @@ class ScrapeSettings:
     tick_seconds: float = MIN_TICK_SECONDS
     idle_seconds: float = 1.0
     max_scrapes_per_second: float = 2500.0
-    patience: Patience = field(default_factory=Patience)
+    patience: StalenessLimits = field(default_factory=StalenessLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ class Scraper:
         return target.interval_seconds
 
     async def _watch(self, activity: Activity) -> None:
-        """Ask everybody anew whenever the pool wakes up."""
+        """Ask every address anew whenever the pool wakes up."""
         while True:
             await activity.began()
             for target in self._targets.values():
@@ -281,8 +281,8 @@ class Scraper:
 
 @dataclass(slots=True, eq=False)
 class _Target:
-    """An address of a source, the endpoints by key that it is asked about, and who reads what it
-    answers.
+    """An address of a source, the endpoints by key that it is asked about, and the readings of its
+    pages.
     """
 
     source: PolledSource
@@ -300,27 +300,27 @@ class _Target:
 
     def follow(self, readings: Sequence[Reading]) -> None:
         """Hand pages to `readings` from now on; those that are left out end."""
-        kept = set(readings)
+        staying = set(readings)
         for reading in self.readings:
-            if reading not in kept:
+            if reading not in staying:
                 reading.end()
         self.readings = tuple(readings)
 
     def end(self) -> None:
-        """Nobody asks this address any more."""
+        """Stop asking this address."""
         self.over = True
         self.follow(())
         if self.task is not None:
             self.task.cancel()
 
     def take(self, page: bytes, now_seconds: float, interval_seconds: float) -> None:
-        """Let everybody read a page."""
+        """Hand a page to all readings."""
         self.failures = 0
         for reading in self.readings:
             reading.take(page, now_seconds, interval_seconds)
 
     def fail(self, reason: str, now_seconds: float) -> None:
-        """Tell everybody that there is no page."""
+        """Report to all readings that there is no page."""
         self.failures += 1
         for reading in self.readings:
             reading.fail(reason, now_seconds)

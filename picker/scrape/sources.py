@@ -1,6 +1,6 @@
-"""What a data source and an extractor are: where pages of endpoints are found, and what is in them.
+"""Data sources and extractors: where the pages of endpoints are, and what is read from them.
 
-A source says where to ask (`location`), an extractor makes findings of what came back. Both are
+A source says where to ask (`location`), an extractor reads what came back. Both are
 values without I/O; `datalayer.scrape` does the asking. An extractor that needs no page, only the
 endpoint itself, is an `EndpointExtractor`; it belongs to a source without a location.
 """
@@ -25,7 +25,7 @@ class ExtractError(PickerError):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """How scrapes over https check the server and show who they are; "" names no file."""
+    """How scrapes over https check the server and authenticate; "" names no file."""
 
     verify: bool = False
     ca_cert_path: str = ""
@@ -80,7 +80,7 @@ class Scrape:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class Extraction:
     """What a page said: the endpoint's load (None: nothing), attributes by "Type/producer", and
     what is missing or unusable.
     """
@@ -102,16 +102,16 @@ class DataSource(Protocol):
 
 @runtime_checkable
 class Extractor(Protocol):
-    """Makes findings of pages."""
+    """Reads pages."""
 
-    def extract(self, scrape: Scrape) -> Findings:
+    def extract(self, scrape: Scrape) -> Extraction:
         """What the page says about the endpoint. Raises `ExtractError` when it says nothing."""
         ...
 
 
 @runtime_checkable
 class EndpointExtractor(Protocol):
-    """Makes findings of endpoints alone, once when they join or change."""
+    """Derives attributes of endpoints alone, once when they join or change."""
 
     def describe(self, endpoint: Endpoint) -> Mapping[str, Any]:
         """Attributes by "Type/producer". Never raises for what an endpoint may be."""
@@ -137,7 +137,7 @@ class SourceBinding:
 
 
 def describers(plugins: Iterable[object]) -> tuple[Callable[[Endpoint], Mapping[str, Any]], ...]:
-    """What makes findings of endpoints alone, for the datastore.
+    """What derives attributes of endpoints alone, for the datastore.
 
     It does so whether or not a source names it: there is nothing to ask for.
     """

@@ -17,7 +17,7 @@ from picker.scrape.engines import EngineTable
 from picker.scrape.extract import extract
 from picker.scrape.http_client import ScrapeError
 from picker.scrape.scrape import PolledSource, Scraper, ScrapeSettings
-from picker.scrape.sources import ExtractError, Findings, PageLocation, Scrape
+from picker.scrape.sources import ExtractError, Extraction, PageLocation, Scrape
 from picker.types import Candidate, Endpoint
 
 PAGE = b"vllm:num_requests_waiting 3\nvllm:num_requests_running 1\nvllm:kv_cache_usage_perc 0.5\n"
@@ -51,17 +51,17 @@ class Pages:
 class Core:
     """Reads the load, as the core-metrics-extractor does."""
 
-    def extract(self, scrape: Scrape) -> Findings:
+    def extract(self, scrape: Scrape) -> Extraction:
         return extract(scrape, EngineTable().of(scrape.endpoint.labels))
 
 
 class Length:
     """Finds out how long a page is; an empty one says nothing."""
 
-    def extract(self, scrape: Scrape) -> Findings:
+    def extract(self, scrape: Scrape) -> Extraction:
         if not scrape.page:
             raise ExtractError("empty")
-        return Findings(attributes={"Length/test": len(scrape.page)})
+        return Extraction(attributes={"Length/test": len(scrape.page)})
 
 
 def source(

@@ -28,7 +28,7 @@ from picker.scrape.engines import (
     parse_series,
 )
 from picker.scrape.extract import extract
-from picker.scrape.sources import Findings, Scrape
+from picker.scrape.sources import Extraction, Scrape
 
 TYPE = "core-metrics-extractor"
 
@@ -70,7 +70,7 @@ class CoreMetricsExtractor:
     def __init__(self, table: EngineTable) -> None:
         self._table = table
 
-    def extract(self, scrape: Scrape) -> Findings:
+    def extract(self, scrape: Scrape) -> Extraction:
         """The endpoint's load and its custom numbers. Raises `ExtractError`."""
         return extract(scrape, self._table.of(scrape.endpoint.labels))
 

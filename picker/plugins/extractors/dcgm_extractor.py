@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from picker.framework.registry import Parameters, PluginType, Stability
 from picker.scrape.exposition import scan
-from picker.scrape.sources import ExtractError, Findings, Scrape
+from picker.scrape.sources import ExtractError, Extraction, Scrape
 from picker.types import Endpoint
 
 TYPE = "dcgm-extractor"
@@ -21,7 +21,7 @@ ATTRIBUTE = f"GPUUtilization/{TYPE}"
 class DcgmExtractor(Parameters, frozen=True):
     """`parameters` of a dcgm-extractor, and the plugin itself."""
 
-    def extract(self, scrape: Scrape) -> Findings:
+    def extract(self, scrape: Scrape) -> Extraction:
         """The busiest GPU's share. Raises `ExtractError` when the page tells of none."""
         names = _pod_names(scrape.endpoint)
         shares = [
@@ -31,7 +31,7 @@ class DcgmExtractor(Parameters, frozen=True):
         ]
         if not shares:
             raise ExtractError(f"series '{SERIES}' has no usable sample of this endpoint")
-        return Findings(attributes={ATTRIBUTE: max(shares)})
+        return Extraction(attributes={ATTRIBUTE: max(shares)})
 
 
 def _pod_names(endpoint: Endpoint) -> tuple[str, ...]:

@@ -13,13 +13,13 @@ import msgspec
 
 from picker.framework.registry import Parameters, PluginType
 from picker.framework.served_models import MODELS_ATTRIBUTE, ServedModel
-from picker.scrape.sources import ExtractError, Findings, Scrape
+from picker.scrape.sources import ExtractError, Extraction, Scrape
 
 
 class ModelsDataExtractor(Parameters, frozen=True):
     """`parameters` of a models-data-extractor, and the plugin itself."""
 
-    def extract(self, scrape: Scrape) -> Findings:
+    def extract(self, scrape: Scrape) -> Extraction:
         """The models. Raises `ExtractError` when the body is no list of models."""
         try:
             body = msgspec.json.decode(scrape.page)
@@ -31,7 +31,7 @@ class ModelsDataExtractor(Parameters, frozen=True):
         models = tuple(_model(one) for one in entries if _has_id(one))
         skipped = len(entries) - len(models)
         problems = (f"{skipped} models without an id",) if skipped else ()
-        return Findings(attributes={MODELS_ATTRIBUTE: models}, problems=problems)
+        return Extraction(attributes={MODELS_ATTRIBUTE: models}, problems=problems)
 
 
 def _has_id(entry: Any) -> bool:

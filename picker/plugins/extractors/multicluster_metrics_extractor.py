@@ -23,7 +23,7 @@ from picker.scheduling.endpoint_attributes import (
 )
 from picker.scrape.engines import Series, parse_series
 from picker.scrape.exposition import scan
-from picker.scrape.sources import ExtractError, Findings, Scrape
+from picker.scrape.sources import ExtractError, Extraction, Scrape
 
 
 class MulticlusterMetricsParameters(Parameters, frozen=True):
@@ -41,7 +41,7 @@ class MulticlusterMetricsExtractor:
         self._queue = _series("queueSizeMetric", parameters.queue_size_metric)
         self._usage = _series("kvCacheUtilizationMetric", parameters.kv_cache_utilization_metric)
 
-    def extract(self, scrape: Scrape) -> Findings:
+    def extract(self, scrape: Scrape) -> Extraction:
         """The two numbers. Raises `ExtractError` when the page has neither."""
         found: dict[str, float] = {}
         problems: list[str] = []
@@ -57,7 +57,7 @@ class MulticlusterMetricsExtractor:
                 problems.append(f"series '{series.name}' has no usable sample")
         if not found:
             raise ExtractError("; ".join(problems))
-        return Findings(attributes=found, problems=tuple(problems))
+        return Extraction(attributes=found, problems=tuple(problems))
 
 
 def _series(parameter: str, spec: str) -> Series:

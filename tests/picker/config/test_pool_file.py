@@ -386,7 +386,7 @@ def test_no_file_makes_more_findings_than_anybody_reads() -> None:
     found = read_pool_file(text.encode(), "f", "pool")
     assert found.contents.num_skipped == 399
     assert len(found.findings) == MAX_FINDINGS + 1
-    assert found.findings[-1].message == "there are further findings, which are not told"
+    assert found.findings[-1].message == "there are further findings, which are not listed"
     assert max(len(str(one)) for one in found.findings) < 300
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from picker.scrape.engines import ENGINES, EngineSeries, EngineTable, Series, parse_series
 from picker.scrape.extract import extract
-from picker.scrape.sources import ExtractError, Findings, Scrape
+from picker.scrape.sources import ExtractError, Extraction, Scrape
 from picker.types import Endpoint, EndpointMetrics
 
 REAL_PAGE = Path(__file__).parents[2] / "data/vllm_0.32_metrics.txt"
@@ -29,7 +29,7 @@ def read(
     engine: EngineSeries = ENGINES["vllm"],
     previous: EndpointMetrics | None = None,
     rank: int | None = None,
-) -> Findings:
+) -> Extraction:
     return extract(Scrape(page, ENDPOINT, 42.0, previous, rank, 0.05), engine)
 
 

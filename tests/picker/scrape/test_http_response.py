@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.scrape.http_client import MAX_HEAD_BYTES, ResponseError, ResponseReader
+from picker.scrape.http_client import MAX_HEAD_BYTES, PageReader, ResponseError
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CAP = 1000
@@ -34,7 +34,7 @@ def test_a_response_is_the_same_however_it_is_cut(
 ) -> None:
     """Lengths and chunks, interim responses, either version."""
     cuts = sorted(data.draw(st.sets(st.integers(1, len(raw) - 1))))
-    reader = ResponseReader(CAP)
+    reader = PageReader(CAP)
     pieces = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
     assert [reader.feed(piece) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert (reader.status, reader.body, reader.keep_alive) == (200, b"hi", keep_alive)
@@ -42,7 +42,7 @@ def test_a_response_is_the_same_however_it_is_cut(
 
 def test_without_a_length_the_body_ends_with_the_connection() -> None:
     """And the connection with it."""
-    reader = ResponseReader(CAP)
+    reader = PageReader(CAP)
     assert not reader.feed(OK + b"\r\nhel")
     assert not reader.feed(b"lo")
     reader.end()
@@ -52,14 +52,14 @@ def test_without_a_length_the_body_ends_with_the_connection() -> None:
 @pytest.mark.parametrize("surplus", [b"x", OK + b"content-length: 0\r\n\r\n", b"\r\n\r\nGET"])
 def test_more_than_was_asked_for_spoils_the_connection_only(surplus: bytes) -> None:
     """The next answer could not be told from it."""
-    reader = ResponseReader(CAP)
+    reader = PageReader(CAP)
     assert reader.feed(OK + b"content-length: 2\r\n\r\nhi" + surplus)
     assert (reader.body, reader.keep_alive) == (b"hi", False)
 
 
 def test_a_response_without_a_body_needs_no_length() -> None:
     """By its status."""
-    reader = ResponseReader(CAP)
+    reader = PageReader(CAP)
     assert reader.feed(b"HTTP/1.1 204 No Content\r\n\r\n")
     assert (reader.status, reader.body, reader.keep_alive) == (204, b"", True)
 
@@ -92,7 +92,7 @@ def test_a_response_without_a_body_needs_no_length() -> None:
 )
 def test_what_is_no_plain_response_is_refused(raw: bytes, reason: str) -> None:
     """With the reason, and before it costs more than its bytes."""
-    reader = ResponseReader(CAP)
+    reader = PageReader(CAP)
     with pytest.raises(ResponseError, match=reason):
         reader.feed(raw)
 
@@ -100,7 +100,7 @@ def test_what_is_no_plain_response_is_refused(raw: bytes, reason: str) -> None:
 @pytest.mark.parametrize("raw", [b"", b"HTTP/1.1 200", OK + b"content-length: 5\r\n\r\nhi"])
 def test_an_end_before_the_end_is_an_error(raw: bytes) -> None:
     """Nothing, half a head, half a body."""
-    reader = ResponseReader(CAP)
+    reader = PageReader(CAP)
     assert not reader.feed(raw)
     with pytest.raises(ResponseError, match="ended before"):
         reader.end()
@@ -110,7 +110,7 @@ def test_an_end_before_the_end_is_an_error(raw: bytes) -> None:
 @settings(max_examples=200, deadline=None)
 def test_no_bytes_make_it_raise_anything_else(pieces: list[bytes]) -> None:
     """Whatever a broken server sends."""
-    reader = ResponseReader(CAP)
+    reader = PageReader(CAP)
     try:
         done = any(reader.feed(piece) for piece in pieces)
         if not done:

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 from scrape_scene import PAGE, Core, Length, Pages, endpoint, scraping, source
 
-from picker.scrape.sources import Findings, PageLocation, Scrape
+from picker.scrape.sources import Extraction, PageLocation, Scrape
 
 
 @pytest.mark.looptime
@@ -62,8 +62,8 @@ async def test_several_extractors_read_the_same_page() -> None:
     """Also two of one type; what one cannot read does not stop the others."""
 
     class Other(Length):
-        def extract(self, scrape: Scrape) -> Findings:
-            return Findings(attributes={"Other/test": 1})
+        def extract(self, scrape: Scrape) -> Extraction:
+            return Extraction(attributes={"Other/test": 1})
 
     pages = Pages({1: b"no metrics"})
     readers = (("core", Core()), ("length", Length()), ("length", Other()))
@@ -87,7 +87,7 @@ async def test_a_mistake_while_scraping_one_endpoint_does_not_stop_the_others() 
             return await super().fetch(address)
 
     class Surprised(Core):
-        def extract(self, scrape: Scrape) -> Findings:
+        def extract(self, scrape: Scrape) -> Extraction:
             if scrape.endpoint.name == "odd":
                 raise ZeroDivisionError
             return super().extract(scrape)

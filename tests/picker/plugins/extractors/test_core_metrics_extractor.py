@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from picker.plugins.extractors.core_metrics_extractor import PLUGIN
-from picker.scrape.sources import Extractor, Findings, Scrape
+from picker.scrape.sources import Extraction, Extractor, Scrape
 from picker.types import Endpoint
 
 PAGE = b"""\
@@ -40,7 +40,7 @@ def made(**parameters: object) -> Extractor:
     return plugin
 
 
-def read(extractor: Extractor, **labels: str) -> Findings:
+def read(extractor: Extractor, **labels: str) -> Extraction:
     renamed = {name.replace("_", "-"): value for name, value in labels.items()}
     engine = renamed.pop("engine", None)
     if engine is not None:
@@ -48,7 +48,7 @@ def read(extractor: Extractor, **labels: str) -> Findings:
     return extractor.extract(Scrape(PAGE, Endpoint("w", "10.0.0.1", 1, labels=renamed), 0.0))
 
 
-def waiting(findings: Findings) -> int:
+def waiting(findings: Extraction) -> int:
     assert findings.metrics is not None
     return findings.metrics.waiting_requests
 

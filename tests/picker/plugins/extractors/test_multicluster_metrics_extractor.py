@@ -14,7 +14,7 @@ from picker.plugins.extractors.multicluster_metrics_extractor import PLUGIN
 from picker.plugins.scorers.multicluster_kv_cache_utilization_scorer import PLUGIN as USAGE_SCORER
 from picker.plugins.scorers.multicluster_queue_scorer import PLUGIN as QUEUE_SCORER
 from picker.pool.datastore import Datastore
-from picker.scrape.sources import ExtractError, Findings, Scrape
+from picker.scrape.sources import ExtractError, Extraction, Scrape
 from picker.telemetry.pool_metrics import PoolCollector
 from picker.types import Candidate, Endpoint, EndpointMetrics, InferenceRequest
 
@@ -23,9 +23,9 @@ USAGE = "llm-d.ai/multicluster-kv-cache-utilization/multicluster-metrics-extract
 Make = Callable[..., Any]
 
 
-def findings(plugin: Any, page: str) -> Findings:
+def findings(plugin: Any, page: str) -> Extraction:
     """What the page says about a pool."""
-    found: Findings = plugin.extract(Scrape(page.encode(), Endpoint("p", "10.0.0.1", 80), 0.0))
+    found: Extraction = plugin.extract(Scrape(page.encode(), Endpoint("p", "10.0.0.1", 80), 0.0))
     return found
 
 

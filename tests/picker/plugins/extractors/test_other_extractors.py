@@ -8,20 +8,20 @@ import pytest
 from picker.framework.findings import Topology
 from picker.framework.served_models import MODELS_ATTRIBUTE, ServedModel
 from picker.plugins.extractors import dcgm_extractor, models_data_extractor, topology_extractor
-from picker.scrape.sources import EndpointExtractor, ExtractError, Extractor, Findings, Scrape
+from picker.scrape.sources import EndpointExtractor, ExtractError, Extraction, Extractor, Scrape
 from picker.types import Endpoint
 
 POD = Endpoint("pod-rank-1", "10.0.0.1", 8001, rank_index=1)
 
 
-def models(page: bytes) -> Findings:
+def models(page: bytes) -> Extraction:
     plugin = models_data_extractor.PLUGIN
     extractor = plugin.make("m", plugin.parameters())
     assert isinstance(extractor, Extractor)
     return extractor.extract(Scrape(page, POD, 0.0))
 
 
-def gpu(page: bytes) -> Findings:
+def gpu(page: bytes) -> Extraction:
     plugin = dcgm_extractor.PLUGIN
     extractor = plugin.make("d", plugin.parameters())
     assert isinstance(extractor, Extractor)
