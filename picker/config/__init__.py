@@ -1,3 +1,5 @@
-"""The `EndpointPickerConfig`: decoded strictly with every finding at once, built, checked, shown and
-followed. Nothing here serves requests; what a plugin does with its parameters belongs to the plugin.
+"""The `EndpointPickerConfig`: decoded strictly, built, checked, shown and followed.
+
+Every finding is reported at once. Nothing here serves requests; what a plugin does with its
+parameters belongs to the plugin.
 """
