@@ -37,17 +37,15 @@ from result_files import RESULTS, write_results
 
 from picker.k8s.api import PODS, POOLS, Selection
 from picker.k8s.client import KubernetesClient
-from picker.k8s.credentials import Credentials
+from picker.k8s.credentials import Access, Credentials
 from picker.k8s.discovery import KubernetesDiscovery, SelectedPods, Target
-from picker.k8s.object_reader import PoolName
+from picker.k8s.objects import PoolName
 from picker.k8s.pods import read_pod
 from picker.k8s.reflector import Reflector, Subject
-from picker.k8s.selectors import parse_selector
-from picker.k8s.tls import Access
 from picker.metrics.families import KubernetesSeries
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
-from picker.pool.request_rules import RequestRules
+from picker.pool.policies import RequestRules
 
 RESULTS_FILE = RESULTS / "reflector.json"
 
@@ -155,7 +153,7 @@ async def follow_discovery(url: str, load: Load) -> Result:
     """All that the picker does to know its endpoints."""
     meter, metrics, datastore = Meter(), PickerMetrics(), Datastore()
     credentials = Credentials(Fixed(url), time.monotonic)
-    selected = SelectedPods(parse_selector("app=vllm"), (8000,))
+    selected = SelectedPods("app=vllm", (8000,))
     discovery = KubernetesDiscovery(
         Target(PoolName("pool", "default", POOLS.group), selected),
         lambda: KubernetesClient(credentials, rng=Random(1)),

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from fleet.doctor.envoy_document import at
-from picker.k8s.api import Resource
+from picker.k8s.api import ApiResource
 from picker.k8s.lease import LeaseName
 
 Json: TypeAlias = dict[str, Any]
 
-TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews")
-ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews")
+TOKEN_REVIEWS = ApiResource("authentication.k8s.io", "v1", "tokenreviews")
+ACCESS_REVIEWS = ApiResource("authorization.k8s.io", "v1", "subjectaccessreviews")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Right:
     kind has none.
     """
 
-    resource: Resource
+    resource: ApiResource
     verb: str
     namespace: str
     name: str = ""
@@ -46,7 +46,7 @@ class ClusterFacts:
     who: str = "you"
     denied: tuple[Right, ...] = ()
     rights_problem: str | None = None
-    served: Mapping[Resource, bool] = field(default_factory=dict)
+    served: Mapping[ApiResource, bool] = field(default_factory=dict)
     pool: Json | None = None
     pods: tuple[Json, ...] | None = None
     service: Json | None = None

@@ -30,14 +30,14 @@ from picker.k8s.api import (
     POOLS,
     REWRITES,
     ApiError,
+    ApiResource,
     KubernetesApi,
-    Resource,
     Selection,
     UnreachableError,
 )
 from picker.k8s.lease import LeaseName
 
-SERVICES = Resource("", "v1", "services")
+SERVICES = ApiResource("", "v1", "services")
 _KINDS = (POOLS, LEGACY_POOLS, OBJECTIVES, LEGACY_OBJECTIVES, REWRITES, LEGACY_REWRITES)
 _POLICIES = ((OBJECTIVES, LEGACY_OBJECTIVES), (REWRITES, LEGACY_REWRITES))
 _KIND_NAMES = {
@@ -93,7 +93,7 @@ class ClusterLook:
         pool = await self._pool(kind) if served[kind] else None
         so_far = ClusterFacts(self._namespace, self._pool_name, pool=pool)
         value = pool_value(so_far)
-        reference = None if value is None else value.spec.picker
+        reference = None if value is None else value.picker
         service, slices = None, None
         if reference is not None and reference.kind == "Service":
             service = await self._get(SERVICES, reference.name)
@@ -124,7 +124,7 @@ class ClusterLook:
             now=self._now(),
         )
 
-    async def _pool(self, kind: Resource) -> Json | None:
+    async def _pool(self, kind: ApiResource) -> Json | None:
         """Listed by its name, as the picker does, whose Role has no more than that."""
         selection = Selection(self._namespace, field_selector=f"metadata.name={self._pool_name}")
         return next(iter(await self._list(kind, selection) or ()), None)
@@ -132,13 +132,13 @@ class ClusterLook:
     async def _lease(self, lease: LeaseName | None) -> Json | None:
         return None if lease is None else await self._get(LEASES, lease.name, lease.namespace)
 
-    async def _get(self, resource: Resource, name: str, namespace: str = "") -> Json | None:
+    async def _get(self, resource: ApiResource, name: str, namespace: str = "") -> Json | None:
         asked = self._api.get(resource, namespace or self._namespace, name)
         found: Json | None = await self._seen(resource, asked)
         return found
 
     async def _list(
-        self, resource: Resource, selection: Selection | None = None
+        self, resource: ApiResource, selection: Selection | None = None
     ) -> tuple[Json, ...] | None:
         """Those selected; all of the namespace without a selection."""
         selection = selection or Selection(self._namespace)
@@ -152,7 +152,7 @@ class ClusterLook:
         except NO_JSON as error:
             raise UnreachableError(f"a list of {resource.plural} holds no objects") from error
 
-    async def _seen(self, resource: Resource, asked: Awaitable[Any]) -> Any:
+    async def _seen(self, resource: ApiResource, asked: Awaitable[Any]) -> Any:
         """The answer; None when there is none, which is remembered if it may not be had."""
         try:
             return await asked
@@ -161,7 +161,7 @@ class ClusterLook:
                 self._unseen[resource.plural] = str(error)
             return None
 
-    async def _policies(self, served: dict[Resource, bool]) -> tuple[Json, ...]:
+    async def _policies(self, served: dict[ApiResource, bool]) -> tuple[Json, ...]:
         found: list[Json] = []
         for pair in _POLICIES:
             kind = next((one for one in pair if served[one]), None)
@@ -217,7 +217,10 @@ def lease_of(cluster: ClusterFacts) -> LeaseName | None:
 
 
 def _needed(
-    served: dict[Resource, bool], pools: Resource, cluster: ClusterFacts, lease: LeaseName | None
+    served: dict[ApiResource, bool],
+    pools: ApiResource,
+    cluster: ClusterFacts,
+    lease: LeaseName | None,
 ) -> Iterator[Right]:
     """What a picker does. Kinds that are not there need no rights yet."""
     space = cluster.namespace

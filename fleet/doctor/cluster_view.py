@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from fleet.doctor.cluster_facts import ClusterFacts, Json
 from fleet.doctor.envoy_document import at, listed, mapped
-from picker.k8s.objects.reading import read_pool
-from picker.k8s.objects.values import Pool
+from picker.k8s.objects import Pool, read_pool
 
 _ELECTION = "--ha-enable-leader-election"
 _ON = ("", "true", "1", "t", "yes")
@@ -25,7 +24,7 @@ def pool_pods(cluster: ClusterFacts) -> tuple[Json, ...]:
     pool = pool_value(cluster)
     if pool is None:
         return ()
-    return tuple(one for one in cluster.pods or () if pool.spec.selects(labels_of(one)))
+    return tuple(one for one in cluster.pods or () if pool.selects(labels_of(one)))
 
 
 def picker_pods(cluster: ClusterFacts) -> tuple[Json, ...]:

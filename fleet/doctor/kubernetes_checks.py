@@ -24,9 +24,8 @@ from picker.k8s.api import (
     POOLS,
     REWRITES,
 )
-from picker.k8s.objects.findings import ObjectFinding, Severity
-from picker.k8s.objects.reading import read_policy, read_pool
-from picker.k8s.objects.values import PickerReference
+from picker.k8s.object_check import ObjectProblem
+from picker.k8s.objects import PickerReference, read_policy, read_pool
 
 _GRPC_PROTOCOLS = (None, "grpc", "http2", "kubernetes.io/h2c", "https")
 _NO_PAGES = "its HTTP port answers 503 to all who ask with a token: no metrics, no pages"
@@ -148,7 +147,7 @@ def _pool(cluster: ClusterFacts) -> Iterator[Finding]:
             )
         return
     reading = read_pool(cluster.pool)
-    yield from (_object_finding(f"InferencePool {where}", one) for one in reading.findings)
+    yield from (_object_finding(f"InferencePool {where}", one) for one in reading.problems)
     if reading.value is not None and reading.value.is_deleting:
         yield error(
             f"InferencePool {where} is being deleted",
@@ -158,13 +157,12 @@ def _pool(cluster: ClusterFacts) -> Iterator[Finding]:
         )
 
 
-def _object_finding(what: str, one: ObjectFinding) -> Finding:
+def _object_finding(what: str, one: ObjectProblem) -> Finding:
     got = "" if one.value is None else f", got {one.value}"
-    is_error = one.severity is Severity.ERROR
-    return (error if is_error else warning)(
+    return (error if one.is_error else warning)(
         f"{what}: {one.path or 'the object'} {one.message}{got}",
         "an object with an error is not followed: what it said before stays"
-        if is_error
+        if one.is_error
         else "it hardly means what was meant",
         one.fix,
     )
@@ -187,7 +185,7 @@ def _parents(cluster: ClusterFacts) -> Iterator[Finding]:
 
 def _service(cluster: ClusterFacts) -> Iterator[Finding]:
     pool = pool_value(cluster)
-    reference = None if pool is None else pool.spec.picker
+    reference = None if pool is None else pool.picker
     if reference is None or reference.kind != "Service" or "services" in cluster.unseen:
         return
     where = f"Service {cluster.namespace}/{reference.name}"
@@ -250,7 +248,7 @@ def _policies(cluster: ClusterFacts) -> Iterator[Finding]:
         reference = mapped(document, "spec", "poolRef")
         named = reference.get("name"), reference.get("group", POOLS.group)
         if named == (cluster.pool_name, group or POOLS.group):
-            yield from (_object_finding(what, one) for one in read_policy(document).findings)
+            yield from (_object_finding(what, one) for one in read_policy(document).problems)
         elif reference.get("name") == cluster.pool_name:
             yield warning(
                 f"{what}: spec.poolRef names the pool in group '{named[1]}'",

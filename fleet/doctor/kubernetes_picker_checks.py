@@ -19,7 +19,7 @@ _HOST_NAME_LETTERS = 63
 def _port(cluster: ClusterFacts) -> Iterator[Finding]:
     """Pickers that do not say what they serve are passed over."""
     pool = pool_value(cluster)
-    reference = None if pool is None else pool.spec.picker
+    reference = None if pool is None else pool.picker
     if reference is None or cluster.service is None:
         return
     told: set[tuple[str, ...]] = set()

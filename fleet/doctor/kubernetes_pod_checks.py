@@ -29,7 +29,7 @@ def _selected(cluster: ClusterFacts) -> Iterator[Finding]:
     if pool is None or cluster.pods is None:
         return
     found = pool_pods(cluster)
-    selector = pool.spec.label_selector
+    selector = pool.label_selector
     look = f"kubectl get pods -n {cluster.namespace} -l {selector}"
     if not found:
         yield error(
@@ -52,7 +52,7 @@ def _ports(cluster: ClusterFacts) -> Iterator[Finding]:
     pool = pool_value(cluster)
     if pool is None:
         return
-    for port in pool.spec.target_ports:
+    for port in pool.target_ports:
         wrong: list[Json] = []
         declared: set[int] = set()
         for pod in pool_pods(cluster):

@@ -9,7 +9,7 @@ from picker.flowcontrol.shell.controller import FlowController
 from picker.flowcontrol.views import QueuesView
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
-from picker.pool.request_rules import RequestRules
+from picker.pool.policies import RequestRules
 from picker.requestcontrol.candidates import candidates_for
 from picker.requestcontrol.pipeline import FlowGate, Surroundings
 from picker.types import Candidate

@@ -10,11 +10,10 @@ from picker.errors import ConfigError
 from picker.k8s.client import KubernetesClient
 from picker.k8s.credentials import Credentials, find_credentials
 from picker.k8s.discovery import KubernetesDiscovery, SelectedPods, Target
-from picker.k8s.object_reader import PoolName
-from picker.k8s.selectors import parse_selector
+from picker.k8s.objects import PoolName
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
-from picker.pool.request_rules import RequestRules
+from picker.pool.policies import RequestRules
 
 
 class ClusterAccess:
@@ -78,5 +77,4 @@ def target_of(flags: KubernetesFlags) -> Target:
     pool = PoolName(flags.pool_name, flags.pool_namespace, flags.pool_group)
     if not flags.endpoint_selector:
         return Target(pool)
-    selector = parse_selector(flags.endpoint_selector)
-    return Target(pool, SelectedPods(selector, flags.endpoint_target_ports))
+    return Target(pool, SelectedPods(flags.endpoint_selector, flags.endpoint_target_ports))

@@ -22,8 +22,8 @@ from picker.pool.activity import Activity, WatchedSnapshots
 from picker.pool.datastore import Datastore
 from picker.pool.discovery import FileDiscovery
 from picker.pool.inflight import InflightLoad
+from picker.pool.policies import RequestRules
 from picker.pool.pool_source import PoolSource
-from picker.pool.request_rules import RequestRules
 from picker.scrape.reading import StalenessLimits
 from picker.scrape.scrape import MIN_TICK_SECONDS, Scraper, ScrapeSettings, polled
 from picker.scrape.sources import describers

@@ -34,7 +34,7 @@ from picker.framework.services import Services
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
-from picker.pool.request_rules import RequestRules
+from picker.pool.policies import RequestRules
 from picker.requestcontrol.director import Director, RequestPolicies
 from picker.requestcontrol.observer import Observers
 from picker.requestcontrol.pipeline import SnapshotSource, Surroundings

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from picker.errors import ConfigError
+from picker.framework.label_selector import LabelSelector
 from picker.k8s.api import LEGACY_POOLS, POOLS
-from picker.k8s.objects.pool import MAX_TARGET_PORTS
-from picker.k8s.selectors import parse_selector
+from picker.k8s.objects import MAX_TARGET_PORTS
 
 DEFAULT_NAMESPACE: Final = "default"
 DEFAULT_POOL_NAME: Final = "default"
@@ -213,12 +213,13 @@ def _pool_group(text: str) -> str:
 
 
 def _selector(text: str) -> str:
-    if not text:
-        return ""
+    if text and not text.strip():
+        raise argparse.ArgumentTypeError("is empty and would take every Pod of the namespace")
     try:
-        return parse_selector(text).text
-    except ConfigError as error:
+        LabelSelector.parse(text)
+    except ValueError as error:
         raise argparse.ArgumentTypeError(f"'{text}': {error}") from error
+    return text.strip()
 
 
 def _ports(text: str) -> list[int]:

@@ -12,11 +12,11 @@ from picker.app.kubernetes_side import ClusterAccess
 from picker.cli.kubernetes_flags import KubernetesFlags
 from picker.cli.options import Options
 from picker.errors import ConfigError
-from picker.k8s.reviews import AccessReviews, ReviewError, Verdict
+from picker.k8s.reviews import AccessReviews, Authorization, ReviewError
 
 log = logging.getLogger(__name__)
 
-_STATUSES = {Verdict.UNKNOWN: 401, Verdict.FORBIDDEN: 403}
+_STATUSES = {Authorization.UNKNOWN: 401, Authorization.FORBIDDEN: 403}
 
 
 def metrics_auth_of(arguments: argparse.Namespace, kubernetes: KubernetesFlags | None) -> bool:
@@ -55,9 +55,9 @@ class MetricsAuthSide:
 
         async def authorize(token: str, path: str) -> tuple[int, str] | None:
             try:
-                verdict = await reviews.verdict(token, path)
+                found = await reviews.authorize(token, path)
             except ReviewError as error:
                 return 503, str(error)
-            return None if verdict is Verdict.ALLOWED else (_STATUSES[verdict], verdict.value)
+            return None if found is Authorization.ALLOWED else (_STATUSES[found], found.value)
 
         admin.protect(authorize)

@@ -28,18 +28,19 @@ from picker.config.documents import (
 from picker.config.findings import MAX_FINDINGS, Finding, Findings, Severity
 from picker.config.source import Path, Source
 from picker.errors import ConfigError
-from picker.pool import policy_objects
+from picker.pool import policies
 from picker.pool.discovery import MAX_FILE_BYTES, PoolContents
 from picker.pool.endpoints_file import EndpointList, endpoints_of
-from picker.pool.policy_objects import (
+from picker.pool.policies import (
     InferenceObjective,
+    Objective,
     PolicyObject,
+    RewriteRule,
+    RuleSet,
     doubts_about,
     objective_of,
     rules_of,
 )
-from picker.pool.request_rules import Objective, RuleSet
-from picker.pool.rewrites import RewriteRule
 
 LIST_KIND = "List"
 _LIST_API_VERSION = "v1"
@@ -159,7 +160,7 @@ class _Reading:
 
     def _read_endpoints(self, loader: yaml.SafeLoader, source: Source) -> None:
         if not self._lists_endpoints:
-            text = f"expected objects with a kind: {', '.join((*policy_objects.KINDS, LIST_KIND))}"
+            text = f"expected objects with a kind: {', '.join((*policies.KINDS, LIST_KIND))}"
             raise unusable(self._name, text, source.root.start_mark)
         refuse_multiplied(source.root, self._name)
         doubled = self._doubled_keys(source.root)
@@ -260,26 +261,26 @@ class _Reading:
 def _decoded(document: Any, at: Path, findings: Findings) -> PolicyObject | None:
     kind = _kind_of(document)
     version = document.get("apiVersion") if isinstance(document, dict) else None
-    shape = policy_objects.shape_of(kind or "", version)
+    shape = policies.shape_of(kind or "", version)
     if shape is None:
         text = "expected an object with a known kind"
         if kind is not None:
             text = f"the kind {_shown(kind)} is unknown"
-        findings.unknown((*at, "kind"), text, kind, policy_objects.KINDS)
+        findings.unknown((*at, "kind"), text, kind, policies.KINDS)
         return None
-    if version == policy_objects.LEGACY_API_VERSION:
-        text = f"{version} is deprecated, use {policy_objects.API_VERSION}"
+    if version == policies.LEGACY_API_VERSION:
+        text = f"{version} is deprecated, use {policies.API_VERSION}"
         findings.warn((*at, "apiVersion"), text)
-    elif isinstance(version, str) and version != policy_objects.API_VERSION:
+    elif isinstance(version, str) and version != policies.API_VERSION:
         text = f"{_shown(version)} is unknown"
-        findings.error((*at, "apiVersion"), text, (policy_objects.API_VERSION,))
+        findings.error((*at, "apiVersion"), text, (policies.API_VERSION,))
     return decode(document, shape, at, findings)
 
 
 def _called(document: Any) -> str:
     """How messages begin that are about an object."""
     kind = _kind_of(document)
-    if kind not in policy_objects.KINDS:
+    if kind not in policies.KINDS:
         return ""
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None

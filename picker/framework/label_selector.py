@@ -1,12 +1,13 @@
-"""Label selectors as Kubernetes knows them: `matchLabels` and `matchExpressions`, all of which have
-to hold.
+"""Label selectors as Kubernetes knows them: `matchLabels` and `matchExpressions` of objects, and
+the text that `kubectl get -l` takes. All requirements have to hold.
 
 `In` needs the label with one of the values, `NotIn` holds for the label with another value and
-without the label, `Exists` and `DoesNotExist` look at the key alone. A selector that says nothing
-selects everything. Keys and values are held to the syntax of Kubernetes labels, because one that
-breaks it could never match.
+without the label, `Exists` and `DoesNotExist` look at the key alone. A selector without
+requirements selects everything. Keys and values are held to the syntax of Kubernetes labels,
+because one that breaks it could never match. Only the text has the order of whole numbers (`a>1`,
+`a<1`), which a label that is no number does not meet.
 
-Source: Kubernetes, apimachinery `metav1.LabelSelector` and the text form of `labels.Parse`.
+Source: Kubernetes, apimachinery `metav1.LabelSelector` and `labels.Parse`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from picker.framework.registry import Parameters
 
-Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
+Operator: TypeAlias = Literal["In", "NotIn", "Exists", "DoesNotExist"]
 
 _MAX_NAME = 63
 _MAX_PREFIX = 253
@@ -29,8 +30,10 @@ _PREFIX = re.compile(
     r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*", re.ASCII
 )
 _SET = re.compile(r"(?P<key>\S+)\s+(?P<operator>in|notin)\s*\((?P<values>[^()]*)\)")
-_EQUALITY = re.compile(r"(?P<key>[^=!\s]+)\s*(?P<operator>==?|!=)\s*(?P<value>[^=!\s]*)")
+_COMPARISON = re.compile(r"(?P<key>[^=!<>\s]+)\s*(?P<operator>==?|!=|>|<)\s*(?P<value>[^=!<>\s]*)")
 _COMMA_OUTSIDE_SET = re.compile(r",(?![^(]*\))")
+_OPERATORS = {"in": "In", "notin": "NotIn", "=": "In", "==": "In", "!=": "NotIn"}
+_OPERATORS |= {">": "Gt", "<": "Lt"}
 
 
 class LabelRequirement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -51,8 +54,8 @@ class LabelSelectorParameters(Parameters, frozen=True):
 @dataclass(frozen=True, slots=True)
 class _Requirement:
     key: str
-    operator: Operator
-    values: frozenset[str]
+    operator: str  # an `Operator`, "Gt" or "Lt"
+    values: frozenset[str] = frozenset()
 
     def holds(self, labels: Mapping[str, str]) -> bool:
         value = labels.get(self.key)
@@ -60,6 +63,11 @@ class _Requirement:
             return value in self.values
         if self.operator == "NotIn":
             return value not in self.values
+        if self.operator in ("Gt", "Lt"):
+            number, (bound,) = _number(value or ""), map(int, self.values)
+            return number is not None and (
+                number > bound if self.operator == "Gt" else number < bound
+            )
         return (value is not None) == (self.operator == "Exists")
 
 
@@ -76,56 +84,83 @@ class LabelSelector:
 
     @classmethod
     def parse(cls, text: str) -> LabelSelector:
-        """A selector in its text form, e.g. `app=llm,tier!=test,role in (a,b),!gone,there`.
+        """A selector in its text form, e.g. `app=llm,tier!=test,role in (a,b),!gone,there,gpus>4`.
 
         Raises `ValueError` for what is no selector.
         """
         parts = [part.strip() for part in _COMMA_OUTSIDE_SET.split(text)] if text.strip() else []
-        return cls(LabelSelectorParameters(match_expressions=tuple(map(_parsed, parts))))
+        selector = cls.__new__(cls)
+        selector._requirements = tuple(map(_parsed, parts))
+        return selector
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Whether every requirement holds."""
         return all(requirement.holds(labels) for requirement in self._requirements)
 
 
+def check_label_key(key: str) -> None:
+    """Raises `ValueError` for what cannot be the key of a label."""
+    prefix, slash, name = key.rpartition("/")
+    if slash and (len(prefix) > _MAX_PREFIX or not _PREFIX.fullmatch(prefix)):
+        raise ValueError(f"'{key[:_MAX_NAME]}' is no label key, '{prefix}' is no DNS name")
+    if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
+        raise ValueError(f"'{key[:_MAX_NAME]}' is no label key")
+
+
+def check_label_value(value: str) -> None:
+    """Raises `ValueError` for what cannot be the value of a label."""
+    if value and (len(value) > _MAX_NAME or not _NAME.fullmatch(value)):
+        raise ValueError(f"'{value[:_MAX_NAME]}' is no label value")
+
+
 def _compiled(parameters: LabelSelectorParameters) -> Iterator[_Requirement]:
     for key, value in parameters.match_labels.items():
-        _check_key(key, "matchLabels")
-        _check_value(value, f"matchLabels['{key}']")
-        yield _Requirement(key, "In", frozenset((value,)))
+        yield _requirement(key, "In", (value,), "matchLabels", f"matchLabels['{key}']")
     for index, entry in enumerate(parameters.match_expressions):
         where = f"matchExpressions[{index}]"
-        _check_key(entry.key, f"{where}.key")
         if (entry.operator in ("In", "NotIn")) != bool(entry.values):
             needs = "needs values" if not entry.values else "takes no values"
             raise ValueError(f"{where}.values: the operator {entry.operator} {needs}")
-        for value in entry.values:
-            _check_value(value, f"{where}.values")
-        yield _Requirement(entry.key, entry.operator, frozenset(entry.values))
+        places = f"{where}.key", f"{where}.values"
+        yield _requirement(entry.key, entry.operator, entry.values, *places)
 
 
-def _check_key(key: str, where: str) -> None:
-    prefix, slash, name = key.rpartition("/")
-    if slash and (len(prefix) > _MAX_PREFIX or not _PREFIX.fullmatch(prefix)):
-        raise ValueError(f"{where}: '{key}' is no label key, '{prefix}' is no DNS name")
-    if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
-        raise ValueError(f"{where}: '{key}' is no label key")
+def _requirement(
+    key: str, operator: str, values: tuple[str, ...], key_at: str, values_at: str
+) -> _Requirement:
+    """Raises `ValueError` that begins with one of the places, for what is no label."""
+    at = key_at
+    try:
+        check_label_key(key)
+        at = values_at
+        for value in values:
+            check_label_value(value)
+    except ValueError as error:
+        raise ValueError(f"{at}: {error}") from error
+    return _Requirement(key, operator, frozenset(values))
 
 
-def _check_value(value: str, where: str) -> None:
-    if value and (len(value) > _MAX_NAME or not _NAME.fullmatch(value)):
-        raise ValueError(f"{where}: '{value}' is no label value")
-
-
-def _parsed(text: str) -> LabelRequirement:
+def _parsed(text: str) -> _Requirement:
+    operator, values = "Exists", tuple[str, ...]()
     if found := _SET.fullmatch(text):
+        key, operator = found["key"], _OPERATORS[found["operator"]]
         values = tuple(value.strip() for value in found["values"].split(","))
-        return LabelRequirement(
-            found["key"], "In" if found["operator"] == "in" else "NotIn", values
-        )
-    if found := _EQUALITY.fullmatch(text):
-        operator: Operator = "NotIn" if found["operator"] == "!=" else "In"
-        return LabelRequirement(found["key"], operator, (found["value"],))
-    if text.startswith("!"):
-        return LabelRequirement(text[1:].strip(), "DoesNotExist")
-    return LabelRequirement(text, "Exists")
+    elif found := _COMPARISON.fullmatch(text):
+        key, operator, values = found["key"], _OPERATORS[found["operator"]], (found["value"],)
+    elif text.startswith("!"):
+        key, operator = text[1:].strip(), "DoesNotExist"
+    else:
+        key = text
+    if operator in ("Gt", "Lt") and _number(values[0]) is None:
+        raise ValueError(f"'{values[0]}' is no whole number, and {key} is compared with it")
+    try:
+        return _requirement(key, operator, values, "key", "value")
+    except ValueError as error:
+        raise ValueError(
+            f"cannot be read at '{text[:_MAX_NAME]}' ({error}); write requirements like a=b, a!=b, "
+            "a in (b,c), a notin (b,c), a, !a or a>1, separated by commas"
+        ) from error
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() else None

@@ -15,7 +15,7 @@ import msgspec
 
 
 @dataclass(frozen=True, slots=True)
-class Resource:
+class ApiResource:
     """A kind of objects, as paths name it; `group` "" is the core."""
 
     group: str
@@ -39,15 +39,15 @@ class Resource:
         return f"{path}/{name}" if name else path
 
 
-PODS = Resource("", "v1", "pods")
-POOLS = Resource("inference.networking.k8s.io", "v1", "inferencepools")
-LEGACY_POOLS = Resource("inference.networking.x-k8s.io", "v1alpha2", "inferencepools")
-OBJECTIVES = Resource("llm-d.ai", "v1alpha2", "inferenceobjectives")
-LEGACY_OBJECTIVES = Resource("inference.networking.x-k8s.io", "v1alpha2", "inferenceobjectives")
-REWRITES = Resource("llm-d.ai", "v1alpha2", "inferencemodelrewrites")
-LEGACY_REWRITES = Resource("inference.networking.x-k8s.io", "v1alpha2", "inferencemodelrewrites")
-LEASES = Resource("coordination.k8s.io", "v1", "leases")
-ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "endpointslices")
+PODS = ApiResource("", "v1", "pods")
+POOLS = ApiResource("inference.networking.k8s.io", "v1", "inferencepools")
+LEGACY_POOLS = ApiResource("inference.networking.x-k8s.io", "v1alpha2", "inferencepools")
+OBJECTIVES = ApiResource("llm-d.ai", "v1alpha2", "inferenceobjectives")
+LEGACY_OBJECTIVES = ApiResource("inference.networking.x-k8s.io", "v1alpha2", "inferenceobjectives")
+REWRITES = ApiResource("llm-d.ai", "v1alpha2", "inferencemodelrewrites")
+LEGACY_REWRITES = ApiResource("inference.networking.x-k8s.io", "v1alpha2", "inferencemodelrewrites")
+LEASES = ApiResource("coordination.k8s.io", "v1", "leases")
+ENDPOINT_SLICES = ApiResource("discovery.k8s.io", "v1", "endpointslices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +105,12 @@ class SilentError(UnreachableError):
 class KubernetesApi(Protocol):
     """An API server. Every method raises `ApiError` or `UnreachableError` and nothing else."""
 
-    async def list(self, resource: Resource, selection: Selection) -> Listing:
+    async def list(self, resource: ApiResource, selection: Selection) -> Listing:
         """All objects now."""
         ...
 
     def watch(
-        self, resource: Resource, selection: Selection, resource_version: str
+        self, resource: ApiResource, selection: Selection, resource_version: str
     ) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
         """What changes after `resource_version`, with bookmarks, until the server ends the watch.
 
@@ -119,18 +119,18 @@ class KubernetesApi(Protocol):
         """
         ...
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
+    async def get(self, resource: ApiResource, namespace: str, name: str) -> dict[str, Any]:
         """One object."""
         ...
 
     async def create(
-        self, resource: Resource, namespace: str, document: dict[str, Any]
+        self, resource: ApiResource, namespace: str, document: dict[str, Any]
     ) -> dict[str, Any]:
         """A new object, as the server stored it."""
         ...
 
     async def replace(
-        self, resource: Resource, namespace: str, name: str, document: dict[str, Any]
+        self, resource: ApiResource, namespace: str, name: str, document: dict[str, Any]
     ) -> dict[str, Any]:
         """An object in place of another; 409 when its resourceVersion is not the current one."""
         ...
@@ -139,6 +139,6 @@ class KubernetesApi(Protocol):
         """What has no namespace: reviews of tokens and of access."""
         ...
 
-    async def has(self, resource: Resource) -> bool:
+    async def has(self, resource: ApiResource) -> bool:
         """Whether the server knows the kind (discovery of its group and version)."""
         ...

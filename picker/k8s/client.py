@@ -24,24 +24,19 @@ import msgspec
 
 from picker.k8s.api import (
     ApiError,
+    ApiResource,
     Listing,
-    Resource,
     Selection,
     SilentError,
     UnreachableError,
     WatchEvent,
 )
 from picker.k8s.credentials import Access, Credentials
-from picker.k8s.replies import (
-    MAX_BODY_BYTES,
-    WatchLines,
-    api_error,
-    decode_event,
-    decode_listing,
-    decode_object,
-    read_bounded,
-)
 
+MAX_BODY_BYTES: Final = 256 * 2**20
+MAX_LINE_BYTES: Final = 16 * 2**20
+_SHOWN_BYTES: Final = 200
+_MESSAGE_LENGTH: Final = 1000  # of what a server says in refusals, which is logged
 _LIST_ATTEMPTS: Final = 3
 _REFUSAL_BYTES: Final = 2**20
 _REFUSAL_SECONDS: Final = 5.0
@@ -100,7 +95,7 @@ class KubernetesClient:
         if session is not None:
             await session.close()
 
-    async def list(self, resource: Resource, selection: Selection) -> Listing:
+    async def list(self, resource: ApiResource, selection: Selection) -> Listing:
         """All objects now, read in pages; begun anew when the server forgets the list meanwhile."""
         for _ in range(_LIST_ATTEMPTS - 1):
             try:
@@ -110,7 +105,7 @@ class KubernetesClient:
                     raise
         return await self._pages(resource, selection)
 
-    async def _pages(self, resource: Resource, selection: Selection) -> Listing:
+    async def _pages(self, resource: ApiResource, selection: Selection) -> Listing:
         items: list[msgspec.Raw] = []
         query = {"limit": str(self._limits.page_objects), **_selectors(selection)}
         path = resource.path(selection.namespace)
@@ -125,7 +120,7 @@ class KubernetesClient:
 
     @asynccontextmanager
     async def watch(
-        self, resource: Resource, selection: Selection, resource_version: str
+        self, resource: ApiResource, selection: Selection, resource_version: str
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
         """What changes, see `KubernetesApi`; the server ends it after half a minute at most."""
         query = {
@@ -144,18 +139,18 @@ class KubernetesClient:
         finally:
             response.close()
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
+    async def get(self, resource: ApiResource, namespace: str, name: str) -> dict[str, Any]:
         """One object."""
         return decode_object(await self._ask("GET", resource.path(namespace, name)))
 
     async def create(
-        self, resource: Resource, namespace: str, document: dict[str, Any]
+        self, resource: ApiResource, namespace: str, document: dict[str, Any]
     ) -> dict[str, Any]:
         """A new object, as the server stored it."""
         return decode_object(await self._ask("POST", resource.path(namespace), document))
 
     async def replace(
-        self, resource: Resource, namespace: str, name: str, document: dict[str, Any]
+        self, resource: ApiResource, namespace: str, name: str, document: dict[str, Any]
     ) -> dict[str, Any]:
         """An object in place of another; 409 when its resourceVersion is not the current one."""
         return decode_object(await self._ask("PUT", resource.path(namespace, name), document))
@@ -164,7 +159,7 @@ class KubernetesClient:
         """What has no namespace."""
         return decode_object(await self._ask("POST", path, document))
 
-    async def has(self, resource: Resource) -> bool:
+    async def has(self, resource: ApiResource) -> bool:
         """Whether the server knows the kind."""
         root = "/apis" if resource.group else "/api"
         try:
@@ -345,3 +340,148 @@ def _socket(address: _AddressInfo) -> socket.socket:
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000)
     return made
+
+
+# Bytes of an API server as values. Bytes that are no answer of one raise `UnreachableError`.
+
+
+class ListMetadata(msgspec.Struct, frozen=True):
+    """Where a list stands, and how it goes on."""
+
+    resource_version: str = msgspec.field(name="resourceVersion", default="")
+    continue_: str = msgspec.field(name="continue", default="")
+
+
+class Page(msgspec.Struct, frozen=True):
+    """One page of a list; its objects are parts of the page's bytes."""
+
+    metadata: ListMetadata
+    items: list[msgspec.Raw] | None = None
+
+    @property
+    def objects(self) -> list[msgspec.Raw]:
+        """The items; a server may say null for none."""
+        return self.items or []
+
+
+class _Line(msgspec.Struct, frozen=True):
+    type: str
+    object: msgspec.Raw
+
+
+class _Details(msgspec.Struct, frozen=True, rename="camel"):
+    retry_after_seconds: float | None = None
+
+
+class _Status(msgspec.Struct, frozen=True):
+    kind: str | None = None
+    code: int | None = None
+    reason: str | None = None
+    message: str | None = None
+    details: _Details | None = None
+
+
+_NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_PAGE = msgspec.json.Decoder(Page)
+_LINE = msgspec.json.Decoder(_Line)
+_STATUS = msgspec.json.Decoder(_Status)
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
+
+
+async def read_bounded(stream: aiohttp.StreamReader, most_bytes: int) -> bytes:
+    """A whole body. Raises `UnreachableError` when it is larger than `most_bytes`."""
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in stream.iter_any():
+        size += len(piece)
+        if size > most_bytes:
+            raise UnreachableError(f"an answer of more than {most_bytes} bytes")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def decode_listing(body: bytes) -> Page:
+    """A page of a list. What tells no version is none, though it may look like an empty one."""
+    try:
+        page = _PAGE.decode(body)
+    except _NO_JSON as error:
+        raise UnreachableError(f"the answer is no list: {error}: {_shown(body)}") from error
+    if not page.metadata.resource_version:
+        raise UnreachableError(f"the answer is no list: no resourceVersion: {_shown(body)}")
+    return page
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """One object."""
+    try:
+        return _OBJECT.decode(body)
+    except _NO_JSON as error:
+        # Nothing of it is shown: reviews of tokens come back with the token in them.
+        raise UnreachableError(f"the answer is no object: {error}") from error
+
+
+def decode_event(line: bytes) -> WatchEvent:
+    """A line of a watch. Raises `ApiError` for one that tells an error."""
+    try:
+        told = _LINE.decode(line)
+    except _NO_JSON as error:
+        raise UnreachableError(f"a line is no event: {error}: {_shown(line)}") from error
+    if told.type == "ERROR":
+        raise api_error(None, {}, bytes(told.object))
+    return WatchEvent(told.type, told.object)
+
+
+def api_error(status: int | None, headers: Mapping[str, str], body: bytes) -> ApiError:
+    """A refusal, whatever its body is; without the `status` of HTTP that which the body tells."""
+    try:
+        told = _STATUS.decode(body)
+    except _NO_JSON:
+        return ApiError(status or 500, "", _shown(body).strip(), _retry_after(headers))
+    seconds = told.details.retry_after_seconds if told.details else None
+    if seconds is None:
+        seconds = _retry_after(headers)
+    code = status or told.code or 500
+    message = (told.message or _shown(body))[:_MESSAGE_LENGTH]
+    return ApiError(code, (told.reason or "")[:_SHOWN_BYTES], message, seconds)
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds; the form with a date is not one that API servers use."""
+    text = headers.get("Retry-After", "").strip()
+    return float(text) if text.isascii() and text.isdigit() else None
+
+
+class WatchLines:
+    """Cuts what comes on a watch into lines. A line may come in many pieces, which are put together
+    once. Owns what has come of a line that has not ended.
+    """
+
+    def __init__(self, most_bytes: int = MAX_LINE_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def added(self, piece: bytes) -> Iterator[bytes]:
+        """The lines that have ended now, empty ones left out.
+
+        Raises `UnreachableError` for one that does not end.
+        """
+        begun, *rest = piece.split(b"\n")
+        self._size += len(begun)
+        self._pieces.append(begun)
+        for following in rest:
+            line = b"".join(self._pieces)
+            self._pieces, self._size = [following], len(following)
+            if line.strip():
+                yield line
+        if self._size > self._most_bytes:
+            raise UnreachableError(f"a line of more than {self._most_bytes} bytes")
+
+    def check_whole(self) -> None:
+        """Raises `UnreachableError` when the stream has ended within a line."""
+        if b"".join(self._pieces).strip():
+            raise UnreachableError("a watch ended in the middle of a line")
+
+
+def _shown(body: bytes) -> str:
+    return body[:_SHOWN_BYTES].decode(errors="replace")

@@ -1,78 +1,88 @@
-"""How to reach the API server and show who asks: kubeconfig files, or the Pod's service account.
+"""Where the API server is and which credentials it accepts: kubeconfig files or a service account.
 
 The official `kubernetes` package (extra `k8s`) reads the files, runs exec plugins and asks token
-issuers; here is only what becomes of that. Tokens and certificates change while the picker runs:
-they are read again every minute, in a thread, and at once when the server does not take them.
+issuers; this module judges the result. Tokens and certificates change while the picker runs: they
+are read again every minute, in a thread, and at once when the server refuses them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
+
+import yaml
 
 from picker.errors import ConfigError
-from picker.k8s.kubeconfig import KubeconfigFiles, ServiceAccount
-from picker.k8s.tls import Access
-
-__all__ = ["Access", "AccessSource", "Credentials", "find_credentials"]
 
 logger = logging.getLogger(__name__)
 
 REREAD_SECONDS: Final = 60.0
 RENEW_SECONDS: Final = 10.0
-PATIENCE_SECONDS: Final = 30.0
+READ_TIMEOUT_SECONDS: Final = 30.0
 SERVICE_ACCOUNT_FOLDER: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_TOKEN: Final = "BearerToken"  # the package's name for the header's value, of whatever scheme
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """An API server and the credentials for it.
+
+    `url` has no slash at its end. `authorization` is the whole header. `tls` is None for the
+    defaults (and for plain HTTP).
+    """
+
+    url: str
+    authorization: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
+    tls_server_name: str | None = None
+    proxy: str | None = field(default=None, repr=False)  # may hold a password
 
 
 class AccessSource(Protocol):
     """Where credentials come from. It may block: files, processes, token issuers."""
 
     def load(self, *, anew: bool) -> Access:
-        """The credentials now, the same object when nothing changed; `anew`: whatever was known is
-        no longer taken. Raises `ConfigError`.
+        """The credentials now, the same object when nothing changed; `anew`: the server refuses
+        what was known. Raises `ConfigError`.
         """
         ...
 
 
 class Credentials:
-    """Hands out what `source` says, and asks it again in time; owns what it said last.
+    """Hands out the access that `source` gives, and reads it again in time; owns the last one.
 
-    `clock` is monotonic, in seconds. A source that takes longer than `patience_seconds` keeps
-    nobody waiting for longer.
+    `clock` is monotonic, in seconds. Requests wait for a source for at most `timeout_seconds`.
     """
 
     def __init__(
         self,
         source: AccessSource,
         clock: Callable[[], float],
-        patience_seconds: float = PATIENCE_SECONDS,
+        timeout_seconds: float = READ_TIMEOUT_SECONDS,
     ) -> None:
-        self._source = source
-        self._patience_seconds = patience_seconds
-        self._clock = clock
+        self._source, self._clock = source, clock
+        self._timeout_seconds = timeout_seconds
         self._access = source.load(anew=False)
         self._read_at = clock()
         self._renewed_at: float | None = None
         self._reading: asyncio.Future[Access] | None = None
 
-    @property
-    def namespace(self) -> str:
-        """Where the context, or the Pod, is at home."""
-        return self._access.namespace
-
     async def access(self) -> Access:
-        """What to ask with now; what was known stays in use when it cannot be read again."""
+        """The access to use now; the last one stays in use when it cannot be read again."""
         if self._clock() - self._read_at >= REREAD_SECONDS:
             await self._read(anew=False)
         return self._access
 
     async def renewed(self, refused: Access) -> Access:
-        """What to ask with after a 401 to `refused`; the same when there is nothing else."""
+        """The access to use after a 401 to `refused`; the same when there is no other."""
         if self._access is not refused:
             return self._access
         now = self._clock()
@@ -89,7 +99,7 @@ class Credentials:
             work = asyncio.to_thread(self._source.load, anew=anew)
             self._reading = asyncio.ensure_future(work)
         reading = self._reading
-        await asyncio.wait({reading}, timeout=self._patience_seconds)
+        await asyncio.wait({reading}, timeout=self._timeout_seconds)
         self._read_at = self._clock()
         if not reading.done():
             logger.warning("credentials are not read again in time, the old ones stay in use")
@@ -104,7 +114,7 @@ class Credentials:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Places:
     """Where credentials are looked for: the environment, the home, the service account."""
 
     environ: Mapping[str, str]
@@ -117,30 +127,274 @@ def find_credentials(
     context: str | None = None,
     *,
     clock: Callable[[], float],
-    surroundings: Surroundings | None = None,
+    places: Places | None = None,
 ) -> Credentials:
     """The first of: `kubeconfig` (a path), the files that `KUBECONFIG` lists, the service account
     of the Pod, `~/.kube/config`. `context` None: the current one.
 
     Blocks while files are read and plugins run. Raises `ConfigError`.
     """
-    around = surroundings or Surroundings(os.environ, Path.home())
-    return Credentials(_source(kubeconfig, context, around), clock)
+    return Credentials(
+        _source(kubeconfig, context, places or Places(os.environ, Path.home())), clock
+    )
 
 
-def _source(kubeconfig: str, context: str | None, around: Surroundings) -> AccessSource:
-    listed = around.environ.get("KUBECONFIG", "")
+def _source(kubeconfig: str, context: str | None, places: Places) -> AccessSource:
+    listed = places.environ.get("KUBECONFIG", "")
     if kubeconfig:
         return KubeconfigFiles((Path(kubeconfig).expanduser(),), context, "--kubeconfig")
     if listed:
         paths = tuple(Path(one).expanduser() for one in listed.split(os.pathsep) if one)
         return KubeconfigFiles(paths, context, "KUBECONFIG")
-    if around.environ.get("KUBERNETES_SERVICE_HOST"):
-        return ServiceAccount(around.service_account, around.environ)
-    own = around.home / ".kube" / "config"
+    if places.environ.get("KUBERNETES_SERVICE_HOST"):
+        return ServiceAccount(places.service_account, places.environ)
+    own = places.home / ".kube" / "config"
     if own.is_file():
         return KubeconfigFiles((own,), context, str(own))
     raise ConfigError(
         "no way to a Kubernetes API server is configured: give --kubeconfig PATH, set KUBECONFIG, "
         "or run in a Pod with a service account"
     )
+
+
+class _AccessMaker:
+    """Makes an `Access` of a `Configuration` of the package; owns the last one, which it gives
+    again while nothing changes, so that connections stay open.
+    """
+
+    def __init__(self) -> None:
+        self._access: Access | None = None
+        self._tls: tuple[tuple[object, ...], ssl.SSLContext] | None = None
+
+    def make(self, configuration: Any) -> Access:
+        """Raises `ConfigError`, and `OSError` for files that cannot be read."""
+        url = str(configuration.host).rstrip("/")
+        scheme = url.partition("://")[0]
+        if scheme not in ("https", "http"):
+            shown = _without_password(url)
+            raise ConfigError(
+                f"the server {shown!r} is no address: begin it with https:// or http://"
+            )
+        header = configuration.api_key.get(_TOKEN)
+        access = Access(
+            url,
+            _header(header) if header else None,
+            self._context(configuration) if scheme == "https" else None,
+            configuration.tls_server_name or None,
+            _proxy(configuration, url),
+        )
+        if self._access != access:
+            self._access = access
+        return self._access or access
+
+    def _context(self, configuration: Any) -> ssl.SSLContext:
+        """A new one only when a file has other bytes than before: many change by themselves."""
+        paths = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
+        files = (Path(path).read_bytes() if path else None for path in paths)
+        material = (bool(configuration.verify_ssl), *paths, *files)
+        if self._tls is None or self._tls[0] != material:
+            self._tls = material, _context(bool(configuration.verify_ssl), *paths)
+        return self._tls[1]
+
+
+def _context(
+    verify: bool, authorities: str | None, certificate: str | None, key: str | None
+) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=authorities or None)
+    except OSError as error:
+        raise ConfigError(
+            f"{authorities}: no certificates of authorities in it ({error}); "
+            f"give PEM in certificate-authority"
+        ) from error
+    # Authorities made by cluster installers often lack extensions that newer Pythons insist on.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if certificate:
+        try:
+            # A password, so that an encrypted key is refused instead of asked for on the terminal.
+            context.load_cert_chain(certificate, key or None, password="")
+        except OSError as error:
+            raise ConfigError(
+                f"{certificate}: not a client certificate with its key ({error}); "
+                f"give PEM, unencrypted, in client-certificate and client-key"
+            ) from error
+    return context
+
+
+def _header(text: str) -> str:
+    """The value of `Authorization`; files of tokens often end with a line break."""
+    scheme, _, secret = text.strip().partition(" ")
+    if not secret.strip() or any(ord(one) < ord(" ") for one in secret.strip()):
+        raise ConfigError("the token is empty or has line breaks; give exactly one token")
+    return f"{'Bearer' if scheme.lower() == 'bearer' else scheme} {secret.strip()}"
+
+
+def _proxy(configuration: Any, url: str) -> str | None:
+    proxy = configuration.proxy
+    if not proxy:
+        return None
+    rest = importlib.import_module("kubernetes.client.rest")
+    if rest.should_bypass_proxies(url, no_proxy=configuration.no_proxy or ""):
+        return None
+    if not str(proxy).startswith(("http://", "https://")):
+        shown = _without_password(str(proxy))
+        raise ConfigError(f"the proxy {shown!r} cannot be used: only http:// and https:// can")
+    return str(proxy)
+
+
+def _without_password(url: str) -> str:
+    """An address for people, without what stands before "@"."""
+    before, _, rest = url.rpartition("@")
+    scheme, separator, _ = before.partition("://")
+    return f"{scheme}{separator}{rest}" if separator else rest
+
+
+class ServiceAccount:
+    """The service account that Kubernetes puts into every Pod; its token changes on disk."""
+
+    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
+        self._folder, self._environ = folder, environ
+        self._maker = _AccessMaker()
+
+    def load(self, *, anew: bool) -> Access:
+        """See `AccessSource`. Reading is cheap, so the files are read in either case."""
+        configuration = _package().client.Configuration()
+        with _explained(f"the service account in {self._folder}"):
+            importlib.import_module("kubernetes.config.incluster_config").InClusterConfigLoader(
+                str(self._folder / "token"),
+                str(self._folder / "ca.crt"),
+                environ=self._environ,
+            ).load_and_set(configuration)
+            return self._maker.make(configuration)
+
+
+class KubeconfigFiles:
+    """Kubeconfig files; of two that define one name the first counts. Owns the configuration that
+    the package made of them last. Errors name the files by `source`, the flag or variable.
+    """
+
+    def __init__(self, paths: tuple[Path, ...], context: str | None, source: str) -> None:
+        self._paths, self._wanted, self._source = paths, context, source
+        self._maker = _AccessMaker()
+        self._configuration: Any = None
+
+    def load(self, *, anew: bool) -> Access:
+        """See `AccessSource`. Plugins run again only when their token is about to expire: they are
+        dear, and some ask a person.
+        """
+        with _explained(self._source):
+            name, user = self._context()
+            plugin = _plugin(user)
+            if anew or self._configuration is None or plugin is None:
+                self._configuration = self._read(name)
+            self._configuration.get_api_key_with_prefix(_TOKEN)  # refreshes it when it expires
+            access = self._maker.make(self._configuration)
+            if access.authorization is None:
+                self._check_user(name, user, plugin)
+            return access
+
+    def _read(self, context: str) -> Any:
+        package = _package()
+        configuration = package.client.Configuration()
+        package.config.load_kube_config(
+            config_file=os.pathsep.join(map(str, self._paths)),
+            context=context,
+            client_configuration=configuration,
+            persist_config=False,
+        )
+        return configuration
+
+    def _check_user(self, name: str, user: dict[str, Any], plugin: str | None) -> None:
+        """The files gave no token: no request is sent without the one that they name."""
+        if plugin is not None and self._configuration.cert_file is None:
+            raise ConfigError(
+                f"{self._source}: the plugin {plugin!r} of context {name!r} gave no credentials; "
+                f"run it by hand to see why"
+            )
+        if token_file := user.get("tokenFile"):
+            raise ConfigError(
+                f"{self._source}: the token file {str(token_file)!r} of context {name!r} is empty; "
+                f"write a token into it"
+            )
+
+    def _context(self) -> tuple[str, dict[str, Any]]:
+        """The name and the user of the context to use: of the wanted one, or else of the first that
+        a file calls current. The package would take the last that a file calls current.
+        """
+        documents = [_document(path) for path in self._paths if path.exists()]
+        if not documents:
+            listed = ", ".join(map(str, self._paths)) or "(no path)"
+            raise ConfigError(f"{self._source}: there is no such file: {listed}")
+        current = (one.get("current-context") for one in documents)
+        name = self._wanted or next((one for one in current if one), None)
+        contexts = _named(documents, "contexts", "context")
+        found = contexts.get(name) if isinstance(name, str) else None
+        if found is None:
+            known = ", ".join(sorted(contexts)) or "none"
+            what = f"no context {name!r}" if name else "no current-context"
+            raise ConfigError(f"{self._source}: {what}; the files have: {known}")
+        user = _named(documents, "users", "user").get(str(found.get("user")), {})
+        return str(name), user
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document = yaml.safe_load(path.read_text())
+    except yaml.MarkedYAMLError as error:
+        # Without the text of the line, which may hold a token.
+        mark = error.problem_mark or error.context_mark
+        where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
+        what = error.problem or error.context or "broken YAML"
+        raise ConfigError(f"{path}: not a kubeconfig file: {what}{where}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: not a kubeconfig file: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: not a kubeconfig file: it is no mapping")
+    return document
+
+
+def _named(documents: list[dict[str, Any]], section: str, key: str) -> dict[str, dict[str, Any]]:
+    """The entries of a section by name, of all files; the first of a name wins."""
+    found: dict[str, dict[str, Any]] = {}
+    for document in documents:
+        listed = document.get(section)
+        for one in listed if isinstance(listed, list) else []:
+            if isinstance(one, dict) and isinstance(one.get(key), dict):
+                found.setdefault(str(one.get("name")), one[key])
+    return found
+
+
+def _plugin(user: dict[str, Any]) -> str | None:
+    """The command or issuer behind a user's credentials; None for a user of files alone."""
+    command, provider = user.get("exec"), user.get("auth-provider")
+    if isinstance(command, dict):
+        return str(command.get("command"))
+    return str(provider.get("name")) if isinstance(provider, dict) else None
+
+
+def _package() -> Any:
+    """The official package, which is only needed, and only installed, where there is Kubernetes."""
+    try:
+        importlib.import_module("kubernetes.config")
+        return importlib.import_module("kubernetes")
+    except ImportError as error:
+        raise ConfigError(
+            "to follow Kubernetes the picker needs the package 'kubernetes': "
+            "pip install 'pointsman[k8s]'"
+        ) from error
+
+
+@contextmanager
+def _explained(source: str) -> Iterator[None]:
+    """Whatever the package, its plugins and the libraries of token issuers raise, as one error:
+    they have no common root, and a broken file is an `AttributeError` as well as anything else.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{source}: not usable: {str(error) or repr(error)}") from error

@@ -18,21 +18,18 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, TypeAlias, TypeVar
 
-from picker.k8s.api import LEGACY_POOLS, PODS, POOLS, KubernetesApi, Resource, Selection
-from picker.k8s.groups import OBJECTIVE_KIND, REWRITE_KIND
-from picker.k8s.kind_follower import KindFollower
+from picker.framework.label_selector import LabelSelector
+from picker.k8s.api import LEGACY_POOLS, PODS, POOLS, ApiResource, KubernetesApi, Selection
+from picker.k8s.kind_follower import OBJECTIVE_KIND, REWRITE_KIND, KindFollower
 from picker.k8s.object_map import Decode, ObjectKey
-from picker.k8s.object_reader import ObjectReader, PoolName
-from picker.k8s.objects.values import Pool
+from picker.k8s.objects import ObjectReader, Pool, PoolName
 from picker.k8s.pods import PodRecord
 from picker.k8s.pool_view import PoolShape
 from picker.k8s.reconcile import PoolReconciler, WatchedPods
 from picker.k8s.reflector import Pace, Reflector, Subject
-from picker.k8s.selectors import LabelSelector
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
-from picker.pool.request_rules import Objective, RequestRules
-from picker.pool.rewrites import RewriteRule
+from picker.pool.policies import Objective, RequestRules, RewriteRule
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +48,14 @@ Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[KubernetesApi]]
 class SelectedPods:
     """Pods to follow without any InferencePool."""
 
-    selector: LabelSelector
+    selector: str
     ports: tuple[int, ...]
 
     @property
     def watched(self) -> WatchedPods:
-        """As the reconciler wants it."""
-        return WatchedPods(self.selector.text, PoolShape(self.selector.selects, self.ports))
+        """As the reconciler wants it. Raises `ValueError` for what is no selector."""
+        selector = LabelSelector.parse(self.selector)
+        return WatchedPods(self.selector, PoolShape(selector.matches, self.ports))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +156,7 @@ class KubernetesDiscovery:
         group.create_task(rewrites.run(api), name="rewrites")
 
     def _policy_reflector(
-        self, api: KubernetesApi, resource: Resource, decode: Decode[R]
+        self, api: KubernetesApi, resource: ApiResource, decode: Decode[R]
     ) -> Reflector[R]:
         selection = Selection(self._target.pool.namespace)
         return Reflector(
@@ -206,8 +204,8 @@ class KubernetesDiscovery:
         pool = next(iter(view.values()), None)
         wanted = None
         if pool is not None:
-            shape = PoolShape(pool.spec.selects, pool.spec.target_ports)
-            wanted = WatchedPods(pool.spec.label_selector, shape)
+            shape = PoolShape(pool.selects, pool.target_ports)
+            wanted = WatchedPods(pool.label_selector, shape)
         elif self._pool is not None and not self._pool.malformed:
             log.warning("there is no %s", self._called)
         self._reconciler.use_pool(wanted, self._clock())

@@ -17,12 +17,11 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from picker.k8s.object_reader import PoolName
+from picker.k8s.objects import PoolName
 from picker.k8s.pods import PodRecord
 from picker.k8s.pool_view import PodKey, PoolShape, PoolView, View
 from picker.pool.datastore import Datastore, EndpointChanges
-from picker.pool.request_rules import NO_RULES, Objective, RequestRules, RuleSet
-from picker.pool.rewrites import RewriteRule
+from picker.pool.policies import NO_RULES, Objective, RequestRules, RewriteRule, RuleSet
 
 log = logging.getLogger(__name__)
 

@@ -22,17 +22,16 @@ from random import Random
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from picker.k8s.api import (
+    PODS,
     ApiError,
+    ApiResource,
     KubernetesApi,
-    Resource,
     Selection,
     SilentError,
     UnreachableError,
     WatchEvent,
 )
 from picker.k8s.backoff import Backoff
-from picker.k8s.contact import NOT_FOUND, Contact
-from picker.k8s.groups import is_missing
 from picker.k8s.object_map import Decode, ObjectKey, ObjectMap, metadata_of
 from picker.metrics.families import KubernetesSeries
 
@@ -40,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 Listener: TypeAlias = Callable[[Mapping[ObjectKey, R], Collection[ObjectKey]], None]
-_GONE: Final = 410
+_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _GONE = 401, 403, 404, 410
 _TO_BE_MENDED: Final = frozenset({400, 403, 404, 405, 406, 422})
 _CHANGES: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})
 _MOST_BARREN: Final = 3  # watches in a row that end at once and tell nothing; then all is listed
@@ -54,7 +53,7 @@ class Subject(Generic[R]):
     The bytes that `decode` gets are those of a whole reply: a record must not hold on to them.
     """
 
-    resource: Resource
+    resource: ApiResource
     selection: Selection
     decode: Decode[R]
 
@@ -257,7 +256,7 @@ class Reflector(Generic[R]):
 
     async def _judged(self, error: ApiError | UnreachableError) -> ApiError | UnreachableError:
         """A 404 means that there is no such kind only when discovery says so, too."""
-        if not isinstance(error, ApiError) or error.status != NOT_FOUND:
+        if not isinstance(error, ApiError) or error.status != _NOT_FOUND:
             return error
         try:
             missing = await is_missing(self._api, self._subject.resource)
@@ -280,7 +279,7 @@ class Reflector(Generic[R]):
             logger.warning("%s", self._contact.problem(now))
         if not isinstance(error, ApiError):
             return self._backoff.next_seconds()
-        if error.status == NOT_FOUND:
+        if error.status == _NOT_FOUND:
             self._absent(now)
         refused = error.status in _TO_BE_MENDED
         at_least = self._pace.refused_seconds if refused else 0.0
@@ -327,3 +326,91 @@ def _reason(error: ApiError | UnreachableError) -> str:
     if isinstance(error, ApiError):
         return str(error.status)
     return "silent" if isinstance(error, SilentError) else "unreachable"
+
+
+async def is_missing(api: KubernetesApi, resource: ApiResource) -> bool:
+    """Whether a server knows no such kind. Raises as `KubernetesApi` does."""
+    if await api.has(resource):
+        return False
+    await check_api_server(api)
+    return True
+
+
+async def check_api_server(api: KubernetesApi) -> None:
+    """Every API server has Pods; a proxy without one behind it answers 404 to everything."""
+    if not await api.has(PODS):
+        raise UnreachableError("what answers knows no Pods, so it is no API server: 404")
+
+
+class Contact:
+    """What is known of the way to a server, for one selection of one resource.
+
+    A watch that was silent is not trusted because a new one opens: whatever swallows the stream
+    may let its beginning pass. Then only something heard on a watch is proof.
+    """
+
+    def __init__(self, resource: ApiResource, selection: Selection) -> None:
+        self._resource = resource
+        self._selection = selection
+        self._heard_at: float | None = None
+        self._failing_since: float | None = None
+        self._error: ApiError | UnreachableError | None = None
+
+    def heard(self, now: float) -> bool:
+        """An event, a bookmark, or a watch that came to its proper end. Whether that is news."""
+        self._heard_at = now
+        if self._error is None:
+            return False
+        self._error = self._failing_since = None
+        return True
+
+    def answered(self, now: float) -> bool:
+        """A list, or a watch that opens: proof too, but not after silence. Whether it is news."""
+        return not isinstance(self._error, SilentError) and self.heard(now)
+
+    def failed(self, now: float, error: ApiError | UnreachableError) -> bool:
+        """A request or a watch came to this. Whether it is news: well before, or another trouble
+        than before.
+        """
+        before = self._error
+        if self._failing_since is None:
+            self._failing_since = now
+        if not isinstance(before, SilentError) or isinstance(error, ApiError):
+            self._error = error
+        return before is None or _trouble(before) != _trouble(error)
+
+    def silent_seconds(self, now: float) -> float | None:
+        """Since something was last heard; None when nothing ever was."""
+        return None if self._heard_at is None else now - self._heard_at
+
+    def problem(self, now: float) -> str | None:
+        """Why what is known may be old, with the fix where there is one; None while all is well."""
+        if self._error is None or self._failing_since is None:
+            return None
+        what = f"{self._resource.qualified} in namespace {self._selection.namespace!r}"
+        since = f"for {now - self._failing_since:.0f} s"
+        return f"{what}: {self._why(self._error)} ({since}; the last known state is in use)"
+
+    def _why(self, error: ApiError | UnreachableError) -> str:
+        if isinstance(error, UnreachableError):
+            return f"the API server cannot be followed: {error}"
+        if error.status == _FORBIDDEN:
+            group = self._resource.group or '""'
+            return (
+                f"the API server forbids it; grant the verbs list and watch on "
+                f"{self._resource.plural} (API group {group}) in namespace "
+                f"{self._selection.namespace!r} to the picker's service account: {error.message}"
+            )
+        if error.status == _UNAUTHORIZED:
+            return f"the API server does not know who asks; renew the credentials: {error.message}"
+        if error.status == _NOT_FOUND:
+            return (
+                f"the API server knows no {self._resource.plural} of "
+                f"{self._resource.api_version}; install its CustomResourceDefinition (see crds/)"
+            )
+        return f"the API server refuses: {error}"
+
+
+def _trouble(error: ApiError | UnreachableError) -> int:
+    """What makes two failures the same one to people."""
+    return error.status if isinstance(error, ApiError) else 0

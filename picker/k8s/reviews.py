@@ -26,7 +26,7 @@ MAX_TOKEN_LETTERS: Final = 16 * 1024
 _AT_A_TIME: Final = 4
 
 
-class Verdict(enum.Enum):
+class Authorization(enum.Enum):
     """Whether a request is answered."""
 
     ALLOWED = "allowed"
@@ -43,13 +43,13 @@ class AccessReviews:
 
     def __init__(self, api: KubernetesApi, clock: Callable[[], float]) -> None:
         self._api, self._clock = api, clock
-        self._known: OrderedDict[tuple[bytes, str], tuple[Verdict, float]] = OrderedDict()
+        self._known: OrderedDict[tuple[bytes, str], tuple[Authorization, float]] = OrderedDict()
         self._asking = asyncio.Semaphore(_AT_A_TIME)
 
-    async def verdict(self, token: str, path: str) -> Verdict:
+    async def authorize(self, token: str, path: str) -> Authorization:
         """Whether the bearer of `token` may get `path`. Raises `ReviewError`."""
         if not token or len(token) > MAX_TOKEN_LETTERS:
-            return Verdict.UNKNOWN
+            return Authorization.UNKNOWN
         key = (sha256(token.encode()).digest(), path)
         known = self._known.get(key)
         if known is not None and self._clock() < known[1]:
@@ -62,19 +62,19 @@ class AccessReviews:
         except (UnreachableError, TimeoutError) as error:
             said = str(error) or "no answer in time"
             raise ReviewError(f"the API server cannot be asked who this is: {said}") from error
-        seconds = ALLOWED_SECONDS if found is Verdict.ALLOWED else REFUSED_SECONDS
+        seconds = ALLOWED_SECONDS if found is Authorization.ALLOWED else REFUSED_SECONDS
         self._known[key] = (found, self._clock() + seconds)
         self._known.move_to_end(key)
         while len(self._known) > MAX_REMEMBERED:
             self._known.popitem(last=False)
         return found
 
-    async def _ask(self, token: str, path: str) -> Verdict:
+    async def _ask(self, token: str, path: str) -> Authorization:
         review = _review("authentication.k8s.io/v1", "TokenReview", {"token": token})
         status = _part(await self._api.post(TOKEN_REVIEWS, review), "status")
         user = _part(status, "user")
         if status.get("authenticated") is not True or not user.get("username"):
-            return Verdict.UNKNOWN
+            return Authorization.UNKNOWN
         spec = {
             "user": user["username"],
             "uid": user.get("uid", ""),
@@ -85,7 +85,7 @@ class AccessReviews:
         review = _review("authorization.k8s.io/v1", "SubjectAccessReview", spec)
         status = _part(await self._api.post(ACCESS_REVIEWS, review), "status")
         is_allowed = status.get("allowed") is True and status.get("denied") is not True
-        return Verdict.ALLOWED if is_allowed else Verdict.FORBIDDEN
+        return Authorization.ALLOWED if is_allowed else Authorization.FORBIDDEN
 
 
 def _review(version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:

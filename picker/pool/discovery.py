@@ -18,7 +18,7 @@ from picker.errors import ConfigError
 from picker.file_changes import moments_to_look
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
-from picker.pool.request_rules import NO_RULES, RequestRules, RuleSet
+from picker.pool.policies import NO_RULES, RequestRules, RuleSet
 from picker.types import Endpoint
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight, Parser
 from picker.framework.tracing import NO_SPAN, OPEN_SPAN, Span
 from picker.outliers.breaker import Answer
-from picker.pool.rewrites import Rewritten
+from picker.pool.policies import Rewritten
 from picker.requestcontrol import admission
 from picker.requestcontrol.candidates import candidates_for
 from picker.requestcontrol.choosing import Chooser, answer_of

@@ -9,7 +9,7 @@ import msgspec
 
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes
-from picker.pool.rewrites import Rewritten
+from picker.pool.policies import Rewritten
 from picker.types import Candidate, FinishCause, InferenceRequest, SchedulingResult, Usage
 
 

@@ -27,7 +27,7 @@ from picker.framework.tracing import NoTracer, Tracer
 from picker.outliers.breaker import Answer
 from picker.outliers.settling import NeverUnsure, Settling
 from picker.pool.inflight import InflightLoad
-from picker.pool.rewrites import NO_REWRITES, RewriteRules
+from picker.pool.policies import NO_REWRITES, RewriteRules
 from picker.requestcontrol.bare_requests import NOTHING_SAID, BareRequests
 from picker.requestcontrol.candidates import LoadedCandidates
 from picker.requestcontrol.observer import NoObserver, RequestObserver

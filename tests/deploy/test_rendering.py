@@ -8,7 +8,7 @@ import yaml
 from crd_rules import CrdRules
 from manifests import BUILDS, DEPLOY, NAMESPACE, ROOT, kustomized, name_of, of_kind
 
-from picker.k8s.objects.reading import read_policy, read_pool
+from picker.k8s.objects import read_policy, read_pool
 from scripts import gen_deploy
 
 pytestmark = pytest.mark.usefixtures("kubectl")

@@ -13,7 +13,7 @@ from fleet.objectives import POOL_NAME, read_objectives
 from fleet.plan import endpoints_yaml
 from picker.cli.options import Options as PickerOptions
 from picker.config.pool_file import read_pool_file
-from picker.pool.request_rules import Objective
+from picker.pool.policies import Objective
 
 OBJECTIVE = """\
 apiVersion: llm-d.ai/v1alpha2

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from picker.config.findings import MAX_FINDINGS, Severity
 from picker.config.pool_file import PoolFile, read_policies, read_pool_file
 from picker.errors import ConfigError
-from picker.pool.policy_objects import API_VERSION, KINDS, LEGACY_API_VERSION
-from picker.pool.request_rules import RequestRules, RuleSet
+from picker.pool.policies import API_VERSION, KINDS, LEGACY_API_VERSION, RequestRules, RuleSet
 
 MAX_LINE = 1000
 

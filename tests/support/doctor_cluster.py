@@ -18,7 +18,7 @@ from fleet.doctor.cluster_facts import ClusterFacts
 from fleet.doctor.cluster_look import ClusterLook
 from fleet.doctor.facts import Facts
 from fleet.doctor.registry import Told, diagnose
-from picker.k8s.tls import Access
+from picker.k8s.credentials import Access
 
 CRDS = sorted((Path(__file__).parents[2] / "crds").glob("*.yaml"))
 NOW = 1_790_000_000.0

@@ -18,10 +18,10 @@ from kubernetes_objects import CRDS
 
 from picker.k8s.api import POOLS
 from picker.k8s.discovery import KubernetesDiscovery, SelectedPods, Target
-from picker.k8s.object_reader import PoolName
+from picker.k8s.objects import PoolName
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
-from picker.pool.request_rules import RequestRules
+from picker.pool.policies import RequestRules
 
 APP = {"app": "vllm"}
 SOON_SECONDS = 0.1  # by then what was written is applied

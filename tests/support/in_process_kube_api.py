@@ -23,15 +23,14 @@ from kube_api.watch import Feed, WatchRequest
 
 from picker.k8s.api import (
     ApiError,
+    ApiResource,
     Listing,
-    Resource,
     Selection,
     SilentError,
     UnreachableError,
     WatchEvent,
 )
-from picker.k8s.client import Limits
-from picker.k8s.replies import WatchLines, api_error, decode_event, decode_listing
+from picker.k8s.client import Limits, WatchLines, api_error, decode_event, decode_listing
 
 _LATENCY_SECONDS = 0.001
 _LIMITS = Limits()
@@ -68,7 +67,7 @@ class InProcessKubeApi:
             self.server.store.compact()
             self.server.lists.expire()
 
-    async def list(self, resource: Resource, selection: Selection) -> Listing:
+    async def list(self, resource: ApiResource, selection: Selection) -> Listing:
         """All objects, in one page."""
         target = self._target("list", resource, selection.namespace, query=_query(selection))
         async with self._answer(target, _LIMITS.list_seconds) as found:
@@ -77,7 +76,7 @@ class InProcessKubeApi:
 
     @asynccontextmanager
     async def watch(
-        self, resource: Resource, selection: Selection, resource_version: str
+        self, resource: ApiResource, selection: Selection, resource_version: str
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
         """Bounded in time as the real client bounds it."""
         seconds = self._rng.randint(*_LIMITS.watch_seconds)
@@ -97,14 +96,14 @@ class InProcessKubeApi:
                 timer.cancel()
             self.server.watches.closed(feed)
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
+    async def get(self, resource: ApiResource, namespace: str, name: str) -> dict[str, Any]:
         """One object."""
         target = self._target("get", resource, namespace, name)
         async with self._answer(target, _LIMITS.request_seconds) as found:
             return _copy(self.server.store.get(found.resource, found.key).raw)
 
     async def create(
-        self, resource: Resource, namespace: str, document: dict[str, Any]
+        self, resource: ApiResource, namespace: str, document: dict[str, Any]
     ) -> dict[str, Any]:
         """A new object."""
         target = self._target("create", resource, namespace)
@@ -115,7 +114,7 @@ class InProcessKubeApi:
             return _copy(written.stored.raw)
 
     async def replace(
-        self, resource: Resource, namespace: str, name: str, document: dict[str, Any]
+        self, resource: ApiResource, namespace: str, name: str, document: dict[str, Any]
     ) -> dict[str, Any]:
         """An object in place of another."""
         target = self._target("update", resource, namespace, name)
@@ -127,18 +126,18 @@ class InProcessKubeApi:
         """Reviews are not known here."""
         raise ApiError(404, "NotFound", f"{path}: the server could not find the requested resource")
 
-    async def has(self, resource: Resource) -> bool:
+    async def has(self, resource: ApiResource) -> bool:
         """Whether the kind is served."""
         await self._reached()
         return self._find(resource) is not None
 
-    def _find(self, resource: Resource) -> Any:
+    def _find(self, resource: ApiResource) -> Any:
         return self.server.catalogue.find(resource.group, resource.version, resource.plural)
 
     def _target(
         self,
         verb: str,
-        resource: Resource,
+        resource: ApiResource,
         namespace: str,
         name: str | None = None,
         query: dict[str, str] | None = None,

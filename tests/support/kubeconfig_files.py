@@ -10,8 +10,7 @@ from typing import Any
 
 import yaml
 
-from picker.k8s.credentials import Credentials, Surroundings, find_credentials
-from picker.k8s.tls import Access
+from picker.k8s.credentials import Access, Credentials, Places, find_credentials
 
 
 class Clock:
@@ -32,10 +31,9 @@ def kubeconfig(
     *,
     name: str = "one",
     current: str | None = "one",
-    namespace: str | None = None,
 ) -> Path:
     """A file with one context."""
-    context = {"cluster": name, "user": name} | ({"namespace": namespace} if namespace else {})
+    context = {"cluster": name, "user": name}
     document = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -49,16 +47,16 @@ def kubeconfig(
     return path
 
 
-def around(home: Path, **environ: str) -> Surroundings:
+def around(home: Path, **environ: str) -> Places:
     """An environment, a home and a place for the service account."""
-    return Surroundings(environ, home, home / "serviceaccount")
+    return Places(environ, home, home / "serviceaccount")
 
 
 def found(
     clock: Callable[[], float], home: Path, path: Path | str = "", context: str | None = None
 ) -> Credentials:
     """The credentials of a file."""
-    return find_credentials(str(path), context, clock=clock, surroundings=around(home))
+    return find_credentials(str(path), context, clock=clock, places=around(home))
 
 
 async def access_of(tmp_path: Path, clock: Clock, **given: Any) -> Access:

@@ -14,13 +14,13 @@ from in_process_kube_api import InProcessKubeApi
 from kube_api.clock import LoopClock
 from kube_api.server import KubeApi
 
-from picker.k8s.api import Resource, Selection
+from picker.k8s.api import ApiResource, Selection
 from picker.k8s.object_map import ObjectKey
 from picker.k8s.reflector import Reflector, Subject
 from picker.metrics.families import KubernetesSeries
 from picker.metrics.series import AnySeries
 
-CONFIGS = Resource("", "v1", "configmaps")
+CONFIGS = ApiResource("", "v1", "configmaps")
 SELECTION = Selection("default", "app=x")
 EPOCH = 1_800_000_000.0
 

@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 from random import Random
 
 from picker.k8s.client import KubernetesClient, Limits
-from picker.k8s.credentials import Credentials
-from picker.k8s.tls import Access
+from picker.k8s.credentials import Access, Credentials
 
 
 class Accesses:

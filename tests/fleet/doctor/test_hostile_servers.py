@@ -20,7 +20,7 @@ from fleet.doctor.facts import Facts
 from fleet.doctor.picker_look import ask_certificate, ask_picker, ask_worker
 from fleet.doctor.registry import diagnose
 from fleet.doctor.web import NoPageError, Site
-from picker.k8s.tls import Access
+from picker.k8s.credentials import Access
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 TLS = b"\x16"

@@ -76,7 +76,7 @@ def test_selected_pods_are_called_after_the_pickers_deployment() -> None:
     assert flags.endpoint_target_ports == (8000, 8001)
     target = target_of(flags)
     assert target.pods is not None
-    assert target.pods.selector.text == "app in (a,b), !old"
+    assert target.pods.selector == "app in (a,b), !old"
     assert target.pods.selector.selects({"app": "b"})
 
 

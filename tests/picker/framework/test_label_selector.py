@@ -9,7 +9,7 @@ import pytest
 
 from picker.framework.label_selector import LabelSelector, LabelSelectorParameters
 
-LABELS = {"app": "llm", "tier": "gold", "example.com/zone": "a", "empty": ""}
+LABELS = {"app": "llm", "tier": "gold", "example.com/zone": "a", "empty": "", "gpus": "8"}
 
 
 def selector(**parameters: Any) -> LabelSelector:
@@ -137,6 +137,12 @@ def test_an_operator_kubernetes_does_not_know_is_refused(operator: str) -> None:
         ("!app", False),
         ("empty=", True),
         ("example.com/zone in (a),app=llm", True),
+        ("! gone", True),
+        ("empty in (x,)", True),
+        ("gpus>4", True),
+        ("gpus<4", False),
+        ("app<4", False),
+        ("gone<4", False),
     ],
 )
 def test_the_text_form_says_the_same(text: str, expected: bool) -> None:
@@ -144,8 +150,20 @@ def test_the_text_form_says_the_same(text: str, expected: bool) -> None:
     assert LabelSelector.parse(text).matches(LABELS) is expected
 
 
-@pytest.mark.parametrize("text", ["a=b=c", "a in", "a in b", "a in (b", "=x", "a,,b", "a b", "!"])
+@pytest.mark.parametrize(
+    "text",
+    (
+        "a=b=c|a in|a in b|a in (b|=x|a,,b|a b|!|,|app=vllm,|app=v v|app)|in (a)|-x=1|a=-1|!a=b|"
+        f"a={'x' * 64}|app in ((a))|a=b(c)"
+    ).split("|"),
+)
 def test_text_that_is_no_selector_is_refused(text: str) -> None:
-    """Nothing is guessed."""
-    with pytest.raises(ValueError, match="matchExpressions"):
+    """Nothing is guessed; the message says how requirements are written."""
+    with pytest.raises(ValueError, match=r"write requirements like a=b"):
         LabelSelector.parse(text)
+
+
+def test_only_whole_numbers_are_ordered() -> None:
+    """A bound that is none is refused."""
+    with pytest.raises(ValueError, match="no whole number"):
+        LabelSelector.parse("a>b")

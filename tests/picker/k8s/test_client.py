@@ -25,14 +25,14 @@ from picker.k8s.api import (
     PODS,
     POOLS,
     ApiError,
-    Resource,
+    ApiResource,
     Selection,
     SilentError,
     UnreachableError,
 )
 from picker.k8s.client import KubernetesClient, Limits
+from picker.k8s.credentials import Access
 from picker.k8s.reflector import Reflector, Subject
-from picker.k8s.tls import Access
 
 POOL_CRD = Path(__file__).parents[3] / "crds"
 ALL = Selection("default")
@@ -235,7 +235,7 @@ async def test_a_kind_that_is_not_served_is_a_404_in_text(
     assert not await client.has(POOLS)
     api.install(*POOL_CRD.glob("inference.networking.k8s.io_*.yaml"))
     assert await client.has(POOLS)
-    assert not await client.has(Resource(POOLS.group, POOLS.version, "others"))
+    assert not await client.has(ApiResource(POOLS.group, POOLS.version, "others"))
     assert (await client.list(POOLS, ALL)).items == []
 
 

@@ -17,7 +17,7 @@ from wired_client import answering, client_of
 
 from picker.k8s.api import PODS, ApiError, Selection, SilentError, UnreachableError
 from picker.k8s.client import KubernetesClient, Limits
-from picker.k8s.tls import Access
+from picker.k8s.credentials import Access
 
 ALL = Selection("default")
 QUICK = Limits(silent_seconds=0.4, connect_seconds=2, request_seconds=0.4, list_seconds=0.4)

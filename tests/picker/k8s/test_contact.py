@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from picker.k8s.api import PODS, POOLS, ApiError, Selection, SilentError, UnreachableError
-from picker.k8s.contact import Contact
+from picker.k8s.reflector import Contact
 
 
 @pytest.fixture

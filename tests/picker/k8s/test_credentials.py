@@ -18,8 +18,7 @@ from wired_client import Accesses
 from picker.errors import ConfigError
 from picker.k8s.api import PODS, ApiError, Selection
 from picker.k8s.client import KubernetesClient
-from picker.k8s.credentials import Credentials, find_credentials
-from picker.k8s.tls import Access
+from picker.k8s.credentials import Access, Credentials, find_credentials
 
 ALL = Selection("default")
 LIST_PODS = Rule(("",), ("pods",), ("list",))
@@ -39,14 +38,11 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.lower(), raising=False)
 
 
-async def test_a_token_and_a_namespace_are_read(tmp_path: Path, clock: Clock) -> None:
+async def test_a_token_is_read(tmp_path: Path, clock: Clock) -> None:
     """And the slash at the end of a server's address does no harm."""
-    path = kubeconfig(tmp_path / "config", {"token": "abc"}, namespace="models")
+    path = kubeconfig(tmp_path / "config", {"token": "abc"})
     credentials = found(clock, tmp_path, path)
-    assert credentials.namespace == "models"
-    assert await credentials.access() == Access(
-        "http://10.0.0.1:6443", "Bearer abc", namespace="models"
-    )
+    assert await credentials.access() == Access("http://10.0.0.1:6443", "Bearer abc")
 
 
 async def test_a_name_and_a_password_are_basic_authentication(tmp_path: Path, clock: Clock) -> None:
@@ -59,7 +55,6 @@ async def test_a_user_without_credentials_sends_none(tmp_path: Path, clock: Cloc
     """Some servers ask for none; the default namespace is `default`."""
     access = await access_of(tmp_path, clock)
     assert access.authorization is None
-    assert access.namespace == "default"
 
 
 async def test_the_first_of_several_files_wins(tmp_path: Path, clock: Clock) -> None:
@@ -69,12 +64,12 @@ async def test_the_first_of_several_files_wins(tmp_path: Path, clock: Clock) -> 
     first = kubeconfig(tmp_path / "first", {"token": "first"}, name="a", current="b")
     second = kubeconfig(tmp_path / "second", {"token": "second"}, name="b", current="a")
     listed = f"{tmp_path / 'missing'}:{first}::{second}"
-    surroundings = around(tmp_path, KUBECONFIG=listed, KUBERNETES_SERVICE_HOST="10.0.0.9")
-    current = find_credentials(clock=clock, surroundings=surroundings)
+    places = around(tmp_path, KUBECONFIG=listed, KUBERNETES_SERVICE_HOST="10.0.0.9")
+    current = find_credentials(clock=clock, places=places)
     assert (await current.access()).authorization == "Bearer second"
-    other = find_credentials(context="a", clock=clock, surroundings=surroundings)
+    other = find_credentials(context="a", clock=clock, places=places)
     assert (await other.access()).authorization == "Bearer first"
-    named = find_credentials(str(first), "a", clock=clock, surroundings=surroundings)
+    named = find_credentials(str(first), "a", clock=clock, places=places)
     assert (await named.access()).authorization == "Bearer first"
 
 
@@ -84,7 +79,6 @@ def service_account(home: Path, authority: Authority, token: str) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "token").write_text(token + "\n")
     (folder / "ca.crt").write_bytes(authority.path.read_bytes())
-    (folder / "namespace").write_text("models\n")
     return folder
 
 
@@ -95,15 +89,14 @@ async def test_a_pod_uses_its_service_account_and_sees_its_token_change(
     authority = Authority(tmp_path)
     service_account(tmp_path, authority, "old")
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
-    surroundings = around(tmp_path, **environ)
+    places = around(tmp_path, **environ)
     kubeconfig_of_home = tmp_path / ".kube"
     kubeconfig_of_home.mkdir()
     kubeconfig(kubeconfig_of_home / "config")
-    credentials = find_credentials(clock=clock, surroundings=surroundings)
+    credentials = find_credentials(clock=clock, places=places)
     before = await credentials.access()
     assert before.url == "https://[fd00::1]:443"
     assert before.authorization == "Bearer old"
-    assert credentials.namespace == "models"
     service_account(tmp_path, authority, "new")
     clock.now += 59
     assert await credentials.access() is before
@@ -277,7 +270,7 @@ async def test_a_source_that_hangs_leaves_the_old_credentials_in_use(
 ) -> None:
     """One request waits, and only for so long; the next ones do not."""
     source = Held(Access("http://a"), Access("http://b"))
-    credentials = Credentials(source, clock, patience_seconds=0.05)
+    credentials = Credentials(source, clock, timeout_seconds=0.05)
     before = await credentials.access()
     clock.now += 60
     try:

@@ -12,7 +12,7 @@ from followed_pool import APP, POOL, following, new_server, ready
 from kube_api.statuses import ApiError
 from kubernetes_objects import CRDS
 
-from picker.k8s.api import Resource
+from picker.k8s.api import ApiResource
 
 LEGACY = "inference.networking.x-k8s.io/v1alpha2"
 MINUTE = 60.0
@@ -91,7 +91,7 @@ async def test_a_server_that_does_not_know_its_kinds_yet_takes_no_rules_away() -
         await scene.settled()
         known = scene.api.has
 
-        async def none_yet(_: Resource) -> bool:
+        async def none_yet(_: ApiResource) -> bool:
             return False
 
         scene.api.has = none_yet  # type: ignore[method-assign]
@@ -110,7 +110,7 @@ async def test_what_knows_no_kind_at_all_takes_no_rules_away() -> None:
         scene.write_policy("InferenceObjective", "high", priority=3)
         await scene.settled()
 
-        async def none(_: Resource) -> bool:
+        async def none(_: ApiResource) -> bool:
             return False
 
         scene.api.has = none  # type: ignore[method-assign]

@@ -7,9 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from picker.k8s.api import KubernetesApi, Resource
-from picker.k8s.groups import OBJECTIVE_KIND
-from picker.k8s.kind_follower import KindFollower
+from picker.k8s.api import ApiResource, KubernetesApi
+from picker.k8s.kind_follower import OBJECTIVE_KIND, KindFollower
 from picker.k8s.reflector import Reflector
 
 
@@ -38,7 +37,7 @@ class Discovery:
     def __init__(self) -> None:
         self.kinds = {OBJECTIVE_KIND.legacy}
 
-    async def has(self, resource: Resource) -> bool:
+    async def has(self, resource: ApiResource) -> bool:
         """Whether it has it."""
         return resource in self.kinds
 

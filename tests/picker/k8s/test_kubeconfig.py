@@ -99,10 +99,10 @@ def test_what_is_missing_is_an_error_that_says_where_it_was_looked_for(
         found(clock, tmp_path, path, "two")
     listed = around(tmp_path, KUBECONFIG=str(tmp_path / "gone"))
     with pytest.raises(ConfigError, match="KUBECONFIG: there is no such file"):
-        find_credentials(clock=clock, surroundings=listed)
+        find_credentials(clock=clock, places=listed)
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
     with pytest.raises(ConfigError, match="serviceaccount: not usable: Service token file"):
-        find_credentials(clock=clock, surroundings=around(tmp_path, **environ))
+        find_credentials(clock=clock, places=around(tmp_path, **environ))
 
 
 def test_without_the_extra_it_is_said_how_to_get_it(

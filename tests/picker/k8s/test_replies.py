@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from picker.k8s.api import ApiError, UnreachableError
-from picker.k8s.replies import (
+from picker.k8s.client import (
     WatchLines,
     api_error,
     decode_event,

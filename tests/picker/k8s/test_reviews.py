@@ -14,8 +14,8 @@ from picker.k8s.reviews import (
     REFUSED_SECONDS,
     TOKEN_REVIEWS,
     AccessReviews,
+    Authorization,
     ReviewError,
-    Verdict,
 )
 
 
@@ -51,9 +51,9 @@ class _Scene:
 async def test_the_cluster_decides() -> None:
     """A token that it knows, and a path that its bearer may get."""
     scene = _Scene()
-    assert await scene.reviews.verdict("good", "/metrics") is Verdict.ALLOWED
-    assert await scene.reviews.verdict("good", "/decisions/") is Verdict.FORBIDDEN
-    assert await scene.reviews.verdict("bad", "/metrics") is Verdict.UNKNOWN
+    assert await scene.reviews.authorize("good", "/metrics") is Authorization.ALLOWED
+    assert await scene.reviews.authorize("good", "/decisions/") is Authorization.FORBIDDEN
+    assert await scene.reviews.authorize("bad", "/metrics") is Authorization.UNKNOWN
 
 
 async def test_answers_are_remembered_for_a_while() -> None:
@@ -61,27 +61,27 @@ async def test_answers_are_remembered_for_a_while() -> None:
     scene = _Scene()
     for token, seconds, requests in (("good", ALLOWED_SECONDS, 2), ("bad", REFUSED_SECONDS, 1)):
         scene.api.asked.clear()
-        await scene.reviews.verdict(token, "/metrics")
+        await scene.reviews.authorize(token, "/metrics")
         scene.now += seconds - 0.1
-        await scene.reviews.verdict(token, "/metrics")
+        await scene.reviews.authorize(token, "/metrics")
         assert len(scene.api.asked) == requests
         scene.now += 0.2
-        await scene.reviews.verdict(token, "/metrics")
+        await scene.reviews.authorize(token, "/metrics")
         assert len(scene.api.asked) == 2 * requests
     scene.api.asked.clear()
-    assert await scene.reviews.verdict("x" * 20_000, "/metrics") is Verdict.UNKNOWN
-    assert await scene.reviews.verdict("", "/metrics") is Verdict.UNKNOWN
+    assert await scene.reviews.authorize("x" * 20_000, "/metrics") is Authorization.UNKNOWN
+    assert await scene.reviews.authorize("", "/metrics") is Authorization.UNKNOWN
     assert scene.api.asked == []
 
 
 async def test_what_is_remembered_is_bounded() -> None:
     """Whoever tries tokens pushes out the oldest, not more."""
     scene = _Scene()
-    await scene.reviews.verdict("good", "/metrics")
+    await scene.reviews.authorize("good", "/metrics")
     for number in range(MAX_REMEMBERED):
-        await scene.reviews.verdict(f"guess {number}", "/metrics")
+        await scene.reviews.authorize(f"guess {number}", "/metrics")
     scene.api.asked.clear()
-    assert await scene.reviews.verdict("good", "/metrics") is Verdict.ALLOWED
+    assert await scene.reviews.authorize("good", "/metrics") is Authorization.ALLOWED
     assert len(scene.api.asked) == 2
 
 
@@ -98,6 +98,6 @@ async def test_a_cluster_that_does_not_say_allows_nobody(error: Exception, said:
     scene = _Scene()
     scene.api.error = error
     with pytest.raises(ReviewError, match=said):
-        await scene.reviews.verdict("good", "/metrics")
+        await scene.reviews.authorize("good", "/metrics")
     scene.api.error = None
-    assert await scene.reviews.verdict("good", "/metrics") is Verdict.ALLOWED
+    assert await scene.reviews.authorize("good", "/metrics") is Authorization.ALLOWED

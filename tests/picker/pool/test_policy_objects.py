@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from picker.pool.policy_objects import (
+from picker.pool.policies import (
     KINDS,
     InferenceModelRewrite,
     InferenceObjective,
+    Objective,
     doubts_about,
     objective_of,
     rules_of,
 )
-from picker.pool.request_rules import Objective
 
 TARGETS = [{"modelRewrite": "t"}]
 

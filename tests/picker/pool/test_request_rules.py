@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from random import Random
 
-from picker.pool.request_rules import NO_RULES, Objective, RequestRules, RuleSet
-from picker.pool.rewrites import RewriteRule, RewriteTarget
+from picker.pool.policies import (
+    NO_RULES,
+    Objective,
+    RequestRules,
+    RewriteRule,
+    RewriteTarget,
+    RuleSet,
+)
 
 RULES = RuleSet(
     (Objective("batch", -1), Objective("chat", 5), Objective("other", 5), Objective("plain")),

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from picker.pool.rewrites import (
+from picker.pool.policies import (
     NO_REWRITES,
     RewriteRule,
     RewriteRules,

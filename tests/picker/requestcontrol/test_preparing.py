@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
-from picker.pool.rewrites import RewriteRule, RewriteRules, RewriteTarget
+from picker.pool.policies import RewriteRule, RewriteRules, RewriteTarget
 from picker.requestcontrol.director import RequestPolicies
 from picker.requestcontrol.preparing import outgoing_body
 from picker.types import (

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from picker.errors import Code, RefusedError
 from picker.metrics.label_caps import MAX_NAMES
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.pool.rewrites import Rewritten
+from picker.pool.policies import Rewritten
 from picker.requestcontrol.observer import Decision, Outcome, ResponseTimes
 from picker.telemetry.request_metrics import RequestMetrics
 from picker.types import Api, FinishCause, InferenceRequest, ParsedBody, Usage

@@ -1,0 +1,366 @@
+"""Objectives and rewrites: the objects, what they mean, and the rules that requests are held to.
+
+Theory of operation: an objective gives the requests that name it a priority. A rule of a rewrite
+matches some models exactly, or every model (it is generic then). Of the rules that match a
+request's model exactly the first one decides, in the order of `RewriteRules`; where there is none,
+the first generic one. The rule then draws one of its targets.
+
+The structs follow `InferenceObjective` and `InferenceModelRewrite` of `llm-d.ai/v1alpha2`; objects
+come from a cluster or from an endpoints file. As the API server of the reference picker does, a
+rule without targets, no rules and an empty target are accepted; what no request can follow is left
+out and is a doubt. Where the reference leaves the order of rules with equal timestamps to its sort,
+here names and then the order within a resource decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from msgspec import Meta
+
+from picker.pool.object_parts import GroupName, Int32, KindName, ObjectMeta, Part, ReferentName
+
+GROUP: Final = "llm-d.ai"
+LEGACY_GROUP: Final = "inference.networking.x-k8s.io"
+VERSION: Final = "v1alpha2"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+LEGACY_API_VERSION: Final = f"{LEGACY_GROUP}/{VERSION}"
+POOL_GROUP: Final = "inference.networking.k8s.io"
+POOL_KIND: Final = "InferencePool"
+
+
+# The objects
+
+
+class PoolReference(Part, frozen=True, kw_only=True):
+    """The pool whose requests an object is about."""
+
+    group: GroupName = POOL_GROUP
+    kind: KindName = POOL_KIND
+    name: ReferentName
+
+    def names(self, pool: str, group: str = POOL_GROUP) -> bool:
+        """Whether it is the InferencePool called `pool` of `group`."""
+        return (self.group, self.kind, self.name) == (group, POOL_KIND, pool)
+
+
+class ObjectiveSpec(Part, frozen=True, kw_only=True):
+    """Requests of an objective without a priority have priority 0."""
+
+    pool_ref: PoolReference
+    priority: Int32 | None = None
+
+
+class InferenceObjective(Part, frozen=True, kw_only=True):
+    """A name that requests give in a header, and their priority. The status is not read."""
+
+    api_version: str
+    kind: Literal["InferenceObjective"]
+    metadata: ObjectMeta
+    spec: ObjectiveSpec
+    status: Any = None
+
+
+class ModelMatch(Part, frozen=True, kw_only=True):
+    """A model as requests name it."""
+
+    type: Literal["Exact"] = "Exact"
+    value: Annotated[str, Meta(min_length=1)]
+
+
+class Match(Part, frozen=True, kw_only=True):
+    """What a request has to be like."""
+
+    model: ModelMatch
+
+
+class Target(Part, frozen=True, kw_only=True):
+    """The model to ask for instead, and its share of the requests."""
+
+    model_rewrite: str
+    weight: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+
+
+class Rule(Part, frozen=True, kw_only=True):
+    """One of `matches` has to hold; without any, every request matches."""
+
+    matches: tuple[Match, ...] = ()
+    targets: Annotated[tuple[Target, ...], Meta(min_length=1)] | None = None
+
+    def drawn(self) -> tuple[str, tuple[Target, ...]]:
+        """The targets of a request that matches, and the key under which they stand."""
+        return "targets", self.targets or ()
+
+
+class RewriteSpec(Part, frozen=True, kw_only=True):
+    """The rules; earlier ones take precedence."""
+
+    pool_ref: PoolReference
+    rules: tuple[Rule, ...]
+
+
+class InferenceModelRewrite(Part, frozen=True, kw_only=True):
+    """Which models requests get instead of those that they name. The status is not read."""
+
+    api_version: str
+    kind: Literal["InferenceModelRewrite"]
+    metadata: ObjectMeta
+    spec: RewriteSpec
+    status: Any = None
+
+
+class LegacyRule(Rule, frozen=True, kw_only=True):
+    """`split` is what v1.2 of the legacy group called `targets`."""
+
+    split: Annotated[tuple[Target, ...], Meta(min_length=1)] | None = None
+
+    def drawn(self) -> tuple[str, tuple[Target, ...]]:
+        """See the base class; `targets` go first."""
+        return ("split", self.split) if self.split and not self.targets else super().drawn()
+
+
+class LegacyRewriteSpec(RewriteSpec, frozen=True, kw_only=True):
+    """The rules; earlier ones take precedence."""
+
+    rules: tuple[LegacyRule, ...]
+
+
+class LegacyModelRewrite(InferenceModelRewrite, frozen=True, kw_only=True):
+    """A rewrite in the form of the legacy group: read, never installed."""
+
+    spec: LegacyRewriteSpec
+
+
+PolicyObject: TypeAlias = InferenceObjective | InferenceModelRewrite
+KINDS: Final[dict[str, type[PolicyObject]]] = {
+    "InferenceObjective": InferenceObjective,
+    "InferenceModelRewrite": InferenceModelRewrite,
+}
+
+
+def shape_of(kind: str, version: object) -> type[PolicyObject] | None:
+    """What objects of a kind look like in a version; None for an unknown kind."""
+    if version == LEGACY_API_VERSION and kind == "InferenceModelRewrite":
+        return LegacyModelRewrite
+    return KINDS.get(kind)
+
+
+# What they mean
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """An objective. Requests name it by its name alone, whatever its namespace; without a priority
+    it has no effect; below 0 requests may be shed.
+    """
+
+    name: str
+    priority: int | None = None
+    namespace: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteTarget:
+    """A model to ask for instead; `weight` 1 or more, None: drawn only where no target has one."""
+
+    model: str
+    weight: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteRule:
+    """One rule of one resource.
+
+    `models` are the names that it matches exactly; empty: it is generic. `created_at_seconds` and
+    `name` are of the resource, `position` is the rule's own place in it. `targets` is never empty.
+    """
+
+    name: str
+    targets: tuple[RewriteTarget, ...]
+    models: frozenset[str] = frozenset()
+    created_at_seconds: float = 0.0
+    position: int = 0
+
+    def draw(self, rng: Random) -> str:
+        """One target's model, by weight; evenly when no target has a weight."""
+        targets = self.targets
+        if len(targets) == 1:
+            return targets[0].model
+        weighted = [target for target in targets if target.weight]
+        if not weighted:
+            return targets[rng.randrange(len(targets))].model
+        weights = [target.weight or 0 for target in weighted]
+        left = rng.randrange(sum(weights))
+        for target, weight in zip(weighted, weights, strict=True):
+            left -= weight
+            if left < 0:
+                return target.model
+        raise AssertionError("a draw below the sum of the weights falls on none of them")
+
+
+def objective_of(given: InferenceObjective) -> Objective:
+    """The objective that an object defines."""
+    return Objective(given.metadata.name, given.spec.priority, given.metadata.namespace)
+
+
+def rules_of(given: InferenceModelRewrite) -> tuple[RewriteRule, ...]:
+    """The rules of a rewrite; one without targets is left out. Without a creation timestamp it is
+    older than all that have one.
+    """
+    created = given.metadata.creation_timestamp
+    return tuple(
+        RewriteRule(
+            name=given.metadata.name,
+            targets=tuple(RewriteTarget(one.model_rewrite, one.weight) for one in rule.drawn()[1]),
+            models=frozenset(match.model.value for match in rule.matches),
+            created_at_seconds=0.0 if created is None else created.timestamp(),
+            position=position,
+        )
+        for position, rule in enumerate(given.spec.rules)
+        if rule.drawn()[1]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Something at `path` of an object that is allowed, but hardly what its author wants."""
+
+    path: tuple[str | int, ...]
+    text: str
+
+
+def doubts_about(given: PolicyObject) -> Iterator[Doubt]:
+    """What in an object can have no effect."""
+    if isinstance(given, InferenceObjective):
+        return
+    if not given.spec.rules:
+        yield Doubt(("spec", "rules"), "there are none, so nothing is rewritten")
+    matched: set[str] = set()
+    is_generic_taken = False
+    for position, rule in enumerate(given.spec.rules):
+        at = ("spec", "rules", position)
+        models = {match.model.value for match in rule.matches}
+        yield from _doubts_about_targets(rule, at)
+        if (is_generic_taken and not models) or (models and models <= matched):
+            yield Doubt(at, "no request comes to this rule: earlier ones match all that it does")
+        if rule.drawn()[1]:
+            matched |= models
+            is_generic_taken |= not models
+
+
+def _doubts_about_targets(rule: Rule, at: tuple[str | int, ...]) -> Iterator[Doubt]:
+    key, targets = rule.drawn()
+    if not targets:
+        yield Doubt(at, "there are no 'targets', so the rule is left out")
+        return
+    if isinstance(rule, LegacyRule) and rule.split and key != "split":
+        yield Doubt((*at, "split"), "is not used: the rule has 'targets'")
+    is_weighted = any(one.weight is not None for one in targets)
+    for index, target in enumerate(targets):
+        place = (*at, key, index)
+        if is_weighted and target.weight is None:
+            yield Doubt(place, "is never drawn: others have a 'weight', and it has none")
+        if not target.model_rewrite:
+            text = "is empty, so requests that draw it are refused"
+            yield Doubt((*place, "modelRewrite"), text)
+
+
+# What requests are held to
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """What a rule made of a model; `rule` is the name of its resource."""
+
+    model: str
+    rule: str
+
+
+class RewriteRules:
+    """All rules, in their order of precedence. Immutable."""
+
+    __slots__ = ("_exact", "_generic")
+
+    def __init__(self, rules: Iterable[RewriteRule] = ()) -> None:
+        ordered = sorted(rules, key=lambda one: (one.created_at_seconds, one.name, one.position))
+        self._exact: dict[str, RewriteRule] = {}
+        for rule in ordered:
+            for model in rule.models:
+                self._exact.setdefault(model, rule)
+        self._generic = next((rule for rule in ordered if not rule.models), None)
+
+    def apply(self, incoming: str, rng: Random) -> Rewritten | None:
+        """What the model `incoming` ("": the body names none) becomes; None: no rule matches."""
+        rule = self._exact.get(incoming, self._generic)
+        return None if rule is None else Rewritten(rule.draw(rng), rule.name)
+
+
+NO_REWRITES = RewriteRules()
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """All objectives, no two of the same name, and all rules of all rewrites."""
+
+    objectives: tuple[Objective, ...] = ()
+    rewrites: tuple[RewriteRule, ...] = ()
+
+    @property
+    def priorities(self) -> tuple[int, ...]:
+        """Those that objectives name, each once, highest first."""
+        known = {one.priority for one in self.objectives if one.priority is not None}
+        return tuple(sorted(known, reverse=True))
+
+    @property
+    def models(self) -> frozenset[str]:
+        """The models that rewrites name: those that they match, and those they ask for instead."""
+        matched = {model for rule in self.rewrites for model in rule.models}
+        return frozenset(matched.union(one.model for rule in self.rewrites for one in rule.targets))
+
+
+NO_RULES = RuleSet()
+
+
+class RequestRules:
+    """Owns the objectives and the rewrites. Event-loop thread only; no method does I/O.
+
+    Discovery replaces them as a whole. A request asks for each once, so a change applies to the
+    requests that come after it.
+    """
+
+    def __init__(self) -> None:
+        self._current = NO_RULES
+        self._priorities: dict[str, int | None] = {}
+        self._rules = NO_REWRITES
+        self._listeners: list[Callable[[RuleSet], None]] = []
+
+    @property
+    def current(self) -> RuleSet:
+        """All of them now; the same object until something changes."""
+        return self._current
+
+    def subscribe(self, listener: Callable[[RuleSet], None]) -> None:
+        """Call `listener` after every change; it must not fail."""
+        self._listeners.append(listener)
+
+    def use(self, rules: RuleSet) -> bool:
+        """Go by `rules` alone from now on; whether that is a change."""
+        if rules == self._current:
+            return False
+        self._current = rules
+        self._priorities = {one.name: one.priority for one in rules.objectives}
+        self._rules = RewriteRules(rules.rewrites)
+        for listener in self._listeners:
+            listener(rules)
+        return True
+
+    def priority(self, objective: str) -> int | None:
+        """Its priority; None: there is no such objective, or it names no priority."""
+        return self._priorities.get(objective)
+
+    def rules(self) -> RewriteRules:
+        """The rules by which models are rewritten now."""
+        return self._rules
