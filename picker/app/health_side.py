@@ -28,7 +28,6 @@ class HealthSide:
             patience = settings.burst_wait_seconds
             self.settling = Settling(self._memory, time.monotonic, patience)
             datastore.subscribe(self._memory.pool_changed)
-            datastore.observe(self._memory)
 
     @property
     def memory(self) -> EndpointHealth:

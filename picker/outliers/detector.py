@@ -210,7 +210,7 @@ class OutlierDetector:
     # What the pool does
 
     def pool_changed(self, changes: EndpointChanges) -> None:
-        """Follow the pool; breakers of endpoints that left are dropped."""
+        """Follow the pool; breakers of endpoints that left or restarted are dropped."""
         for endpoint in changes.removed:
             if self._keys.get(endpoint.host_port) == endpoint.key:
                 del self._keys[endpoint.host_port]
@@ -219,10 +219,8 @@ class OutlierDetector:
         for endpoint in (*changes.added, *changes.updated):
             self._keys[endpoint.host_port] = endpoint.key
             self._members.add(endpoint.key)
-
-    def endpoint_removed(self, key: str) -> None:
-        """Drop the breaker of an endpoint that left or restarted."""
-        self._forget(key)
+        for key in changes.restarted:
+            self._forget(key)
 
     # What a decision asks
 

@@ -1,8 +1,8 @@
-"""The pool as this process knows it: which endpoints exist and what their last scrapes said.
+"""The pool as this process knows it: which endpoints exist, and their metrics as last scraped.
 
 `Datastore` is the sole owner of that state. Discovery writes the endpoints, the scraper writes
-metrics and attributes, everybody else reads immutable snapshots. All methods are synchronous, do no
-I/O and read no clock; they are called from the event-loop thread only.
+metrics and attributes, everything else reads immutable snapshots. All methods are synchronous, do
+no I/O and read no clock; they are called from the event-loop thread only.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Snapshot:
     """The pool at one moment.
 
     `candidates` are in the order in which endpoints were first named; `metrics` is None for an
-    endpoint that was never scraped or whose scrapes went stale; then `last_metrics` is what was
-    known last.
+    endpoint that was never scraped or whose scrapes went stale; `last_metrics` are then the last
+    ones known.
     """
 
     candidates: tuple[Candidate, ...]
@@ -35,15 +35,17 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class EndpointChanges:
-    """What was done to the endpoints at once.
+    """One change of the endpoints.
 
     An endpoint whose address changed was removed and added; one of which anything else changed,
-    its labels or where its metrics are, was `updated`.
+    its labels or where its metrics are, was `updated`. `restarted` are the keys of endpoints whose
+    worker began anew at the same address.
     """
 
-    added: tuple[Endpoint, ...]
-    removed: tuple[Endpoint, ...]
+    added: tuple[Endpoint, ...] = ()
+    removed: tuple[Endpoint, ...] = ()
     updated: tuple[Endpoint, ...] = ()
+    restarted: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.added or self.removed)
@@ -56,8 +58,9 @@ Describe = Callable[[Endpoint], Mapping[str, Any]]
 class Datastore:
     """Owns the endpoints with their metrics and attributes.
 
-    `observers` are told when an endpoint left or restarted. `describers` make the attributes that
-    follow from an endpoint alone, by "Type/producer", when it joins or changes.
+    `observers` and `describers` are the plugins of the configuration in use: observers forget an
+    endpoint that left or restarted; describers make the attributes that follow from an endpoint
+    alone, by "Type/producer", when it joins or changes.
     """
 
     def __init__(
@@ -65,7 +68,6 @@ class Datastore:
     ) -> None:
         self._observers = tuple(observers)
         self._describers = tuple(describers)
-        self._lasting_observers: list[EndpointObserver] = []
         self._listeners: list[ChangeListener] = []
         self._watchers: list[Callable[[], None]] = []
         self._candidates: dict[str, Candidate] = {}
@@ -76,11 +78,13 @@ class Datastore:
 
     @property
     def synced(self) -> bool:
-        """Whether discovery has said at least once which endpoints exist."""
+        """Whether discovery has set the endpoints at least once."""
         return self._synced
 
     def subscribe(self, listener: ChangeListener) -> None:
-        """Call `listener` after every change of the endpoints, until it is unsubscribed."""
+        """Call `listener` after every change of the endpoints and every restart, until it is
+        unsubscribed.
+        """
         self._listeners.append(listener)
 
     def unsubscribe(self, listener: ChangeListener) -> None:
@@ -93,12 +97,8 @@ class Datastore:
         """
         self._watchers.append(watcher)
 
-    def observe(self, observer: EndpointObserver) -> None:
-        """Tell `observer`, too, of endpoints that left or restarted, whatever the configuration."""
-        self._lasting_observers.append(observer)
-
     def use(self, observers: Iterable[EndpointObserver], describers: Iterable[Describe]) -> None:
-        """Go on with the plugins of another configuration; what is known of endpoints stays."""
+        """Continue with the plugins of another configuration; metrics and other attributes stay."""
         before, self._describers = self._describers, tuple(describers)
         self._observers = tuple(observers)
         for key, candidate in self._candidates.items():
@@ -125,7 +125,7 @@ class Datastore:
         return self._candidates.get(key)
 
     def set_endpoints(self, desired: Iterable[Endpoint]) -> EndpointChanges:
-        """Make the pool exactly `desired` (a later duplicate key wins) and tell who listens.
+        """Make the pool exactly `desired` (a later duplicate key wins).
 
         An endpoint that only changed its labels keeps its metrics. One whose address, port or
         incarnation changed is another server: its metrics go, and observers forget it.
@@ -164,18 +164,19 @@ class Datastore:
         changes = EndpointChanges(tuple(added), tuple(removed), tuple(updated))
         for endpoint in removed:
             self._forget(endpoint.key)
-        self._tell(changes)
+        if changes or changes.updated:
+            self._notify(changes)
         return changes
 
     def forget_pool(self) -> None:
-        """There is no pool any more: no endpoints, and discovery has said nothing of others."""
+        """The pool is gone: there are no endpoints, and discovery is not synced."""
         self.set_endpoints(())
         self._synced = False
 
     def update_metrics(
         self, key: str, metrics: EndpointMetrics, attributes: Mapping[str, Any] = _NOTHING
     ) -> None:
-        """Store what a scrape said; ignored when the endpoint has left meanwhile.
+        """Store the result of a scrape; ignored when the endpoint has left meanwhile.
 
         `attributes` are added to those that are known. A process start time other than the last
         known one means the worker restarted with an empty cache, also when scrapes failed in
@@ -190,12 +191,13 @@ class Datastore:
             self._process_starts[key] = started
             if before is not None and before != started:
                 self._forget(key)
+                self._notify(EndpointChanges(restarted=(key,)))
         known = _merged(candidate.attributes, attributes) if attributes else candidate.attributes
         self._candidates[key] = Candidate(candidate.endpoint, metrics, 0, metrics, known)
         self._changed()
 
     def set_attributes(self, key: str, attributes: Mapping[str, Any]) -> None:
-        """Add findings about an endpoint, by "Type/producer"; ignored when it has left."""
+        """Add attributes of an endpoint, by "Type/producer"; ignored when it has left."""
         candidate = self._candidates.get(key)
         if candidate is None:
             return
@@ -206,7 +208,7 @@ class Datastore:
         self._changed()
 
     def drop_attributes(self, key: str, names: Iterable[str]) -> None:
-        """Forget findings about an endpoint that went stale."""
+        """Drop attributes of an endpoint that went stale."""
         candidate = self._candidates.get(key)
         gone = frozenset(names)
         if candidate is None or gone.isdisjoint(candidate.attributes):
@@ -218,7 +220,7 @@ class Datastore:
     def mark_stale(self, key: str) -> None:
         """Drop the metrics of an endpoint whose scrapes keep failing; the endpoint stays usable.
 
-        What was known last stays known as that.
+        They stay as its `last_metrics`.
         """
         candidate = self._candidates.get(key)
         if candidate is None or candidate.metrics is None:
@@ -232,13 +234,12 @@ class Datastore:
             attributes = _merged(attributes, describe(endpoint))
         return replace(candidate, endpoint=endpoint, attributes=attributes)
 
-    def _tell(self, changes: EndpointChanges) -> None:
-        if changes or changes.updated:
-            for listener in tuple(self._listeners):
-                listener(changes)
+    def _notify(self, changes: EndpointChanges) -> None:
+        for listener in tuple(self._listeners):
+            listener(changes)
 
     def _forget(self, key: str) -> None:
-        for observer in (*self._observers, *self._lasting_observers):
+        for observer in self._observers:
             observer.endpoint_removed(key)
 
     def _changed(self) -> None:

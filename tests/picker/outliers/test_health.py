@@ -305,7 +305,7 @@ def test_an_endpoint_that_left_or_restarted_is_a_stranger(scene: Scene) -> None:
     """What was under way there is nobody's any more."""
     late = scene.send(0)
     ejected(scene)
-    scene.memory.endpoint_removed("default/pod-0")
+    scene.memory.pool_changed(EndpointChanges(restarted=("default/pod-0",)))
     assert scene.watcher.num_ejected == 0
     assert scene.usable() == [0, 1, 2]
     late.ended(FinishCause.COMPLETED, Answer(500), scene.now)

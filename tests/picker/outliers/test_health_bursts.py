@@ -108,7 +108,7 @@ def test_a_wait_ends_with_its_endpoints(scene: Scene) -> None:
     woken: list[float] = []
     scene.memory._settled = lambda: woken.append(scene.now)
     attempts = [scene.send(number) for number in (0, 1) * 3]
-    scene.memory.endpoint_removed(scene.pool[0].key)
+    scene.memory.pool_changed(EndpointChanges(restarted=(scene.pool[0].key,)))
     assert scene.memory.is_unsure(scene.now)
     scene.memory.pool_changed(EndpointChanges((), (scene.pool[1],)))
     assert woken == [3.0]

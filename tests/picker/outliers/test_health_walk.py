@@ -77,7 +77,7 @@ class Walk:
     def forget(self) -> None:
         """An endpoint restarts."""
         number = self.rng.randrange(len(self.scene.pool))
-        self.scene.memory.endpoint_removed(self.scene.pool[number].key)
+        self.scene.memory.pool_changed(EndpointChanges(restarted=(self.scene.pool[number].key,)))
         self.probes.pop(number, None)
 
     def leave(self) -> None:

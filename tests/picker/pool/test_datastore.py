@@ -53,18 +53,6 @@ def test_setting_endpoints_reports_what_came_and_went() -> None:
     assert len(heard) == 2
 
 
-def test_an_observer_may_outlast_configurations() -> None:
-    """Those of a configuration go with it."""
-    of_configuration, lasting = Forgetful(), Forgetful()
-    store = Datastore([of_configuration])
-    store.observe(lasting)
-    store.set_endpoints([endpoint("a")])
-    store.use((), ())
-    store.set_endpoints([])
-    assert of_configuration.forgotten == []
-    assert lasting.forgotten == ["default/a"]
-
-
 def test_new_labels_keep_the_metrics_but_a_new_address_does_not() -> None:
     """Another address is another server."""
     observer = Forgetful()
@@ -95,8 +83,11 @@ def test_a_restart_is_noticed_even_across_failed_scrapes() -> None:
     store.update_metrics("default/a", EndpointMetrics(process_start_time_seconds=None))
     assert observer.forgotten == []
     store.mark_stale("default/a")
+    heard: list[EndpointChanges] = []
+    store.subscribe(heard.append)
     store.update_metrics("default/a", EndpointMetrics(process_start_time_seconds=200.0))
     assert observer.forgotten == ["default/a"]
+    assert heard == [EndpointChanges(restarted=("default/a",))]
 
 
 def test_a_stale_endpoint_stays_in_the_pool_with_its_load_unknown() -> None:
