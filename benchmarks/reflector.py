@@ -38,7 +38,7 @@ from result_files import RESULTS, write_results
 from picker.k8s.api import PODS, POOLS, Selection
 from picker.k8s.client import KubernetesClient
 from picker.k8s.credentials import Access, Credentials
-from picker.k8s.discovery import KubernetesDiscovery, SelectedPods, Target
+from picker.k8s.discovery import KubernetesDiscovery, Target, selected_pods
 from picker.k8s.objects import PoolName
 from picker.k8s.pods import read_pod
 from picker.k8s.reflector import Reflector, Subject
@@ -153,7 +153,7 @@ async def follow_discovery(url: str, load: Load) -> Result:
     """All that the picker does to know its endpoints."""
     meter, metrics, datastore = Meter(), PickerMetrics(), Datastore()
     credentials = Credentials(Fixed(url), time.monotonic)
-    selected = SelectedPods("app=vllm", (8000,))
+    selected = selected_pods("app=vllm", (8000,))
     discovery = KubernetesDiscovery(
         Target(PoolName("pool", "default", POOLS.group), selected),
         lambda: KubernetesClient(credentials, rng=Random(1)),

@@ -9,7 +9,7 @@ from picker.cli.kubernetes_flags import KubernetesFlags
 from picker.errors import ConfigError
 from picker.k8s.client import KubernetesClient
 from picker.k8s.credentials import Credentials, find_credentials
-from picker.k8s.discovery import KubernetesDiscovery, SelectedPods, Target
+from picker.k8s.discovery import KubernetesDiscovery, Target, selected_pods
 from picker.k8s.objects import PoolName
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
@@ -77,4 +77,4 @@ def target_of(flags: KubernetesFlags) -> Target:
     pool = PoolName(flags.pool_name, flags.pool_namespace, flags.pool_group)
     if not flags.endpoint_selector:
         return Target(pool)
-    return Target(pool, SelectedPods(flags.endpoint_selector, flags.endpoint_target_ports))
+    return Target(pool, selected_pods(flags.endpoint_selector, flags.endpoint_target_ports))

@@ -20,7 +20,7 @@ from picker.metrics.picker_metrics import PickerMetrics
 from picker.plugins.discoveries.file_discovery import FileDiscoverySettings
 from picker.pool.activity import Activity, WatchedSnapshots
 from picker.pool.datastore import Datastore
-from picker.pool.discovery import FileDiscovery
+from picker.pool.endpoints_file import FileDiscovery
 from picker.pool.inflight import InflightLoad
 from picker.pool.policies import RequestRules
 from picker.pool.pool_source import PoolSource

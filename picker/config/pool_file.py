@@ -29,8 +29,7 @@ from picker.config.findings import MAX_FINDINGS, Finding, Findings, Severity
 from picker.config.source import Path, Source
 from picker.errors import ConfigError
 from picker.pool import policies
-from picker.pool.discovery import MAX_FILE_BYTES, PoolContents
-from picker.pool.endpoints_file import EndpointList, endpoints_of
+from picker.pool.endpoints_file import MAX_FILE_BYTES, EndpointList, PoolContents, endpoints_of
 from picker.pool.policies import (
     InferenceObjective,
     Objective,

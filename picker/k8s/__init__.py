@@ -1,1 +1,3 @@
-"""Kubernetes: what stands in the cluster, read into the picker's own values."""
+"""Kubernetes: the client of an API server, following its objects, and electing a leader by a Lease.
+Objects become values of `picker.pool` here; nothing else in the picker knows how they look.
+"""

@@ -45,25 +45,16 @@ Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[KubernetesApi]]
 
 
 @dataclass(frozen=True, slots=True)
-class SelectedPods:
-    """Pods to follow without any InferencePool."""
-
-    selector: str
-    ports: tuple[int, ...]
-
-    @property
-    def watched(self) -> WatchedPods:
-        """As the reconciler wants it. Raises `ValueError` for what is no selector."""
-        selector = LabelSelector.parse(self.selector)
-        return WatchedPods(self.selector, PoolShape(selector.matches, self.ports))
-
-
-@dataclass(frozen=True, slots=True)
 class Target:
-    """What to follow: the InferencePool `pool`, or with `pods` these, known by that name."""
+    """What to follow: the InferencePool `pool`, or with `pods` these Pods under that name."""
 
     pool: PoolName
-    pods: SelectedPods | None = None
+    pods: WatchedPods | None = None
+
+
+def selected_pods(selector: str, ports: tuple[int, ...]) -> WatchedPods:
+    """Pods to follow without any InferencePool. Raises `ValueError` for what is no selector."""
+    return WatchedPods(selector, PoolShape(LabelSelector.parse(selector).matches, ports))
 
 
 @dataclass(slots=True)
@@ -120,7 +111,7 @@ class KubernetesDiscovery:
             if selected is None:
                 self._follow_pool(api, group)
             else:
-                self._reconciler.use_pool(selected.watched, self._clock())
+                self._reconciler.use_pool(selected, self._clock())
                 self._reconciler.use_objectives(())
                 self._reconciler.use_rewrites(())
             await self._apply_changes(api, group)
@@ -131,41 +122,40 @@ class KubernetesDiscovery:
         pool = self._target.pool
         resource = LEGACY_POOLS if pool.group == LEGACY_POOLS.group else POOLS
         selection = Selection(pool.namespace, field_selector=f"metadata.name={pool.name}")
-        reflector = Reflector(
-            api,
-            Subject(resource, selection, self._reader.read_pool),
-            rng=self._rng,
-            clock=self._clock,
-            series=self._series,
-        )
+        reflector = self._reflector(api, resource, selection, self._reader.read_pool, Pace())
         reflector.subscribe(self._pool_changed)
         self._pool = reflector
         group.create_task(reflector.run(), name="reflector pool")
+        everything = Selection(pool.namespace)
         objectives = KindFollower(
             OBJECTIVE_KIND,
-            lambda resource: self._policy_reflector(api, resource, self._reader.read_objective),
+            lambda kind: self._reflector(api, kind, everything, self._reader.read_objective),
             self._objectives_changed,
         )
         rewrites = KindFollower(
             REWRITE_KIND,
-            lambda resource: self._policy_reflector(api, resource, self._reader.read_rewrite),
+            lambda kind: self._reflector(api, kind, everything, self._reader.read_rewrite),
             self._rewrites_changed,
         )
         self._policies = [objectives, rewrites]
         group.create_task(objectives.run(api), name="objectives")
         group.create_task(rewrites.run(api), name="rewrites")
 
-    def _policy_reflector(
-        self, api: KubernetesApi, resource: ApiResource, decode: Decode[R]
+    def _reflector(
+        self,
+        api: KubernetesApi,
+        resource: ApiResource,
+        selection: Selection,
+        decode: Decode[R],
+        pace: Pace = _PACE,
     ) -> Reflector[R]:
-        selection = Selection(self._target.pool.namespace)
         return Reflector(
             api,
             Subject(resource, selection, decode),
             rng=self._rng,
             clock=self._clock,
             series=self._series,
-            pace=_PACE,
+            pace=pace,
         )
 
     def _watch_wanted_pods(self, api: KubernetesApi, group: asyncio.TaskGroup) -> None:
@@ -179,14 +169,7 @@ class KubernetesDiscovery:
 
     def _pod_watch(self, api: KubernetesApi, group: asyncio.TaskGroup, selector: str) -> _PodWatch:
         selection = Selection(self._target.pool.namespace, label_selector=selector)
-        reflector = Reflector(
-            api,
-            Subject(PODS, selection, self._reader.read_pod),
-            rng=self._rng,
-            clock=self._clock,
-            series=self._series,
-            pace=_PACE,
-        )
+        reflector = self._reflector(api, PODS, selection, self._reader.read_pod)
         task = group.create_task(reflector.run(), name=f"reflector pods {selector}")
         watch = _PodWatch(reflector, task)
 

@@ -17,8 +17,9 @@ from kube_api.server import KubeApi
 from kubernetes_objects import CRDS
 
 from picker.k8s.api import POOLS
-from picker.k8s.discovery import KubernetesDiscovery, SelectedPods, Target
+from picker.k8s.discovery import KubernetesDiscovery, Target
 from picker.k8s.objects import PoolName
+from picker.k8s.reconcile import WatchedPods
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.pool.policies import RequestRules
@@ -121,7 +122,7 @@ def new_server(*, with_definitions: bool = True) -> KubeApi:
 
 @asynccontextmanager
 async def following(
-    server: KubeApi | None = None, pods: SelectedPods | None = None
+    server: KubeApi | None = None, pods: WatchedPods | None = None
 ) -> AsyncIterator[FollowedPool]:
     """The pool of a server, followed for the length of the block."""
     server = server or new_server()

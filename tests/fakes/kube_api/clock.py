@@ -104,8 +104,3 @@ async def sleep(clock: Clock, seconds: float) -> None:
 def stamp(seconds: float) -> str:
     """A time as API objects write it: RFC 3339, whole seconds, UTC."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def seconds_of(text: str) -> float:
-    """The inverse of `stamp`."""
-    return datetime.fromisoformat(text).timestamp()

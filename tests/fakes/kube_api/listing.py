@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 from kube_api.resources import Resource
-from kube_api.statuses import bad_request, expired_continue, too_large_version
+from kube_api.statuses import expired_continue, too_large_version
 from kube_api.store import Store, Stored
 from kube_api.target import Target
 
@@ -49,20 +49,11 @@ class Lists:
 
     def _begun(self, target: Target) -> tuple[int, tuple[Stored, ...]]:
         asked = target.version()
-        match = target.query.get("resourceVersionMatch", "")
-        if match and asked is None:
-            raise bad_request(
-                "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless "
-                "resourceVersion is provided"
-            )
         if asked is not None and asked > self.store.version:
             raise too_large_version(asked, self.store.version)
         selected = target.selector()
-        version = self.store.version
-        if match == "Exact" and asked is not None:
-            version = asked
-        found = self.store.at(target.resource, version)
-        return version, tuple(one for one in found if selected(one.obj))
+        found = self.store.all(target.resource)
+        return self.store.version, tuple(one for one in found if selected(one.obj))
 
     def _continued(self, token: str) -> tuple[int, tuple[Stored, ...]]:
         rest = self._rests.get(token)

@@ -114,12 +114,6 @@ def invalid(resource: Resource, name: str, errors: Sequence[FieldError]) -> ApiE
     return ApiError(422, "Invalid", f'{kind} "{name}" is invalid: {listed}', details)
 
 
-def failed_test() -> ApiError:
-    """422 for a JSON patch whose `test` does not hold."""
-    text = "the server rejected our request due to an error in our request"
-    return ApiError(422, "Invalid", text, {})
-
-
 def too_many_requests(message: str, retry_after_seconds: int = 1) -> ApiError:
     """429 with the wait it asks for."""
     details = {"retryAfterSeconds": retry_after_seconds}

@@ -113,16 +113,6 @@ class Store:
             raise expired(version, shelf.floor)
         return [change for change in shelf.changes if change.version > version]
 
-    def at(self, resource: Resource, version: int) -> list[Stored]:
-        """Every object as it was at a version. Raises ApiError 410 when that is not known."""
-        objects = dict(self._shelf(resource).objects)
-        for change in reversed(self.since(resource, version)):
-            if change.old is None:
-                del objects[key_of(change.new.obj)]
-            else:
-                objects[key_of(change.old.obj)] = change.old
-        return [objects[key] for key in sorted(objects)]
-
     def last_change(self, resource: Resource) -> int:
         """The version of the resource's newest change that is still known."""
         shelf = self._shelf(resource)

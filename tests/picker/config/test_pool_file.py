@@ -12,7 +12,7 @@ import yaml
 from picker.config.findings import MAX_FINDINGS, Severity
 from picker.config.pool_file import PoolFile, read_policies, read_pool_file
 from picker.errors import ConfigError
-from picker.pool.discovery import MAX_FILE_BYTES
+from picker.pool.endpoints_file import MAX_FILE_BYTES
 from picker.pool.policies import Objective, RewriteRule, RewriteTarget, RuleSet
 
 API = "llm-d.ai/v1alpha2"

@@ -11,7 +11,7 @@ from followed_pool import APP, POOL, following, pool_object, ready
 from kube_api.faults import Fault
 from kube_api.statuses import ApiError
 
-from picker.k8s.discovery import SelectedPods
+from picker.k8s.discovery import selected_pods
 
 MINUTE = 60.0
 
@@ -299,7 +299,7 @@ async def test_refusals_of_the_server_pass(status: int) -> None:
 async def test_pods_without_a_pool_are_followed_by_a_selector() -> None:
     """Sets and inequality too; nothing but Pods is asked for, and there are no rules."""
     selector = "app in (vllm,sglang),!canary"
-    async with following(pods=SelectedPods(selector, (8000, 8001))) as scene:
+    async with following(pods=selected_pods(selector, (8000, 8001))) as scene:
         scene.kubelet.run("a", "10.0.0.1", APP)
         scene.kubelet.run("b", "10.0.0.2", {"app": "sglang"})
         scene.kubelet.run("c", "10.0.0.3", APP | {"canary": "yes"})

@@ -15,7 +15,7 @@ from picker.config.pool_file import pool_contents
 from picker.errors import ConfigError
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore, EndpointChanges
-from picker.pool.discovery import FileDiscovery
+from picker.pool.endpoints_file import FileDiscovery
 from picker.pool.policies import RequestRules
 
 ONE = "endpoints:\n- {name: a, address: 10.0.0.1, port: 8000}\n"
