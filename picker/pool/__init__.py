@@ -1,3 +1,3 @@
-"""The pool as the picker knows it: endpoints and their metrics, requests under way, objectives and
-rewrites. Sources write it, decisions read immutable snapshots; no clock in here, and no cluster.
+"""The pool of one picker: endpoints with their metrics, in-flight counts, objectives and rewrites,
+and the endpoints file. Not what decides by them, and no cluster.
 """
