@@ -1,6 +1,6 @@
 """Asks an API server over HTTP: `KubernetesApi` with aiohttp, objects as the bytes that came.
 
-A path may keep sockets open and forward nothing, which no keepalive of TCP can tell. So every watch
+A path may keep sockets open and forward nothing, which no keepalive of TCP detects. So every watch
 asks the server to end it soon (`Limits.watch_seconds`), and one on which nothing came for
 `silent_seconds` is dead: a live server would have ended it before (docs/decisions/0028).
 """
@@ -46,7 +46,7 @@ _OK: Final = range(200, 300)
 _JSON: Final = "application/json"
 _HTML: Final = "text/html"  # of whatever stands before the server: a watch would seem to open
 _AGENT: Final = "pointsman-picker"
-# As `socket.getaddrinfo` tells it.
+# As `socket.getaddrinfo` returns it.
 _AddressInfo: TypeAlias = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, Any]
 
 
@@ -278,15 +278,15 @@ async def _events(
 
 
 async def _beginning(response: aiohttp.ClientResponse) -> bytes:
-    """What a refusal says, or what came of it: its status counts, whatever befalls its words."""
-    said = b""
+    """The beginning of a refusal's body, or "": its status counts, whatever befalls the body."""
+    body = b""
     with suppress(aiohttp.ClientError, OSError):
         async with asyncio.timeout(_REFUSAL_SECONDS):
             async for piece in response.content.iter_any():
-                said += piece
-                if len(said) >= _REFUSAL_BYTES:
+                body += piece
+                if len(body) >= _REFUSAL_BYTES:
                     break
-    return said
+    return body
 
 
 @contextmanager
@@ -324,8 +324,8 @@ def _reason(error: BaseException) -> str:
         return f"TLS failed: {error.reason.replace('_', ' ').lower()}"
     if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno:
         return os.strerror(error.errno)
-    told = error.strerror if isinstance(error, OSError) else str(error)
-    return told or "the connection failed"
+    text = error.strerror if isinstance(error, OSError) else str(error)
+    return text or "the connection failed"
 
 
 def _socket(address: _AddressInfo) -> socket.socket:
@@ -401,7 +401,7 @@ async def read_bounded(stream: aiohttp.StreamReader, most_bytes: int) -> bytes:
 
 
 def decode_listing(body: bytes) -> Page:
-    """A page of a list. What tells no version is none, though it may look like an empty one."""
+    """A page of a list. A reply without a version is none, though it may look like an empty one."""
     try:
         page = _PAGE.decode(body)
     except _NO_JSON as error:
@@ -421,28 +421,28 @@ def decode_object(body: bytes) -> dict[str, Any]:
 
 
 def decode_event(line: bytes) -> WatchEvent:
-    """A line of a watch. Raises `ApiError` for one that tells an error."""
+    """A line of a watch. Raises `ApiError` for an ERROR event."""
     try:
-        told = _LINE.decode(line)
+        event = _LINE.decode(line)
     except _NO_JSON as error:
         raise UnreachableError(f"a line is no event: {error}: {_shown(line)}") from error
-    if told.type == "ERROR":
-        raise api_error(None, {}, bytes(told.object))
-    return WatchEvent(told.type, told.object)
+    if event.type == "ERROR":
+        raise api_error(None, {}, bytes(event.object))
+    return WatchEvent(event.type, event.object)
 
 
 def api_error(status: int | None, headers: Mapping[str, str], body: bytes) -> ApiError:
-    """A refusal, whatever its body is; without the `status` of HTTP that which the body tells."""
+    """A refusal, whatever its body is; without the `status` of HTTP that of the body."""
     try:
-        told = _STATUS.decode(body)
+        refusal = _STATUS.decode(body)
     except _NO_JSON:
         return ApiError(status or 500, "", _shown(body).strip(), _retry_after(headers))
-    seconds = told.details.retry_after_seconds if told.details else None
+    seconds = refusal.details.retry_after_seconds if refusal.details else None
     if seconds is None:
         seconds = _retry_after(headers)
-    code = status or told.code or 500
-    message = (told.message or _shown(body))[:_MESSAGE_LENGTH]
-    return ApiError(code, (told.reason or "")[:_SHOWN_BYTES], message, seconds)
+    code = status or refusal.code or 500
+    message = (refusal.message or _shown(body))[:_MESSAGE_LENGTH]
+    return ApiError(code, (refusal.reason or "")[:_SHOWN_BYTES], message, seconds)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

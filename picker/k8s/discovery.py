@@ -1,10 +1,10 @@
 """Endpoints, objectives and rewrites from a Kubernetes cluster.
 
 Theory of operation. One reflector follows the pool, one the Pods that it selects, one each the
-objectives and the rewrites. All that they learn goes to `PoolReconciler`; one task applies it, so
-that a burst of changes costs little more than one, and so that what is due later is done without
-anybody's saying so. While the API server is away nothing changes: the picker serves from what it
-knew last, and says so.
+objectives and the rewrites. Their views go to `PoolReconciler`; one task applies them, so that a
+burst of changes costs little more than one, and so that what is due later is done without a new
+event. While the API server is away nothing changes: the picker serves from the last known state,
+and reports that.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 GATHER_SECONDS: Final = 0.02  # so long at least between two changes of endpoints
-# What is heard of Pods, objectives and rewrites so soon after other news of them is applied with
-# what follows, and so is what is due: where something changes all the time, waking up costs most.
+# Events of Pods, objectives and rewrites that follow others so soon are applied together, and so is
+# what is due: where something changes all the time, waking up costs most.
 NEWS_SECONDS: Final = 0.1
 MAX_SHARE: Final = 0.3  # of the loop's time that applying changes may take
 _PACE: Final = Pace(gather_seconds=NEWS_SECONDS)
@@ -59,8 +59,8 @@ def selected_pods(selector: str, ports: tuple[int, ...]) -> WatchedPods:
 
 @dataclass(slots=True)
 class _PodWatch:
-    """The Pods of one selector; `news` is what was heard of them and not yet applied, `changed`
-    which of them may differ from what was.
+    """The Pods of one selector; `news` is their view where it is not applied yet, `changed` the
+    keys of those that may differ from the view that is.
     """
 
     reflector: Reflector[PodRecord]
@@ -93,7 +93,7 @@ class KubernetesDiscovery:
         self._policies: list[KindFollower[Any]] = []
 
     def load(self) -> None:
-        """Nothing is known before `run` has asked."""
+        """Does nothing: `run` asks the server."""
 
     def problem(self) -> str | None:
         """Why what is known may be old, or that an object is not followed."""
@@ -181,7 +181,7 @@ class KubernetesDiscovery:
         reflector.subscribe(take)
         return watch
 
-    # What was heard
+    # Events
 
     def _pool_changed(self, view: Mapping[ObjectKey, Pool], _: Collection[ObjectKey]) -> None:
         pool = next(iter(view.values()), None)
@@ -207,7 +207,7 @@ class KubernetesDiscovery:
         self._changed.set()
 
     async def _apply_changes(self, api: KubernetesApi, group: asyncio.TaskGroup) -> None:
-        """Apply what was heard, and what is due, until cancelled."""
+        """Apply new views, and what is due, until cancelled."""
         while True:
             self._changed.clear()
             began = self._clock()

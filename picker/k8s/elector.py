@@ -1,15 +1,15 @@
-"""Who of several replicas leads, decided from what one of them has seen of a Lease.
+"""The choice of a leader among replicas, by what one of them has seen of a Lease.
 
 Theory of operation. A leader leads for `renew_seconds` from the moment at which it *asked* for the
 write that was then accepted. Another one takes the Lease when it has not seen it change for
 `lease_seconds`, counted from when it *heard* of the last change, which is later than that write.
-Both count by monotonic clocks of their own, and nobody ever reads the time that a holder wrote. As
+Both count by monotonic clocks of their own; the time that a holder wrote is never read. As
 the second span is longer than the first, no two lead at a time, however late answers come, however
 long a process stands still, and whatever wall clocks say, as long as
 
 - clocks do not differ in rate by more than `lease_seconds / renew_seconds` (1.5 by default),
-- the API server takes a write of an outdated version from nobody, and
-- nobody else deletes the Lease or takes the holder out of it.
+- the API server accepts no write of an outdated version, and
+- no other client deletes the Lease or takes the holder out of it.
 
 A Lease that goes all the same is waited out by those who have seen its holder.
 """
@@ -46,7 +46,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """What a Lease says. `holder` "": nobody's, it was released or never held; None: malformed.
+    """A Lease. `holder` "": it was released or never held; None: malformed.
 
     `mark` changes with every write; it is compared, never understood.
     """
@@ -79,7 +79,7 @@ class Elector:
         self._leads_until: float | None = None
 
     def is_leader(self, now: float) -> bool:
-        """Whether this one leads; true of nobody else at the time."""
+        """Whether this replica leads; no other one does at the time."""
         return self._leads_until is not None and now < self._leads_until
 
     @property
@@ -89,7 +89,7 @@ class Elector:
 
     @property
     def holder(self) -> str:
-        """Who held the Lease when it was last seen; "" for nobody."""
+        """The holder of the Lease when it was last seen; "" for none."""
         return (self._record.holder or "") if self._record is not None else ""
 
     @property
@@ -121,7 +121,7 @@ class Elector:
         return min(max(self._free_at - now, 0.0), looking) if not self._outdated else looking
 
     def saw(self, record: LeaseRecord, now: float) -> None:
-        """The Lease was read, or written for somebody else; `now` is when the answer was there."""
+        """The Lease was read, or written for another holder; `now` is when the answer was there."""
         known, self._record, self._outdated = self._record, record, False
         if record.holder != self._identity:
             self._leads_until = None
@@ -143,7 +143,7 @@ class Elector:
         self._leads_until = asked_at + self._timings.renew_seconds
 
     def lost_track(self) -> None:
-        """A write was refused, or nobody knows what became of it: look before the next one."""
+        """A write was refused, or its outcome is unknown: look before the next one."""
         self._outdated = True
 
     def stand_down(self) -> None:

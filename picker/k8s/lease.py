@@ -1,7 +1,7 @@
-"""Keeps a Lease, so that one of several replicas leads: asks the API server what `Elector` decides.
+"""The Lease by which one of several replicas leads: makes the requests that `Elector` decides on.
 
-`LeaseKeeper.is_leader` is to be asked anew each time; it asks the clock. So a process that stood
-still knows at once that it leads no more, and an API server that is away ends leading in time.
+Call `LeaseKeeper.is_leader` anew each time; it reads the clock. So a process that stood still finds
+at once that it leads no more, and an API server that is away ends leading in time.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class LeaseKeeper:
 
     @property
     def holder(self) -> str:
-        """The leader, as far as is known; "" for nobody."""
+        """The leader, as far as is known; "" for none."""
         return self._elector.holder
 
     def problem(self) -> str | None:
@@ -106,7 +106,7 @@ class LeaseKeeper:
                     await self._resigned.wait()
                 finally:
                     self._elector.stand_down()
-                    self._tell()
+                    self._log_change()
                     campaign.cancel()
                     await asyncio.wait([campaign])
                     await self._release(api)
@@ -114,11 +114,11 @@ class LeaseKeeper:
     async def _campaign(self, api: KubernetesApi) -> None:
         while True:
             wait = await self._try(api)
-            self._tell()
+            self._log_change()
             now, until = self._clocks.steady(), self._elector.leads_until
             if until is not None and now < until <= now + wait:
-                await asyncio.sleep(until - now)  # so that it is told when it ends
-                self._tell()
+                await asyncio.sleep(until - now)  # so that its end is logged in time
+                self._log_change()
                 wait -= until - now
             await asyncio.sleep(wait)
 
@@ -180,11 +180,11 @@ class LeaseKeeper:
         return {**self._document, "spec": spec}
 
     def _spec(self, document: dict[str, Any]) -> dict[str, Any]:
-        """The Lease as one's own. Its time always moves on: a write that changes nothing would not
-        be seen by anybody.
+        """The spec that names this replica. Its time always moves on: other replicas see only a
+        write that changes something.
         """
         known, before = _spec_of(document), record_of(document)
-        # A server that is told less than a microsecond later stores the same.
+        # The stored time has microseconds: a shorter step would change nothing.
         self._wrote_at = max(self._clocks.wall(), self._wrote_at + _LAST_TICK)
         stamp = self._wrote_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         is_mine = before.holder == self._identity
@@ -199,7 +199,7 @@ class LeaseKeeper:
         }
 
     async def _release(self, api: KubernetesApi) -> None:
-        """Give the Lease back, so that nobody has to wait until it expires."""
+        """Give the Lease back, so that no other replica has to wait until it expires."""
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
                 await self._give_back(api)
@@ -229,10 +229,10 @@ class LeaseKeeper:
                 return
 
     def _failed(self, step: Step, error: ApiError | UnreachableError | TimeoutError) -> float:
-        """Count it, tell it when it is news; how long to wait."""
+        """Count a failure, and log a new one; how long to wait."""
         status = error.status if isinstance(error, ApiError) else None
         self._series.count_error("unreachable" if status is None else str(status))
-        if status != _CONFLICT:  # somebody was faster: the next look tells who
+        if status != _CONFLICT:  # another one was faster: the next look finds out which
             problem, is_look = self._why(error), step is Step.LOOK
             if is_look not in self._problems:
                 log.warning("%s", problem)
@@ -256,7 +256,7 @@ class LeaseKeeper:
             f"[leases], verbs: [create]}}: {error.message}"
         )
 
-    def _tell(self) -> None:
+    def _log_change(self) -> None:
         """Log and count when leading begins and ends."""
         leads = self.is_leader()
         if leads == self._was_leader:

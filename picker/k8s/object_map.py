@@ -1,4 +1,4 @@
-"""The objects of a selection as small records: what a list says, changed by what a watch says.
+"""The objects of a selection as small records: those of a list, changed by the events of a watch.
 
 Pure and synchronous; `Reflector` is the shell around it.
 """
@@ -29,7 +29,7 @@ class MalformedObjectError(Exception):
         self.keep_last_good = keep_last_good
 
 
-# What a decoder may come upon in an object that nobody has checked.
+# What decoders raise for an object that has not been checked.
 _MALFORMED = (
     MalformedObjectError,
     msgspec.MsgspecError,
@@ -150,14 +150,14 @@ class ObjectMap(Generic[R]):
     def settle(self, draft: Draft[R]) -> bool:
         """Be what the list said; whether the view changed. Records keep their order.
 
-        A list with objects of which it cannot be told which they are takes nothing away.
+        A list with objects that cannot be identified removes nothing.
         """
         known, said = self._held, draft.held
         old = {key: said[key] for key in known if key in said} if draft.is_whole else known | said
         return self._settle(old | said)
 
     def unreadable(self, why: str) -> None:
-        """Something came of which it cannot be told what object it is."""
+        """An object or an event came that cannot be identified."""
         self._report(_UNNAMED, why)
 
     def _settle(self, held: dict[ObjectKey, _Held[R]]) -> bool:

@@ -50,7 +50,7 @@ from picker.pool.policies import (
 log = logging.getLogger(__name__)
 
 V = TypeVar("V")
-MAX_PROBLEMS: Final = 50  # of one object; more helps nobody, and objects may be large
+MAX_PROBLEMS: Final = 50  # of one object: more are not read, and objects may be large
 MAX_TARGET_PORTS: Final = 8
 MAX_LOGGED: Final = 10_000  # states of objects that are remembered; then they are logged again
 DEFAULT_LEGACY_PORT: Final = 9002

@@ -1,10 +1,10 @@
-"""Which endpoints a pool has, by what is known of its Pods.
+"""The endpoints of a pool, worked out from its Pods.
 
 Theory of operation. A Pod serves while it runs, has an IP, is ready and is not being deleted. Once
 it lacks one of these it is no endpoint any more, at once, with one exception. A kubelet that is
 started again reports all Pods of its node as not ready for 50 to 460 ms, one after the other, and
 they serve all the time. So a Pod that served and of which nothing has changed but its readiness
-*flickers*, and may be kept for a while:
+*flickers*, and may stay an endpoint for a while:
 
 - for `GATHER_SECONDS` where other Pods of the pool serve or flicker on its node, to see whether it
   is the node: that is so when two of them, and at least half, flicker at the same time;
@@ -15,7 +15,7 @@ own in a pool where others serve. A restarted container, a deletion, another IP,
 same name are no flicker, and neither is a Pod that was not serving before.
 
 Of two Pods with one IP the newer one has it, whether it serves or not, as an older one is known to
-have it only because nobody told of its end. On the network of their host Pods share an IP; there
+have it only because its end was missed. On the network of their host Pods share an IP; there
 one port is that of the newest one that serves.
 
 A Pod makes a difference to itself and to those that have its IP, so only these are looked at when
@@ -63,7 +63,7 @@ class View:
 
 @dataclass(slots=True)
 class _Serving:
-    """A Pod that serves, or flickers since `since` and is kept `until`."""
+    """A Pod that serves, or flickers since `since` and stays `until`."""
 
     record: PodRecord
     endpoints: tuple[Endpoint, ...]
@@ -233,7 +233,7 @@ class PoolView:
     # Pods together
 
     def _settle(self, now: float, *, is_current: bool) -> None:
-        """Find out how long those that flicker are kept, and drop those whose time is over."""
+        """Work out how long those that flicker stay, and drop those whose time is over."""
         flickering = list(self._flickering.values())
         unready = Counter(one.record.node for one in flickering)
         is_pool = len(flickering) == len(self._serving)
@@ -280,17 +280,17 @@ class PoolView:
         """Those of an IP."""
         there = [self._records[key] for key in self._at.get(address, ())]
         owner = max((one for one in there if not one.is_on_host_network), key=_age, default=None)
-        kept = [one for one in there if one.key in self._serving]
-        kept = [one for one in kept if one.is_on_host_network or one is owner]
-        endpoints = {one.key: self._serving[one.key].endpoints for one in kept}
-        if len(kept) < 2:
+        serving = [one for one in there if one.key in self._serving]
+        serving = [one for one in serving if one.is_on_host_network or one is owner]
+        endpoints = {one.key: self._serving[one.key].endpoints for one in serving}
+        if len(serving) < 2:
             return endpoints
         newest: dict[int, PodRecord] = {}
-        for record in sorted(kept, key=_age):
+        for record in sorted(serving, key=_age):
             newest |= {one.port: record for one in endpoints[record.key]}
         return {
             record.key: tuple(one for one in endpoints[record.key] if newest[one.port] is record)
-            for record in kept
+            for record in serving
         }
 
 

@@ -1,8 +1,8 @@
-"""What a cluster says of a pool → endpoints and rules.
+"""The pure half of discovery: the objects of a pool → endpoints and rules.
 
-Theory of operation. `PoolReconciler` is told what is known of each kind of objects, and does no
-I/O; `apply` makes the datastore and the rules what follows from all that was told, and says when it
-wants to be called though nothing is told. Between two calls any number of changes cost one.
+Theory of operation. `PoolReconciler` holds the last known objects of each kind, and does no I/O;
+`apply` makes the datastore and the rules follow from them, and returns when it has to be called
+again though nothing changes. Between two calls any number of changes cost one.
 
 The pool says which Pods are to be watched (`selectors`). When it asks for others, those of
 before stay the endpoints until the new ones are known. A pool that is gone takes all with it:
@@ -25,7 +25,7 @@ from picker.pool.policies import NO_RULES, Objective, RequestRules, RewriteRule,
 
 log = logging.getLogger(__name__)
 
-RULES_PATIENCE_SECONDS: Final = 5.0  # for objectives and rewrites, once the Pods are known
+RULES_TIMEOUT_SECONDS: Final = 5.0  # for objectives and rewrites, once the Pods are known
 LOG_SECONDS: Final = 1.0  # between two lines about endpoints, however often they change
 
 
@@ -52,8 +52,8 @@ class PoolReconciler:
         self._objectives: tuple[Objective, ...] | None = None
         self._rewrites: tuple[RewriteRule, ...] | None = None
         self._is_shown = False  # whether the datastore has the endpoints of the view's last look
-        self._patient_until: float | None = None
-        self._telling = _EndpointLog(str(pool))
+        self._rules_due_at: float | None = None
+        self._log = _EndpointLog(str(pool))
 
     @property
     def selectors(self) -> frozenset[str]:
@@ -122,7 +122,7 @@ class PoolReconciler:
             text = "%s: %d objectives, %d rules of rewrites"
             log.info(text, self._pool, len(rules.objectives), len(rules.rewrites))
         self._show(self._view, look)
-        dues = [one for one in (look.next_due, self._telling.tell(now)) if one is not None]
+        dues = [one for one in (look.next_due, self._log.write(now)) if one is not None]
         return min(dues, default=None)
 
     def _show(self, view: PoolView, look: View) -> None:
@@ -133,14 +133,14 @@ class PoolReconciler:
         else:
             return
         self._is_shown = True
-        self._telling.note(changes, self._datastore.size)
+        self._log.note(changes, self._datastore.size)
 
     def _wait_for_rules(self, now: float) -> float | None:
         """Until when requests have to wait for objectives and rewrites; None: no longer."""
-        if self._patient_until is None:
-            self._patient_until = now + RULES_PATIENCE_SECONDS
-        if now < self._patient_until:
-            return self._patient_until
+        if self._rules_due_at is None:
+            self._rules_due_at = now + RULES_TIMEOUT_SECONDS
+        if now < self._rules_due_at:
+            return self._rules_due_at
         if not self._is_shown:
             missing = [
                 name
@@ -161,13 +161,13 @@ class PoolReconciler:
 
 
 class _EndpointLog:
-    """Owns what has happened to endpoints since it was last told."""
+    """Owns the changes of endpoints since the last line in the log."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._total, self._added, self._removed = 0, 0, 0
         self._is_first, self._is_due = True, False
-        self._told_at = float("-inf")
+        self._written_at = float("-inf")
 
     def note(self, changes: EndpointChanges, total: int) -> None:
         """Endpoints were set."""
@@ -176,16 +176,16 @@ class _EndpointLog:
         self._removed += len(changes.removed)
         self._is_due = self._is_first or bool(self._added or self._removed)
 
-    def tell(self, now: float) -> float | None:
+    def write(self, now: float) -> float | None:
         """Log it, if it is time; when it will be."""
         if not self._is_due:
             return None
-        due = self._told_at + LOG_SECONDS
+        due = self._written_at + LOG_SECONDS
         if now < due:
             return due
         text = "%s: %d endpoints (%d added, %d removed)"
         log.info(text, self._name, self._total, self._added, self._removed)
         self._added = self._removed = 0
         self._is_first = self._is_due = False
-        self._told_at = now
+        self._written_at = now
         return None

@@ -1,14 +1,14 @@
-"""Keeps a map of small records equal to what an API server has of one selection of objects.
+"""A map of small records that follows one selection of objects of an API server.
 
 Theory of operation: list, then watch from the list's version; a watch that ends is opened again
-from the last version that was heard, so nothing is lost and nothing comes twice. When that version
-is too old (410), when nothing was heard for long, or every ten minutes (a version from the future,
+from the last version that came, so nothing is lost and nothing comes twice. When that version is
+too old (410), when nothing came for long, or every ten minutes (a version from the future,
 as after a restored backup, is answered with silence), all is listed again and compared. What fails
 is tried again ever less often; a watch that lasted is what makes attempts quick again, so that a
-server that accepts and drops at once is not flooded; when watches do so and tell nothing, lists
+server that accepts and drops at once is not flooded; when watches do so without an event, lists
 take their place. The view is never emptied by a failure.
 
-Listeners are told once for all that a batch of events changed: everything that the stream has is
+Listeners are called once for all that a batch of events changed: everything that the stream has is
 applied first, and between two calls lie a few milliseconds at least.
 """
 
@@ -42,7 +42,7 @@ Listener: TypeAlias = Callable[[Mapping[ObjectKey, R], Collection[ObjectKey]], N
 _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _GONE = 401, 403, 404, 410
 _TO_BE_MENDED: Final = frozenset({400, 403, 404, 405, 406, 422})
 _CHANGES: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})
-_MOST_BARREN: Final = 3  # watches in a row that end at once and tell nothing; then all is listed
+_MOST_BARREN: Final = 3  # watches in a row that end at once without an event; then all is listed
 _SLICE: Final = 64  # objects of a list that are decoded before others get their turn
 
 
@@ -65,7 +65,7 @@ class Pace:
     `gather`: at least so long between two calls of listeners. `relist`: about so often everything
     is listed again. `trust`: for so long a version can be resumed after a failure, then a list is
     cheaper than doubt. `steady`: a watch that lasted so long was a good one. `refused`: the wait
-    after 403, 404 and the like, which somebody has to mend first. `absent`: a kind that is not
+    after 403, 404 and the like, which an operator has to mend first. `absent`: a kind that is not
     known for so long has no objects.
     """
 
@@ -109,8 +109,8 @@ class Reflector(Generic[R]):
         self._absent_since: float | None = None
         self._barren = 0
         self._synced = False
-        self._told_at: float | None = None
-        self._telling: asyncio.TimerHandle | None = None
+        self._notified_at: float | None = None
+        self._notifying: asyncio.TimerHandle | None = None
 
     @property
     def view(self) -> Mapping[ObjectKey, R]:
@@ -159,9 +159,9 @@ class Reflector(Generic[R]):
                     wait = await self._round()
                     await asyncio.sleep(wait)
             finally:
-                if self._telling is not None:
-                    self._telling.cancel()
-                    self._telling = None
+                if self._notifying is not None:
+                    self._notifying.cancel()
+                    self._notifying = None
 
     async def _round(self) -> float:
         """One list, if it is due, and one watch; how long to wait then."""
@@ -194,7 +194,7 @@ class Reflector(Generic[R]):
         self._note(well_again=self._contact.answered(self._clock()))
         if changed or not self._synced:
             self._synced = True
-            self._tell_soon()
+            self._notify_soon()
 
     async def _watch(self) -> float:
         """One watch to its end; how many seconds it lasted."""
@@ -237,7 +237,7 @@ class Reflector(Generic[R]):
         self._barren = 0
         self._note(well_again=self._contact.heard(self._clock()))
         if changed:
-            self._tell_soon()
+            self._notify_soon()
 
     def _missed(self, why: str) -> None:
         """An event says nothing, though something may have happened: the next list tells, soon."""
@@ -301,20 +301,20 @@ class Reflector(Generic[R]):
             emptied = self._objects.clear() or emptied
         if emptied:
             self._synced = True
-            self._tell_soon()
+            self._notify_soon()
 
-    def _tell_soon(self) -> None:
+    def _notify_soon(self) -> None:
         """Once everything that the stream has is applied, and not too soon after the last time."""
-        if self._telling is not None:
+        if self._notifying is not None:
             return
         wait = 0.0
-        if self._told_at is not None:
-            wait = max(0.0, self._told_at + self._pace.gather_seconds - self._clock())
-        self._telling = asyncio.get_running_loop().call_later(wait, self._tell)
+        if self._notified_at is not None:
+            wait = max(0.0, self._notified_at + self._pace.gather_seconds - self._clock())
+        self._notifying = asyncio.get_running_loop().call_later(wait, self._notify)
 
-    def _tell(self) -> None:
-        self._telling = None
-        self._told_at = self._clock()
+    def _notify(self) -> None:
+        self._notifying = None
+        self._notified_at = self._clock()
         self._series.changes.inc()
         view, changed = self._objects.view, self._objects.take_news()
         for listener in tuple(self._listeners):

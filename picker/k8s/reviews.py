@@ -1,7 +1,7 @@
-"""Asks an API server who a bearer token is (TokenReview) and what they may read
-(SubjectAccessReview), and remembers the answers for a while.
+"""Reviews of requests by an API server: the user of a bearer token (TokenReview) and whether that
+user may read a path (SubjectAccessReview). The answers are cached for a while.
 
-Tokens themselves are not kept, only their hashes. What was refused is remembered, too, so that a
+The cache holds hashes of tokens only. Refusals are cached as well, so that a
 scraper with a wrong token costs the API server little.
 """
 

@@ -1,7 +1,7 @@
 """The addresses of the Pods behind a Service, as its EndpointSlices name them.
 
-What is not ready counts as well, and so does what is ending: who asks here wants to speak with
-every Pod that lives, and not to send it requests.
+Pods that are not ready or are ending count as well: replicas speak with every Pod that runs, and
+send it no requests.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def slice_addresses(raw: msgspec.Raw) -> Addresses:
 
 
 class ServiceAddresses:
-    """Tells `found` of all addresses of a Service, sorted, whenever they change.
+    """Calls `found` with all addresses of a Service, sorted, whenever they change.
 
-    While the API server is away, nothing is told.
+    While the API server is away nothing changes.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class ServiceAddresses:
                 clock=self._clock,
                 series=self._series,
             )
-            reflector.subscribe(lambda view, _: self._tell(view.values()))
+            reflector.subscribe(lambda view, _: self._notify(view.values()))
             await reflector.run()
 
-    def _tell(self, slices: Iterable[Addresses]) -> None:
+    def _notify(self, slices: Iterable[Addresses]) -> None:
         self._found(sorted({address for one in slices for address in one}))
 
 

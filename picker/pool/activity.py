@@ -1,4 +1,4 @@
-"""Whether requests are being decided, which is when fresh metrics matter."""
+"""The activity of a pool: fresh metrics matter while requests are being decided."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ QUIET_SECONDS = 1.0
 class Activity:
     """Knows whether anything was decided within the last second or is under way.
 
-    `note` is called for every decision and costs next to nothing. That the pool is idle is found
-    out by the task that awaits `began`; until then it counts as busy.
+    `note` is called for every decision and costs next to nothing. The task that awaits `began`
+    finds out that the pool is idle; until then it counts as busy.
     """
 
     def __init__(self, inflight: InflightLoad, quiet_seconds: float = QUIET_SECONDS) -> None:

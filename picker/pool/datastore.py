@@ -104,9 +104,8 @@ class Datastore:
         for key, candidate in self._candidates.items():
             endpoint = candidate.endpoint
             gone = frozenset(name for describe in before for name in describe(endpoint))
-            kept = {name: value for name, value in candidate.attributes.items() if name not in gone}
-            stripped = replace(candidate, attributes=MappingProxyType(kept))
-            self._candidates[key] = self._described(stripped, endpoint)
+            rest = _without(candidate, gone)
+            self._candidates[key] = self._described(rest, endpoint)
         self._changed()
 
     def snapshot(self) -> Snapshot:
@@ -213,8 +212,7 @@ class Datastore:
         gone = frozenset(names)
         if candidate is None or gone.isdisjoint(candidate.attributes):
             return
-        kept = {name: value for name, value in candidate.attributes.items() if name not in gone}
-        self._candidates[key] = replace(candidate, attributes=MappingProxyType(kept))
+        self._candidates[key] = _without(candidate, gone)
         self._changed()
 
     def mark_stale(self, key: str) -> None:
@@ -251,3 +249,8 @@ class Datastore:
 
 def _merged(known: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
     return MappingProxyType({**known, **new}) if new else known
+
+
+def _without(candidate: Candidate, names: frozenset[str]) -> Candidate:
+    rest = {name: value for name, value in candidate.attributes.items() if name not in names}
+    return replace(candidate, attributes=MappingProxyType(rest))

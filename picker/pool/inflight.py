@@ -1,4 +1,4 @@
-"""How many requests this picker has under way at each endpoint.
+"""The in-flight counters: how many requests this picker has under way at each endpoint.
 
 Scrapes lag behind; the picker's own count is the lower bound of every load signal. What other
 replicas report of theirs is added to it.

@@ -1,4 +1,4 @@
-"""Where the endpoints and the rules of a pool come from: a file, or Kubernetes."""
+"""The source of a pool's endpoints and rules: a file, or Kubernetes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class PoolSource(Protocol):
-    """Keeps a datastore and the rules of requests equal to an outside source."""
+    """Makes a datastore and the rules of requests follow a file or a cluster."""
 
     def load(self) -> None:
         """Called once before anything is served. What can be known at once is known then; raises
@@ -23,5 +23,5 @@ class PoolSource(Protocol):
         ...
 
     def problem(self) -> str | None:
-        """Why what is known may be old, in a sentence; None: it is current."""
+        """Why what is known may be old, in a sentence for people; None: it is current."""
         ...

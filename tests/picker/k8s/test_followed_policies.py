@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -12,7 +12,9 @@ from followed_pool import APP, POOL, following, new_server, ready
 from kube_api.statuses import ApiError
 from kubernetes_objects import CRDS
 
-from picker.k8s.api import ApiResource
+from picker.k8s.api import ApiResource, KubernetesApi
+from picker.k8s.kind_follower import OBJECTIVE_KIND, KindFollower
+from picker.k8s.reflector import Reflector
 
 LEGACY = "inference.networking.x-k8s.io/v1alpha2"
 MINUTE = 60.0
@@ -173,3 +175,54 @@ async def test_rules_are_there_before_the_first_endpoint() -> None:
         scene.write_policy("InferenceObjective", "high", priority=3)
         await scene.until(lambda: scene.datastore.synced, 4)
         assert scene.priorities == {"high": 3}
+
+
+# The end of following
+
+
+class SlowToEnd:
+    """Stands in for a reflector that takes its time when it is cancelled."""
+
+    def __init__(self) -> None:
+        self.ending = asyncio.Event()
+        self.may_end = asyncio.Event()
+
+    def subscribe(self, listener: Any) -> None:
+        """Nothing is ever told."""
+
+    async def run(self) -> None:
+        """Until cancelled, and then until it may end."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ending.set()
+            await self.may_end.wait()
+
+
+class Discovery:
+    """An API server that has the legacy kind, and later the current one too."""
+
+    def __init__(self) -> None:
+        self.kinds = {OBJECTIVE_KIND.legacy}
+
+    async def has(self, resource: ApiResource) -> bool:
+        """Whether it has it."""
+        return resource in self.kinds
+
+
+@pytest.mark.looptime
+async def test_it_ends_while_it_changes_from_one_group_to_the_other() -> None:
+    """A cancellation is not mistaken for the end of what was followed before."""
+    api, slow = Discovery(), SlowToEnd()
+    follower = KindFollower(
+        OBJECTIVE_KIND, lambda _: cast("Reflector[int]", slow), lambda records: None
+    )
+    task = asyncio.create_task(follower.run(cast("KubernetesApi", api)))
+    await asyncio.sleep(1)
+    api.kinds.add(OBJECTIVE_KIND.current)
+    await slow.ending.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    slow.may_end.set()
+    await asyncio.wait({task}, timeout=10)
+    assert task.cancelled()
