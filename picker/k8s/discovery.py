@@ -85,7 +85,7 @@ class KubernetesDiscovery:
         """`clock` is monotonic, in seconds, and runs as the event loop's does."""
         self._target, self._connect, self._clock = target, connect, clock
         self._series, self._rng = metrics.kubernetes, Random()
-        self._reader = ObjectReader(target.pool, metrics.discovery_errors_total)
+        self._reader = ObjectReader(target.pool, metrics.discovery_errors_total.inc)
         self._reconciler = PoolReconciler(target.pool, datastore, rules)
         self._changed = asyncio.Event()
         self._pool: Reflector[Pool] | None = None

@@ -11,10 +11,10 @@ label, a null in a selector is an error, and an objective or a rewrite needs a `
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -375,14 +375,6 @@ def _named(
 # What a picker follows
 
 
-class Counting(Protocol):
-    """A counter."""
-
-    def inc(self, amount: float = 1) -> None:
-        """Count more."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class PoolName:
     """A pool as other objects refer to it."""
@@ -400,11 +392,11 @@ class ObjectReader:
     """Reads the objects that concern `pool`; owns what was logged about them.
 
     Warnings are logged once for each state of an object. One that cannot be followed is a
-    `MalformedObjectError` that says why, and is counted in `errors`, once for each state too.
+    `MalformedObjectError` that says why; `count_error` is called once for each state too.
     """
 
     pool: PoolName
-    errors: Counting
+    count_error: Callable[[], object]
     _logged: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def read_pool(self, raw: msgspec.Raw) -> Pool | None:
@@ -424,7 +416,7 @@ class ObjectReader:
         try:
             record = read_pod(raw)
         except PodError as failure:
-            self.errors.inc()
+            self.count_error()
             raise MalformedObjectError(str(failure), keep_last_good=not is_ending(raw)) from failure
         return record if record.namespace == self.pool.namespace else None
 
@@ -472,7 +464,7 @@ class ObjectReader:
         errors = [str(one) for one in reading.problems if one.is_error]
         if errors:
             if is_new:
-                self.errors.inc()
+                self.count_error()
             raise MalformedObjectError("; ".join(errors))
         return reading.value
 

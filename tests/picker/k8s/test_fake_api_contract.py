@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from kube_api.clock import ManualClock
 from kube_api.cluster import Answer, Cluster, open_cluster
+from kube_api.server import running_kube_api
 
 ROOT = Path(__file__).parents[3]
 CRDS = sorted((ROOT / "crds").glob("*.yaml"))
@@ -326,3 +328,18 @@ async def test_a_lease_is_taken_and_lost_as_recorded(cluster: Cluster) -> None:
         "lease stale put": str(stale.short),
     }
     assert found == recorded(ABOUT_LEASES)
+
+
+async def test_a_server_named_by_kubeconfig_is_asked_within_a_namespace_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Definitions are created where they are missing; the namespace is deleted afterwards."""
+    async with running_kube_api(ManualClock()) as api:
+        monkeypatch.setenv("KUBECONFIG", str(api.write_kubeconfig(tmp_path / "config")))
+        async with open_cluster(*CRDS) as opened:
+            assert opened.fake is None
+            assert opened.namespace.startswith("pointsman-test-")
+            path = opened.path("inferencepools", group=GROUP)
+            assert (await opened.call("GET", path)).body["items"] == []
+            name = opened.namespace
+        assert api.store.find(api.resource("namespaces"), ("", name)) is None

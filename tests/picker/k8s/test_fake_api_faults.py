@@ -1,4 +1,4 @@
-"""Faults of the fake API server: each is what it says, and ends when it is lifted."""
+"""Faults of the fake API server that the tests of the client and the reflector do not show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from kube_api import statuses
 from kube_api.access import Rule
 from kube_api.clock import ManualClock
 from kube_api.cluster import Address, Cluster, address_in
-from kube_api.faults import Fault
 from kube_api.kubelet import Kubelet
 from kube_api.server import KubeApi, running_kube_api
 
@@ -56,15 +55,6 @@ async def test_an_answer_can_be_refused_so_many_times(api: KubeApi, cluster: Clu
     assert [one.verb for one in api.asked] == ["list"] * 3
 
 
-async def test_an_error_leaves_other_verbs_alone(api: KubeApi, cluster: Cluster) -> None:
-    """500 on lists until it is lifted; a get is answered meanwhile."""
-    api.faults.answer(statuses.internal(), "list")
-    assert (await cluster.call("GET", PODS)).short == (500, "InternalError")
-    assert (await cluster.call("GET", f"{PODS}/a")).code == 200
-    api.faults.lift()
-    assert (await cluster.call("GET", PODS)).code == 200
-
-
 async def test_a_list_can_be_late_by_the_clock(api: KubeApi, cluster: Cluster) -> None:
     """It is answered once the time has come, and shows what is there then."""
     fault = api.faults.delay(30, "list")
@@ -76,49 +66,6 @@ async def test_a_list_can_be_late_by_the_clock(api: KubeApi, cluster: Cluster) -
     assert not late.done()
     api.clock.advance(1)
     assert (await late).body["items"] == []
-
-
-async def test_a_connection_can_be_dropped_or_left_to_hang(api: KubeApi, cluster: Cluster) -> None:
-    """Dropped is an error at once; hanging ends when the fault is lifted."""
-    api.faults.add(Fault(("get",), drops=True))
-    with pytest.raises(aiohttp.ClientError):
-        await cluster.call("GET", f"{PODS}/a")
-    fault = api.faults.add(Fault(("list",), hangs=True))
-    hanging = asyncio.create_task(cluster.call("GET", PODS))
-    await fault.reached.wait()
-    api.faults.lift()
-    assert (await hanging).code == 200
-
-
-async def test_watches_can_be_told_at_once_that_they_are_too_old(
-    api: KubeApi, cluster: Cluster
-) -> None:
-    """410 in the stream, its end, and 410 again for the version that was read before."""
-    start = (await cluster.call("GET", PODS)).version
-    watch = begun(cluster, resourceVersion=start)
-    await api.watches.wait_for(1, "pods")
-    Kubelet(api).set_ready("a", False)
-    api.watches.expire("pods")
-    events = await watch
-    assert [event["type"] for event in events] == ["MODIFIED", "ERROR", "EOF"]
-    assert events[1]["object"]["code"] == 410
-    again = await cluster.watch(PODS, resourceVersion=start)
-    assert [event["type"] for event in again] == ["ERROR", "EOF"]
-
-
-async def test_a_watch_can_be_closed_well_or_broken_off(api: KubeApi, cluster: Cluster) -> None:
-    """A clean end lets the client resume; the other is a connection error in the middle."""
-    start = (await cluster.call("GET", PODS)).version
-    clean = begun(cluster, resourceVersion=start)
-    await api.watches.wait_for(1)
-    api.watches.end()
-    assert await clean == [{"type": "EOF"}]
-    await api.watches.wait_for(0)
-    broken = begun(cluster, resourceVersion=start)
-    await api.watches.wait_for(1)
-    api.watches.end(abruptly=True)
-    with pytest.raises(aiohttp.ClientError):
-        await broken
 
 
 async def test_a_silent_watch_says_nothing_until_the_path_is_back(
@@ -148,25 +95,6 @@ async def test_a_watch_can_carry_what_no_server_should_send(api: KubeApi, cluste
     events = await watch
     assert events[0] == {"type": "MODIFIED", "object": {"kind": "Pod", "spec": []}}
     assert events[1]["object"]["metadata"]["name"] == "a"
-
-
-async def test_a_server_that_is_gone_refuses_and_comes_back_on_its_port(
-    api: KubeApi, cluster: Cluster
-) -> None:
-    """Watches break, connections are refused, and what is stored is there afterwards."""
-    start = (await cluster.call("GET", PODS)).version
-    watch = begun(cluster, resourceVersion=start)
-    await api.watches.wait_for(1)
-    await api.go_away()
-    with pytest.raises(aiohttp.ClientError):
-        await watch
-    with pytest.raises(aiohttp.ClientConnectorError):
-        await cluster.call("GET", PODS)
-    assert api.watches.of() == []
-    await api.come_back()
-    listed = await cluster.call("GET", PODS)
-    assert [one["metadata"]["name"] for one in listed.body["items"]] == ["a"]
-    assert await cluster.watch(PODS, resourceVersion=start, timeoutSeconds="0") == [{"type": "EOF"}]
 
 
 async def test_a_verb_can_be_forbidden_while_open_watches_go_on(

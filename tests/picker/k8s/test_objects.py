@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -261,21 +263,17 @@ def test_a_status_takes_nothing_away(status: Any) -> None:
 # The objects of one pool
 
 
-class Errors:
-    """A counter."""
-
-    def __init__(self) -> None:
-        self.count = 0.0
-
-    def inc(self, amount: float = 1) -> None:
-        """Count more."""
-        self.count += amount
+@pytest.fixture
+def errors_counted() -> Iterator[int]:
+    """A counter that goes up by one at each step."""
+    return count()
 
 
 @pytest.fixture
-def reader() -> ObjectReader:
+def reader(errors_counted: Iterator[int]) -> ObjectReader:
     """Reads what concerns the pool `p` of the namespace "ours"."""
-    return ObjectReader(PoolName("p", "ours", "inference.networking.k8s.io"), Errors())
+    pool_name = PoolName("p", "ours", "inference.networking.k8s.io")
+    return ObjectReader(pool_name, lambda: next(errors_counted))
 
 
 def raw(document: dict[str, Any], namespace: str = "ours", **metadata: Any) -> msgspec.Raw:
@@ -303,7 +301,7 @@ def test_only_objects_that_concern_the_pool_count(reader: ObjectReader) -> None:
 
 
 def test_problems_are_logged_and_counted_once_for_each_state(
-    reader: ObjectReader, caplog: pytest.LogCaptureFixture
+    reader: ObjectReader, errors_counted: Iterator[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Though the same object is listed again and again; an error is raised every time."""
     for version in ("1", "1", "2"):
@@ -315,8 +313,7 @@ def test_problems_are_logged_and_counted_once_for_each_state(
     for version in ("3", "3"):
         with pytest.raises(MalformedObjectError, match=r"spec\.targetPorts: must be a list"):
             reader.read_pool(raw(pool(name="p", targetPorts=7), resourceVersion=version))
-    assert isinstance(reader.errors, Errors)
-    assert reader.errors.count == 1
+    assert next(errors_counted) == 1
 
 
 @pytest.mark.parametrize(
