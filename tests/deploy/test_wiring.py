@@ -183,14 +183,6 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN.keys())
-def test_each_loose_end_is_found(change: Callable[[list[Object]], None]) -> None:
-    """A rendering with one thing changed is found out."""
-    objects = copy.deepcopy(kustomized("deploy/k8s/overlays/gateway"))
-    change(objects)
-    assert loose_ends(objects)
-
-
 ELSEWHERE = {
     "pool without its port": _set(
         9002, "InferencePool", "spec", "endpointPickerRef", "port", "number"
@@ -202,12 +194,16 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.parametrize("change", ELSEWHERE.values(), ids=ELSEWHERE.keys())
-def test_each_loose_end_of_several_pools_is_found(
-    change: Callable[[list[Object]], None],
-) -> None:
-    """The same of pools in several namespaces."""
-    objects = copy.deepcopy(kustomized("deploy/k8s/overlays/several-namespaces"))
+@pytest.mark.parametrize(
+    ("overlay", "change"),
+    [
+        *(pytest.param("gateway", change, id=name) for name, change in BROKEN.items()),
+        *(pytest.param("several-namespaces", one, id=name) for name, one in ELSEWHERE.items()),
+    ],
+)
+def test_each_loose_end_is_found(overlay: str, change: Callable[[list[Object]], None]) -> None:
+    """A rendering with one thing changed is found out."""
+    objects = copy.deepcopy(kustomized(f"deploy/k8s/overlays/{overlay}"))
     assert loose_ends(objects) == []
     change(objects)
     assert loose_ends(objects)
