@@ -103,7 +103,7 @@ def test_the_picker_reads_its_pool_and_objectives() -> None:
     objectives = [read_policy(one) for one in of_kind(objects, "InferenceObjective")]
     assert len(pools) == len(objectives) == 1
     for reading in (*pools, *objectives):
-        assert not reading.findings
+        assert not reading.problems
         assert reading.value is not None
 
 
