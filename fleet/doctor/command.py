@@ -21,7 +21,7 @@ from fleet.doctor.registry import CHECKS, diagnose
 from fleet.doctor.report import as_json, text_lines
 from fleet.running_picker import picker_url, running_fleets
 from picker.app.kubernetes_side import ClusterAccess
-from picker.cli.kubernetes_flags import KubernetesFlags
+from picker.cli.options import KubernetesFlags
 from picker.errors import ConfigError
 
 FINE, WARNED, WRONG = 0, 1, 2

@@ -10,7 +10,8 @@ from fleet.doctor.cluster_facts import Json
 from fleet.doctor.cluster_view import flag_in, variables_of, words_of
 from fleet.doctor.envoy_document import at, listed, number
 from picker.cli.options import PoolFlags
-from picker.cli.several_pools import add_pools_flag
+from picker.cli.pools import pool_flags
+from picker.cli.readers import checked
 from picker.k8s.lease import LeaseName
 
 PEER_FLAGS = ("--peers", "--peer-service", "--peer-slices")
@@ -76,7 +77,8 @@ def _pools(words: list[str]) -> tuple[PoolFlags, ...] | None:
 @functools.cache
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    add_pools_flag(parser.add_argument_group("pools"))
+    read = checked(pool_flags)
+    parser.add_argument("--pool", dest="pools", type=read, action="append", default=[])
     return parser
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from random import Random
 
-from picker.cli.kubernetes_flags import KubernetesFlags
+from picker.cli.options import KubernetesFlags
 from picker.errors import ConfigError
 from picker.k8s.client import KubernetesClient
 from picker.k8s.credentials import Credentials, find_credentials

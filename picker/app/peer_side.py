@@ -11,8 +11,7 @@ from random import Random
 from picker.app.in_use import ConfigInUse
 from picker.app.kubernetes_side import ClusterAccess
 from picker.app.listeners import bound
-from picker.cli.options import Options
-from picker.cli.peer_flags import PeerFlags
+from picker.cli.options import Options, PeerFlags
 from picker.config.build import Assembly
 from picker.errors import ConfigError
 from picker.k8s.service_addresses import ServiceAddresses, of_service

@@ -19,15 +19,15 @@ from picker.admin.server import AdminServer
 from picker.app.draining import until_quiet
 from picker.app.leader_side import LeaderSide
 from picker.app.listeners import Listeners, OwnPort, StartError
+from picker.app.metrics_auth import MetricsAuthSide
 from picker.app.peer_side import PeerPortSide
 from picker.app.pool_choice import PoolChoice
 from picker.app.pool_group import PoolGroup
 from picker.app.request_side import speaking_to_others
 from picker.app.served_pool import ServedPool
 from picker.app.xds_side import ToldPool, XdsSide, xds_name
-from picker.cli.metrics_auth import MetricsAuthSide
 from picker.cli.options import Options, Ports
-from picker.cli.several_pools import split
+from picker.cli.pools import split
 from picker.extproc.server import Exchanges, ExchangesByMetadata
 from picker.extproc.stream_metrics import StreamMetrics
 from picker.metrics.picker_metrics import PickerMetrics

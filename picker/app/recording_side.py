@@ -7,8 +7,7 @@ import logging
 import time
 from importlib.metadata import version
 
-from picker.cli.options import Options
-from picker.cli.record_flags import RecordFlags
+from picker.cli.options import Options, RecordFlags
 from picker.config.build import Assembly
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore

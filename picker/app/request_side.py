@@ -8,6 +8,7 @@ import secrets
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from types import MappingProxyType
 
@@ -21,7 +22,6 @@ from picker.app.json_client import JsonClient
 from picker.app.kv_listening import KvListening
 from picker.app.recording_side import RecordingSide
 from picker.cli.options import Options
-from picker.cli.peer_flags import configured_hash_seed
 from picker.config.build import Assembly, BuildOptions, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.load import LoadedConfig, load_config
@@ -32,6 +32,7 @@ from picker.errors import ConfigError
 from picker.flowcontrol.views import QueuesView
 from picker.framework.services import Services
 from picker.metrics.picker_metrics import PickerMetrics
+from picker.peers.seeds import seed_of_secret
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.pool.policies import RequestRules
@@ -42,6 +43,7 @@ from picker.telemetry.plugin_metrics import PluginCollector
 from picker.telemetry.request_metrics import RequestMetrics
 from picker.telemetry.tracing import Tracing, build_tracing
 
+MIN_SECRET_BYTES = 16
 FLUSH_SECONDS = 2.0  # for plugins to hand over what they have gathered, at the end
 
 
@@ -227,3 +229,20 @@ def read_config(options: Options) -> tuple[LoadedConfig, bytes | None]:
         return default_config(), None
     content = read_config_file(options.config_file, "--config-file")
     return load_config(content, str(options.config_file)), content
+
+
+def configured_hash_seed(path: Path | None) -> int | None:
+    """The seed that a secret file stands for; None without a file. Raises `ConfigError`."""
+    if path is None:
+        return None
+    try:
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        text = f"--hash-seed-file: cannot read {path}: {error.strerror or error}"
+        raise ConfigError(text) from error
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(
+            f"--hash-seed-file: {path} has {len(secret)} bytes; a secret has {MIN_SECRET_BYTES} "
+            "and more"
+        )
+    return seed_of_secret(secret)

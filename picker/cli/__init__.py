@@ -1,0 +1,1 @@
+"""The command line: its flags, and the options that they come to. Nothing here opens or builds."""

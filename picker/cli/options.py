@@ -1,26 +1,33 @@
-"""What the command line decides, as values, and where a started picker listens."""
+"""Everything that the command line decides, as values.
+
+What a field is for stands in the table of flags (`table`), and here where a value needs more words.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
-from picker.cli.election_flags import ElectionFlags
-from picker.cli.explain_flags import NO_WISHES, ExplainFlags
-from picker.cli.health_flags import DEFAULT_FAILURES
-from picker.cli.kubernetes_flags import DEFAULT_POOL_NAME, POOL_GROUPS, KubernetesFlags
-from picker.cli.peer_flags import PeerFlags
-from picker.cli.record_flags import RecordFlags
-from picker.cli.xds_flags import XdsFlags
-from picker.extproc.server import (
+from picker.decisions.records import DEFAULT_CAPACITY
+from picker.k8s.api import LEGACY_POOLS, POOLS
+from picker.k8s.elector import Timings
+from picker.k8s.lease import LeaseName
+from picker.outliers.breaker import OutlierSettings
+from picker.peers.discovery import PeerName
+from picker.rpc.options import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_MAX_UNFINISHED_BODY_BYTES,
-    ServerOptions,
     Transport,
 )
 
-_SERVER = ServerOptions()
+DEFAULT_NAMESPACE: Final = "default"
+DEFAULT_POOL_NAME: Final = "default"
+POOL_GROUPS: Final = (POOLS.group, LEGACY_POOLS.group)
+LOOPBACK: Final = "127.0.0.1"
+_DEFAULT_FAILURES: Final = OutlierSettings().failures
+_TIMINGS: Final = Timings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,79 @@ class LogFlags:
 
 
 @dataclass(frozen=True, slots=True)
+class ExplainFlags:
+    """How many requests are remembered (0: none), and whether responses name their decision."""
+
+    decision_records: int = DEFAULT_CAPACITY
+    decision_header: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFlags:
+    """Where decisions are recorded, how large the file may become, and whether with prompts."""
+
+    path: Path
+    max_bytes: int = 2**30
+    keeps_prompts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class XdsFlags:
+    """Where endpoint discovery is served, and under which name; `port` 0 takes a free one."""
+
+    port: int
+    bind_address: str = LOOPBACK
+    cluster_name: str = DEFAULT_POOL_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesFlags:
+    """Which pool of which cluster.
+
+    Either the InferencePool `pool_name` of `pool_group` is followed, or the Pods that
+    `endpoint_selector` takes serve at `endpoint_target_ports`; then `pool_name` is only what people
+    know them by. `kubeconfig` None: as `KUBECONFIG` says, or as Pods reach their cluster.
+    """
+
+    pool_name: str
+    pool_namespace: str = DEFAULT_NAMESPACE
+    pool_group: str = POOLS.group
+    endpoint_selector: str = ""
+    endpoint_target_ports: tuple[int, ...] = ()
+    kubeconfig: Path | None = None
+    context: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionFlags:
+    """Which Lease is held, as whom, and how fast."""
+
+    lease: LeaseName
+    identity: str
+    timings: Timings = _TIMINGS
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFlags:
+    """Who the other replicas are, and where they reach this one.
+
+    Either `names` are resolved, or the EndpointSlices of the Service `slices` are followed.
+    Without `cert_path` the exchange is plain text, and who reaches the port is believed. Peers'
+    certificates are of `server_name`, "": of the name that they were found by. `namespace` is that
+    of the Service, "": the pool's. `pool` is what replicas call the pool, "": by its name.
+    """
+
+    names: tuple[PeerName, ...]
+    port: int = 9005
+    bind_address: str = LOOPBACK
+    cert_path: Path | None = None
+    server_name: str = ""
+    slices: PeerName | None = None
+    namespace: str = ""
+    pool: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PoolFlags:
     """One pool of several: the InferencePool of that name, or what a file says.
 
@@ -58,7 +138,7 @@ class PoolFlags:
 
     name: str
     namespace: str = ""
-    group: str = POOL_GROUPS[0]
+    group: str = POOLS.group
     grpc_port: int | None = None
     endpoints_file: Path | None = None
     config_file: Path | None = None
@@ -66,15 +146,10 @@ class PoolFlags:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Ports: 0 takes a free one. `tls` None: plain text.
+    """What a picker is composed of. Ports: 0 takes a free one. `tls` None: plain text.
 
     `pools` are those of a picker of several, each of which has options of its own made of these
-    (`several_pools.split`), with a `pool_key`; a picker of one pool has neither.
-
-    `max_unfinished_body_bytes` is what request bodies may take together while they arrive.
-    `endpoint_ejection_failures` in a row eject an endpoint; 0: none is ever ejected.
-    `pool_gauges_interval_seconds` is how long gauges of the pool may be told again before they are
-    computed anew.
+    (`pools.split`), with a `pool_key`; a picker of one pool has neither.
     """
 
     config_file: Path | None = None
@@ -88,33 +163,33 @@ class Options:
     pool_name: str = DEFAULT_POOL_NAME
     kubernetes: KubernetesFlags | None = None
     election: ElectionFlags | None = None
+    refresh_metrics_interval_seconds: float = 0.05
+    metrics_staleness_threshold_seconds: float = 2.0
     bind_address: str = "0.0.0.0"
     grpc_port: int = 9002
-    grpc_health_port: int = 9003
     grpc_max_recv_msg_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     max_unfinished_body_bytes: int = DEFAULT_MAX_UNFINISHED_BODY_BYTES
-    grpc_transport: Transport = _SERVER.transport
-    health_checking: bool = False
+    grpc_transport: Transport = Transport.NATIVE
+    disable_endpoint_subset_filter: bool = False
+    emit_endpoint_scores: bool = False
     tls: TlsFlags | None = None
-    metrics_bind_address: str = "127.0.0.1"
-    metrics_port: int = 9090
+    grpc_health_port: int = 9003
     grpc_stream_metrics: bool = False
+    health_checking: bool = False
+    metrics_port: int = 9090
+    metrics_bind_address: str = LOOPBACK
     metrics_tls: MetricsTls | None = None
     metrics_auth: bool = False
     pool_gauges_interval_seconds: float = 0.0
-    refresh_metrics_interval_seconds: float = 0.05
-    metrics_staleness_threshold_seconds: float = 2.0
-    disable_endpoint_subset_filter: bool = False
-    emit_endpoint_scores: bool = False
-    tracing: bool = False
     drain_timeout_seconds: float = 30.0
-    endpoint_ejection_failures: int = DEFAULT_FAILURES
-    explain: ExplainFlags = NO_WISHES
+    endpoint_ejection_failures: int = _DEFAULT_FAILURES
+    explain: ExplainFlags = ExplainFlags()
     record: RecordFlags | None = None
     xds: XdsFlags | None = None
     peers: PeerFlags | None = None
     hash_seed_file: Path | None = None
     logs: LogFlags = LogFlags()
+    tracing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +205,3 @@ class Ports:
     xds: int | None = None
     peers: int | None = None
     pools: Mapping[str, int] = field(default_factory=dict)
-
-
-__all__ = ["LogFlags", "MetricsTls", "Options", "PoolFlags", "Ports", "TlsFlags"]

@@ -25,11 +25,6 @@ PLUGIN_TYPES: Mapping[str, str] = MappingProxyType(
 )
 # Gate → its default.
 GATES: Mapping[str, bool] = MappingProxyType({FLOW_CONTROL_GATE: False, STANDBY_GATE: True})
-_FLAGS: dict[str, str] = {}
-# Flag of the reference picker → what it waits for.
-FLAGS: Mapping[str, str] = MappingProxyType(
-    {name: feature for feature, names in _FLAGS.items() for name in names.split()}
-)
 
 _ON = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _OFF = frozenset({"0", "f", "F", "FALSE", "false", "False"})

@@ -24,7 +24,6 @@ from picker.cli.flags import options_of
 from picker.config.build import build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
-from picker.config.unsupported import FLAGS
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.health import LIVENESS, READINESS
 from worker.api.routes import PROBE_ROUTES
@@ -69,8 +68,7 @@ def _arguments(container: Object) -> list[str]:
         assert found[1] in names, f"{found[1]} is not in the environment"
         return ENVIRONMENT[found[1]]
 
-    words = [word for word in container["args"] if word.split("=")[0] not in FLAGS]
-    return [re.sub(r"\$\(([A-Z_]+)\)", value, word) for word in words]
+    return [re.sub(r"\$\(([A-Z_]+)\)", value, word) for word in container["args"]]
 
 
 PICKERS = [folder for folder in WHOLE if not folder.endswith("workers")]

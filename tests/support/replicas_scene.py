@@ -11,7 +11,7 @@ from local_ports import free_ports
 from metrics_pages import Pod, serving
 from whole_picker import WholePicker, until, whole_picker, write_endpoints
 
-from picker.cli.peer_flags import PeerFlags
+from picker.cli.options import PeerFlags
 from picker.peers.discovery import PeerName
 
 LOOPBACK = "127.0.0.1"

@@ -8,8 +8,7 @@ import pytest
 
 from picker.app.kubernetes_side import target_of
 from picker.cli.flags import build_parser, options_of
-from picker.cli.kubernetes_flags import KubernetesFlags, kubernetes_flags_of
-from picker.cli.options import Options
+from picker.cli.options import KubernetesFlags, Options
 from picker.errors import ConfigError
 
 POD = {"POD_NAME": "my-epp-7bdfb47f6-4hxj8"}
@@ -18,7 +17,7 @@ SELECTED = ("--endpoint-selector", "app=vllm", "--endpoint-target-ports", "8000"
 
 def parsed(*argv: str, **environ: str) -> KubernetesFlags | None:
     """What the flags ask for, in an environment of these variables alone."""
-    return kubernetes_flags_of(build_parser().parse_args(argv), environ)
+    return options_of(build_parser().parse_args(argv), environ).kubernetes
 
 
 def test_the_name_of_a_pool_is_enough() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from picker.app.request_side import configured_hash_seed
 from picker.cli.flags import build_parser, options_of
-from picker.cli.options import Options
-from picker.cli.peer_flags import DEFAULT_PORT, PeerFlags, configured_hash_seed
+from picker.cli.options import Options, PeerFlags
 from picker.errors import ConfigError
 from picker.peers.discovery import PeerName
 
@@ -29,7 +29,7 @@ def test_peers_are_named_one_by_one_or_by_a_service() -> None:
     flags = parsed("--peers", "a:1, b:2", "--peer-service", "all.ns.svc", "--peer-port", "77").peers
     names = (PeerName("a", 1), PeerName("b", 2), PeerName("all.ns.svc", 77))
     assert flags == PeerFlags(names, 77, "127.0.0.1")
-    assert parsed("--peer-service", "all").peers == PeerFlags((PeerName("all", DEFAULT_PORT),))
+    assert parsed("--peer-service", "all").peers == PeerFlags((PeerName("all", 9005),))
 
 
 def test_the_port_is_open_to_others_only_with_certificates_or_when_asked_for() -> None:
@@ -82,7 +82,7 @@ def test_a_secret_stands_for_a_seed(tmp_path: Path) -> None:
 def test_replicas_are_named_by_the_slices_of_a_service() -> None:
     """In place of names, at the port of this replica unless one is given."""
     flags = parsed("--peer-slices", "all").peers
-    assert flags == PeerFlags((), slices=PeerName("all", DEFAULT_PORT))
+    assert flags == PeerFlags((), slices=PeerName("all", 9005))
     given = parsed("--peer-slices", "all:77", "--peer-server-name", "replicas").peers
     assert given is not None
     assert (given.slices, given.server_name) == (PeerName("all", 77), "replicas")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from picker.cli.flags import build_parser, options_of
-from picker.cli.record_flags import RecordFlags
+from picker.cli.options import RecordFlags
 
 
 def recording(*argv: str) -> RecordFlags | None:

@@ -7,12 +7,8 @@ from pathlib import Path
 import pytest
 
 from picker.cli.flags import build_parser, options_of
-from picker.cli.kubernetes_flags import KubernetesFlags
-from picker.cli.options import Options, PoolFlags
-from picker.cli.peer_flags import PeerFlags
-from picker.cli.record_flags import RecordFlags
-from picker.cli.several_pools import MAX_POOLS, OnePool, split
-from picker.cli.xds_flags import XdsFlags
+from picker.cli.options import KubernetesFlags, Options, PeerFlags, PoolFlags, RecordFlags, XdsFlags
+from picker.cli.pools import MAX_POOLS, OnePool, split
 from picker.errors import ConfigError
 from picker.peers.discovery import PeerName
 

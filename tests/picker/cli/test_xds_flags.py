@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from picker.cli.flags import build_parser, options_of
-from picker.cli.options import Options
-from picker.cli.xds_flags import XdsFlags
+from picker.cli.options import Options, XdsFlags
 
 
 def parsed(*argv: str) -> Options:

@@ -11,7 +11,7 @@ from ext_proc_stream import REQUEST_ID, GatewayStream, completion, response_head
 from metrics_pages import page, pods
 from whole_picker import WholePicker, until, whole_picker
 
-from picker.cli.explain_flags import ExplainFlags
+from picker.cli.options import ExplainFlags
 from picker.errors import RETRY_AFTER_HEADER
 
 USAGE = {"prompt_tokens": 7, "total_tokens": 17, "completion_tokens": 10}

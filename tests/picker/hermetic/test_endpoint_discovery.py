@@ -16,7 +16,7 @@ from whole_picker import WholePicker, until, whole_picker
 from xds_call import assignments
 
 from picker.app.picker import StartError
-from picker.cli.xds_flags import XdsFlags
+from picker.cli.options import XdsFlags
 from picker.rpc.options import Transport
 from picker.xds import wire
 

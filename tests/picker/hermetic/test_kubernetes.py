@@ -19,7 +19,7 @@ from kubernetes_objects import CRDS, objective, pool
 from steady_requests import Traffic
 from whole_picker import FOUR_SCORERS, WholePicker, until, whole_picker
 
-from picker.cli.kubernetes_flags import KubernetesFlags
+from picker.cli.options import KubernetesFlags
 
 APP = {"app": "vllm"}
 POOL = "inferencepools"

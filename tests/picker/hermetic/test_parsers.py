@@ -14,7 +14,7 @@ from metrics_pages import page, pods
 from whole_picker import HEAD, until, whole_picker
 
 from fleet.cli import main
-from picker.cli.record_flags import RecordFlags
+from picker.cli.options import RecordFlags
 
 EVERY_PARSER = (
     HEAD

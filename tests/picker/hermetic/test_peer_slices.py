@@ -14,8 +14,7 @@ from replica_mesh import node
 from replicas_scene import LOOPBACK
 from whole_picker import FOUR_SCORERS, until, whole_picker
 
-from picker.cli.kubernetes_flags import KubernetesFlags
-from picker.cli.peer_flags import PeerFlags
+from picker.cli.options import KubernetesFlags, PeerFlags
 from picker.errors import ConfigError
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.discovery import PeerName

@@ -15,8 +15,7 @@ from whole_picker import HEAD, WholePicker, until, whole_picker
 
 from fleet.cli import main
 from picker.app.picker import Picker
-from picker.cli.options import Options
-from picker.cli.record_flags import RecordFlags
+from picker.cli.options import Options, RecordFlags
 from picker.errors import ConfigError
 from picker.recording.reading import read_recording
 from picker.recording.replay import Redecided, Replay

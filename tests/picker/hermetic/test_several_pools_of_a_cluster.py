@@ -20,9 +20,7 @@ from pools_scene import SeveralPools, file_of, pool_flags, pools_picker
 from steady_requests import Traffic
 from whole_picker import FOUR_SCORERS, WholePicker, until, write_endpoints
 
-from picker.cli.election_flags import ElectionFlags
-from picker.cli.kubernetes_flags import KubernetesFlags
-from picker.cli.options import PoolFlags
+from picker.cli.options import ElectionFlags, KubernetesFlags, PoolFlags
 from picker.k8s.lease import LeaseName, Timings
 
 POOLS = "inferencepools"

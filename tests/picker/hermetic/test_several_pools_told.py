@@ -20,10 +20,7 @@ from replicas_scene import CONFIG, LOOPBACK, peer_flags, until_connected
 from whole_picker import WholePicker, until, write_endpoints
 from xds_call import assignments
 
-from picker.cli.kubernetes_flags import KubernetesFlags
-from picker.cli.options import PoolFlags
-from picker.cli.peer_flags import PeerFlags
-from picker.cli.xds_flags import XdsFlags
+from picker.cli.options import KubernetesFlags, PeerFlags, PoolFlags, XdsFlags
 from picker.peers.discovery import PeerName
 from picker.xds import wire
 

@@ -12,7 +12,7 @@ from pools_scene import several_pools
 from whole_picker import until
 
 from fleet.cli import main
-from picker.cli.record_flags import RecordFlags
+from picker.cli.options import RecordFlags
 from picker.recording.lines import Header
 from picker.recording.reading import read_recording
 from picker.recording.replay import Replay

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import time
 from contextlib import AsyncExitStack
 
 from picker.admin.server import AdminServer
 from picker.app.kubernetes_side import ClusterAccess
-from picker.cli.kubernetes_flags import KubernetesFlags
 from picker.cli.options import Options
-from picker.errors import ConfigError
 from picker.k8s.reviews import AccessReviews, Authorization, ReviewError
 
 log = logging.getLogger(__name__)
 
 _STATUSES = {Authorization.UNKNOWN: 401, Authorization.FORBIDDEN: 403}
-
-
-def metrics_auth_of(arguments: argparse.Namespace, kubernetes: KubernetesFlags | None) -> bool:
-    """Whether the HTTP port asks for tokens. Raises `ConfigError` without a cluster."""
-    wanted: bool = arguments.metrics_endpoint_auth
-    if wanted and kubernetes is None:
-        raise ConfigError(
-            "--metrics-endpoint-auth needs a cluster, which knows the tokens: give --pool-name, "
-            "--pool or --endpoint-selector without --endpoints-file, or take it away"
-        )
-    return wanted
 
 
 class MetricsAuthSide:

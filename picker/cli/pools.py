@@ -10,23 +10,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from picker.cli.kubernetes_flags import (
+from picker.cli.options import (
     DEFAULT_NAMESPACE,
-    DNS_LABEL,
-    DNS_NAME,
     POOL_GROUPS,
     KubernetesFlags,
+    Options,
+    PeerFlags,
+    PoolFlags,
 )
-from picker.cli.options import Options, PoolFlags
-from picker.cli.peer_flags import PeerFlags
 from picker.errors import ConfigError
 from picker.rpc.options import UNIX_SCHEME
 
 PLACE: Final = "{pool}"  # in the path of a recording
 MAX_POOLS: Final = 64
+DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+DNS_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _KEYS: Final = ("name", "namespace", "group", "grpc-port", "endpoints-file", "config-file")
 _SHORT = re.compile(r"(?:(?P<namespace>[^/:]*)/)?(?P<name>[^/:]*)(?::(?P<port>[^/:]*))?")
-_FORMS: Final = "[NAMESPACE/]NAME[:PORT], or name=NAME and more of " + ", ".join(_KEYS[1:])
+FORMS: Final = "[NAMESPACE/]NAME[:PORT], or name=NAME and more of " + ", ".join(_KEYS[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +39,13 @@ class OnePool:
     options: Options
 
 
-def add_pools_flag(group: argparse._ArgumentGroup) -> None:
-    """Add it."""
-    group.add_argument(
-        "--pool",
-        dest="pools",
-        type=_pool,
-        metavar="POOL",
-        action="append",
-        default=[],
-        help=f"one of several pools to serve, each by a flag of its own: {_FORMS}",
-    )
-
-
 def pools_of(arguments: argparse.Namespace, base: KubernetesFlags | None) -> tuple[PoolFlags, ...]:
     """The pools that the parsed flags name, none for a picker of one pool; `base` says how the
     cluster is reached.
 
     Raises `ConfigError` for pools that contradict each other or another flag.
     """
-    asked: Sequence[PoolFlags] = arguments.pools
+    asked: Sequence[PoolFlags] = arguments.pool
     if not asked:
         return ()
     namespace = arguments.pool_namespace or DEFAULT_NAMESPACE
@@ -71,7 +59,6 @@ def pools_of(arguments: argparse.Namespace, base: KubernetesFlags | None) -> tup
         raise ConfigError(f"--pool: {len(pools)} pools; {MAX_POOLS} at most for one picker")
     _refuse_twins(pools)
     _refuse_shared_ports(pools, arguments)
-    _refuse_flags_of_one_pool(arguments)
     return pools
 
 
@@ -121,21 +108,21 @@ def _peers_of(options: Options, pool: str) -> PeerFlags | None:
     return replace(peers, pool=pool, namespace="" if cluster is None else cluster.pool_namespace)
 
 
-def _pool(text: str) -> PoolFlags:
-    """One value of the flag."""
+def pool_flags(text: str) -> PoolFlags:
+    """One value of the flag. Raises `ConfigError`."""
     given = _pairs(text) if "=" in text else _short(text)
     name, namespace = given.get("name", ""), given.get("namespace", "")
     if not DNS_NAME.fullmatch(name):
-        raise argparse.ArgumentTypeError(f"'{text}': '{name}' is no name of a pool; write {_FORMS}")
+        raise ConfigError(f"'{text}': '{name}' is no name of a pool; write {FORMS}")
     if namespace and not DNS_LABEL.fullmatch(namespace):
-        raise argparse.ArgumentTypeError(f"'{text}': '{namespace}' is no name of a namespace")
+        raise ConfigError(f"'{text}': '{namespace}' is no name of a namespace")
     group = given.get("group", "")
     if group and group not in POOL_GROUPS:
-        raise argparse.ArgumentTypeError(
+        raise ConfigError(
             f"'{text}': group '{group}' has no pools; write {' or '.join(POOL_GROUPS)}"
         )
     if "endpoints-file" in given and "group" in given:
-        raise argparse.ArgumentTypeError(f"'{text}': a pool is of a group or of an endpoints-file")
+        raise ConfigError(f"'{text}': a pool is of a group or of an endpoints-file")
     return PoolFlags(
         name=name,
         namespace=namespace,
@@ -152,11 +139,11 @@ def _pairs(text: str) -> dict[str, str]:
         key, sign, value = word.partition("=")
         if not sign or key not in _KEYS:
             told = f"'{text}': '{key}' is none of {', '.join(_KEYS)}"
-            raise argparse.ArgumentTypeError(told)
+            raise ConfigError(told)
         if key in given:
-            raise argparse.ArgumentTypeError(f"'{text}': {key} is given twice")
+            raise ConfigError(f"'{text}': {key} is given twice")
         if not value:
-            raise argparse.ArgumentTypeError(f"'{text}': {key} has no value")
+            raise ConfigError(f"'{text}': {key} has no value")
         given[key] = value
     return given
 
@@ -164,16 +151,16 @@ def _pairs(text: str) -> dict[str, str]:
 def _short(text: str) -> dict[str, str]:
     found = _SHORT.fullmatch(text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"'{text}' is no pool; write {_FORMS}")
+        raise ConfigError(f"'{text}' is no pool; write {FORMS}")
     parts = {"name": found["name"], "namespace": found["namespace"], "grpc-port": found["port"]}
     if "" in parts.values():
-        raise argparse.ArgumentTypeError(f"'{text}' is no pool; write {_FORMS}")
+        raise ConfigError(f"'{text}' is no pool; write {FORMS}")
     return {key: value for key, value in parts.items() if value is not None}
 
 
 def _port(text: str, port: str) -> int:
     if not port.isascii() or not port.isdecimal() or int(port) > 65535:
-        raise argparse.ArgumentTypeError(f"'{text}': '{port}' is no port; write 0 to 65535")
+        raise ConfigError(f"'{text}': '{port}' is no port; write 0 to 65535")
     return int(port)
 
 
@@ -213,21 +200,3 @@ def _refuse_shared_ports(pools: Iterable[PoolFlags], arguments: argparse.Namespa
                 f"--pool {one.name}: port {port} is that of {others[port]}; each needs its own"
             )
         others[port] = f"--pool {one.name}"
-
-
-def _refuse_flags_of_one_pool(arguments: argparse.Namespace) -> None:
-    alone = {
-        "--pool-name": arguments.pool_name,
-        "--endpoints-file": arguments.endpoints_file,
-        "--endpoint-selector": arguments.endpoint_selector,
-        "--xds-cluster-name": arguments.xds_cluster_name,
-    }
-    for flag, value in alone.items():
-        if value:
-            raise ConfigError(f"{flag} is for a picker of one pool; --pool says all of each pool")
-    record = arguments.record
-    if record is not None and PLACE not in Path(record).name:
-        raise ConfigError(
-            f"--record with --pool needs {PLACE} in the file's name, e.g. "
-            f"decisions-{PLACE}.jsonl: each pool has a recording of its own"
-        )

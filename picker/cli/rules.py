@@ -1,0 +1,141 @@
+"""The table of flags that do not go together."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Final
+
+from picker.admin.guarding import is_loopback
+from picker.cli.pools import PLACE
+from picker.errors import ConfigError
+from picker.rpc.options import UNIX_SCHEME
+
+
+def is_secure(flags: argparse.Namespace) -> bool:
+    """Whether ext_proc speaks TLS."""
+    if flags.secure_serving is not None:
+        return bool(flags.secure_serving)
+    address: str = flags.bind_address
+    is_local = address.startswith(("/", UNIX_SCHEME)) or is_loopback(address)
+    return flags.cert_path is not None or not is_local
+
+
+def has_peers(flags: argparse.Namespace) -> bool:
+    """Whether other replicas are named."""
+    return bool(flags.peers or flags.peer_service or flags.peer_slices)
+
+
+def first_pool(flags: argparse.Namespace) -> str | None:
+    """The first pool of those that `--pool` names, after which the picker's Lease is called."""
+    return next((one.name for one in flags.pool if one.endpoints_file is None), None)
+
+
+def follows_cluster(flags: argparse.Namespace) -> bool:
+    """Whether the pool is one of a cluster."""
+    named = flags.endpoint_selector or flags.pool_name or first_pool(flags)
+    return flags.endpoints_file is None and bool(named)
+
+
+_CLUSTER: Final = (
+    "give --pool-name, --pool or --endpoint-selector without --endpoints-file, or take it away"
+)
+# Of `flags` none may be given where the second says so; the third may name the one in question.
+RULES: Final[tuple[tuple[str, Callable[[argparse.Namespace], object], str], ...]] = (
+    (
+        "--enable-cert-reload",
+        lambda flags: flags.cert_path is None,
+        "{flag} needs --cert-path, the folder to follow",
+    ),
+    (
+        "--tls-min-version --tls-cipher-suites --enable-cert-reload",
+        lambda flags: not is_secure(flags),
+        "flags about TLS have no effect without --secure-serving",
+    ),
+    (
+        "--metrics-client-ca-file",
+        lambda flags: flags.metrics_cert_dir is None,
+        "{flag} needs --metrics-cert-dir",
+    ),
+    (
+        "--endpoint-selector --endpoint-target-ports --kubeconfig --kube-context",
+        lambda flags: flags.endpoints_file,
+        "endpoints come from --endpoints-file or from Kubernetes, not both: take {flag} away, or "
+        "--endpoints-file",
+    ),
+    (
+        "--endpoint-selector",
+        lambda flags: flags.pool_name,
+        "endpoints come from --pool-name or from --endpoint-selector, not both: take one away",
+    ),
+    (
+        "--endpoint-selector",
+        lambda flags: not flags.endpoint_target_ports,
+        "{flag} needs --endpoint-target-ports, e.g. 8000",
+    ),
+    (
+        "--endpoint-target-ports",
+        lambda flags: not flags.endpoint_selector,
+        "{flag} needs --endpoint-selector; the ports of an InferencePool are its targetPorts",
+    ),
+    (
+        "--kubeconfig --kube-context",
+        lambda flags: not follows_cluster(flags),
+        "{flag} needs --pool-name, --pool or --endpoint-selector",
+    ),
+    (
+        "--pool-name --endpoints-file --endpoint-selector --xds-cluster-name",
+        lambda flags: flags.pool,
+        "{flag} is for a picker of one pool; --pool says all of each pool",
+    ),
+    (
+        "--record",
+        lambda flags: flags.pool and PLACE not in flags.record.name,
+        f"{{flag}} with --pool needs {{{PLACE}}} in the file's name, e.g. "
+        f"decisions-{{{PLACE}}}.jsonl: each pool has a recording of its own",
+    ),
+    (
+        "--record",
+        lambda flags: has_peers(flags) and flags.hash_seed_file is None,
+        "{flag} with peers needs --hash-seed-file: a recording names the seed of its hashes, "
+        "which peers would change",
+    ),
+    (
+        "--peer-bind-address --peer-cert-path --peer-server-name --peer-insecure",
+        lambda flags: not has_peers(flags),
+        "{flag} has no effect without --peers, --peer-service or --peer-slices",
+    ),
+    (
+        "--peer-slices",
+        lambda flags: flags.peers or flags.peer_service,
+        "{flag} names all replicas; give it without other peers",
+    ),
+    (
+        "--metrics-endpoint-auth",
+        lambda flags: not follows_cluster(flags),
+        f"{{flag}} needs a cluster, which knows the tokens: {_CLUSTER}",
+    ),
+    (
+        "--ha-enable-leader-election",
+        lambda flags: not follows_cluster(flags),
+        f"{{flag}} needs a cluster, which keeps the Lease: {_CLUSTER}",
+    ),
+    (
+        "--leader-election-lease-duration --leader-election-renew-deadline "
+        "--leader-election-retry-period",
+        lambda flags: not flags.ha_enable_leader_election,
+        "{flag} has no effect without --ha-enable-leader-election",
+    ),
+)
+
+
+def check(flags: argparse.Namespace) -> None:
+    """Raises `ConfigError` for the first rule that is broken. A flag asks for nothing where it is
+    empty or false.
+    """
+    for names, is_broken, why in RULES:
+        for name in names.split():
+            value = getattr(flags, name.removeprefix("--").replace("-", "_"))
+            is_given = value is not False and value not in (None, "", (), [])
+            if is_given and is_broken(flags):
+                raise ConfigError(why.format(flag=name))
