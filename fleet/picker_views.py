@@ -11,7 +11,7 @@ import msgspec
 
 from fleet.errors import FleetError
 from fleet.several_pools import refuse_several
-from picker.admin.endpoint_views import EndpointsView
+from picker.admin.views import EndpointsView
 from picker.decisions.record_views import RecordSummary
 from picker.flowcontrol.views import QueuesView
 

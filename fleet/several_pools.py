@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from fleet.errors import FleetError
-from picker.admin.pool_views import LIST, PREFIX, PoolsView
+from picker.admin.views import LIST, PREFIX, PoolsView
 
 
 class SeveralPoolsError(FleetError):

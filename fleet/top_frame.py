@@ -31,8 +31,8 @@ from fleet.top_text import (
     sparkline,
     styled,
 )
-from picker.admin.endpoint_views import EndpointView
 from picker.admin.history import Series
+from picker.admin.views import EndpointView
 from picker.decisions.record_views import RecordSummary
 from picker.flowcontrol.views import BandView
 

@@ -20,7 +20,7 @@ from fleet.doctor.picker_look import ask_certificate, ask_picker, ask_workers
 from fleet.doctor.registry import CHECKS, diagnose
 from fleet.doctor.report import as_json, text_lines
 from fleet.running_picker import picker_url, running_fleets
-from picker.app.kubernetes_side import ClusterAccess
+from picker.app.cluster import ClusterAccess
 from picker.cli.options import KubernetesFlags
 from picker.errors import ConfigError
 

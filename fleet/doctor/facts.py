@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from fleet.doctor.cluster_facts import ClusterFacts
 from fleet.doctor.envoy_document import EnvoySetup
-from picker.admin.endpoint_views import EndpointView
-from picker.admin.sources import ConfigView
+from picker.admin.views import ConfigView, EndpointView
 from picker.flowcontrol.views import QueuesView
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from fleet.doctor.facts import Facts, PickerFacts
 from fleet.doctor.findings import Check, Finding, error, warning
-from picker.admin.endpoint_views import EndpointView
+from picker.admin.views import EndpointView
 from picker.config.build import BuildOptions
 from picker.config.catalog import builtin_plugins
 from picker.config.check import check_config

@@ -19,8 +19,7 @@ from fleet.doctor.facts import CertificateFacts, PickerFacts, WorkerFacts
 from fleet.doctor.open_files import Listener, listener_at
 from fleet.doctor.web import NO_JSON, NoPageError, Page, Site
 from fleet.several_pools import list_of, pools_of, which_to_name
-from picker.admin.endpoint_views import EndpointsView, EndpointView
-from picker.admin.sources import ConfigView
+from picker.admin.views import ConfigView, EndpointsView, EndpointView
 from picker.flowcontrol.views import QueuesView
 from picker.scrape.engines import PROCESS_START, EngineTable
 

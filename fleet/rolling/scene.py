@@ -15,7 +15,7 @@ from fleet.errors import FleetError
 from fleet.members import Members, Picker
 from fleet.plan import PickerPlan, Plan
 from fleet.rotation import Rotation
-from picker.admin.endpoint_views import EndpointsView
+from picker.admin.views import EndpointsView
 
 MARGIN_SECONDS = 5.0  # for a process to end in, beyond what it had under way
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from aiohttp import web
-
-TURN = 50  # a millisecond or two of work
-T = TypeVar("T")
 
 
 def as_json(value: Any, status: int = 200) -> web.Response:
@@ -25,16 +21,6 @@ def as_error(status: int, message: str, headers: Mapping[str, str] | None = None
     answer = as_json({"error": message}, status)
     answer.headers.update(headers or {})
     return answer
-
-
-async def encoded(values: Iterable[T], what: Callable[[T], Any]) -> list[msgspec.Raw]:
-    """What is to be told of each of very many; requests on this loop get their turn meanwhile."""
-    done = []
-    for number, value in enumerate(values, 1):
-        done.append(msgspec.Raw(msgspec.json.encode(what(value))))
-        if not number % TURN:
-            await asyncio.sleep(0)
-    return done
 
 
 class InvalidQueryError(Exception):

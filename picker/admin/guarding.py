@@ -1,4 +1,5 @@
-"""What keeps other people's web pages away from a port that has no authentication.
+"""The guard of the HTTP port: where it is protected it asks for tokens, and it always keeps other
+people's web pages away.
 
 A page from elsewhere in a browser on this machine cannot read the answers: no header allows another
 origin to. What is left is a name of its own that it lets point to 127.0.0.1 (DNS rebinding), which
@@ -12,13 +13,14 @@ from __future__ import annotations
 import ipaddress
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import TypeAlias
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from picker.admin.answers import InvalidQueryError, as_error
-from picker.admin.page_names import PageNames
 from picker.metrics.series import Counter
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,12 @@ SECURITY_HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+OPEN = frozenset({"/healthz", "/readyz"})  # for probes, which have no tokens
+_BEARER = "bearer "
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="pointsman"'}
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+# Asked with a token and a path; answers the status and why, None for a request that is allowed.
+Authorize: TypeAlias = Callable[[str, str], Awaitable[tuple[int, str] | None]]
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::\d{0,5})?", re.IGNORECASE)
 
 
@@ -58,6 +66,25 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+class PageNames:
+    """What a request asks for, whichever pool it is about: by that it is judged who may have it.
+
+    The pages of each of several pools are called what they would be called if it were the only one;
+    `aliases` has these names by the routes as they are written.
+    """
+
+    def __init__(self, aliases: Mapping[str, str] = _NOTHING) -> None:
+        self._aliases = aliases
+
+    def of(self, request: web.Request) -> str:
+        """As its route is written, up to the first part that varies: there are only so many."""
+        resource = request.match_info.route.resource
+        if resource is None:
+            return "/"
+        written = resource.canonical
+        return self._aliases.get(written, written).split("{")[0]
 
 
 class HostCheck:
@@ -124,3 +151,30 @@ async def add_security_headers(_request: web.Request, response: web.StreamRespon
     """Whatever the answer is."""
     for name, value in SECURITY_HEADERS.items():
         response.headers.setdefault(name, value)
+
+
+def authorizing(authorize: Authorize, names: PageNames) -> Middleware:
+    """Answer only requests that `authorize` lets through; 401, 403 and 503 say why not. It is asked
+    for what `names` calls the page.
+    """
+
+    @web.middleware
+    async def check(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        path = names.of(request)
+        if path in OPEN:
+            return await handler(request)
+        given = request.headers.getall("Authorization", [])
+        token = given[0][len(_BEARER) :].strip() if len(given) == 1 else ""
+        if not token or not given[0].lower().startswith(_BEARER):
+            return _refused(401, "give a bearer token of the cluster in the header Authorization")
+        refusal = await authorize(token, path)
+        return await handler(request) if refusal is None else _refused(*refusal)
+
+    return check
+
+
+def _refused(status: int, why: str) -> web.Response:
+    headers = _CHALLENGE if status == 401 else None
+    return web.Response(status=status, text=f"{why}\n", headers=headers)

@@ -1,6 +1,6 @@
 """The last two minutes of every endpoint, for sparklines: a ring of samples, one a second.
 
-Pure: whoever samples says what was seen. An endpoint that was not sampled is forgotten.
+An endpoint that was not sampled is forgotten.
 """
 
 from __future__ import annotations
@@ -127,13 +127,6 @@ class History:
         rings = self._rings
         count = min(count, MOST_SAMPLES // max(1, len(rings)))
         return HistoryCut(self._last, {key: ring.last(count) for key, ring in rings.items()})
-
-    def view(self, count: int) -> HistoryView:
-        """The same in words."""
-        cut = self.cut(count)
-        return HistoryView(
-            cut.last, endpoints={key: series(rows) for key, rows in cut.rows.items()}
-        )
 
     def latest(self, key: str) -> Sample:
         """The last sample of an endpoint; one that knows nothing when there is none."""

@@ -9,17 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from aiohttp import web
 
-from picker.admin.authorizing import Authorize, authorizing
-from picker.admin.guarding import HostCheck, add_security_headers, guarding
-from picker.admin.page_names import PageNames
-from picker.admin.pool_face import PoolFace
+from picker.admin.answers import as_error, as_json
+from picker.admin.guarding import (
+    Authorize,
+    HostCheck,
+    PageNames,
+    add_security_headers,
+    authorizing,
+    guarding,
+)
+from picker.admin.metrics_page import merged
+from picker.admin.routes import PoolPages, monitoring_routes, page_routes, pools_page
+from picker.admin.views import LIST, PREFIX, PoolsView, PoolView
+from picker.metrics.picker_metrics import PickerMetrics
 from picker.metrics.series import Counter
 
-SHUTDOWN_SECONDS = 1.0
+SHUTDOWN_SECONDS: Final = 1.0
+_MOVED: Final = ("/endpoints", "/queues", "/decisions", "/decisions/{id}", "/config")
+_SHOWN_LENGTH: Final = 200
 
 
 class AdminServer:
@@ -30,23 +42,23 @@ class AdminServer:
     def __init__(
         self,
         routes: Sequence[web.RouteDef],
-        faces: Sequence[PoolFace],
+        pools: Sequence[PoolPages],
         failures: Counter,
         names: PageNames | None = None,
     ) -> None:
-        """`routes` are all there is, of the pools that `faces` tell of; `names` is what their pages
+        """`routes` are all there is, of `pools`; `names` is what their pages
         are called.
         """
-        self._routes, self._faces, self._failures = routes, faces, failures
+        self._routes, self._pools, self._failures = routes, pools, failures
         self._names = names or PageNames()
         self._check = HostCheck()
         self._authorize: Authorize | None = None
         self._runner: web.AppRunner | None = None
 
     @classmethod
-    def of_one(cls, face: PoolFace, is_ready: Callable[[], bool]) -> AdminServer:
+    def of_one(cls, pool: PoolPages, is_ready: Callable[[], bool]) -> AdminServer:
         """That of a picker of one pool."""
-        return cls(face.routes(is_ready), [face], face.metrics.admin_failures_total)
+        return cls(pool.routes(is_ready), [pool], pool.source.metrics.admin_failures_total)
 
     def protect(self, authorize: Authorize) -> None:
         """Answer only those that it lets through; to be called before `start`."""
@@ -72,15 +84,101 @@ class AdminServer:
 
     async def watch(self) -> None:
         """Keep the pools' last two minutes, until cancelled."""
-        await asyncio.gather(*(face.sampler.run() for face in self._faces))
-
-    async def sample(self) -> None:
-        """Look at the pools now: what `watch` does once a second."""
-        for face in self._faces:
-            await face.sampler.sample()
+        await asyncio.gather(*(pool.watch() for pool in self._pools))
 
     async def stop(self) -> None:
         """Close the port; fine to call when it never opened."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+
+class SeveralPools:
+    """The port of a picker of several pools, by what they are called, each with its readiness.
+
+    All that a picker of one pool shows is there for each of them below `/pools/NAME`, so that
+    whatever speaks with a picker can be given that address. At the top there are the metrics of
+    all, the health of the process, and the list of the pools, for programs and for people.
+    """
+
+    def __init__(
+        self,
+        pools: Mapping[str, tuple[PoolPages, Callable[[], bool]]],
+        metrics: PickerMetrics,
+        is_ready: Callable[[], bool],
+    ) -> None:
+        """`metrics` and `is_ready` are of the process."""
+        self._pools, self._metrics, self._is_ready = dict(pools), metrics, is_ready
+
+    def server(self) -> AdminServer:
+        """The port. Who may see a page of one pool may see it of all: rights are asked for as if
+        there were one.
+        """
+        routes, names = self._top(), {PREFIX + "{rest}": LIST}
+        for key, (pages, is_ready) in self._pools.items():
+            for one in pages.routes(is_ready, key):
+                routes.append(web.get(PREFIX + key + one.path, one.handler))
+                names.setdefault(PREFIX + key + one.path, one.path)
+        # Last, for a pool NAMESPACE/metrics must not hide the page of a pool called NAMESPACE.
+        for key in self._pools:
+            routes.append(web.get(PREFIX + key, self._add_slash))
+            names.setdefault(PREFIX + key, "/")
+        pools = [pages for pages, _ in self._pools.values()]
+        return AdminServer(routes, pools, self._metrics.admin_failures_total, PageNames(names))
+
+    def _view(self, key: str) -> PoolView:
+        pages, is_ready = self._pools[key]
+        source = pages.source
+        return PoolView(
+            name=key,
+            path=f"{PREFIX}{key}/",
+            ready=is_ready(),
+            endpoints=len(source.datastore.snapshot().candidates),
+            inflight_requests=source.inflight.own_total,
+            problem=source.problem(),
+        )
+
+    def _top(self) -> list[web.RouteDef]:
+        """What is not of a single pool."""
+        return [
+            *monitoring_routes(self._page, self._is_ready, self._problem),
+            *page_routes(pools_page()),
+            web.get(LIST, self._show_pools),
+            *(web.get(path, self._say_where) for path in _MOVED),
+            web.get(PREFIX + "{rest:.*}", self._say_which),
+        ]
+
+    async def _show_pools(self, _request: web.Request) -> web.Response:
+        return as_json(PoolsView(tuple(self._view(key) for key in self._pools)))
+
+    async def _page(self) -> bytes:
+        counted = {key: pages.source.metrics for key, (pages, _) in self._pools.items()}
+        return await merged(self._metrics, counted)
+
+    def _problem(self) -> str | None:
+        found = {key: pages.source.problem() for key, (pages, _) in self._pools.items()}
+        return "; ".join(f"{key}: {one}" for key, one in found.items() if one) or None
+
+    async def _add_slash(self, request: web.Request) -> web.Response:
+        """The page's parts are beside it, so it has to end with a slash; relative, so that it holds
+        behind a proxy too.
+        """
+        last = request.path.rpartition("/")[2]
+        return web.Response(status=308, headers={"Location": f"{last}/"})
+
+    async def _say_where(self, request: web.Request) -> web.Response:
+        """One pool must not be taken for another."""
+        asked = request.rel_url.raw_path[:_SHOWN_LENGTH]
+        places = ", ".join(f"{PREFIX}{key}{asked}" for key in self._pools)
+        return as_error(404, f"this picker serves several pools; ask one of them: {places}")
+
+    async def _say_which(self, request: web.Request) -> web.Response:
+        """No page of a pool."""
+        asked = request.rel_url.raw_path.partition(PREFIX)[2]
+        if any(f"{asked}/".startswith(f"{key}/") for key in self._pools):
+            raise web.HTTPNotFound
+        places = ", ".join(f"{PREFIX}{key}/" for key in self._pools)
+        told = (
+            f"there is no pool at {PREFIX}{asked[:_SHOWN_LENGTH]}; those of this picker: {places}"
+        )
+        return as_error(404, told)

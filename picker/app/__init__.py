@@ -1,0 +1,1 @@
+"""The composition root: options → objects → one task group; ports, reload, drain. No decisions."""

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import secrets
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 
-from picker.config.build import Assembly, BuildOptions, build
+from picker.app.json_client import JsonClient
+from picker.cli.options import Options
+from picker.config.build import Assembly, BuildOptions, build, default_config
+from picker.config.catalog import builtin_plugins
 from picker.config.findings import Finding
-from picker.config.load import LoadedConfig
+from picker.config.load import LoadedConfig, load_config
+from picker.config.watch import read_config_file
+from picker.errors import ConfigError
 from picker.framework.registry import Registry
+from picker.framework.services import Services
 from picker.metrics.picker_metrics import PickerMetrics
+from picker.peers.seeds import seed_of_secret
 from picker.requestcontrol.bare_requests import BareFilter, BareRequests, BareResponseHook
 from picker.requestcontrol.director import RequestPipeline
 from picker.requestcontrol.parsing import ParserTable
 from picker.requestcontrol.pipeline import FlowGate
+from picker.telemetry.tracing import Tracing
 from picker.telemetry.wrapping import expose_sizes
+
+MIN_SECRET_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +46,8 @@ class BuildContext:
 class ConfigInUse:
     """Owns the reference to the assembly in use.
 
-    `apply` replaces it and tells `listeners`, which must not fail: all that can go wrong goes wrong
-    before.
+    `apply` replaces it and notifies listeners, which must not fail: all that can go wrong goes
+    wrong before. `since_unix_seconds` is when the assembly was put to use.
     """
 
     def __init__(self, loaded: LoadedConfig, context: BuildContext) -> None:
@@ -40,6 +55,7 @@ class ConfigInUse:
         self._context = context
         self._assembly = self._build(loaded, context.options)
         self._listeners: list[Callable[[Assembly], None]] = []
+        self.since_unix_seconds = time.time()
         expose_sizes(context.metrics, self._assembly.instances.values())
 
     @property
@@ -63,10 +79,6 @@ class ConfigInUse:
         nothing has changed: for what is wrong, and for a change of what is fixed while the picker
         runs.
         """
-        return self.commit(self.prepare(loaded))
-
-    def prepare(self, loaded: LoadedConfig) -> Assembly:
-        """The objects of another configuration, ready to `commit`. Raises `ConfigError`."""
         before = self._assembly
         known = MappingProxyType(dict(before.instances))
         assembly = self._build(loaded, replace(self._context.options, before=known))
@@ -74,11 +86,7 @@ class ConfigInUse:
             text = "cannot change while the picker runs; restart it"
             loaded.findings.error(tuple(section.split(".")), text)
         loaded.findings.refuse_errors()
-        return assembly
-
-    def commit(self, assembly: Assembly) -> tuple[Finding, ...]:
-        """Put to use what was prepared from what is in use now; its warnings."""
-        before, self._assembly = self._assembly, assembly
+        self._assembly, self.since_unix_seconds = assembly, time.time()
         expose_sizes(self._context.metrics, assembly.instances.values(), before.instances.values())
         for listener in self._listeners:
             listener(assembly)
@@ -116,3 +124,80 @@ def _bare_requests(assembly: Assembly) -> BareRequests:
         tuple(one for one in narrowing if isinstance(one, BareFilter)),
         tuple(one for one in plugins if isinstance(one, BareResponseHook)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Outbound:
+    """The ways to other servers: plugins ask them, and traces are sent to them."""
+
+    http: JsonClient
+    tracing: Tracing
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Be ready to ask, until `stack` is closed."""
+        stack.callback(self.tracing.close)
+        await stack.enter_async_context(self.http)
+
+
+class LoopClock:
+    """The event loop's time, for plugins that wait."""
+
+    def now(self) -> float:
+        """In seconds."""
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        """Let the loop do other things meanwhile."""
+        await asyncio.sleep(seconds)
+
+
+def config_in_use(
+    options: Options, loaded: LoadedConfig, outbound: Outbound, metrics: PickerMetrics
+) -> ConfigInUse:
+    """The objects that `loaded` asks for. Raises `ConfigError`."""
+    seed = hash_seed_of(options.hash_seed_file)
+    building = BuildOptions(
+        services=Services(
+            http=outbound.http,
+            environment=MappingProxyType(dict(os.environ)),
+            hash_seed=secrets.randbits(64) if seed is None else seed,
+            clock=LoopClock(),
+        ),
+        allow_experimental=options.allow_experimental_plugins,
+        strict_data_scope=options.strict_data_scope,
+        tracer=outbound.tracing.tracer if options.tracing else None,
+    )
+    return ConfigInUse(loaded, BuildContext(builtin_plugins(), metrics, building))
+
+
+def read_config(options: Options) -> tuple[LoadedConfig, bytes | None]:
+    """The configuration that the options name, else the built-in one, and what its file held.
+
+    Raises `ConfigError`.
+    """
+    if options.config_file is not None and options.config_text is not None:
+        raise ConfigError("--config-file and --config-text exclude each other")
+    if options.config_text is not None:
+        content = options.config_text.encode(errors="surrogatepass")
+        return load_config(content, "--config-text"), None
+    if options.config_file is None:
+        return default_config(), None
+    content = read_config_file(options.config_file, "--config-file")
+    return load_config(content, str(options.config_file)), content
+
+
+def hash_seed_of(path: Path | None) -> int | None:
+    """The seed that a secret file stands for; None without a file. Raises `ConfigError`."""
+    if path is None:
+        return None
+    try:
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        text = f"--hash-seed-file: cannot read {path}: {error.strerror or error}"
+        raise ConfigError(text) from error
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(
+            f"--hash-seed-file: {path} has {len(secret)} bytes; a secret has {MIN_SECRET_BYTES} "
+            "and more"
+        )
+    return seed_of_secret(secret)

@@ -1,5 +1,5 @@
 """The picker's ports: ext_proc (of several pools: one more for each that wants its own), gRPC
-health, HTTP. Opened together or not at all.
+health, HTTP, endpoint discovery, peers. Opened together or not at all.
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ import asyncio
 import errno
 import logging
 import ssl
-from collections.abc import Coroutine, Iterable
+import time
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from picker.admin.server import AdminServer
-from picker.cli.options import MetricsTls, Options, Ports, TlsFlags
+from picker.app.pool import ServedPool
+from picker.cli.options import MetricsTls, Options, PeerFlags, Ports, TlsFlags, XdsFlags
 from picker.errors import ConfigError, PickerError
 from picker.extproc.server import (
     BodyBudget,
@@ -25,9 +27,13 @@ from picker.extproc.server import (
     TlsMaterial,
     TlsOptions,
     build_health_server,
+    build_rpc_server,
     build_server,
 )
 from picker.extproc.stream_metrics import StreamMetrics
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.peers.credentials import PeerCredentials
+from picker.peers.server import PeerPort, PeerServer
 from picker.rpc.health import HealthService
 from picker.rpc.tls import (
     CertificateFolder,
@@ -35,6 +41,9 @@ from picker.rpc.tls import (
     min_version,
     replace_certificate,
 )
+from picker.xds.cache import Cache
+from picker.xds.feed import EndpointFeed
+from picker.xds.server import EndpointDiscovery
 
 log = logging.getLogger(__name__)
 
@@ -99,46 +108,6 @@ class ExtProcPort:
         await self._server.stop(grace_seconds)
 
 
-class SidePorts:
-    """Owns the servers of health and HTTP."""
-
-    def __init__(self, options: Options, health: HealthService, admin: AdminServer) -> None:
-        """Opens nothing. Raises `ConfigError` for certificates that cannot be used."""
-        self._options = options
-        self._admin = admin
-        self._certificates, self._metrics_tls = _metrics_tls(options.metrics_tls)
-        is_unix = ext_proc_options(options).unix_path is not None
-        self._health_options = ServerOptions(
-            host="127.0.0.1" if is_unix else options.bind_address,
-            port=options.grpc_health_port,
-            transport=options.grpc_transport,
-        )
-        self._health = build_health_server(health, options=self._health_options)
-
-    async def open(self, stack: AsyncExitStack) -> tuple[int, int]:
-        """Listen until `stack` is closed; the ports of health and HTTP. Raises `StartError`."""
-        options = self._options
-        stack.push_async_callback(self._admin.stop)
-        stack.push_async_callback(self._health.stop, 0)
-        http = (options.metrics_bind_address, options.metrics_port)
-        metrics = await bound(
-            self._admin.start(*http, self._metrics_tls),
-            "--metrics-port",
-            f"{options.metrics_bind_address}:{options.metrics_port}",
-        )
-        health = await bound(
-            self._health.start(), "--grpc-health-port", self._health_options.address
-        )
-        return health, metrics
-
-    def follow_certificates(self) -> list[Coroutine[None, None, None]]:
-        """What shows new certificates of the HTTP port as they appear, until cancelled."""
-        folder, context = self._certificates, self._metrics_tls
-        if folder is None or context is None:
-            return []
-        return [folder.watch(partial(replace_certificate, context))]
-
-
 @dataclass(frozen=True, slots=True)
 class OwnPort:
     """Where one pool of several is served alone; `health` tells of it alone, too."""
@@ -158,51 +127,122 @@ class Listeners:
         exchanges: Exchanges,
         health: HealthService,
         admin: AdminServer,
-        streams: StreamMetrics | None = None,
+        pools: Sequence[ServedPool],
+        metrics: PickerMetrics,
         own: Iterable[OwnPort] = (),
     ) -> None:
-        """Opens nothing. Raises `ConfigError` for certificates that cannot be used."""
-        made = certificate_made_on_the_spot(options.tls)
+        """Opens nothing. `metrics` are of the process.
+
+        Raises `ConfigError` for certificates that cannot be used.
+        """
+        self._options, self._admin = options, admin
+        streams = StreamMetrics(metrics, time.monotonic)
+        made = _certificate_made_on_the_spot(options.tls)
         bodies = BodyBudget(options.max_unfinished_body_bytes)  # of all ports together
-        self._ext_proc = ExtProcPort(
-            options, exchanges, health, streams=streams, certificate=made, bodies=bodies
-        )
+        port = partial(ExtProcPort, streams=streams, certificate=made, bodies=bodies)
+        self._ext_proc = port(options, exchanges, health)
         self._own = {
-            one.key: ExtProcPort(
+            one.key: port(
                 replace(options, grpc_port=one.port),
                 one.exchanges,
                 one.health,
-                streams=streams,
-                certificate=made,
-                bodies=bodies,
                 flag=f"--pool {one.key}",
             )
             for one in own
         }
-        self._beside = SidePorts(options, health, admin)
+        self._http_certificates, self._http_tls = _metrics_tls(options.metrics_tls)
+        is_unix = ext_proc_options(options).unix_path is not None
+        self._health_options = ServerOptions(
+            host="127.0.0.1" if is_unix else options.bind_address,
+            port=options.grpc_health_port,
+            transport=options.grpc_transport,
+        )
+        self._health = build_health_server(health, options=self._health_options)
+        self._xds = None if options.xds is None else XdsPort(options, options.xds, pools, metrics)
+        self._peers = None if options.peers is None else PeersPort(options.peers, pools)
 
     async def open(self, stack: AsyncExitStack) -> Ports:
         """Open the ports; what is open is closed with `stack`, whatever happens.
 
         Raises `StartError`.
         """
-        health, metrics = await self._beside.open(stack)
-        port = await self._ext_proc.open(stack)
-        pools = {key: await one.open(stack) for key, one in self._own.items()}
-        return Ports(port, health, metrics, pools=pools)
+        options = self._options
+        stack.push_async_callback(self._admin.stop)
+        stack.push_async_callback(self._health.stop, 0)
+        host, port = options.metrics_bind_address, options.metrics_port
+        http = self._admin.start(host, port, self._http_tls)
+        metrics = await bound(http, "--metrics-port", f"{host}:{port}")
+        health_address = self._health_options.address
+        health = await bound(self._health.start(), "--grpc-health-port", health_address)
+        return Ports(
+            await self._ext_proc.open(stack),
+            health,
+            metrics,
+            pools={key: await one.open(stack) for key, one in self._own.items()},
+            xds=None if self._xds is None else await self._xds.open(stack),
+            peers=None if self._peers is None else await self._peers.open(stack),
+        )
 
-    def follow_certificates(self) -> list[Coroutine[None, None, None]]:
-        """What shows new certificates as they appear, until cancelled."""
-        following = [one.follow_certificates() for one in self._all if one.follows_certificates]
-        return [*following, *self._beside.follow_certificates()]
+    def works(self) -> list[tuple[str, Coroutine[None, None, None]]]:
+        """What goes on beside the requests, until cancelled."""
+        every = (self._ext_proc, *self._own.values())
+        following = [one.follow_certificates() for one in every if one.follows_certificates]
+        folder, context = self._http_certificates, self._http_tls
+        if folder is not None and context is not None:
+            following.append(folder.watch(partial(replace_certificate, context)))
+        works = [("certificates", one) for one in following]
+        if self._xds is not None:
+            works += [("endpoint discovery", feed.run()) for feed in self._xds.feeds]
+        return [*works, ("history", self._admin.watch())]
 
     async def close_ext_proc(self, grace_seconds: float) -> None:
         """Take no new requests, and let those under way end for `grace_seconds`."""
-        await asyncio.gather(*(one.close(grace_seconds) for one in self._all))
+        every = (self._ext_proc, *self._own.values())
+        await asyncio.gather(*(one.close(grace_seconds) for one in every))
 
-    @property
-    def _all(self) -> tuple[ExtProcPort, ...]:
-        return (self._ext_proc, *self._own.values())
+
+class XdsPort:
+    """Owns the port of endpoint discovery, and what follows the pools for it. Each is called as its
+    own options say.
+    """
+
+    def __init__(
+        self, options: Options, flags: XdsFlags, pools: Sequence[ServedPool], metrics: PickerMetrics
+    ) -> None:
+        """Opens nothing. `metrics` count what clients do."""
+        names = [pool.xds_name for pool in pools]
+        cache = Cache(names)
+        self.feeds = [
+            EndpointFeed(pool.datastore, cache, name, pool.metrics.xds)
+            for pool, name in zip(pools, names, strict=True)
+        ]
+        self._options = ServerOptions(
+            host=flags.bind_address, port=flags.port, transport=options.grpc_transport
+        )
+        methods = EndpointDiscovery(cache, metrics.xds).methods()
+        self._server = build_rpc_server(methods, options=self._options)
+
+    async def open(self, stack: AsyncExitStack) -> int:
+        """Listen until `stack` is closed; the port. Raises `StartError`."""
+        stack.push_async_callback(self._server.stop, 0)
+        return await bound(self._server.start(), "--xds-port", self._options.address)
+
+
+class PeersPort:
+    """Owns the port where other replicas report what they do."""
+
+    def __init__(self, flags: PeerFlags, pools: Sequence[ServedPool]) -> None:
+        """Opens nothing. Raises `ConfigError` for certificates that cannot be read."""
+        credentials = None if flags.cert_path is None else PeerCredentials(flags.cert_path)
+        host = f"[{flags.bind_address}]" if ":" in flags.bind_address else flags.bind_address
+        self._port = PeerPort(f"{host}:{flags.port}", credentials)
+        peerings = [pool.peers for pool in pools if pool.peers is not None]
+        self._server = PeerServer({one.name: one.hearing for one in peerings}, time.monotonic)
+
+    async def open(self, stack: AsyncExitStack) -> int:
+        """Listen until `stack` is closed; the port. Raises `StartError`."""
+        stack.push_async_callback(self._server.stop)
+        return await bound(self._server.start(self._port), "--peer-port", self._port.address)
 
 
 def ext_proc_options(options: Options) -> ServerOptions:
@@ -221,7 +261,7 @@ def _certificates(flags: TlsFlags | None) -> CertificateFolder | None:
     return CertificateFolder(flags.cert_path)
 
 
-def certificate_made_on_the_spot(flags: TlsFlags | None) -> TlsMaterial | None:
+def _certificate_made_on_the_spot(flags: TlsFlags | None) -> TlsMaterial | None:
     """A certificate to show where one is needed and none was given."""
     return _self_signed() if flags is not None and flags.cert_path is None else None
 

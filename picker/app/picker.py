@@ -8,85 +8,147 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from importlib.metadata import version
+from typing import Final
 
-from picker.admin.server import AdminServer
-from picker.app.draining import until_quiet
-from picker.app.leader_side import LeaderSide
+from picker.admin.routes import PoolPages
+from picker.admin.server import AdminServer, SeveralPools
+from picker.app.cluster import protect
+from picker.app.in_use import Outbound
+from picker.app.json_client import JsonClient
+from picker.app.leadership import Leadership
 from picker.app.listeners import Listeners, OwnPort, StartError
-from picker.app.metrics_auth import MetricsAuthSide
-from picker.app.peer_side import PeerPortSide
+from picker.app.pool import ServedPool
 from picker.app.pool_choice import PoolChoice
-from picker.app.pool_group import PoolGroup
-from picker.app.request_side import speaking_to_others
-from picker.app.served_pool import ServedPool
-from picker.app.xds_side import ToldPool, XdsSide, xds_name
 from picker.cli.options import Options, Ports
 from picker.cli.pools import split
 from picker.extproc.server import Exchanges, ExchangesByMetadata
-from picker.extproc.stream_metrics import StreamMetrics
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.health import HealthService
+from picker.telemetry.tracing import build_tracing
 
 log = logging.getLogger(__name__)
 
-REFUSING_SECONDS = 0.5  # for those to be answered who still wait when the drain is over
+QUIET_SECONDS: Final = 0.5  # no request for so long while draining: the proxies know
+DRAIN_POLL_SECONDS: Final = 0.05
+REFUSING_SECONDS: Final = 0.5  # for those to be answered who still wait when the drain is over
+# For pools of which nothing can be heard, not even that there are none, once something is known of
+# another; then the others go on.
+GRACE_SECONDS: Final = 10.0
 
-__all__ = ["Options", "Picker", "Ports", "StartError", "serve"]
+__all__ = ["Options", "Picker", "Ports", "StartError", "compose", "serve"]
 
 
-class Picker:
-    """A composed picker. Owns its pools (one alone has an empty key), what they share, and the
-    state of the drain.
+def compose(options: Options) -> Picker:
+    """Build a picker; opens no port. Raises `ConfigError`."""
+    metrics = PickerMetrics()
+    metrics.info.labels("", version("pointsman")).set(1)
+    outbound = Outbound(JsonClient(), build_tracing(options.tracing, os.environ))
+    leadership = Leadership(options, metrics)
+    parts = split(options)
+    pools = {
+        part.key: ServedPool(
+            part.options, outbound, PickerMetrics() if options.pools else metrics, leadership
+        )
+        for part in parts
+    }
+    serving = Serving(pools, leadership, time.monotonic)
+    pages = {key: PoolPages(pool) for key, pool in pools.items()}
+    own: list[OwnPort] = []
+    exchanges: Exchanges = next(iter(pools.values())).director
+    if options.pools:
+        ready = {key: serving.of_pool(pool) for key, pool in pools.items()}
+        several = {key: (one, ready[key]) for key, one in pages.items()}
+        admin = SeveralPools(several, metrics, serving.is_ready).server()
+        directors = {name: pools[part.key].director for part in parts for name in part.names}
+        choice = PoolChoice(directors, tuple(pools), metrics.unknown_pool_total)
+        exchanges = ExchangesByMetadata(choice.choose)
+        for flags, (key, pool) in zip(options.pools, pools.items(), strict=True):
+            if flags.grpc_port is not None:
+                health = HealthService(ready[key])
+                own.append(OwnPort(key, flags.grpc_port, pool.director, health))
+    else:
+        admin = AdminServer.of_one(next(iter(pages.values())), serving.is_ready)
+    health = HealthService(serving.is_ready)
+    every = tuple(pools.values())
+    listeners = Listeners(options, exchanges, health, admin, every, metrics, own)
+    return Picker(options, outbound, serving, admin, listeners)
+
+
+class Serving:
+    """Knows whether requests should come, to the process and to each of its pools (one alone has an
+    empty key). `clock` is monotonic, in seconds.
     """
 
-    def __init__(self, options: Options) -> None:
-        """Build everything; opens no port. Raises `ConfigError`."""
-        self._options = options
-        self._draining = False
-        self._stopped, self._hurried = asyncio.Event(), asyncio.Event()
-        self._metrics = PickerMetrics()
-        self._metrics.info.labels("", version("pointsman")).set(1)
-        self._outside = speaking_to_others(options)
-        self._leader = LeaderSide(options, self._metrics)
-        parts = split(options)
-        self.pools = {
-            part.key: ServedPool(
-                part.options,
-                self._outside,
-                PickerMetrics() if options.pools else self._metrics,
-                self._leader,
-            )
-            for part in parts
-        }
-        self._group = PoolGroup(self.pools, self._metrics, time.monotonic)
-        told = [
-            ToldPool(xds_name(part.options), pool.datastore, pool.metrics)
-            for part, pool in zip(parts, self.pools.values(), strict=True)
-        ]
-        self._xds = XdsSide(options, told, self._metrics)
-        self._peers = PeerPortSide(options, [pool.peers for pool in self.pools.values()])
-        self._admin = self._admin_server()
-        self._metrics_auth = MetricsAuthSide(options)
-        self._listeners = Listeners(
-            options,
-            self._exchanges(),
-            HealthService(self.is_ready),
-            self._admin,
-            StreamMetrics(self._metrics, time.monotonic),
-            self._own_ports(),
-        )
+    def __init__(
+        self,
+        pools: Mapping[str, ServedPool],
+        leadership: Leadership,
+        clock: Callable[[], float],
+    ) -> None:
+        self.pools, self.leadership = dict(pools), leadership
+        self.is_draining = False
+        self._clock = clock
+        self._grace_until: float | None = None  # None: nothing is known of any pool yet
+        self._has_begun = False  # it was reported that requests may come
+        for pool in self.pools.values():
+            pool.datastore.watch(self._look)
 
     def is_ready(self) -> bool:
         """Whether new requests should come here: endpoints are known, no drain has begun, and no
         other replica leads.
         """
-        return self._serves() and self._group.is_known()
+        return self._serves() and self.is_known()
+
+    def of_pool(self, pool: ServedPool) -> Callable[[], bool]:
+        """Whether those of one pool should."""
+        return lambda: self._serves() and pool.is_known()
+
+    def is_known(self) -> bool:
+        """Whether there are endpoints to speak of: at the start of each pool that there is, as
+        long as it may be heard of soon, and then of at least one, whatever pools appear.
+        """
+        if not any(pool.is_known() for pool in self.pools.values()):
+            return False
+        self._has_begun = self._has_begun or self._is_grace_over()
+        return self._has_begun
+
+    def _serves(self) -> bool:
+        return not self.is_draining and self.leadership.is_leader()
+
+    def _look(self) -> None:
+        """The grace begins with what is known first: a replica that may know nothing until it leads
+        has to wait for the other pools then.
+        """
+        if self._grace_until is None and any(pool.is_known() for pool in self.pools.values()):
+            self._grace_until = self._clock() + GRACE_SECONDS
+
+    def _is_grace_over(self) -> bool:
+        if all(pool.is_known() or pool.known.is_absent() for pool in self.pools.values()):
+            return True
+        return self._grace_until is not None and self._clock() >= self._grace_until
+
+
+class Picker:
+    """A composed picker. Owns its task group and the drain."""
+
+    def __init__(
+        self,
+        options: Options,
+        outbound: Outbound,
+        serving: Serving,
+        admin: AdminServer,
+        listeners: Listeners,
+    ) -> None:
+        self.pools = serving.pools
+        self._options, self._outbound = options, outbound
+        self.serving, self._admin, self._listeners = serving, admin, listeners
+        self._stopped, self._hurried = asyncio.Event(), asyncio.Event()
 
     def stop(self) -> None:
         """Begin the drain; a second call ends it at once."""
@@ -99,17 +161,21 @@ class Picker:
 
         Raises `ConfigError` for an unusable endpoints file and `StartError` for a busy port.
         """
-        self._group.load()
-        self._leader.load()
+        leadership = self.serving.leadership
+        for key, pool in self.pools.items():
+            for warning in pool.warnings:
+                log.warning("configuration%s: %s", f" of pool {key}" if key else "", warning)
+            pool.load()
+        leadership.load()
         async with AsyncExitStack() as stack:
-            await self._outside.open(stack)
-            await self._metrics_auth.open(stack, self._admin)
+            await self._outbound.open(stack)
+            await protect(self._admin, self._options, stack)
             ports = await self._listeners.open(stack)
-            ports = replace(ports, xds=await self._xds.open(stack))
-            ports = replace(ports, peers=await self._peers.open(stack))
             async with asyncio.TaskGroup() as group:
-                tasks = self._start(group)
-                self._leader.start(group)
+                tasks = [task for pool in self.pools.values() for task in pool.start(group)]
+                works = self._listeners.works()
+                tasks += [group.create_task(work, name=name) for name, work in works]
+                leadership.start(group)
                 gc.collect()
                 gc.freeze()  # what start-up allocated stays; no later collection need look at it
                 announce(ports)
@@ -117,70 +183,44 @@ class Picker:
                 await self._drain()
                 for task in tasks:
                     task.cancel()
-                await self._group.close()
-
-    def _start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Begin everything that goes on beside the requests until the end."""
-        tasks = [*self._group.start(group), *self._xds.start(group)]
-        tasks.append(group.create_task(self._admin.watch(), name="history"))
-        following = self._listeners.follow_certificates()
-        return [*tasks, *(group.create_task(one, name="certificates") for one in following)]
+                await asyncio.gather(*(pool.close() for pool in self.pools.values()))
 
     async def _drain(self) -> None:
-        """Say "not serving", but serve on until proxies have stopped sending or time is up."""
-        self._draining = True
-        self._leader.resign()
-        group = self._group
-        waiting = group.waiting
-        log.info("draining: %d requests under way, %d waiting", group.unfinished - waiting, waiting)
-        grace = await until_quiet(
-            lambda: group.unfinished,
-            lambda: group.decisions,
-            self._hurried,
-            self._options.drain_timeout_seconds,
-        )
-        if group.refuse_waiting():
+        """Report "not serving", but serve on until proxies have stopped sending or time is up."""
+        self.serving.is_draining = True
+        self.serving.leadership.resign()
+        pools = self.pools.values()
+        waiting = sum(pool.waiting for pool in pools)
+        under_way = sum(pool.inflight.own_total for pool in pools)
+        log.info("draining: %d requests under way, %d waiting", under_way, waiting)
+        grace = await self._until_quiet()
+        if sum(pool.refuse_waiting() for pool in pools):  # by all of them, also behind the first
             grace = max(grace, REFUSING_SECONDS)
         await self._listeners.close_ext_proc(grace)
 
-    def _serves(self) -> bool:
-        """Whether this process takes requests, whatever is known of a pool."""
-        return not self._draining and self._leader.is_leader()
+    async def _until_quiet(self) -> float:
+        """Return once nothing was under way and nothing was decided for a while, or time is up.
 
-    def _serves_pool(self, pool: ServedPool) -> Callable[[], bool]:
-        return lambda: self._serves() and pool.is_known()
-
-    def _exchanges(self) -> Exchanges:
-        """Who decides the requests at the common port."""
-        if not self._options.pools:
-            return next(iter(self.pools.values())).director
-        directors = {
-            name: self.pools[part.key].director
-            for part in split(self._options)
-            for name in part.names
-        }
-        choice = PoolChoice(directors, tuple(self.pools), self._metrics.unknown_pool_total)
-        return ExchangesByMetadata(choice.choose)
-
-    def _own_ports(self) -> list[OwnPort]:
-        """The ports of those pools that have one."""
-        found = []
-        for flags, (key, pool) in zip(self._options.pools, self.pools.items(), strict=False):
-            if flags.grpc_port is not None:
-                health = HealthService(self._serves_pool(pool))
-                found.append(OwnPort(key, flags.grpc_port, pool.director, health))
-        return found
-
-    def _admin_server(self) -> AdminServer:
-        if not self._options.pools:
-            return AdminServer.of_one(next(iter(self.pools.values())).face, self.is_ready)
-        ready = {key: self._serves_pool(pool) for key, pool in self.pools.items()}
-        return self._group.admin(ready, self.is_ready)
+        Returns the seconds that are left; none after a second `stop`. A proxy needs a moment to
+        notice that a picker is not ready any more, and a request refused in that moment is an error
+        to its client.
+        """
+        pools, loop = self.pools.values(), asyncio.get_running_loop()
+        deadline = loop.time() + self._options.drain_timeout_seconds
+        quiet_since, seen = loop.time(), -1
+        while not self._hurried.is_set() and loop.time() < deadline:
+            decided = sum(pool.num_decisions for pool in pools)
+            if decided != seen or any(pool.unfinished for pool in pools):
+                quiet_since, seen = loop.time(), decided
+            if loop.time() - quiet_since >= QUIET_SECONDS:
+                break
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
+        return 0.0 if self._hurried.is_set() else max(0.0, deadline - loop.time())
 
 
 async def serve(options: Options, announce: Callable[[Ports], None]) -> None:
     """Run a picker until SIGTERM or SIGINT; a second signal ends the drain at once."""
-    picker = Picker(options)
+    picker = compose(options)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, picker.stop)

@@ -12,9 +12,8 @@ from rich.cells import cell_len
 from fleet.picker_views import Seen
 from fleet.top_frame import Room, Title, frame
 from fleet.top_text import ASCII, Glyphs
-from picker.admin.endpoint_views import EndpointsView, EndpointView
 from picker.admin.history import HistoryView, Series
-from picker.admin.sources import HealthView
+from picker.admin.views import EndpointsView, EndpointView, HealthView
 from picker.flowcontrol.views import QueuesView
 from picker.types import EndpointMetrics
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from ext_proc_stream import GatewayStream, completion, destination_of
 
-from picker.app.picker import Picker
+from picker.app.picker import compose
 from picker.cli.options import Options, Ports
 from picker.errors import ConfigError
 
@@ -80,7 +80,7 @@ async def test_a_good_configuration_starts_and_ends_in_order(tmp_path: Path, cas
     routes a request.
     """
     meaning = GOOD[case]
-    picker = Picker(options(tmp_path, case, meaning))
+    picker = compose(options(tmp_path, case, meaning))
     listed = {meaning["handler"], *meaning["producers"], *meaning["hooks"], *meaning["sources"]}
     assert listed <= picker.pools[""].config.assembly.instances.keys()
     ready: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
@@ -88,7 +88,7 @@ async def test_a_good_configuration_starts_and_ends_in_order(tmp_path: Path, cas
     async with asyncio.timeout(PATIENCE_SECONDS):
         await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
         assert not task.done(), task.exception()
-        assert picker.is_ready()
+        assert picker.serving.is_ready()
         assert all((ready.result().grpc, ready.result().health, ready.result().metrics))
         if case in PUBLISHED:
             request = OVER_GRPC if meaning["parsers"] == ["vllmgrpc-parser"] else OVER_HTTP
@@ -103,7 +103,7 @@ async def test_a_good_configuration_starts_and_ends_in_order(tmp_path: Path, cas
 def test_a_bad_configuration_starts_nothing(tmp_path: Path, case: str) -> None:
     """Everything that its golden twin lists is said."""
     with pytest.raises(ConfigError) as refusal:
-        Picker(options(tmp_path, case, REFUSED[case]))
+        compose(options(tmp_path, case, REFUSED[case]))
     said = str(refusal.value)
     for error in REFUSED[case]["errors"]:
         assert error.partition(".in.yaml")[2] in said

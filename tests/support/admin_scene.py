@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from picker.admin.pool_face import PoolFace
+from picker.admin.routes import PoolPages
 from picker.admin.server import AdminServer
-from picker.admin.sources import ConfigView, HealthView
 from picker.admin.traffic import EndpointTraffic, Recent
+from picker.admin.views import ConfigView, HealthView
 from picker.decisions.record_views import (
     CandidateView,
     FilterView,
@@ -158,40 +158,43 @@ class MadeUpSource:
     asked: list[object] = field(default_factory=list)
     counted: EndpointTraffic = field(default_factory=EndpointTraffic)
     counts_for: list[str] = field(default_factory=list)
-    problem: str | None = None
+    said_problem: str | None = None
+    metrics: PickerMetrics = field(default_factory=PickerMetrics)
+    datastore: Datastore = field(default_factory=Datastore)
+    inflight: InflightLoad = field(default_factory=InflightLoad)
 
     def remember(self, *summaries: RecordSummary) -> None:
         """Know of requests, the oldest first."""
         for one in summaries:
             self.records[one.request_id] = explained(one)
 
-    async def queues(self) -> QueuesView:
+    def queues(self) -> QueuesView:
         """As it was put in."""
         return self.queues_view
 
-    async def decisions(self, limit: int) -> Sequence[RecordSummary]:
+    def decisions(self, limit: int) -> Sequence[RecordSummary]:
         """The newest first, and all of them: the limit is the server's own business too."""
         self.asked.append(limit)
         return [one.summary for one in reversed(self.records.values())]
 
-    async def decision(self, request_id: str | None) -> RecordView | None:
+    def decision(self, request_id: str | None) -> RecordView | None:
         """One of them."""
         self.asked.append(request_id)
         if request_id is None:
             return next(reversed(self.records.values()), None)
         return self.records.get(request_id)
 
-    async def health(self) -> Mapping[str, HealthView]:
+    def health(self) -> Mapping[str, HealthView]:
         """As it was put in."""
         return self.health_views
 
-    async def traffic(self) -> Mapping[str, Recent]:
+    def traffic(self) -> Mapping[str, Recent]:
         """What was put in by `Scene.decide`."""
         return self.counted.sample(self.counts_for, 1.0)
 
-    def pool_problem(self) -> str | None:
+    def problem(self) -> str | None:
         """As it was put in."""
-        return self.problem
+        return self.said_problem
 
     def configuration(self) -> ConfigView:
         """As it was put in."""
@@ -203,13 +206,12 @@ class Scene:
     """The pool, the source and the server."""
 
     source: MadeUpSource = field(default_factory=MadeUpSource)
-    datastore: Datastore = field(default_factory=Datastore)
-    inflight: InflightLoad = field(default_factory=InflightLoad)
     url: str = ""
 
     def __post_init__(self) -> None:
-        self.face = PoolFace(PickerMetrics(), self.datastore, self.inflight, self.source)
-        self.server = AdminServer.of_one(self.face, lambda: True)
+        self.datastore, self.inflight = self.source.datastore, self.source.inflight
+        self.pages = PoolPages(self.source)
+        self.server = AdminServer.of_one(self.pages, lambda: True)
 
     def pool(self, *names: str) -> None:
         """Make the pool these endpoints; nothing is known of their load."""
@@ -228,7 +230,7 @@ class Scene:
 
     async def sample(self) -> None:
         """Let a second of history pass."""
-        await self.server.sample()
+        self.pages.sample()
 
 
 def decision(name: str, prompt_tokens: int, cached_tokens: int | None) -> Decision:

@@ -17,9 +17,8 @@ from admin_scene import Scene
 from ext_proc_stream import PATIENCE_SECONDS, GatewayStream, completion, destination_of
 from whole_picker import until
 
-from picker.admin.merged_metrics import merged
-from picker.admin.several_pools import SeveralPools
-from picker.app.picker import Picker
+from picker.admin.server import SeveralPools
+from picker.app.picker import compose
 from picker.cli.options import Options, PoolFlags, Ports
 from picker.metrics.picker_metrics import PickerMetrics
 
@@ -38,14 +37,8 @@ class PoolsPort:
     url: str = ""
 
     def __post_init__(self) -> None:
-        counted = {key: scene.face.metrics for key, scene in self.pools.items()}
-
-        async def page() -> bytes:
-            return await merged(self.process, counted)
-
-        faces = {key: (scene.face, self._readiness(key)) for key, scene in self.pools.items()}
-        several = SeveralPools(faces, page, lambda: not self.away, lambda: None)
-        self.server = several.server(self.process.admin_failures_total)
+        pages = {key: (scene.pages, self._readiness(key)) for key, scene in self.pools.items()}
+        self.server = SeveralPools(pages, self.process, lambda: not self.away).server()
 
     def _readiness(self, key: str) -> Any:
         return lambda: key not in self.away
@@ -127,7 +120,7 @@ async def whole_pools(
         grpc_health_port=0,
         metrics_port=0,
     )
-    picker = Picker(options)
+    picker = compose(options)
     started: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(picker.run(started.set_result))
     awaited: list[asyncio.Future[Any]] = [started, task]

@@ -16,8 +16,8 @@ from ext_proc_stream import PATIENCE_SECONDS, GatewayStream, Message, destinatio
 from metrics_pages import Pod, serving
 from prometheus_client.parser import text_string_to_metric_families
 
-from picker.app.picker import Picker
-from picker.app.served_pool import ServedPool
+from picker.app.picker import Picker, compose
+from picker.app.pool import ServedPool
 from picker.cli.options import Options, Ports
 
 PolicyObject = dict[str, Any]
@@ -248,7 +248,7 @@ async def whole_picker(
 @asynccontextmanager
 async def started_picker(options: Options) -> AsyncIterator[tuple[Picker, Ports]]:
     """A picker that has opened its ports; at the end it has no time to drain."""
-    picker = Picker(options)
+    picker = compose(options)
     started: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(picker.run(started.set_result))
     awaited: list[asyncio.Future[Any]] = [started, task]

@@ -10,8 +10,7 @@ from fleet.doctor.facts import CertificateFacts, Facts, PickerFacts, WorkerFacts
 from fleet.doctor.findings import Severity
 from fleet.doctor.picker_look import expected_names
 from fleet.doctor.registry import diagnose
-from picker.admin.endpoint_views import HEALTHY, EndpointView
-from picker.admin.sources import ConfigView, HealthView
+from picker.admin.views import HEALTHY, ConfigView, EndpointView, HealthView
 from picker.flowcontrol.views import QueuesView
 from picker.types import EndpointMetrics
 

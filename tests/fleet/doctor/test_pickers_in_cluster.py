@@ -26,7 +26,7 @@ from kube_api.server import KubeApi
 from fleet.doctor.facts import Facts, PickerFacts
 from fleet.doctor.findings import Severity
 from fleet.doctor.registry import diagnose
-from picker.admin.endpoint_views import HEALTHY, EndpointView
+from picker.admin.views import HEALTHY, EndpointView
 from picker.types import EndpointMetrics
 
 ELECTION, AUTH = "--ha-enable-leader-election", "--metrics-endpoint-auth"

@@ -1,8 +1,10 @@
-"""Which names the port answers to."""
+"""The names and tokens that the port answers to."""
 
 from __future__ import annotations
 
+import aiohttp
 import pytest
+from admin_scene import Scene
 
 from picker.admin.guarding import HostCheck, is_loopback
 
@@ -61,3 +63,49 @@ def test_loopback_is_more_than_one_address() -> None:
     """All of 127/8 and ::1, but no other."""
     assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
     assert not any(map(is_loopback, ("10.0.0.1", "::", "0.0.0.0", "", "localhost.example")))
+
+
+@pytest.mark.parametrize(
+    ("path", "header", "status"),
+    [
+        ("/metrics", "Bearer good", 200),
+        ("/metrics", "bearer good", 200),
+        ("/metrics", None, 401),
+        ("/metrics", "Basic good", 401),
+        ("/metrics", "Bearer ", 401),
+        ("/metrics", "Bearer bad", 401),
+        ("/metrics", "Bearer lost", 503),
+        ("/endpoints", "Bearer good", 403),
+        ("/endpoints", None, 401),
+        ("/no/such/page", "Bearer good", 403),
+        ("/healthz", None, 200),
+        ("/readyz", None, 200),
+    ],
+)
+async def test_only_health_needs_no_token(path: str, header: str | None, status: int) -> None:
+    """Everything else is for those whom the cluster lets read it."""
+    asked: list[str] = []
+
+    async def authorize(token: str, path: str) -> tuple[int, str] | None:
+        asked.append(path)
+        if token == "lost":
+            return 503, "away"
+        if token == "bad":
+            return 401, "who?"
+        return None if path == "/metrics" else (403, "no")
+
+    server = Scene().server
+    server.protect(authorize)
+    port = await server.start("127.0.0.1", 0)
+    headers = {} if header is None else {"Authorization": header}
+    try:
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.get(f"http://127.0.0.1:{port}{path}") as answer,
+        ):
+            assert answer.status == status
+            assert ("WWW-Authenticate" in answer.headers) == (status == 401)
+            assert await answer.text()
+    finally:
+        await server.stop()
+    assert set(asked) <= {"/metrics", "/endpoints", "/"}

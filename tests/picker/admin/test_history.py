@@ -6,14 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.admin.history import MOST_SAMPLES, History, Sample
+from picker.admin.history import MOST_SAMPLES, History, HistoryView, Sample, series
+
+
+def view_of(history: History, count: int) -> HistoryView:
+    """The last samples, as they are shown."""
+    cut = history.cut(count)
+    return HistoryView(cut.last, endpoints={key: series(rows) for key, rows in cut.rows.items()})
+
 
 VALUES = st.one_of(st.none(), st.integers(0, 10_000).map(float))
 
 
 def test_nothing_was_sampled_yet() -> None:
     """There is no sample, of no endpoint."""
-    view = History().view(5)
+    view = view_of(History(), 5)
     assert (view.last, view.endpoints) == (0, {})
     assert History().latest("a") == Sample()
 
@@ -26,12 +33,12 @@ def test_a_young_endpoint_has_fewer_samples_and_the_newest_is_last() -> None:
         if number == 4:
             samples["b"] = Sample(waiting=7.0)
         history.record(samples)
-    view = history.view(10)
+    view = view_of(history, 10)
     assert view.last == 5
     assert view.endpoints["a"].running == (2.0, 3.0, 4.0)
     assert view.endpoints["a"].waiting == (None, None, None)
     assert view.endpoints["b"].waiting == (7.0,)
-    assert history.view(2).endpoints["a"].running == (3.0, 4.0)
+    assert view_of(history, 2).endpoints["a"].running == (3.0, 4.0)
 
 
 def test_an_endpoint_that_left_is_forgotten() -> None:
@@ -39,17 +46,17 @@ def test_an_endpoint_that_left_is_forgotten() -> None:
     history = History(3)
     history.record({"a": Sample(running=1.0), "b": Sample(running=1.0)})
     history.record({"b": Sample(running=2.0)})
-    assert history.view(3).endpoints.keys() == {"b"}
+    assert view_of(history, 3).endpoints.keys() == {"b"}
     assert history.latest("a") == Sample()
     history.record({"a": Sample(running=3.0), "b": Sample(running=3.0)})
-    assert history.view(3).endpoints["a"].running == (3.0,)
+    assert view_of(history, 3).endpoints["a"].running == (3.0,)
 
 
 def test_shares_are_told_without_the_noise_of_short_numbers() -> None:
     """0.3 is 0.3, though it is kept in 32 bits."""
     history = History()
     history.record({"a": Sample(kv_cache_usage=0.3)})
-    assert history.view(1).endpoints["a"].kv_cache_usage == (0.3,)
+    assert view_of(history, 1).endpoints["a"].kv_cache_usage == (0.3,)
 
 
 @settings(max_examples=50, deadline=None)
@@ -59,8 +66,8 @@ def test_a_ring_is_the_end_of_a_list(values: list[float | None], size: int, coun
     history = History(size)
     for value in values:
         history.record({"a": Sample(inflight=value)})
-    series = history.view(count).endpoints.get("a")
-    assert (series.inflight if series else ()) == tuple(values[-min(size, count) :])
+    shown = view_of(history, count).endpoints.get("a")
+    assert (shown.inflight if shown else ()) == tuple(values[-min(size, count) :])
     assert history.latest("a").inflight == pytest.approx(values[-1] if values else None)
 
 
@@ -70,4 +77,4 @@ def test_a_view_of_many_endpoints_is_bounded() -> None:
     samples = {str(number): Sample(running=number) for number in range(MOST_SAMPLES // 2)}
     for _ in range(3):
         history.record(samples)
-    assert history.view(4).endpoints["7"].running == (7.0, 7.0)
+    assert view_of(history, 4).endpoints["7"].running == (7.0, 7.0)

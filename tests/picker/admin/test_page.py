@@ -10,7 +10,7 @@ import pytest_asyncio
 from admin_scene import Scene, busy_scene, serving, summary
 from browser import Browser, browser
 
-from picker.admin.sources import HealthView
+from picker.admin.views import HealthView
 from picker.decisions.record_views import RecordSummary
 from picker.flowcontrol.views import BandView, FlowView, QueuesView
 
@@ -314,7 +314,7 @@ async def test_the_page_says_when_the_picker_is_gone_and_goes_on_when_it_is_back
 async def test_what_cannot_be_told_does_not_hide_the_rest(window: Browser, scene: Scene) -> None:
     """When one question goes wrong its section stays empty, and the page says which."""
 
-    async def fail(limit: int) -> Sequence[RecordSummary]:
+    def fail(limit: int) -> Sequence[RecordSummary]:
         raise RuntimeError("a mistake")
 
     scene.source.decisions = fail  # type: ignore[method-assign]

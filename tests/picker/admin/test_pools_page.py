@@ -38,7 +38,9 @@ async def window() -> AsyncIterator[Browser]:
 async def port() -> AsyncIterator[PoolsPort]:
     """A busy pool, one that is not ready, and one with a long name."""
     empty, long = Scene(), Scene()
-    empty.source.problem = "the API server at https://10.0.0.1:443 is silent for 31 s: timed out"
+    empty.source.said_problem = (
+        "the API server at https://10.0.0.1:443 is silent for 31 s: timed out"
+    )
     long.pool("only")
     pools = {"llama": await busy_scene(), "research/mixtral": empty, LONG: long}
     async with serving_pools(pools, away={"research/mixtral"}) as one:
@@ -67,7 +69,7 @@ async def test_every_pool_is_listed_with_how_it_is(window: Browser, port: PoolsP
             "✕ not ready",
             "0",
             "0",
-            port.pools["research/mixtral"].source.problem,
+            port.pools["research/mixtral"].source.said_problem,
         ],
         [LONG, "✓ ready", "1", "0", "none"],
     ]
@@ -75,7 +77,7 @@ async def test_every_pool_is_listed_with_how_it_is(window: Browser, port: PoolsP
     assert (await window.run(hint)).startswith("2 of 3 ready.")
     port.away.clear()
     port.pools["research/mixtral"].pool("new")
-    port.pools["research/mixtral"].source.problem = None
+    port.pools["research/mixtral"].source.said_problem = None
     await window.until(f"{hint}.startsWith('3 of 3 ready.')")
     assert (await window.run(TEXTS))[1] == ["research/mixtral", "✓ ready", "1", "0", "none"]
     assert window.complaints == []
@@ -186,7 +188,7 @@ async def test_what_a_picker_is_troubled_by_is_never_more_than_text(
 ) -> None:
     """It has words of others in it."""
     canary = '<img src=x onerror="window.pwned=1">'
-    port.pools["llama"].source.problem = canary
+    port.pools["llama"].source.said_problem = canary
     await _open(window, port.url)
     assert (await window.run(TEXTS))[0][4] == canary
     assert await window.run("document.querySelectorAll('img').length") == 0

@@ -12,16 +12,10 @@ import pytest
 import yarl
 from admin_scene import CONFIG, QUEUES, Scene, explained, serving, summary
 
-from picker.admin.endpoint_views import EndpointsView
-from picker.admin.page_routes import page_files
-from picker.admin.pool_face import PoolFace
-from picker.admin.server import AdminServer
-from picker.admin.sources import ConfigView, HealthView
+from picker.admin.routes import page_files
+from picker.admin.views import ConfigView, EndpointsView, HealthView
 from picker.decisions.record_views import RecordView
 from picker.flowcontrol.views import QueuesView
-from picker.metrics.picker_metrics import PickerMetrics
-from picker.pool.datastore import Datastore
-from picker.pool.inflight import InflightLoad
 
 DATA = ("/", "/page/page.js", "/endpoints", "/queues", "/decisions", "/decisions/last", "/config")
 
@@ -94,7 +88,7 @@ async def test_history_comes_where_it_is_asked_for(port: Port) -> None:
     """The last samples of every endpoint, and what was sent there lately."""
     for _ in range(3):
         port.scene.decide("a", 64, 32)
-        await port.scene.sample()
+        port.scene.pages.sample()
     view = msgspec.json.decode((await port.get("/endpoints?history=2")).body, type=EndpointsView)
     assert view.history is not None
     assert (view.history.last, view.history.interval_seconds) == (3, 1.0)
@@ -235,7 +229,7 @@ async def test_what_goes_wrong_is_a_500_in_json_counted_and_a_line_in_the_log(
 ) -> None:
     """The reason is for the log alone, and so is what a client put into the path."""
 
-    async def fail(_: object) -> None:
+    def fail(_: object) -> None:
         raise RuntimeError("a secret")
 
     port.scene.source.decision = fail  # type: ignore[method-assign,assignment]
@@ -249,20 +243,3 @@ async def test_what_goes_wrong_is_a_500_in_json_counted_and_a_line_in_the_log(
     assert (await port.get("/queues")).status == 200
     told = [one for one in (await port.get("/metrics")).body.splitlines() if b"admin_fail" in one]
     assert told[2:] == [b'pointsman_admin_failures_total{page="/decisions/{id}"} 1.0']
-
-
-async def test_a_server_without_a_source_answers_with_nothing() -> None:
-    """Flow control is off, no request is known, and nothing is said of the configuration."""
-    server = AdminServer.of_one(
-        PoolFace(PickerMetrics(), Datastore(), InflightLoad()), lambda: False
-    )
-    scene = Scene()
-    scene.server = server
-    async with serving(scene), aiohttp.ClientSession() as http:
-        port = Port(scene, http)
-        assert (await port.get("/queues")).json()["is_on"] is False
-        assert (await port.get("/decisions")).json() == {"decisions": []}
-        assert (await port.get("/decisions/x")).status == 404
-        assert (await port.get("/config")).json()["source"] == ""
-        assert (await port.get("/endpoints")).json() == {"endpoints": []}
-        assert (await port.get("/readyz")).status == 503

@@ -10,12 +10,7 @@ from admin_scene import Scene, summary
 from pools_port import PoolsPort, asked, serving_pools, whole_pools
 
 from picker.admin.guarding import SECURITY_HEADERS
-from picker.admin.page_routes import page_files
-from picker.admin.pool_face import PoolFace
-from picker.admin.server import AdminServer
-from picker.metrics.picker_metrics import PickerMetrics
-from picker.pool.datastore import Datastore
-from picker.pool.inflight import InflightLoad
+from picker.admin.routes import page_files
 
 KEYS = ("llama", "research/mixtral", "sales/mixtral")
 PAGES = (
@@ -84,7 +79,7 @@ async def test_an_address_without_its_last_slash_leads_to_the_page(
 async def test_the_pools_are_listed_for_programs(port: PoolsPort) -> None:
     """With how each is; a path that is told can be asked."""
     port.away.add("llama")
-    port.pools["llama"].source.problem = "the API server is silent"
+    port.pools["llama"].source.said_problem = "the API server is silent"
     port.pools["llama"].inflight.acquire("default/llama-1")
     listed = (await asked(port.url, "/pools")).json["pools"]
     assert listed[0] == {
@@ -117,12 +112,11 @@ async def test_the_page_of_the_only_pool_is_as_it_is_written() -> None:
     page = page_files()["index.html"]
     assert b"<title>Pointsman</title>" in page
     assert b"All pools" not in page
-    metrics = PickerMetrics()
+    scene = Scene()
+    metrics = scene.source.metrics
     metrics.request_total.labels("a\x85b", "c", 'inference_pool="x', "0").inc()
     metrics.info.labels("", "1").set(1)
-    face = PoolFace(metrics, Datastore(), InflightLoad())
-    server = AdminServer.of_one(face, lambda: True)
-    url = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    url = f"http://127.0.0.1:{await scene.server.start('127.0.0.1', 0)}"
     try:
         assert (await asked(url, "/")).body == page
         assert (await asked(url, "/metrics")).body == metrics.render()
@@ -130,7 +124,7 @@ async def test_the_page_of_the_only_pool_is_as_it_is_written() -> None:
             answer = await asked(url, path)
             assert (answer.status, answer.json) == (404, {"error": "there is no such page"})
     finally:
-        await server.stop()
+        await scene.server.stop()
 
 
 @pytest.mark.parametrize("path", MOVED)
@@ -279,7 +273,7 @@ async def test_what_goes_wrong_is_counted_for_the_process_by_pool_and_page(
 ) -> None:
     """The others go on."""
 
-    async def fail() -> Mapping[str, object]:
+    def fail() -> Mapping[str, object]:
         raise RuntimeError("a secret")
 
     port.pools["llama"].source.health = fail  # type: ignore[method-assign,assignment]

@@ -20,7 +20,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from picker.app.picker import Options, Picker, Ports, StartError
+from picker.app.picker import Options, Picker, Ports, StartError, compose
 from picker.cli.options import MetricsTls, TlsFlags
 from picker.errors import ConfigError
 from picker.rpc.options import TlsMaterial
@@ -114,7 +114,7 @@ def options(folder: Path, *workers: int, **changes: Any) -> Options:
 @asynccontextmanager
 async def running(chosen: Options) -> AsyncIterator[Running]:
     """Serves until the end of the block, then stops without waiting for anybody."""
-    picker = Picker(chosen)
+    picker = compose(chosen)
     started: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(picker.run(started.set_result))
     await asyncio.wait([started, task], return_when=asyncio.FIRST_COMPLETED)
@@ -247,7 +247,7 @@ async def test_options_that_cannot_work_are_refused(
 ) -> None:
     """Before any port opens."""
     with pytest.raises(ConfigError) as error:
-        Picker(options(tmp_path, **changes))
+        compose(options(tmp_path, **changes))
     assert reason in str(error.value)
 
 
@@ -259,10 +259,10 @@ async def test_endpoints_have_exactly_one_source(tmp_path: Path) -> None:
         " dataLayer: {discovery: {pluginRef: file-discovery}}}"
     )
     with pytest.raises(ConfigError, match="no endpoints: give --endpoints-file"):
-        Picker(Options())
+        compose(Options())
     given = options(tmp_path, 8000)
     with pytest.raises(ConfigError, match="not both"):
-        Picker(Options(endpoints_file=given.endpoints_file, config_text=text % "x"))
+        compose(Options(endpoints_file=given.endpoints_file, config_text=text % "x"))
     configured = Options(
         config_text=text % given.endpoints_file,
         bind_address="127.0.0.1",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from picker.app.kubernetes_side import target_of
+from picker.app.cluster import target_of
 from picker.cli.flags import build_parser, options_of
 from picker.cli.options import KubernetesFlags, Options
 from picker.errors import ConfigError

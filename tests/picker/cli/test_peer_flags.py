@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from picker.app.request_side import configured_hash_seed
+from picker.app.in_use import hash_seed_of
 from picker.cli.flags import build_parser, options_of
 from picker.cli.options import Options, PeerFlags
 from picker.errors import ConfigError
@@ -66,17 +66,17 @@ def test_a_secret_stands_for_a_seed(tmp_path: Path) -> None:
     """The same whatever follows it on its line; a short one is none."""
     secret = tmp_path / "secret"
     secret.write_text("sixteen characters and more")
-    seed = configured_hash_seed(secret)
+    seed = hash_seed_of(secret)
     secret.write_text("sixteen characters and more\n")
-    assert configured_hash_seed(secret) == seed
+    assert hash_seed_of(secret) == seed
     secret.write_text("another, also long enough")
-    assert configured_hash_seed(secret) != seed
+    assert hash_seed_of(secret) != seed
     secret.write_text("short")
     with pytest.raises(ConfigError, match="16"):
-        configured_hash_seed(secret)
+        hash_seed_of(secret)
     with pytest.raises(ConfigError, match="cannot read"):
-        configured_hash_seed(tmp_path / "absent")
-    assert configured_hash_seed(None) is None
+        hash_seed_of(tmp_path / "absent")
+    assert hash_seed_of(None) is None
 
 
 def test_replicas_are_named_by_the_slices_of_a_service() -> None:

@@ -34,7 +34,7 @@ async def test_requests_go_elsewhere_after_three_errors(tmp_path: Path) -> None:
         assert 3 <= went[bad.host_port] <= 5  # with probes, if this takes more than a second
         assert await picker.series(EJECTIONS, endpoint_name=bad.name) == 1
         assert await picker.series("pointsman_endpoints_ejected") == 1
-        assert picker.pool.requests.health.views()[f"default/{bad.name}"].ejections == 1
+        assert picker.pool.health()[f"default/{bad.name}"].ejections == 1
         assert await picker.is_idle()
 
 

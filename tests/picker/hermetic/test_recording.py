@@ -14,7 +14,7 @@ from metrics_pages import START_SECONDS, Pod, page, pods
 from whole_picker import HEAD, WholePicker, until, whole_picker
 
 from fleet.cli import main
-from picker.app.picker import Picker
+from picker.app.picker import compose
 from picker.cli.options import Options, RecordFlags
 from picker.errors import ConfigError
 from picker.recording.reading import read_recording
@@ -189,5 +189,5 @@ def test_a_picker_does_not_start_when_it_cannot_record(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("mine\n")
     with pytest.raises(ConfigError, match="is no recording"):
-        Picker(Options(endpoints_file=tmp_path / "e.yaml", record=RecordFlags(path)))
+        compose(Options(endpoints_file=tmp_path / "e.yaml", record=RecordFlags(path)))
     assert path.read_text() == "mine\n"

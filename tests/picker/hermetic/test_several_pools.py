@@ -19,8 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting_requests import Scene, config, status_of
 from whole_picker import HEAD, WholePicker, objective, rewrite, rule, until
 
-from picker.app.draining import QUIET_SECONDS
-from picker.app.picker import StartError
+from picker.app.picker import QUIET_SECONDS, StartError
 from picker.cli.options import PoolFlags
 from picker.errors import ConfigError
 

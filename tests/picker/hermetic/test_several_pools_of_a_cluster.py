@@ -199,7 +199,7 @@ async def test_a_pool_that_is_not_there_keeps_nobody_waiting(tmp_path: Path) -> 
     async with following(tmp_path, "llama", "y/qwen") as scene:
         several, missing = scene.several, "x/qwen"
         await until(lambda: is_ready(several.common))
-        assert several[missing].pool.is_absent()  # so that patience had no part in it
+        assert several[missing].pool.known.is_absent()  # so that patience had no part in it
         assert await status_of(several[missing]) == 503
         assert await status_of(several["llama"]) == 0
         async with several.at_its_port(missing) as picker:
@@ -216,10 +216,10 @@ async def test_without_any_pool_the_process_is_not_ready(tmp_path: Path) -> None
     async with following(tmp_path) as scene:
         several = scene.several
         for key in KEYS:
-            pool_side = several[key].pool
+            known = several[key].pool.known
 
-            async def is_known_to_be_absent(side: Any = pool_side) -> bool:
-                return bool(side.is_absent())
+            async def is_known_to_be_absent(pool: Any = known) -> bool:
+                return bool(pool.is_absent())
 
             await until(is_known_to_be_absent)
         assert not await is_ready(several.common)
@@ -249,7 +249,7 @@ async def test_a_namespace_without_a_role_is_that_pools_problem(tmp_path: Path) 
         await until(is_told)
         assert "forbidden" in (await several["x/qwen"].get("/readyz"))[1].lower()
         assert "y/qwen: " not in (await several.common.get("/readyz"))[1]
-        assert not several["x/qwen"].pool.is_absent()
+        assert not several["x/qwen"].pool.known.is_absent()
         assert await status_of(several["x/qwen"]) == 503
         scene.api.access.grant("token", "picker", [Rule(["*"], ["*"], ["*"])])
         await until(lambda: is_ready(several["x/qwen"]))

@@ -56,7 +56,7 @@ async def fill(scene: Scene, gateway: Gateway, first: int, last: int) -> None:
         await gateway.send(at, upto)
 
         async def all_wait(number: int = upto) -> bool:
-            return scene.picker.pool.requests.waiting == number
+            return scene.picker.pool.waiting == number
 
         await until(all_wait)
 
@@ -100,7 +100,7 @@ async def test_the_queue_counts_no_less_than_is_held(
 
 def memory_bytes(scene: Scene) -> int:
     """What the queue counts of memory."""
-    return scene.picker.pool.requests.queues().queued_memory_bytes
+    return scene.picker.pool.queues().queued_memory_bytes
 
 
 async def test_nobody_waits_for_the_collector(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_who_gives_up_takes_its_body_along(tmp_path: Path) -> None:
             await gateway.close()
 
             async def all_gone() -> bool:
-                waiting = scene.picker.pool.requests.waiting
+                waiting = scene.picker.pool.waiting
                 return not waiting and len(asyncio.all_tasks()) == tasks
 
             await until(all_gone)
@@ -157,7 +157,7 @@ async def has_refused(scene: Scene, number: int, tasks: int) -> None:
     """Return once so many are refused, and no more tasks run than before."""
 
     async def is_so() -> bool:
-        refused = scene.picker.pool.requests.queues().outcomes.get("RejectedCapacity")
+        refused = scene.picker.pool.queues().outcomes.get("RejectedCapacity")
         return refused == number and len(asyncio.all_tasks()) == tasks
 
     await until(is_so)

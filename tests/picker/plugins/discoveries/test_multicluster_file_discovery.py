@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from picker.app.pool_side import PoolSide
+from picker.app.pool import KnownPool
 from picker.cli.options import Options
 from picker.config.build import BuildOptions, build
 from picker.config.catalog import builtin_plugins
@@ -54,9 +54,9 @@ def test_pools_are_found_by_name(tmp_path: Path) -> None:
     options = BuildOptions(allow_experimental=True)
     assembly = build(loaded, builtin_plugins(), metrics, lambda: 0.0, options)
     assert "multicluster-approx-prefix-cache-producer" in assembly.instances
-    side = PoolSide(Options(), assembly, metrics, InflightLoad())
-    side.load()
-    found = {one.endpoint.name: one.endpoint for one in side.datastore.snapshot().candidates}
+    known = KnownPool(Options(), assembly, metrics, InflightLoad())
+    known.load()
+    found = {one.endpoint.name: one.endpoint for one in known.datastore.snapshot().candidates}
     assert sorted(found) == ["east", "west"]
     assert found["east"].host_port == "gateway.east.example:80"
     location = assembly.data_layer.bindings[0].source.location

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from picker.app.request_side import LoopClock
+from picker.app.in_use import LoopClock
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import AsyncDataProducer
 from picker.framework.services import NoHttp, Services

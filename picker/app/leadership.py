@@ -1,4 +1,4 @@
-"""What a picker does to be the one that is ready, if it was asked to take part in an election."""
+"""This replica's part in an election, where there is one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 from random import Random
 
-from picker.app.kubernetes_side import ClusterAccess
+from picker.app.cluster import ClusterAccess
 from picker.cli.options import Options
 from picker.config.schema import EndpointPickerConfig
 from picker.config.unsupported import STANDBY_GATE, gate_settings
@@ -15,11 +15,11 @@ from picker.k8s.lease import Clocks, LeaseKeeper
 from picker.metrics.picker_metrics import PickerMetrics
 
 
-class LeaderSide:
-    """Owns this replica's part in the election; without one, every replica leads."""
+class Leadership:
+    """Owns the Lease that is competed for; without an election every replica leads."""
 
     def __init__(self, options: Options, metrics: PickerMetrics) -> None:
-        """Asks nobody."""
+        """Sends nothing."""
         self._keeper: LeaseKeeper | None = None
         if options.election is None or options.kubernetes is None:
             return

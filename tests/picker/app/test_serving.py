@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from picker.app.pool_group import PATIENCE_SECONDS, PoolGroup
-from picker.app.served_pool import ServedPool
+from picker.app.leadership import Leadership
+from picker.app.picker import GRACE_SECONDS, Serving
+from picker.app.pool import ServedPool
+from picker.cli.options import Options
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.types import Endpoint
 
 
 class Pool:
-    """What a group asks of a pool about its state."""
+    """What is asked of a pool about its state."""
 
     def __init__(self) -> None:
         self.datastore, self.absent = Datastore(), False
-        self.unfinished = self.waiting = self.decisions = 0
-        self.refusals = 0
+        self.known = self
 
     def is_known(self) -> bool:
         """Whether its endpoints are."""
@@ -27,11 +28,6 @@ class Pool:
     def is_absent(self) -> bool:
         """Whether there is none."""
         return self.absent
-
-    def refuse_waiting(self) -> bool:
-        """Whether any waited."""
-        self.refusals += 1
-        return self.waiting > 0
 
     def learn(self, *names: str) -> None:
         """Its endpoints become known."""
@@ -52,29 +48,30 @@ class Scene:
         self.a, self.b, self.c = Pool(), Pool(), Pool()
         pools = {"a": self.a, "b": self.b, "c": self.c}
         given = cast("Mapping[str, ServedPool]", pools)
-        self.group = PoolGroup(given, PickerMetrics(), lambda: self.now)
+        leadership = Leadership(Options(), PickerMetrics())
+        self.serving = Serving(given, leadership, lambda: self.now)
 
 
 def test_all_pools_are_waited_for() -> None:
     """Those without endpoints are known, too."""
     scene = Scene()
-    assert not scene.group.is_known()
+    assert not scene.serving.is_ready()
     scene.a.learn("x")
-    assert not scene.group.is_known()
+    assert not scene.serving.is_ready()
     scene.b.learn()
-    assert not scene.group.is_known()
+    assert not scene.serving.is_ready()
     scene.c.learn("y")
-    assert scene.group.is_known()
+    assert scene.serving.is_ready()
 
 
 def test_a_pool_that_is_not_there_is_not_waited_for() -> None:
     """But one at least has to be."""
     scene = Scene()
     scene.a.absent = scene.b.absent = scene.c.absent = True
-    scene.now += 100 * PATIENCE_SECONDS
-    assert not scene.group.is_known()
+    scene.now += 100 * GRACE_SECONDS
+    assert not scene.serving.is_ready()
     scene.a.learn("x")
-    assert scene.group.is_known()
+    assert scene.serving.is_ready()
 
 
 def test_a_pool_that_nothing_is_heard_of_is_waited_for_for_a_while() -> None:
@@ -82,25 +79,25 @@ def test_a_pool_that_nothing_is_heard_of_is_waited_for_for_a_while() -> None:
     scene = Scene()
     scene.a.learn("x")
     scene.b.absent = True
-    scene.now += PATIENCE_SECONDS - 0.001
-    assert not scene.group.is_known()
+    scene.now += GRACE_SECONDS - 0.001
+    assert not scene.serving.is_ready()
     scene.now += 0.001
-    assert scene.group.is_known()
+    assert scene.serving.is_ready()
 
 
-def test_patience_begins_with_what_is_known_first() -> None:
+def test_the_grace_begins_with_what_is_known_first() -> None:
     """A replica that may know nothing until it leads, or whose API server was away, has waited
     long before; the others have to be waited for still.
     """
     scene = Scene()
-    scene.now += 100 * PATIENCE_SECONDS
-    assert not scene.group.is_known()
+    scene.now += 100 * GRACE_SECONDS
+    assert not scene.serving.is_ready()
     scene.b.learn("x")
-    scene.now += PATIENCE_SECONDS / 2
+    scene.now += GRACE_SECONDS / 2
     scene.b.learn("x", "y")
-    assert not scene.group.is_known()
-    scene.now += PATIENCE_SECONDS / 2
-    assert scene.group.is_known()
+    assert not scene.serving.is_ready()
+    scene.now += GRACE_SECONDS / 2
+    assert scene.serving.is_ready()
 
 
 def test_who_was_ready_stays_so_whatever_becomes_of_a_pool() -> None:
@@ -108,27 +105,26 @@ def test_who_was_ready_stays_so_whatever_becomes_of_a_pool() -> None:
     scene = Scene()
     scene.a.learn("x")
     scene.b.absent = scene.c.absent = True
-    assert scene.group.is_known()
+    assert scene.serving.is_ready()
     scene.b.absent = False
-    assert scene.group.is_known()
+    assert scene.serving.is_ready()
     scene.b.learn("y")
     scene.a.vanish()
-    assert scene.group.is_known()
+    assert scene.serving.is_ready()
     scene.b.vanish()
-    assert not scene.group.is_known()
+    assert not scene.serving.is_ready()
     scene.c.learn("z")
-    assert scene.group.is_known()
+    assert scene.serving.is_ready()
 
 
-def test_what_goes_on_in_all_pools_is_added_up() -> None:
-    """And all of them let nobody in any more, also behind one where somebody waits."""
+def test_nobody_is_sent_here_during_the_drain() -> None:
+    """Neither to all pools nor to one."""
     scene = Scene()
-    for number, pool in enumerate((scene.a, scene.b, scene.c), 1):
-        pool.unfinished, pool.waiting, pool.decisions = number, 10 * number, 100 * number
-    group = scene.group
-    assert (group.unfinished, group.waiting, group.decisions) == (6, 60, 600)
-    assert group.refuse_waiting()
-    assert [pool.refusals for pool in (scene.a, scene.b, scene.c)] == [1, 1, 1]
     for pool in (scene.a, scene.b, scene.c):
-        pool.waiting = 0
-    assert not group.refuse_waiting()
+        pool.learn("x")
+    of_a = scene.serving.of_pool(cast("ServedPool", scene.a))
+    assert scene.serving.is_ready()
+    assert of_a()
+    scene.serving.is_draining = True
+    assert not scene.serving.is_ready()
+    assert not of_a()

@@ -1,4 +1,4 @@
-"""The metrics of several pools on one page."""
+"""The metrics page: several pools on one, and gauges that are remembered for a while."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from prometheus_client.core import Metric
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
-from picker.admin.merged_metrics import LABEL, merged, of_pool
-from picker.metrics.picker_metrics import Collector, PickerMetrics
+from picker.admin.metrics_page import LABEL, RememberedCollector, merged, of_pool
+from picker.metrics.picker_metrics import Collector, PickerMetrics, gauge_family
 
 Sample = tuple[str, frozenset[tuple[str, str]], float]
 KEYS = ("llama", "research/mixtral", "sales/mixtral")
@@ -246,3 +246,34 @@ async def test_the_page_of_a_whole_picker_is_the_sum_of_its_pools_pages(tmp_path
                 _samples((await asked(whole.url, f"/pools/{key}/metrics")).body), key
             )
         assert {sample[:2] for sample in single} == of_pools
+
+
+class Counting(Collector):
+    """Says how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def collect(self) -> Iterator[Metric]:
+        self.asked += 1
+        yield gauge_family("x", "", ("name",))
+
+
+def test_within_the_interval_nothing_is_computed() -> None:
+    """And at its end it is."""
+    now = [10.0]
+    inner = Counting()
+    collector = RememberedCollector(inner, 5.0, lambda: now[0])
+    for moment, times in ((10.0, 1), (14.9, 1), (15.0, 2), (16.0, 2), (30.0, 3)):
+        now[0] = moment
+        assert len(list(collector.collect())) == 1
+        assert inner.asked == times
+
+
+def test_without_an_interval_everything_is_computed_each_time() -> None:
+    """The default."""
+    inner = Counting()
+    collector = RememberedCollector(inner, 0.0, lambda: 1.0)
+    list(collector.collect())
+    list(collector.collect())
+    assert inner.asked == 2

@@ -1,17 +1,17 @@
-"""The metrics of several pools on one page: each pool's series have its name as a label more.
+"""The metrics page: gauges that are remembered for a while, and several pools on one page.
 
-Series of the process, which no pool has, are told once and without it. Works on the text, which the
-pages of single pools have anyway.
+There each pool's series have its name as a label more; series of the process, which no pool has,
+stand there once and without it. That works on the text, which single pools' pages have anyway.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from picker.metrics.picker_metrics import PickerMetrics
+from picker.metrics.picker_metrics import Collector, Metric, PickerMetrics
 
 LABEL: Final = "inference_pool"
 _OWN: Final = f'{LABEL}="'
@@ -80,3 +80,25 @@ def _with(line: str, begin: str, alone: str) -> str:
     """A sample whose labels begin with `begin`; `alone` is before the value where it had none."""
     name, brace, rest = line.partition("{")
     return f"{name}{begin}{rest}" if brace else line.replace(" ", alone, 1)
+
+
+class RememberedCollector(Collector):
+    """The gauges of another collector, computed anew only every `interval_seconds`. `clock` is
+    monotonic.
+    """
+
+    def __init__(
+        self, inner: Collector, interval_seconds: float, clock: Callable[[], float]
+    ) -> None:
+        self._inner = inner
+        self._interval_seconds = interval_seconds
+        self._clock = clock
+        self._said: tuple[Metric, ...] = ()
+        self._said_at: float | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges."""
+        now = self._clock()
+        if self._said_at is None or now - self._said_at >= self._interval_seconds:
+            self._said, self._said_at = tuple(self._inner.collect()), now
+        yield from self._said

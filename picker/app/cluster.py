@@ -1,19 +1,24 @@
-"""What a picker does to follow a cluster: the way to it, and what is followed there."""
+"""The way to a cluster, and who may read the HTTP port there."""
 
 from __future__ import annotations
 
+import logging
 import time
+from contextlib import AsyncExitStack
 from random import Random
 
-from picker.cli.options import KubernetesFlags
+from picker.admin.server import AdminServer
+from picker.cli.options import KubernetesFlags, Options
 from picker.errors import ConfigError
 from picker.k8s.client import KubernetesClient
 from picker.k8s.credentials import Credentials, find_credentials
-from picker.k8s.discovery import KubernetesDiscovery, Target, selected_pods
+from picker.k8s.discovery import Target, selected_pods
 from picker.k8s.objects import PoolName
-from picker.metrics.picker_metrics import PickerMetrics
-from picker.pool.datastore import Datastore
-from picker.pool.policies import RequestRules
+from picker.k8s.reviews import AccessReviews, Authorization, ReviewError
+
+log = logging.getLogger(__name__)
+
+_STATUSES = {Authorization.UNKNOWN: 401, Authorization.FORBIDDEN: 403}
 
 
 class ClusterAccess:
@@ -40,41 +45,31 @@ class ClusterAccess:
         return KubernetesClient(self._credentials, rng=Random())
 
 
-class KubernetesSource:
-    """A `PoolSource`: the discovery, and the credentials that it needs first."""
-
-    def __init__(
-        self,
-        flags: KubernetesFlags,
-        datastore: Datastore,
-        rules: RequestRules,
-        metrics: PickerMetrics,
-    ) -> None:
-        self._access = ClusterAccess(flags)
-        target = target_of(flags)
-        self._discovery = KubernetesDiscovery(target, self._access.open, datastore, rules, metrics)
-
-    def load(self) -> None:
-        """Find the credentials. Raises `ConfigError`."""
-        self._access.load()
-        self._discovery.load()
-
-    async def run(self) -> None:
-        """Follow the cluster until cancelled."""
-        await self._discovery.run()
-
-    def is_absent(self) -> bool:
-        """Whether the cluster has no such pool, as far as is known."""
-        return self._discovery.is_absent()
-
-    def problem(self) -> str | None:
-        """Why what is known may be old, in a sentence for people."""
-        return self._discovery.problem()
-
-
 def target_of(flags: KubernetesFlags) -> Target:
     """What the flags ask to follow."""
     pool = PoolName(flags.pool_name, flags.pool_namespace, flags.pool_group)
     if not flags.endpoint_selector:
         return Target(pool)
     return Target(pool, selected_pods(flags.endpoint_selector, flags.endpoint_target_ports))
+
+
+async def protect(admin: AdminServer, options: Options, stack: AsyncExitStack) -> None:
+    """Answer at the HTTP port only those whom the cluster lets read it, where that is asked for,
+    until `stack` is closed. Raises `ConfigError` for bad credentials.
+    """
+    if not options.metrics_auth or options.kubernetes is None:
+        return
+    access = ClusterAccess(options.kubernetes)
+    access.load()
+    if options.metrics_tls is None:
+        log.warning("--metrics-endpoint-auth without --metrics-cert-dir: tokens travel in plain")
+    reviews = AccessReviews(await stack.enter_async_context(access.open()), time.monotonic)
+
+    async def authorize(token: str, path: str) -> tuple[int, str] | None:
+        try:
+            found = await reviews.authorize(token, path)
+        except ReviewError as error:
+            return 503, str(error)
+        return None if found is Authorization.ALLOWED else (_STATUSES[found], found.value)
+
+    admin.protect(authorize)

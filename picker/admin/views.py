@@ -1,0 +1,138 @@
+"""The shapes of what the HTTP port answers with, which other programs read too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from picker.admin.history import HistoryView
+from picker.admin.traffic import Recent
+from picker.decisions.record_views import RecordSummary, RecordView
+from picker.flowcontrol.views import QueuesView
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
+from picker.types import EndpointMetrics
+
+LIST: Final = "/pools"
+PREFIX: Final = "/pools/"
+
+
+class HealthView(msgspec.Struct, frozen=True):
+    """How an endpoint has answered lately: `state` is healthy, suspect, ejected or on-trial."""
+
+    state: str
+    consecutive_failures: int = 0
+    ejections: int = 0
+    next_probe_seconds: float | None = None
+
+
+class ConfigView(msgspec.Struct, frozen=True):
+    """The configuration in use: whence it came, as it was written, with its defaults, and since
+    when.
+    """
+
+    source: str
+    written: str
+    effective: str
+    loaded_unix_seconds: float
+    warnings: tuple[str, ...] = ()
+    last_error: str | None = None
+
+
+HEALTHY: Final = HealthView("healthy")
+
+
+class EndpointView(msgspec.Struct, frozen=True):
+    """One endpoint.
+
+    `metrics` is None while its load is unknown; then `last_metrics` is what was known last, and
+    `metrics_age_seconds` how old that is. `requests_per_second` and `prefix_hit_share` are those of
+    the last ten seconds (see `traffic.Recent`), None where this process does not know them.
+    """
+
+    key: str
+    name: str
+    namespace: str
+    address: str
+    labels: Mapping[str, str]
+    health: HealthView
+    inflight_requests: int
+    metrics: EndpointMetrics | None = None
+    last_metrics: EndpointMetrics | None = None
+    metrics_age_seconds: float | None = None
+    requests_per_second: float | None = None
+    prefix_hit_share: float | None = None
+
+
+class EndpointsView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The pool, in the order in which endpoints were first named; `history` where asked for."""
+
+    endpoints: tuple[EndpointView, ...]  # without a default: none are told of as well
+    history: HistoryView | None = None
+
+
+class PoolView(msgspec.Struct, frozen=True):
+    """One pool: what it is called, where more is told of it, and how it is."""
+
+    name: str
+    path: str
+    ready: bool
+    endpoints: int = 0
+    inflight_requests: int = 0
+    problem: str | None = None
+
+
+class PoolsView(msgspec.Struct, frozen=True):
+    """All of them."""
+
+    pools: tuple[PoolView, ...]
+
+
+class AdminSource(Protocol):
+    """What is behind the pages of one pool."""
+
+    @property
+    def metrics(self) -> PickerMetrics:
+        """Its series."""
+        ...
+
+    @property
+    def datastore(self) -> Datastore:
+        """Its endpoints."""
+        ...
+
+    @property
+    def inflight(self) -> InflightLoad:
+        """The requests that were sent somewhere and are not over."""
+        ...
+
+    def queues(self) -> QueuesView:
+        """Flow control now."""
+        ...
+
+    def decisions(self, limit: int) -> Sequence[RecordSummary]:
+        """The last requests, the newest first."""
+        ...
+
+    def decision(self, request_id: str | None) -> RecordView | None:
+        """One request, the last one for None; None when it is not known any more."""
+        ...
+
+    def health(self) -> Mapping[str, HealthView]:
+        """How endpoints have answered, by key; one that is absent has done nothing wrong."""
+        ...
+
+    def traffic(self) -> Mapping[str, Recent]:
+        """What was sent where lately, by key; to be asked once a second."""
+        ...
+
+    def configuration(self) -> ConfigView:
+        """The configuration in use."""
+        ...
+
+    def problem(self) -> str | None:
+        """Why what is known of the pool may be old, in a sentence; None: it is current."""
+        ...

@@ -1,0 +1,117 @@
+"""The tasks beside the requests that plugins ask for, for as long as a configuration has them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from picker.errors import PickerError
+from picker.framework.interfaces import BackgroundFlush, KvEventConsumer
+from picker.kvevents.listener import KvEventListener
+from picker.metrics.families import KvSeries
+from picker.pool.datastore import Datastore
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 5.0  # after an address could not be listened at
+END_SECONDS = 2.0  # for plugins to hand over what they have gathered, at the end
+
+P = TypeVar("P")
+# Works for the plugin of a name until the event is set.
+Work: TypeAlias = Callable[[str, P, asyncio.Event], Coroutine[Any, Any, None]]
+
+
+class PluginTasks(Generic[P]):
+    """Owns one task for each plugin. A task that is to end is waited for before others begin, so
+    that what it holds, such as an address, is free again.
+    """
+
+    def __init__(self, work: Work[P]) -> None:
+        self._work = work
+        self._wanted: Mapping[str, P] = {}
+        self._running: dict[str, tuple[P, asyncio.Event, asyncio.Task[None]]] = {}
+        self._changed = asyncio.Event()
+        self._is_over = False
+
+    def use(self, plugins: Mapping[str, P]) -> None:
+        """Work for these, by name, from now on, and for no others."""
+        self._wanted = plugins
+        self._changed.set()
+
+    async def end(self, running: asyncio.Task[None]) -> None:
+        """Let all work come to its end, of which `running` runs; for a moment at most."""
+        self._is_over = True
+        self.use({})
+        await asyncio.wait([running], timeout=END_SECONDS)
+        running.cancel()
+
+    async def run(self) -> None:
+        """Work until `end`, or until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._changed.clear()
+                gone = [
+                    name
+                    for name, (plugin, _, _) in self._running.items()
+                    if self._wanted.get(name) is not plugin
+                ]
+                ending = []
+                for name in gone:
+                    _, over, task = self._running.pop(name)
+                    over.set()
+                    ending.append(task)
+                if ending:
+                    await asyncio.wait(ending)
+                for name, plugin in self._wanted.items():
+                    if name not in self._running:
+                        over = asyncio.Event()
+                        work = self._work(name, plugin, over)
+                        task = group.create_task(work, name=f"plugin {name}")
+                        self._running[name] = (plugin, over, task)
+                if self._is_over:
+                    return
+                await self._changed.wait()
+
+
+async def flush(name: str, plugin: BackgroundFlush, over: asyncio.Event) -> None:
+    """Let a plugin hand over what it gathers at its interval, and once more at the end."""
+    while not over.is_set():
+        try:
+            async with asyncio.timeout(plugin.flush_interval_seconds):
+                await over.wait()
+        except TimeoutError:
+            pass
+        try:
+            await plugin.flush(time.monotonic(), time.time())
+        except Exception:
+            log.exception("plugin '%s' could not hand over what it gathered", name)
+
+
+async def listen_to_engines(
+    datastore: Datastore,
+    series: KvSeries,
+    name: str,
+    consumer: KvEventConsumer,
+    over: asyncio.Event,
+) -> None:
+    """Feed a plugin the KV events of the engines."""
+    listening = asyncio.ensure_future(_listen(datastore, series, name, consumer))
+    try:
+        await over.wait()
+    finally:
+        listening.cancel()
+        await asyncio.wait([listening])
+
+
+async def _listen(
+    datastore: Datastore, series: KvSeries, name: str, consumer: KvEventConsumer
+) -> None:
+    while True:
+        try:
+            await KvEventListener(consumer, datastore, series=series).run()
+        except PickerError as error:
+            log.error("plugin '%s': %s", name, error)
+        await asyncio.sleep(RETRY_SECONDS)

@@ -1,0 +1,453 @@
+"""The parts of one pool: what is known of it, what decides its requests, and its numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from random import Random
+
+from picker.admin.history import INTERVAL_SECONDS
+from picker.admin.metrics_page import RememberedCollector
+from picker.admin.traffic import EndpointTraffic, Recent
+from picker.admin.views import ConfigView, HealthView
+from picker.app.cluster import ClusterAccess, target_of
+from picker.app.in_use import Outbound, config_in_use, pipeline_of, read_config
+from picker.app.leadership import Leadership
+from picker.app.peering import Peering, Work
+from picker.app.plugin_tasks import PluginTasks, flush, listen_to_engines
+from picker.cli.options import Options, RecordFlags
+from picker.config.build import Assembly
+from picker.config.findings import Finding
+from picker.config.load import LoadedConfig
+from picker.config.pool_file import pool_contents
+from picker.config.show import aligned, effective_lines
+from picker.config.watch import ConfigWatch
+from picker.decisions.decision_header import DecisionHeader
+from picker.decisions.record_views import RecordSummary, RecordView
+from picker.decisions.records import DecisionRecords
+from picker.errors import ConfigError
+from picker.flowcontrol.shell.controller import FlowController
+from picker.flowcontrol.views import QueuesView
+from picker.framework.interfaces import EndpointObserver, KvEventConsumer
+from picker.k8s.discovery import KubernetesDiscovery
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.outliers.breaker import OutlierSettings
+from picker.outliers.detector import OutlierDetector
+from picker.outliers.settling import Settling
+from picker.plugins.discoveries.file_discovery import FileDiscoverySettings
+from picker.pool.activity import Activity, WatchedSnapshots
+from picker.pool.datastore import Datastore
+from picker.pool.endpoints_file import FileDiscovery
+from picker.pool.inflight import InflightLoad
+from picker.pool.pool_source import PoolSource
+from picker.pool.policies import RequestRules
+from picker.recording.file import RecordingFile
+from picker.recording.lines import FORMAT_VERSION, Header
+from picker.recording.privacy import readable
+from picker.recording.recorder import ConfigText, Recorder
+from picker.requestcontrol.candidates import candidates_for
+from picker.requestcontrol.director import Director, RequestPolicies
+from picker.requestcontrol.observer import Observers
+from picker.requestcontrol.pipeline import RequestPipeline, Surroundings
+from picker.scrape.reading import StalenessLimits
+from picker.scrape.scrape import MIN_TICK_SECONDS, Scraper, ScrapeSettings, polled
+from picker.scrape.sources import describers
+from picker.telemetry.health_metrics import HealthMetrics
+from picker.telemetry.plugin_metrics import PluginCollector
+from picker.telemetry.pool_metrics import PoolCollector
+from picker.telemetry.request_metrics import RequestMetrics
+from picker.types import Candidate
+
+log = logging.getLogger(__name__)
+
+
+class ServedPool:
+    """Owns every collaborator that only one pool has. An `AdminSource`."""
+
+    def __init__(
+        self,
+        options: Options,
+        outbound: Outbound,
+        metrics: PickerMetrics,
+        leadership: Leadership,
+    ) -> None:
+        """Opens no port. Raises `ConfigError`."""
+        self._options, self._leadership = options, leadership
+        self.metrics, self.inflight = metrics, InflightLoad()
+        loaded, content = read_config(options)
+        self._may_follow = partial(leadership.may_follow, loaded.config)
+        self.config = config_in_use(options, loaded, outbound, metrics)
+        assembly = self.config.assembly
+        self._recording = recording_of(options, self.config.hash_seed, metrics)
+        self.known = KnownPool(options, assembly, metrics, self.inflight, self._observers())
+        self.datastore = self.known.datastore
+        if self._recording is not None:
+            self.datastore.subscribe(self._recording.recorder.endpoints_changed)
+        self.detector, settling = self._outlier_detection()
+        self._traffic, self._requests = EndpointTraffic(), RequestMetrics(metrics)
+        count = options.explain.decision_records
+        self.records = DecisionRecords(count) if count else None
+        around = self._surroundings(outbound, settling)
+        self.flow = self._flow_control(around)
+        around = replace(around, freed=self.flow.pool_changed)
+        self.director = Director(pipeline_of(assembly), around)
+        self._flushes = PluginTasks(flush)
+        listen = partial(listen_to_engines, self.datastore, metrics.kv)
+        self._kv_events = PluginTasks(listen)
+        self.known.rules.subscribe(lambda rules: metrics.pin_models(rules.models))
+        metrics.register(PluginCollector(lambda: self.config.assembly, self.inflight, metrics))
+        self._watch = self._config_watch(content)
+        self._use(assembly)
+        self.config.subscribe(self._use)
+        self.peers: Peering | None = None
+        if options.peers is not None:
+            shared = (self.datastore, self.inflight, metrics)
+            self.peers = Peering(options, options.peers, self.config, *shared)
+
+    def _observers(self) -> tuple[EndpointObserver, ...]:
+        return () if self._recording is None else (self._recording.recorder,)
+
+    def _outlier_detection(self) -> tuple[OutlierDetector | None, Settling | None]:
+        failures = self._options.endpoint_ejection_failures
+        if failures == 0:
+            return None, None
+        settings = OutlierSettings(failures=failures)
+        watcher = HealthMetrics(self.metrics, time.monotonic)
+        detector = OutlierDetector(settings, watcher, Random(), lambda: settling.wake())
+        settling = Settling(detector, time.monotonic, settings.burst_wait_seconds)
+        self.datastore.subscribe(detector.pool_changed)
+        return detector, settling
+
+    def _surroundings(self, outbound: Outbound, settling: Settling | None) -> Surroundings:
+        options, rules = self._options, self.known.rules
+        observers = (self._requests, self._traffic)
+        around = Surroundings(
+            self.known.snapshots,
+            self.inflight,
+            Random(),
+            Observers(observers if self.records is None else (*observers, self.records)),
+            policies=RequestPolicies(
+                objectives=rules,
+                rewrites=rules,
+                tracer=outbound.tracing.tracer,
+                emit_endpoint_scores=options.emit_endpoint_scores,
+                ignore_subset_hint=options.disable_endpoint_subset_filter,
+            ),
+        )
+        if self.detector is None or settling is None:
+            return around
+        return replace(around, health=self.detector, settling=settling)
+
+    def _flow_control(self, around: Surroundings) -> FlowController:
+        """It outlives configurations, and admits everything while these do not ask for it."""
+
+        def pool() -> Sequence[Candidate]:
+            """All endpoints that requests may go to, with what this picker has under way there."""
+            known = around.datastore.snapshot().candidates
+            loaded = candidates_for(known, None, around.inflight.counts, around.loaded)
+            return around.health.usable(loaded, around.clock())
+
+        name = self._options.pool_key or self._options.pool_name
+        flow = FlowController(None, pool, around.clock, self.metrics, name)
+        rules = self.known.rules
+        self.datastore.watch(flow.pool_changed)
+        rules.subscribe(lambda known: flow.set_priorities(known.priorities))
+        flow.set_priorities(rules.current.priorities)
+        return flow
+
+    def _use(self, assembly: Assembly) -> None:
+        """Serve new requests with `assembly`; what waits, waits on by its flow control."""
+        self.known.use(assembly)
+        plugins = ((name, one.plugin) for name, one in assembly.instances.items())
+        consumers = {name: one for name, one in plugins if isinstance(one, KvEventConsumer)}
+        self._flushes.use(assembly.flushes)
+        self._kv_events.use(consumers)
+        self.flow.use(assembly.flow_control)
+        pipeline = pipeline_of(assembly, self.flow)
+        if self._recording is not None:
+            pipeline = self._recording.recorded(assembly, pipeline)
+        if self._options.explain.decision_header:
+            heads = (*pipeline.response_heads, DecisionHeader())
+            pipeline = replace(pipeline, response_heads=heads)
+        self.director.use(pipeline)
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """About the configuration that it began with."""
+        return self.config.assembly.warnings
+
+    @property
+    def xds_name(self) -> str:
+        """What proxies call the pool; "" without endpoint discovery."""
+        return "" if self._options.xds is None else self._options.xds.cluster_name
+
+    @property
+    def unfinished(self) -> int:
+        """How many requests are under way or wait."""
+        return self.inflight.own_total + self.waiting
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait to be admitted."""
+        return self.flow.num_waiting
+
+    @property
+    def num_decisions(self) -> int:
+        """How many requests were decided so far."""
+        return self._requests.decisions
+
+    def is_known(self) -> bool:
+        """Whether its endpoints are."""
+        return self.datastore.synced
+
+    def load(self) -> None:
+        """Find out for the first time which endpoints exist. Raises `ConfigError`."""
+        self.known.load()
+        if self.peers is not None:
+            self.peers.load()
+
+    def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """Begin everything that goes on beside the requests, until these are cancelled."""
+        works = self.known.works(self._may_follow) | {"kv events": self._kv_events.run}
+        if self._recording is not None:
+            works["recording"] = self._recording.file.run
+        if self.peers is not None:
+            works |= self.peers.works
+        if self._watch is not None:
+            works["configuration"] = self._watch.run
+        self._flushing = group.create_task(self._flushes.run(), name="flushes")
+        return [group.create_task(work(), name=name) for name, work in works.items()]
+
+    def refuse_waiting(self) -> bool:
+        """Refuse all that wait, and all that come; whether any waited."""
+        waited = self.waiting > 0
+        self.flow.shut_down()
+        return waited
+
+    async def close(self) -> None:
+        """Hand over and write what was gathered, once no request is under way any more."""
+        await self._flushes.end(self._flushing)
+        if self._recording is not None:
+            await self._recording.close()
+
+    def queues(self) -> QueuesView:
+        """Flow control now."""
+        return self.flow.queues()
+
+    def decisions(self, limit: int) -> Sequence[RecordSummary]:
+        """The last requests, the newest first."""
+        return () if self.records is None else self.records.last(limit)
+
+    def decision(self, request_id: str | None) -> RecordView | None:
+        """One request, the last one for None; None when it is not known any more."""
+        return None if self.records is None else self.records.find(request_id)
+
+    def health(self) -> Mapping[str, HealthView]:
+        """How endpoints have answered, by key; one that is absent has done nothing wrong."""
+        views = {} if self.detector is None else self.detector.views(time.monotonic())
+        return {
+            key: HealthView(
+                one.state.value, one.consecutive_failures, one.ejections, one.next_probe_seconds
+            )
+            for key, one in views.items()
+        }
+
+    def traffic(self) -> Mapping[str, Recent]:
+        """What was sent where lately; to be asked once a second."""
+        keys = [candidate.key for candidate in self.datastore.snapshot().candidates]
+        return self._traffic.sample(keys, INTERVAL_SECONDS)
+
+    def configuration(self) -> ConfigView:
+        """The one in use, with its defaults and where each line is from."""
+        assembly = self.config.assembly
+        loaded = assembly.loaded
+        return ConfigView(
+            source=loaded.source.name,
+            written=loaded.content.decode(errors="replace"),
+            effective=aligned(effective_lines(loaded, assembly), with_origin=True),
+            loaded_unix_seconds=self.config.since_unix_seconds,
+            warnings=tuple(str(warning) for warning in assembly.warnings),
+            last_error=None if self._watch is None else self._watch.problem,
+        )
+
+    def problem(self) -> str | None:
+        """Why what is known of it may be old, in a sentence for people; None: it is current."""
+        return self._leadership.problem() or self.known.problem()
+
+    def _config_watch(self, content: bytes | None) -> ConfigWatch | None:
+        path = self._options.config_file
+        if path is None or content is None or not self._options.watch_config:
+            return None
+
+        async def apply(loaded: LoadedConfig) -> tuple[Finding, ...]:
+            return self.config.apply(loaded)
+
+        return ConfigWatch(path, content, apply, self.metrics, time.time)
+
+
+class KnownPool:
+    """Owns the datastore, the rules of requests, and what keeps both up to date.
+
+    `observers` are notified of endpoints that left or restarted, as are those of the configuration.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        assembly: Assembly,
+        metrics: PickerMetrics,
+        inflight: InflightLoad,
+        observers: Iterable[EndpointObserver] = (),
+    ) -> None:
+        """Raises `ConfigError` when there is not exactly one source of endpoints."""
+        self._observers = tuple(observers)
+        self.datastore, self.rules = Datastore(), RequestRules()
+        self.use(assembly)
+        activity = Activity(inflight)
+        self.snapshots = WatchedSnapshots(self.datastore, activity)
+        self._access: ClusterAccess | None = None
+        self._follows_source = True
+        self._source = self._source_of(options, assembly, metrics)
+        self._scraper = Scraper(
+            self.datastore,
+            polled(assembly.data_layer.bindings),
+            metrics,
+            ScrapeSettings(
+                tick_seconds=max(MIN_TICK_SECONDS, options.refresh_metrics_interval_seconds),
+                patience=StalenessLimits(seconds=options.metrics_staleness_threshold_seconds),
+            ),
+            Random(),
+            activity,
+        )
+        gauges = PoolCollector(options.pool_name, self.datastore)
+        interval = options.pool_gauges_interval_seconds
+        metrics.register(RememberedCollector(gauges, interval, time.monotonic))
+
+    def use(self, assembly: Assembly) -> None:
+        """Go on with the plugins of another configuration."""
+        described = tuple(describers(assembly.data_layer.bindings))
+        self.datastore.use((*assembly.observers, *self._observers), described)
+
+    def load(self) -> None:
+        """Find out for the first time which endpoints exist. Raises `ConfigError`."""
+        if self._access is not None:
+            self._access.load()
+        self._source.load()
+
+    def problem(self) -> str | None:
+        """Why what is known of the pool may be old, in a sentence for people; None: it is not."""
+        return self._source.problem()
+
+    def is_absent(self) -> bool:
+        """Whether there is known to be no such pool."""
+        return self._source.is_absent()
+
+    def works(self, may_follow: Callable[[], Awaitable[None]]) -> dict[str, Work]:
+        """What keeps up with the pool until cancelled, with its source after `may_follow`."""
+
+        async def follow() -> None:
+            await may_follow()
+            await self._source.run()
+
+        scraping: dict[str, Work] = {"scraper": self._scraper.run}
+        return scraping | ({"discovery": follow} if self._follows_source else {})
+
+    def _source_of(
+        self, options: Options, assembly: Assembly, metrics: PickerMetrics
+    ) -> PoolSource:
+        found = _endpoints_file(options, assembly)
+        if found is not None:
+            path, self._follows_source, allow_names = found
+            read = partial(pool_contents, pool=options.pool_name, allow_names=allow_names)
+            return FileDiscovery(path, self.datastore, self.rules, metrics, read)
+        flags = options.kubernetes
+        if flags is None:
+            raise ConfigError(
+                "no endpoints: give --endpoints-file FILE, or --pool-name NAME to follow an "
+                "InferencePool, or --endpoint-selector SELECTOR to follow Pods without one"
+            )
+        self._access = ClusterAccess(flags)
+        return KubernetesDiscovery(
+            target_of(flags), self._access.open, self.datastore, self.rules, metrics
+        )
+
+
+def _endpoints_file(options: Options, assembly: Assembly) -> tuple[Path, bool, bool] | None:
+    """The endpoints file, whether its changes are followed, and whether addresses may be names;
+    None: there is none.
+    """
+    path = options.endpoints_file
+    configured = assembly.data_layer.discovery
+    if path is not None and configured is not None:
+        raise ConfigError(
+            "endpoints come from --endpoints-file or from dataLayer.discovery, not both"
+        )
+    if path is not None:
+        return path, True, False
+    if configured is not None and isinstance(configured.plugin, FileDiscoverySettings):
+        if options.kubernetes is not None and options.kubernetes.endpoint_selector:
+            raise ConfigError(
+                "endpoints come from --endpoint-selector or from dataLayer.discovery, not both"
+            )
+        settings = configured.plugin
+        return Path(settings.path), settings.watch_file, settings.allows_names
+    return None
+
+
+class PoolRecording:
+    """Owns the file of a pool's recording, and what writes its decisions there."""
+
+    def __init__(
+        self, options: Options, flags: RecordFlags, hash_seed: int, metrics: PickerMetrics
+    ) -> None:
+        """Opens the file. Raises `ConfigError` for one that cannot be added to."""
+        self._options, self._flags, self._hash_seed = options, flags, hash_seed
+        self._in_use: Assembly | None = None
+        self.file = RecordingFile(flags.path, flags.max_bytes, metrics.recording)
+        self.recorder = Recorder(self.file, time.monotonic)
+        prompts = "with prompts" if flags.keeps_prompts else "without prompts"
+        log.info("decisions are recorded in %s, %s", flags.path, prompts)
+
+    def recorded(self, assembly: Assembly, pipeline: RequestPipeline) -> RequestPipeline:
+        """`pipeline` of `assembly`, which is in use from now on, with its decisions recorded."""
+        if self._in_use is None:
+            self.recorder.begin(self._header(assembly), tuple(assembly.profiles))
+        elif self._in_use is not assembly:
+            loaded = assembly.loaded
+            text = loaded.content.decode()
+            self.recorder.configured(ConfigText(loaded.source.name, text, tuple(assembly.profiles)))
+        self._in_use = assembly
+        return self.recorder.recorded(pipeline)
+
+    async def close(self) -> None:
+        """End the recording; what is recorded by then is written."""
+        self.recorder.settle()
+        await self.file.close(time.monotonic())
+
+    def _header(self, assembly: Assembly) -> Header:
+        loaded = assembly.loaded
+        return Header(
+            format_version=FORMAT_VERSION,
+            picker_version=version("pointsman"),
+            pool_name=readable(self._options.pool_name),
+            config_name=readable(loaded.source.name),
+            config=loaded.content.decode(),
+            hash_seed=self._hash_seed,
+            has_prompts=self._flags.keeps_prompts,
+            started_at=time.monotonic(),
+            started_at_unix=time.time(),
+            allow_experimental_plugins=self._options.allow_experimental_plugins,
+            strict_data_scope=self._options.strict_data_scope,
+        )
+
+
+def recording_of(options: Options, hash_seed: int, metrics: PickerMetrics) -> PoolRecording | None:
+    """The recording that the options ask for, if any. Raises `ConfigError`."""
+    flags = options.record
+    return None if flags is None else PoolRecording(options, flags, hash_seed, metrics)

@@ -1,0 +1,70 @@
+"""The pages of a pool: sampled once a second, and of very many endpoints beside the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import msgspec
+import pytest
+from admin_scene import Scene
+from aiohttp.test_utils import make_mocked_request
+
+from picker.admin.history import Sample
+from picker.admin.views import EndpointsView
+
+
+def test_a_sample_holds_what_is_known() -> None:
+    """Load as it was scraped, requests as they were counted here."""
+    scene = Scene()
+    scene.pool("a", "b")
+    scene.load("a", running=1, waiting=2, cache=0.25)
+    scene.inflight.acquire("default/a")
+    scene.decide("a", 64, 16)
+    scene.pages.sample()
+    assert scene.pages.history.latest("default/a") == Sample(1, 2, 0.25, 0.25, 1, 1.0)
+    assert scene.pages.history.latest("default/b") == Sample(
+        prefix_hit_share=None, inflight=0, requests_per_second=0.0
+    )
+
+
+@pytest.mark.looptime
+async def test_a_minute_is_sixty_samples() -> None:
+    """Until cancelled."""
+    scene = Scene()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(60.5):
+            await scene.pages.watch()
+    assert scene.pages.history.cut(1).last == 60
+
+
+async def test_others_get_their_turn_while_a_thousand_endpoints_are_shown() -> None:
+    """And what is shown is of one moment, though samples are taken meanwhile."""
+    scene = Scene()
+    history = scene.pages.history
+    names = [f"worker-{number}" for number in range(1000)]
+    scene.pool(*names)
+    keys = [f"default/{name}" for name in names]
+    for second in range(3):
+        history.record(dict.fromkeys(keys, Sample(running=second)))
+    routes = {route.path: route for route in scene.pages.routes(lambda: True)}
+    turns = 0
+
+    async def work() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            history.record(dict.fromkeys(keys, Sample(running=99)))
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        working = group.create_task(work())
+        request = make_mocked_request("GET", "/endpoints?history=3")
+        answer = await routes["/endpoints"].handler(request)  # type: ignore[misc]
+        working.cancel()
+    assert turns > 20
+    view = msgspec.json.decode(answer.body, type=EndpointsView)
+    assert [one.key for one in view.endpoints] == keys
+    assert view.history is not None
+    assert view.history.last == 3
+    assert {one.running for one in view.history.endpoints.values()} == {(0.0, 1.0, 2.0)}

@@ -1,0 +1,121 @@
+"""The tasks of plugins: flushes at their interval, and KV events while a configuration has them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from picker.app.plugin_tasks import PluginTasks, flush, listen_to_engines
+from picker.framework.interfaces import KvEventFeed, KvEventSource
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.types import Endpoint
+
+
+class Ear:
+    """A consumer that engines connect to."""
+
+    def __init__(self, address: str) -> None:
+        self.kv_event_feed = KvEventFeed(address, "kv@")
+        self.heard: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def kv_event_source(self, endpoint: Endpoint) -> KvEventSource | None:
+        return None
+
+    def kv_events(self, key: str, topic: str, payload: bytes) -> None:
+        self.heard.put_nowait(payload)
+
+    def kv_events_lost(self, key: str) -> None:
+        return
+
+
+async def test_a_plugin_of_a_new_configuration_takes_over_the_address(tmp_path: Path) -> None:
+    """The engine connects again; a plugin that stays the same is not disturbed."""
+    address = f"ipc://{tmp_path}/kv"
+    datastore = Datastore()
+    datastore.set_endpoints([Endpoint("a", "10.0.0.1", 8000)])
+    listening = PluginTasks(partial(listen_to_engines, datastore, PickerMetrics().kv))
+    task = asyncio.create_task(listening.run())
+    with zmq.asyncio.Context() as context:
+        engine = context.socket(zmq.XPUB)
+        engine.setsockopt(zmq.XPUB_VERBOSE, 1)
+        engine.setsockopt(zmq.RECONNECT_IVL, 10)
+        engine.connect(address)
+        number = 0
+        try:
+            async with asyncio.timeout(60):
+                for ear in (Ear(address), Ear(address)):
+                    listening.use({"p": ear})
+                    while await engine.recv() != b"\x01kv@":  # the one before says goodbye
+                        continue
+                    for _ in range(2):
+                        frames = (b"kv@10.0.0.1:8000@m", number.to_bytes(8, "big"), b"%d" % number)
+                        await engine.send_multipart(frames)
+                        assert await ear.heard.get() == b"%d" % number
+                        listening.use({"p": ear})
+                        number += 1
+        finally:
+            engine.close(linger=0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+PATIENCE_SECONDS = 30.0
+
+
+class Gatherer:
+    """Counts its flushes; the first one fails."""
+
+    def __init__(self, interval_seconds: float = 0.001) -> None:
+        self.flush_interval_seconds = interval_seconds
+        self.times: list[tuple[float, float]] = []
+        self.flushed = asyncio.Event()
+
+    async def flush(self, now_seconds: float, unix_seconds: float) -> None:
+        self.times.append((now_seconds, unix_seconds))
+        self.flushed.set()
+        if len(self.times) == 1:
+            raise ValueError("the first one fails")
+
+
+async def flushed(gatherer: Gatherer) -> None:
+    gatherer.flushed.clear()
+    await asyncio.wait_for(gatherer.flushed.wait(), PATIENCE_SECONDS)
+
+
+async def test_each_plugin_is_flushed_again_and_again(caplog: pytest.LogCaptureFixture) -> None:
+    """A failure is logged under its name and does not end it."""
+    one, other = Gatherer(), Gatherer()
+    flushes = PluginTasks(flush)
+    flushes.use({"one": one, "other": other})
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(flushes.run())
+        for _ in range(3):
+            await flushed(one)
+            await flushed(other)
+        await flushes.end(running)
+    monotonic, unix = one.times[-1]
+    assert 0 <= time.monotonic() - monotonic < unix <= time.time()
+    assert any("plugin 'one'" in record.message for record in caplog.records)
+
+
+async def test_who_is_replaced_or_stopped_hands_over_once_more() -> None:
+    """Also when its interval is far from over."""
+    first, second, kept = Gatherer(3600), Gatherer(3600), Gatherer(3600)
+    flushes = PluginTasks(flush)
+    flushes.use({"a": first, "kept": kept})
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(flushes.run())
+        await asyncio.sleep(0)
+        flushes.use({"a": second, "kept": kept})
+        await flushed(first)
+        assert (len(first.times), len(second.times), len(kept.times)) == (1, 0, 0)
+        await asyncio.sleep(0.01)  # until the second one's task has begun
+        await flushes.end(running)
+    assert (len(first.times), len(second.times), len(kept.times)) == (1, 1, 1)
