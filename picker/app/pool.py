@@ -45,8 +45,8 @@ from picker.pool.activity import Activity, WatchedSnapshots
 from picker.pool.datastore import Datastore
 from picker.pool.endpoints_file import FileDiscovery
 from picker.pool.inflight import InflightLoad
-from picker.pool.pool_source import PoolSource
 from picker.pool.policies import RequestRules
+from picker.pool.pool_source import PoolSource
 from picker.recording.file import RecordingFile
 from picker.recording.lines import FORMAT_VERSION, Header
 from picker.recording.privacy import readable

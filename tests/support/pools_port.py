@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -14,11 +13,10 @@ import aiohttp
 import grpc
 import yarl
 from admin_scene import Scene
-from ext_proc_stream import PATIENCE_SECONDS, GatewayStream, completion, destination_of
-from whole_picker import until
+from ext_proc_stream import GatewayStream, completion, destination_of
+from whole_picker import started_picker, until
 
 from picker.admin.server import SeveralPools
-from picker.app.picker import compose
 from picker.cli.options import Options, PoolFlags, Ports
 from picker.metrics.picker_metrics import PickerMetrics
 
@@ -120,22 +118,11 @@ async def whole_pools(
         grpc_health_port=0,
         metrics_port=0,
     )
-    picker = compose(options)
-    started: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(picker.run(started.set_result))
-    awaited: list[asyncio.Future[Any]] = [started, task]
-    await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        await task
-    running = WholePools(started.result())
+    async with started_picker(options) as (_, ports):
+        running = WholePools(ports)
 
-    async def is_ready() -> bool:
-        return (await asked(running.url, "/readyz")).status == 200
+        async def is_ready() -> bool:
+            return (await asked(running.url, "/readyz")).status == 200
 
-    try:
         await until(is_ready)
         yield running
-    finally:
-        picker.stop()
-        picker.stop()
-        await asyncio.wait_for(task, PATIENCE_SECONDS)

@@ -2,181 +2,86 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import grpc
 import pytest
-from aiohttp import web
-from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
+from ext_proc_stream import GatewayStream, completion, destination_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from metrics_pages import Pod, page, pods
+from whole_picker import WholePicker, started_picker, until, whole_picker, write_endpoints
 
-from picker.app.picker import Options, Picker, Ports, StartError, compose
+from picker.app.picker import Options, StartError, compose
 from picker.cli.options import MetricsTls, TlsFlags
 from picker.errors import ConfigError
 from picker.rpc.options import TlsMaterial
 from picker.rpc.self_signed import self_signed
 
-PATIENCE_SECONDS = 120.0
-PAGE = """\
-vllm:num_requests_waiting 0
-vllm:num_requests_running 0
-vllm:kv_cache_usage_perc 0.1
-vllm:cache_config_info{block_size="16",num_gpu_blocks="4096"} 1
-process_start_time_seconds 1000
-"""
+LOOPBACK = {"bind_address": "127.0.0.1", "grpc_port": 0, "grpc_health_port": 0, "metrics_port": 0}
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for something that happens soon."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while True:
-            if await condition():
-                return
-            await asyncio.sleep(0.01)
-
-
-@asynccontextmanager
-async def metrics_page() -> AsyncIterator[int]:
-    """A worker of which only the metrics matter; yields its port."""
-
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(text=PAGE)
-
-    application = web.Application()
-    application.router.add_get("/metrics", answer)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield runner.addresses[0][1]
-    await runner.cleanup()
-
-
-@dataclass
-class Running:
-    """A picker that serves, and the ways to reach it."""
-
-    picker: Picker
-    ports: Ports
-    task: asyncio.Task[None]
-    channel: grpc.aio.Channel
-    http: aiohttp.ClientSession
-
-    async def get(self, path: str) -> tuple[int, str]:
-        async with self.http.get(f"http://127.0.0.1:{self.ports.metrics}{path}") as response:
-            return response.status, await response.text()
-
-    async def endpoints(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads((await self.get("/endpoints"))[1])["endpoints"]
-        return found
-
-    async def all_scraped(self) -> bool:
-        return all(row["metrics"] for row in await self.endpoints())
-
-    async def route(self, prompt: str) -> tuple[Any, str]:
-        """Send a chat request; returns its open stream and the destination header."""
-        stream = pb_grpc.ExternalProcessorStub(self.channel).Process()
-        headers = pb.HttpHeaders()
-        for key, value in ((":path", b"/v1/chat/completions"), (":method", b"POST")):
-            headers.headers.headers.add(key=key, raw_value=value)
-        await stream.write(pb.ProcessingRequest(request_headers=headers))
-        message = {"role": "user", "content": prompt}
-        body = json.dumps({"model": "m", "messages": [message]}).encode()
-        await stream.write(
-            pb.ProcessingRequest(request_body=pb.HttpBody(body=body, end_of_stream=True))
-        )
-        reply = await stream.read()
-        mutation = reply.request_headers.response.header_mutation.set_headers
-        wanted = "x-gateway-destination-endpoint"
-        values = [o.header.raw_value for o in mutation if o.header.key == wanted]
-        assert len(values) == 1, reply
-        return stream, values[0].decode()
-
-
-def options(folder: Path, *workers: int, **changes: Any) -> Options:
-    """Loopback, free ports, `workers` by their ports."""
+def options(folder: Path, **changes: Any) -> Options:
+    """Loopback, free ports, one endpoint that does not answer."""
     path = folder / "endpoints.yaml"
-    rows = [{"name": f"w{i}", "address": "127.0.0.1", "port": p} for i, p in enumerate(workers)]
-    path.write_text(json.dumps({"endpoints": rows}))
-    chosen = {"grpc_port": 0, "grpc_health_port": 0, "metrics_port": 0} | changes
-    return Options(endpoints_file=path, **{"bind_address": "127.0.0.1", **chosen})
+    write_endpoints(path, [Pod("a", "127.0.0.1", None, port=1)])
+    return Options(endpoints_file=path, **{**LOOPBACK, **changes})
 
 
 @asynccontextmanager
-async def running(chosen: Options) -> AsyncIterator[Running]:
-    """Serves until the end of the block, then stops without waiting for anybody."""
-    picker = compose(chosen)
-    started: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(picker.run(started.set_result))
-    await asyncio.wait([started, task], return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        await task
-    ports = started.result()
-    async with (
-        grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel,
-        aiohttp.ClientSession() as http,
-    ):
-        yield Running(picker, ports, task, channel, http)
-    picker.stop()
-    picker.stop()
-    await asyncio.wait_for(task, PATIENCE_SECONDS)
+async def opened(picker: WholePicker, prompt: str) -> AsyncIterator[str]:
+    """A request under way; where it goes."""
+    stream = GatewayStream(picker.channel)
+    yield destination_of(await stream.ask(completion(prompt=prompt)))
+    stream.call.cancel()
 
 
 @pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[Running]:
-    """A picker in front of two workers whose metrics are known."""
-    async with AsyncExitStack() as stack:
-        workers = [await stack.enter_async_context(metrics_page()) for _ in range(2)]
-        running_ = await stack.enter_async_context(running(options(tmp_path, *workers)))
-        await until(running_.all_scraped)
-        yield running_
+async def fleet(tmp_path: Path) -> AsyncIterator[WholePicker]:
+    """A picker in front of two workers whose metrics are known, with the configuration built in."""
+    async with whole_picker(tmp_path, pods(page(kv=0.1), page(kv=0.1)), None) as picker:
+        yield picker
 
 
-async def test_a_prompt_goes_where_its_prefix_is(fleet: Running) -> None:
+async def test_a_prompt_goes_where_its_prefix_is(fleet: WholePicker) -> None:
     """The same long prompt returns to the same worker each time."""
     destinations: list[str] = []
     for turn in range(4):
-        stream, destination = await fleet.route("tell me a story " * 100 + str(turn))
-        destinations.append(destination)
-        stream.cancel()
-
-        async def idle() -> bool:
-            return not any(row["inflight_requests"] for row in await fleet.endpoints())
-
-        await until(idle)
+        async with opened(fleet, "tell me a story " * 100 + str(turn)) as destination:
+            destinations.append(destination)
+        await until(fleet.is_idle)
     assert len(set(destinations)) == 1
-    _, page = await fleet.get("/metrics")
-    assert "llm_d_epp_prefix_indexer_size{" in page
-    assert 'llm_d_epp_request_total{model_name="m"' in page
+    _, text = await fleet.get("/metrics")
+    assert "llm_d_epp_prefix_indexer_size{" in text
 
 
-async def test_a_burst_spreads_before_any_scrape_sees_it(fleet: Running) -> None:
+async def test_a_burst_spreads_before_any_scrape_sees_it(fleet: WholePicker) -> None:
     """Workers report no load at all, yet own counts keep the balance."""
-    routed = [await fleet.route(f"{n} question") for n in range(20)]
-    counts = Counter(destination for _, destination in routed)
-    assert sorted(counts.values()) == [10, 10]
-    assert sorted(row["inflight_requests"] for row in await fleet.endpoints()) == [10, 10]
-    for stream, _ in routed:
-        stream.cancel()
+    streams = [GatewayStream(fleet.channel) for _ in range(20)]
+    routed = [
+        destination_of(await stream.ask(completion(prompt=f"{number} question")))
+        for number, stream in enumerate(streams)
+    ]
+    assert sorted(Counter(routed).values()) == [10, 10]
+    rows = (await fleet.endpoints()).values()
+    assert sorted(row["inflight_requests"] for row in rows) == [10, 10]
+    for stream in streams:
+        stream.call.cancel()
 
 
-async def test_readiness_health_and_metrics_are_served(fleet: Running) -> None:
+async def test_readiness_health_and_metrics_are_served(fleet: WholePicker) -> None:
     """On the HTTP port and on the gRPC health port."""
     assert await fleet.get("/healthz") == (200, "ok\n")
     assert await fleet.get("/readyz") == (200, "ready\n")
-    _, page = await fleet.get("/metrics")
-    assert 'llm_d_epp_ready_endpoints{name="default"} 2.0' in page
-    assert 'llm_d_epp_average_kv_cache_utilization{name="default"} 0.1' in page
-    assert "_created" not in page
+    _, text = await fleet.get("/metrics")
+    assert 'llm_d_epp_ready_endpoints{name="default"} 2.0' in text
+    assert 'llm_d_epp_average_kv_cache_utilization{name="default"} 0.1' in text
+    assert "_created" not in text
     async with grpc.aio.insecure_channel(f"127.0.0.1:{fleet.ports.health}") as channel:
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -185,47 +90,58 @@ async def test_readiness_health_and_metrics_are_served(fleet: Running) -> None:
 async def test_a_drain_refuses_readiness_and_waits_for_streams(tmp_path: Path) -> None:
     """A request under way ends in peace; then the picker does."""
     async with (
-        metrics_page() as worker,
-        running(options(tmp_path, worker)) as fleet,
+        started_picker(options(tmp_path)) as (picker, ports),
+        grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel,
+        aiohttp.ClientSession() as http,
     ):
-        stream, _ = await fleet.route("long answer")
-        fleet.picker.stop()
+        fleet = WholePicker(picker, ports, (), tmp_path, channel, http)
+        stream = GatewayStream(channel)
+        await stream.ask(completion(prompt="long answer"))
+        picker.stop()
 
         async def not_ready() -> bool:
             return (await fleet.get("/readyz"))[0] == 503
 
         await until(not_ready)
-        another, _ = await fleet.route("sent before the proxy noticed")
-        another.cancel()
-        assert not fleet.task.done()
-        await stream.done_writing()
-        await asyncio.wait_for(fleet.task, PATIENCE_SECONDS)
+        async with opened(fleet, "sent before the proxy noticed"):
+            pass
+        assert (await fleet.get("/healthz"))[0] == 200
+        await stream.rest()
+
+        async def is_over() -> bool:
+            try:
+                await fleet.get("/healthz")
+            except aiohttp.ClientConnectionError:
+                return True
+            return False
+
+        await until(is_over)
 
 
 async def test_an_empty_pool_is_ready_and_refuses_requests(tmp_path: Path) -> None:
     """503 with the reason, as an immediate response."""
-    async with running(options(tmp_path)) as fleet:
+    async with whole_picker(tmp_path, (), None) as fleet:
         assert (await fleet.get("/readyz"))[0] == 200
-        stream = pb_grpc.ExternalProcessorStub(fleet.channel).Process()
-        headers = pb.HttpHeaders(end_of_stream=True)
-        headers.headers.headers.add(key=":path", raw_value=b"/v1/models")
-        await stream.write(pb.ProcessingRequest(request_headers=headers))
-        reply = await stream.read()
-    assert reply.immediate_response.status.code == 503
+        assert await refused(fleet.channel) == 503
+
+
+async def refused(channel: grpc.aio.Channel) -> int:
+    """The status with which a request without a body is refused."""
+    stream = GatewayStream(channel)
+    await stream.request_headers({":path": "/v1/models"}, ends=True)
+    (message,) = await stream.read(1)
+    stream.call.cancel()
+    return int(message.immediate_response.status.code)
 
 
 @pytest.mark.parametrize("flag", ["metrics", "grpc", "grpc_health"])
 async def test_a_busy_port_is_said_in_one_sentence(tmp_path: Path, flag: str) -> None:
     """Which address, which flag, and why; nothing is left open."""
-    async with running(options(tmp_path)) as first:
-        taken = {
-            "metrics": first.ports.metrics,
-            "grpc": first.ports.grpc,
-            "grpc_health": first.ports.health,
-        }[flag]
+    async with started_picker(options(tmp_path)) as (_, ports):
+        taken = {"metrics": ports.metrics, "grpc": ports.grpc, "grpc_health": ports.health}[flag]
         named = f"127.0.0.1:{taken} (--{flag.replace('_', '-')}-port)"
         with pytest.raises(StartError) as error:
-            async with running(options(tmp_path, **{f"{flag}_port": taken})):
+            async with started_picker(options(tmp_path, **{f"{flag}_port": taken})):
                 pass
         assert named in str(error.value)
 
@@ -260,18 +176,12 @@ async def test_endpoints_have_exactly_one_source(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="no endpoints: give --endpoints-file"):
         compose(Options())
-    given = options(tmp_path, 8000)
+    given = options(tmp_path)
     with pytest.raises(ConfigError, match="not both"):
         compose(Options(endpoints_file=given.endpoints_file, config_text=text % "x"))
-    configured = Options(
-        config_text=text % given.endpoints_file,
-        bind_address="127.0.0.1",
-        grpc_port=0,
-        grpc_health_port=0,
-        metrics_port=0,
-    )
-    async with running(configured) as fleet:
-        assert len(await fleet.endpoints()) == 1
+    picker = compose(Options(config_text=text % given.endpoints_file))
+    picker.pools[""].load()
+    assert len(picker.pools[""].datastore.snapshot().candidates) == 1
 
 
 def with_weights(queue: int, more: str = "") -> str:
@@ -289,43 +199,42 @@ async def test_a_changed_configuration_is_used_and_a_bad_one_is_not(tmp_path: Pa
     """The prefix index survives, as its entry has not changed; metrics tell how it went."""
     path = tmp_path / "config.yaml"
     path.write_text(with_weights(1))
+    async with whole_picker(tmp_path, pods(page(), page()), None, config_file=path) as fleet:
 
-    async def page_has(fleet: Running, line: str) -> bool:
-        return line in (await fleet.get("/metrics"))[1]
+        async def reloads(result: str, count: int) -> None:
+            async def are_counted() -> bool:
+                name = "pointsman_config_reloads_total"
+                return await fleet.series(name, result=result) == count
 
-    async with metrics_page() as one, metrics_page() as two:
-        chosen = options(tmp_path, one, two, config_file=path)
-        async with running(chosen) as fleet:
-            await until(fleet.all_scraped)
-            stream, first = await fleet.route("a long prompt " * 200)
-            stream.cancel()
-            replacement = tmp_path / "new.yaml"
-            replacement.write_text(with_weights(1) + "surprise: 1\n")
-            replacement.rename(path)
-            await until(lambda: page_has(fleet, 'config_reloads_total{result="failure"} 1'))
-            assert await page_has(fleet, "pointsman_config_last_reload_successful 0")
-            path.write_text(with_weights(1, "dataLayer: {sources: []}\n") + "# more\n")
-            await until(lambda: page_has(fleet, 'config_reloads_total{result="success"} 1'))
-            assert await page_has(fleet, "pointsman_config_last_reload_successful 1")
-            for _ in range(5):
-                stream, again = await fleet.route("a long prompt " * 200)
-                stream.cancel()
+            await until(are_counted)
+
+        async with opened(fleet, "a long prompt " * 200) as first:
+            pass
+        replacement = tmp_path / "new.yaml"
+        replacement.write_text(with_weights(1) + "surprise: 1\n")
+        replacement.rename(path)
+        await reloads("failure", 1)
+        assert await fleet.series("pointsman_config_last_reload_successful") == 0
+        path.write_text(with_weights(1, "dataLayer: {sources: []}\n") + "# more\n")
+        await reloads("success", 1)
+        assert await fleet.series("pointsman_config_last_reload_successful") == 1
+        for _ in range(5):
+            async with opened(fleet, "a long prompt " * 200) as again:
                 assert again == first
-            path.write_text(with_weights(1, "dataLayer: {injectDefaults: false}\n"))
-            await until(lambda: page_has(fleet, 'config_reloads_total{result="failure"} 2'))
-            path.write_text(with_weights(2))
-            await until(lambda: page_has(fleet, 'config_reloads_total{result="success"} 2'))
+        path.write_text(with_weights(1, "dataLayer: {injectDefaults: false}\n"))
+        await reloads("failure", 2)
+        path.write_text(with_weights(2))
+        await reloads("success", 2)
 
 
 async def test_the_http_port_can_speak_tls(tmp_path: Path) -> None:
     """With a certificate of its own, and with the next one as soon as that is there."""
     first, second = self_signed(), self_signed()
     show_pair(tmp_path, first)
-    chosen = options(tmp_path, metrics_tls=MetricsTls(tmp_path))
-    async with running(chosen) as fleet:
+    async with started_picker(options(tmp_path, metrics_tls=MetricsTls(tmp_path))) as (_, ports):
 
         async def is_trusted_by(made: TlsMaterial) -> bool:
-            url = f"https://127.0.0.1:{fleet.ports.metrics}/readyz"
+            url = f"https://127.0.0.1:{ports.metrics}/readyz"
             trusting = ssl.create_default_context(cadata=made.certificate_chain.decode())
             connector = aiohttp.TCPConnector(ssl=trusting)
             try:
@@ -350,22 +259,22 @@ def show_pair(folder: Path, made: TlsMaterial) -> None:
 async def test_ext_proc_can_listen_on_a_unix_socket(tmp_path: Path) -> None:
     """Next to Envoy in a pod; health stays on TCP, where the kubelet can reach it."""
     socket = tmp_path / "epp.sock"
-    async with running(options(tmp_path, bind_address=f"unix://{socket}")) as fleet:
-        assert fleet.ports.grpc == 0
-        assert fleet.ports.health != 0
+    chosen = options(tmp_path, bind_address=f"unix://{socket}")
+    write_endpoints(tmp_path / "endpoints.yaml", ())
+    async with started_picker(chosen) as (_, ports):
+        assert ports.grpc == 0
+        assert ports.health != 0
         async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
-            stream = pb_grpc.ExternalProcessorStub(channel).Process()
-            headers = pb.HttpHeaders(end_of_stream=True)
-            headers.headers.headers.add(key=":path", raw_value=b"/v1/models")
-            await stream.write(pb.ProcessingRequest(request_headers=headers))
-            assert (await stream.read()).immediate_response.status.code == 503
+            assert await refused(channel) == 503
 
 
 @pytest.mark.parametrize("counted", [True, False])
 async def test_streams_are_counted_where_that_was_asked_for(tmp_path: Path, counted: bool) -> None:
     """By the port that serves them."""
-    async with running(options(tmp_path, 1, grpc_stream_metrics=counted)) as picker:
-        stream, _ = await picker.route("hello")
-        _, page = await picker.get("/metrics")
-        assert f"llm_d_epp_extproc_streams_inflight {float(counted)}" in page
-        stream.cancel()
+    backends = pods(page())
+    async with (
+        whole_picker(tmp_path, backends, None, grpc_stream_metrics=counted) as fleet,
+        opened(fleet, "hello"),
+    ):
+        name = "llm_d_epp_extproc_streams_inflight"
+        assert await fleet.series(name) == float(counted)
