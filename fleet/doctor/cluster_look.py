@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import functools
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+from picker.cli.pools import pool_flags
+from picker.cli.readers import checked
 
-from fleet.doctor.cluster_facts import (
-    ACCESS_REVIEWS,
-    TOKEN_REVIEWS,
-    ClusterFacts,
-    Json,
-    Right,
-)
-from fleet.doctor.cluster_view import flag_of, is_election_on, is_on, picker_pods, pool_value
-from fleet.doctor.envoy_document import at
-from fleet.doctor.picker_flags import serving_of
+from fleet.doctor.paths import Json, at, listed, mapped, number
 from fleet.doctor.web import NO_JSON
+from picker.cli.options import PoolFlags
 from picker.k8s.api import (
     ENDPOINT_SLICES,
     LEASES,
@@ -36,8 +34,13 @@ from picker.k8s.api import (
     UnreachableError,
 )
 from picker.k8s.lease import LeaseName
+from picker.k8s.objects import Pool, read_pool
 
+TOKEN_REVIEWS = ApiResource("authentication.k8s.io", "v1", "tokenreviews")
+ACCESS_REVIEWS = ApiResource("authorization.k8s.io", "v1", "subjectaccessreviews")
 SERVICES = ApiResource("", "v1", "services")
+PEER_FLAGS = ("--peers", "--peer-service", "--peer-slices")
+LOOK_SECONDS = 60.0  # some thirty questions, one after the other
 _KINDS = (POOLS, LEGACY_POOLS, OBJECTIVES, LEGACY_OBJECTIVES, REWRITES, LEGACY_REWRITES)
 _POLICIES = ((OBJECTIVES, LEGACY_OBJECTIVES), (REWRITES, LEGACY_REWRITES))
 _KIND_NAMES = {
@@ -49,7 +52,218 @@ _KIND_NAMES = {
 }
 _REVIEWS = "/apis/authorization.k8s.io/v1/"
 _NOT_FOUND, _FORBIDDEN = 404, 403
-LOOK_SECONDS = 60.0  # some thirty questions, one after the other
+_GRPC_PORT = 9002
+_ELECTION = "--ha-enable-leader-election"
+_ON = ("", "true", "1", "t", "yes")
+_VARIABLE = re.compile(r"\$\(([^()]+)\)")
+_UNKNOWN = "$("
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """Something that a picker does. `name` "": with any object of the kind. `namespace` "": the
+    kind has none.
+    """
+
+    resource: ApiResource
+    verb: str
+    namespace: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """A pool's namespace and what is in it; objects as the API server gave them.
+
+    `problem`: the API server was not reached. `unseen` are kinds that could not be read, with the
+    reason; what is missing because of that is not judged. `who` is whose rights were asked for,
+    `denied` those that are missing, `rights_problem` why that is not known. `served` says of kinds
+    whether there are such. `slices` are those of the picker's Service. `lease` is what `lease_name`
+    names: that of the election, None: there is none. `now` is in seconds since 1970.
+    """
+
+    namespace: str
+    pool_name: str
+    problem: str | None = None
+    unseen: Mapping[str, str] = field(default_factory=dict)
+    who: str = "you"
+    denied: tuple[Right, ...] = ()
+    rights_problem: str | None = None
+    served: Mapping[ApiResource, bool] = field(default_factory=dict)
+    pool: Json | None = None
+    pods: tuple[Json, ...] | None = None
+    service: Json | None = None
+    slices: tuple[Json, ...] | None = None
+    policies: tuple[Json, ...] = ()
+    lease: Json | None = None
+    lease_name: LeaseName | None = None
+    now: float = 0.0
+
+
+def failure_mode(cluster: ClusterFacts | None) -> str | None:
+    """What the pool says of a picker that is away: FailOpen or FailClose; None: no pool known."""
+    if cluster is None or cluster.pool is None:
+        return None
+    spec = cluster.pool.get("spec")
+    reference = at(spec, "endpointPickerRef") or at(spec, "extensionRef")
+    return str(at(reference, "failureMode") or "FailClose")
+
+
+def pool_value(cluster: ClusterFacts) -> Pool | None:
+    """The pool; None when there is none, or it is invalid."""
+    return None if cluster.pool is None else read_pool(cluster.pool).value
+
+
+def pool_pods(cluster: ClusterFacts) -> tuple[Json, ...]:
+    """The Pods that the pool selects."""
+    pool = pool_value(cluster)
+    if pool is None:
+        return ()
+    return tuple(
+        one for one in cluster.pods or () if pool.selects(mapped(one, "metadata", "labels"))
+    )
+
+
+def picker_pods(cluster: ClusterFacts) -> tuple[Json, ...]:
+    """The Pods behind the picker's Service."""
+    selector = mapped(cluster.service, "spec", "selector")
+    if not selector:
+        return ()
+    return tuple(
+        one
+        for one in cluster.pods or ()
+        if all(
+            mapped(one, "metadata", "labels").get(key) == value for key, value in selector.items()
+        )
+    )
+
+
+def is_ready(pod: Json) -> bool:
+    """Whether it may be sent requests."""
+    if at(pod, "metadata", "deletionTimestamp") is not None:
+        return False
+    conditions = listed(pod, "status", "conditions")
+    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+
+
+def words_of(pod: Json, container: Json) -> list[str]:
+    """A container's command line, as far as the Pod states it; `$(NAME)` stays where the variable
+    has its value from elsewhere.
+    """
+    known = variables_of(pod, container)
+    parts = [at(container, key) for key in ("command", "args")]
+    words = [str(one) for part in parts if isinstance(part, list) for one in part]
+    return [_VARIABLE.sub(lambda found: known.get(found[1], found[0]), one) for one in words]
+
+
+def variables_of(pod: Json, container: Json) -> dict[str, str]:
+    """The container's environment, as far as the Pod states it."""
+    found: dict[str, str] = {}
+    for one in listed(container, "env"):
+        field = at(one, "valueFrom", "fieldRef", "fieldPath")
+        value = at(one, "value")
+        if isinstance(field, str):
+            value = at(pod, *field.split("."))
+        if isinstance(value, str):
+            found[str(at(one, "name"))] = value
+    return found
+
+
+def flag_of(pod: Json, name: str) -> str | None:
+    """The value of a flag in any of its containers, "" for one that stands alone."""
+    for container in listed(pod, "spec", "containers"):
+        found = flag_in(words_of(pod, container), name)
+        if found is not None:
+            return found
+    return None
+
+
+def flag_in(words: list[str], name: str) -> str | None:
+    """The value of a flag, written `--name=value`, `--name value` or `--name`."""
+    for place, word in enumerate(words):
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+        if word == name:
+            after = next(iter(words[place + 1 : place + 2]), "")
+            return "" if after.startswith("-") else after
+    return None
+
+
+def is_on(pod: Json, switch: str = _ELECTION) -> bool:
+    """Whether it was started with a switch that says yes: by default, that of the election."""
+    found = flag_of(pod, switch)
+    return found is not None and found.lower() in _ON
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The pools of one picker, each with its namespace; `port` is the common one, None where it
+    is not known. `namespace` is where the Lease is, and replicas that EndpointSlices name.
+    """
+
+    namespace: str
+    pools: tuple[PoolFlags, ...]
+    port: int | None
+
+    @property
+    def lease(self) -> LeaseName | None:
+        """The one of an election: it is called after the first pool."""
+        first = next((one.name for one in self.pools if one.endpoints_file is None), None)
+        return None if first is None else _lease_name(self.namespace, first)
+
+    def find(self, namespace: str, name: str) -> PoolFlags | None:
+        """The pool, None: it is not served."""
+        return next(
+            (one for one in self.pools if (one.namespace, one.name) == (namespace, name)), None
+        )
+
+
+def _lease_name(namespace: str, pool: str) -> LeaseName:
+    return LeaseName(namespace, f"epp-{namespace}-{pool}.llm-d.ai")
+
+
+def serving_of(pod: Json) -> Serving | None:
+    """What a picker's Pod says that it serves; None where it does not say, or not all of it."""
+    for container in listed(pod, "spec", "containers"):
+        words = words_of(pod, container)
+        pools = _pools(words)
+        if pools is None:
+            return None
+        if pools:
+            namespace = _namespace(pod, container, words)
+            named = (*(one.name for one in pools), *(one.namespace for one in pools), namespace)
+            if any(_UNKNOWN in one for one in named):
+                return None
+            placed = tuple(replace(one, namespace=one.namespace or namespace) for one in pools)
+            port = flag_in(words, "--grpc-port")
+            return Serving(namespace, placed, _GRPC_PORT if port is None else number(port))
+    return None
+
+
+def _pools(words: list[str]) -> tuple[PoolFlags, ...] | None:
+    """Those that a command line names, None: it cannot be understood."""
+    try:
+        several: list[PoolFlags] = _parser().parse_known_args(words)[0].pools
+    except argparse.ArgumentError:
+        return None
+    if several:
+        return tuple(several)
+    name = flag_in(words, "--pool-name")
+    return (PoolFlags(name=name),) if name else ()
+
+
+@functools.cache
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    read = checked(pool_flags)
+    parser.add_argument("--pool", dest="pools", type=read, action="append", default=[])
+    return parser
+
+
+def _namespace(pod: Json, container: Json, words: list[str]) -> str:
+    """Where pools are that name no namespace."""
+    given = flag_in(words, "--pool-namespace") or variables_of(pod, container).get("NAMESPACE")
+    return given or str(at(pod, "metadata", "namespace") or "default")
 
 
 class ClusterLook:
@@ -68,6 +282,7 @@ class ClusterLook:
         seconds: float = LOOK_SECONDS,
     ) -> None:
         self._api = api
+        self._nothing = ClusterFacts(namespace, pool_name)
         self._namespace = namespace
         self._pool_name = pool_name
         self._user = user
@@ -82,44 +297,36 @@ class ClusterLook:
                 return await self._look()
         except TimeoutError:
             problem = f"it did not answer all that was asked within {self._seconds:g} s"
-            return ClusterFacts(self._namespace, self._pool_name, problem=problem)
         except (ApiError, UnreachableError) as error:
             problem = str(error).rstrip(": ")
-            return ClusterFacts(self._namespace, self._pool_name, problem=problem)
+        return replace(self._nothing, problem=problem)
 
     async def _look(self) -> ClusterFacts:
         served = {one: await self._api.has(one) for one in _KINDS}
         kind = POOLS if served[POOLS] or not served[LEGACY_POOLS] else LEGACY_POOLS
-        pool = await self._pool(kind) if served[kind] else None
-        so_far = ClusterFacts(self._namespace, self._pool_name, pool=pool)
-        value = pool_value(so_far)
+        found = replace(self._nothing, unseen=self._unseen, served=served)
+        if served[kind]:
+            found = replace(found, pool=await self._pool(kind))
+        value = pool_value(found)
         reference = None if value is None else value.picker
-        service, slices = None, None
         if reference is not None and reference.kind == "Service":
-            service = await self._get(SERVICES, reference.name)
             owned = f"kubernetes.io/service-name={reference.name}"
-            slices = await self._list(ENDPOINT_SLICES, Selection(self._namespace, owned))
-        pods = await self._list(PODS)
-        so_far = ClusterFacts(
-            self._namespace, self._pool_name, pool=pool, service=service, pods=pods
-        )
-        lease = lease_of(so_far)
-        rights = tuple(_needed(served, kind, so_far, lease))
-        who, denied, problem = await self._denied(rights, self._user or _account(so_far))
-        return ClusterFacts(
-            namespace=self._namespace,
-            pool_name=self._pool_name,
-            unseen=self._unseen,
+            found = replace(
+                found,
+                service=await self._get(SERVICES, reference.name),
+                slices=await self._list(ENDPOINT_SLICES, Selection(self._namespace, owned)),
+            )
+        found = replace(found, pods=await self._list(PODS))
+        lease = lease_of(found)
+        rights = tuple(_needed(kind, found, lease))
+        who, denied, problem = await self._denied(rights, self._user or _account(found))
+        return replace(
+            found,
             who=who,
             denied=denied,
             rights_problem=problem,
-            served=served,
-            pool=pool,
-            pods=pods,
-            service=service,
-            slices=slices,
             policies=await self._policies(served),
-            lease=await self._lease(lease),
+            lease=lease and await self._get(LEASES, lease.name, lease.namespace),
             lease_name=lease,
             now=self._now(),
         )
@@ -128,9 +335,6 @@ class ClusterLook:
         """Listed by its name, as the picker does, whose Role has no more than that."""
         selection = Selection(self._namespace, field_selector=f"metadata.name={self._pool_name}")
         return next(iter(await self._list(kind, selection) or ()), None)
-
-    async def _lease(self, lease: LeaseName | None) -> Json | None:
-        return None if lease is None else await self._get(LEASES, lease.name, lease.namespace)
 
     async def _get(self, resource: ApiResource, name: str, namespace: str = "") -> Json | None:
         asked = self._api.get(resource, namespace or self._namespace, name)
@@ -172,7 +376,7 @@ class ClusterLook:
     async def _denied(
         self, rights: tuple[Right, ...], user: str | None
     ) -> tuple[str, tuple[Right, ...], str | None]:
-        """Who was asked about, what is missing, and why nobody could tell."""
+        """Whose rights were asked for, which are missing, and why that is not known."""
         try:
             if user is not None:
                 return user, await self._missing(rights, user), None
@@ -208,26 +412,20 @@ class ClusterLook:
 
 def lease_of(cluster: ClusterFacts) -> LeaseName | None:
     """The Lease that the picker's Pods elect by; None: they do not elect."""
-    electing = [one for one in picker_pods(cluster) if is_election_on(one)]
+    electing = [one for one in picker_pods(cluster) if is_on(one)]
     if not electing:
         return None
-    told = (serving.lease for one in electing if (serving := serving_of(one)) is not None)
-    space, pool = cluster.namespace, cluster.pool_name
-    return next(filter(None, told), LeaseName(space, f"epp-{space}-{pool}.llm-d.ai"))
+    named = (serving.lease for one in electing if (serving := serving_of(one)) is not None)
+    return next(filter(None, named), _lease_name(cluster.namespace, cluster.pool_name))
 
 
-def _needed(
-    served: dict[ApiResource, bool],
-    pools: ApiResource,
-    cluster: ClusterFacts,
-    lease: LeaseName | None,
-) -> Iterator[Right]:
+def _needed(pools: ApiResource, cluster: ClusterFacts, lease: LeaseName | None) -> Iterator[Right]:
     """What a picker does. Kinds that are not there need no rights yet."""
     space = cluster.namespace
     yield from (Right(PODS, verb, space) for verb in ("list", "watch"))
     yield from (Right(pools, verb, space, cluster.pool_name) for verb in ("list", "watch"))
     for pair in _POLICIES:
-        kind = next((one for one in pair if served[one]), None)
+        kind = next((one for one in pair if cluster.served[one]), None)
         if kind is not None:
             yield from (Right(kind, verb, space) for verb in ("list", "watch"))
     if lease is not None:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ipaddress
+import json
 import shutil
+import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from fleet.doctor.cluster_facts import ClusterFacts
-from fleet.doctor.cluster_look import ClusterLook
-from fleet.doctor.envoy_look import ask_envoy, read_envoy_file
-from fleet.doctor.facts import EnvoyFacts, Facts, PickerFacts
-from fleet.doctor.findings import Severity
-from fleet.doctor.picker_look import ask_certificate, ask_picker, ask_workers
-from fleet.doctor.registry import CHECKS, diagnose
-from fleet.doctor.report import as_json, text_lines
+from fleet.doctor import cluster_checks, envoy_checks, picker_checks
+from fleet.doctor.cluster_look import ClusterFacts, ClusterLook
+from fleet.doctor.diagnosis import Check, Diagnosis, Facts
+from fleet.doctor.envoy_look import EnvoyFacts, ask_envoy, read_envoy_file
+from fleet.doctor.picker_look import PickerFacts, ask_certificate, ask_picker, ask_workers
 from fleet.running_picker import picker_url, running_fleets
 from picker.app.cluster import ClusterAccess
 from picker.cli.options import KubernetesFlags
+from picker.config.findings import Severity
 from picker.errors import ConfigError
 
 FINE, WARNED, WRONG = 0, 1, 2
@@ -30,22 +30,11 @@ _OF_A_CLUSTER = ("kubeconfig", "kube_context", "user")
 Print = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What to look at, and what to look for: `only` checks of these names, empty: all of them."""
-
-    picker: str | None
-    envoy_configs: tuple[Path, ...]
-    envoy_admins: tuple[str, ...]
-    certificates: tuple[str, ...]
-    workers: bool
-    pool: str | None
-    namespace: str
-    kubeconfig: Path | None
-    context: str
-    user: str | None
-    as_json: bool
-    only: tuple[str, ...]
+CHECKS: tuple[Check, ...] = (
+    *picker_checks.CHECKS,
+    *envoy_checks.CHECKS,
+    *cluster_checks.CHECKS,
+)
 
 
 def doctor_command(argv: Sequence[str], environment: Mapping[str, str], out: Print) -> int:
@@ -60,18 +49,24 @@ def doctor_command(argv: Sequence[str], environment: Mapping[str, str], out: Pri
         for check in CHECKS:
             out(f"{check.name:<28}{check.about}")
         return FINE
-    options = _options(arguments, environment)
-    facts = asyncio.run(gather(options))
-    found = diagnose(facts, options.only)
+    _complete(arguments, environment)
+    facts = asyncio.run(_gather(arguments))
+    found = diagnose(facts, arguments.only)
     looked_at = _looked_at(facts)
-    if options.as_json:
+    if arguments.json:
         out(as_json(found, looked_at))
     else:
         for line in text_lines(found, looked_at, shutil.get_terminal_size((100, 24)).columns):
             out(line)
-    if any(one.finding.severity is Severity.ERROR for one in found):
+    if any(one.severity is Severity.ERROR for one in found):
         return WRONG
     return WARNED if found else FINE
+
+
+def diagnose(facts: Facts, only: Collection[str] = ()) -> tuple[Diagnosis, ...]:
+    """What the checks say, each thing once; `only` those of these names, empty: all."""
+    checks = [check for check in CHECKS if not only or check.name in only]
+    return tuple(dict.fromkeys(one for check in checks for one in check.diagnose(facts)))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -127,68 +122,58 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _options(given: argparse.Namespace, environment: Mapping[str, str]) -> Options:
-    named = given.picker, given.envoy_config, given.envoy_admin, given.certificate, given.pool
-    options = Options(
-        picker=None if given.picker is None else picker_url(given.picker, environment),
-        envoy_configs=tuple(given.envoy_config),
-        envoy_admins=tuple(given.envoy_admin),
-        certificates=tuple(given.certificate),
-        workers=given.workers,
-        pool=given.pool,
-        namespace=given.namespace,
-        kubeconfig=given.kubeconfig,
-        context=given.kube_context,
-        user=given.user,
-        as_json=given.json,
-        only=tuple(given.only),
-    )
-    return options if any(named) else _fleet_here(options, environment)
+def _complete(options: argparse.Namespace, environment: Mapping[str, str]) -> None:
+    """Where nothing is named: the fleet that was started last, with its Envoys; without one, a
+    picker at its default.
+    """
+    ways = ("picker", "envoy_config", "envoy_admin", "certificate", "pool")
+    if not any(getattr(options, name) for name in ways):
+        running = running_fleets(environment)
+        control = running[0].control if running else None
+        sockets = [] if control is None else sorted(Path(control).parent.glob("envoy*.sock"))
+        options.envoy_admin = [f"unix://{one}" for one in sockets]
+        options.picker = picker_url(None, environment)
+    elif options.picker is not None:
+        options.picker = picker_url(options.picker, environment)
 
 
-def _fleet_here(options: Options, environment: Mapping[str, str]) -> Options:
-    """The fleet that was started last, with its Envoys; without one, a picker at its default."""
-    running = running_fleets(environment)
-    control = running[0].control if running else None
-    sockets = [] if control is None else sorted(Path(control).parent.glob("envoy*.sock"))
-    admins = tuple(f"unix://{one}" for one in sockets)
-    return replace(options, picker=picker_url(None, environment), envoy_admins=admins)
-
-
-async def gather(options: Options) -> Facts:
+async def _gather(options: argparse.Namespace) -> Facts:
     """Look at all of it, at the same time."""
+    ports = list(options.certificate)
+    if options.picker and options.picker.startswith("https"):
+        ports.append(options.picker)
     async with asyncio.TaskGroup() as group:
-        picker = group.create_task(_picker(options), name="picker")
-        envoys = [group.create_task(ask_envoy(one), name=one) for one in options.envoy_admins]
-        ports = [group.create_task(ask_certificate(one), name=one) for one in _tls_ports(options)]
+        picker = group.create_task(_picker(options.picker), name="picker")
+        envoys = [group.create_task(ask_envoy(one), name=one) for one in options.envoy_admin]
+        certificates = [group.create_task(ask_certificate(one), name=one) for one in ports]
         cluster = group.create_task(_cluster(options), name="cluster")
     found = picker.result()
-    named = tuple(map(read_envoy_file, options.envoy_configs))
+    named = tuple(map(read_envoy_file, options.envoy_config))
     return Facts(
         picker=found,
-        envoys=(*named, *_living([one.result() for one in envoys], options)),
-        workers=await ask_workers(_asked(found, options)) if found is not None else (),
-        certificates=tuple(one.result() for one in ports),
+        envoys=(*named, *_running([one.result() for one in envoys], options.envoy_admin)),
+        workers=() if found is None else await ask_workers(_asked(found, options.workers)),
+        certificates=tuple(one.result() for one in certificates),
         cluster=cluster.result(),
     )
 
 
-async def _picker(options: Options) -> PickerFacts | None:
-    return None if options.picker is None else await ask_picker(options.picker)
+async def _picker(url: str | None) -> PickerFacts | None:
+    return None if url is None else await ask_picker(url)
 
 
-def _living(envoys: list[EnvoyFacts], options: Options) -> list[EnvoyFacts]:
+def _running(envoys: list[EnvoyFacts], asked: Sequence[str]) -> list[EnvoyFacts]:
     """Of a fleet's own Envoys those that answer: the socket of one that was replaced may still be
-    there. One that was named, or the only one, is told of all the same.
+    there. One that was named, or the only one, is reported all the same.
     """
     answering = [one for one in envoys if one.problem is None]
-    by_itself = all(one.startswith("unix://") for one in options.envoy_admins)
+    by_itself = all(one.startswith("unix://") for one in asked)
     return answering if answering and by_itself else envoys
 
 
-def _asked(picker: PickerFacts, options: Options) -> PickerFacts:
+def _asked(picker: PickerFacts, all_workers: bool) -> PickerFacts:
     """With the endpoints whose addresses mean the same here as where the picker runs."""
-    if options.workers:
+    if all_workers:
         return picker
     here = tuple(one for one in picker.endpoints if _is_loopback(one.address))
     return replace(picker, endpoints=here)
@@ -202,19 +187,14 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def _tls_ports(options: Options) -> tuple[str, ...]:
-    own = options.picker
-    return (*options.certificates, own) if own and own.startswith("https") else options.certificates
-
-
-async def _cluster(options: Options) -> ClusterFacts | None:
+async def _cluster(options: argparse.Namespace) -> ClusterFacts | None:
     if options.pool is None:
         return None
     flags = KubernetesFlags(
         pool_name=options.pool,
         pool_namespace=options.namespace,
         kubeconfig=options.kubeconfig,
-        context=options.context,
+        context=options.kube_context,
     )
     access = ClusterAccess(flags)
     try:
@@ -235,3 +215,62 @@ def _looked_at(facts: Facts) -> list[str]:
     if facts.cluster is not None:
         found.append(f"pool {facts.cluster.namespace}/{facts.cluster.pool_name}")
     return found
+
+
+def text_lines(found: Sequence[Diagnosis], looked_at: Sequence[str], width: int) -> Iterator[str]:
+    """Lines of at most `width` characters where words allow; worst first."""
+    for severity in Severity:
+        group = [one for one in found if one.severity is severity]
+        if group:
+            yield f"{severity.value.title()}s ({len(group)})"
+            for one in group:
+                yield from _entry(one, width)
+            yield ""
+    where = ", ".join(looked_at) or "nothing"
+    if not found:
+        yield f"nothing wrong ({where})"
+        return
+    errors = sum(one.severity is Severity.ERROR for one in found)
+    yield f"{_counted(errors, 'error')}, {_counted(len(found) - errors, 'warning')} ({where})"
+
+
+def _entry(one: Diagnosis, width: int) -> Iterator[str]:
+    yield f"  {one.check}"
+    for label, text in (("seen", one.seen), ("why", one.why), ("fix", one.fix)):
+        head = f"    {label:<6}"
+        # Not broken inside words or at hyphens: what is to be pasted stays whole.
+        yield from textwrap.wrap(
+            _printable(text),
+            max(width, 40),
+            initial_indent=head,
+            subsequent_indent=" " * len(head),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+
+def as_json(found: Sequence[Diagnosis], looked_at: Sequence[str]) -> str:
+    """One document."""
+    document = {
+        "looked_at": list(looked_at),
+        "findings": [
+            {
+                "check": one.check,
+                "severity": one.severity.value,
+                "seen": one.seen,
+                "why": one.why,
+                "fix": one.fix,
+            }
+            for one in found
+        ],
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def _printable(text: str) -> str:
+    """What others wrote may hold codes that a terminal obeys."""
+    return "".join(one if one.isprintable() else " " for one in text)
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"

@@ -1,16 +1,26 @@
-"""Checks of a picker, by what it says at its HTTP port."""
+"""Checks of a picker, of its replicas, certificates and workers, by what they answer."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
-from fleet.doctor.facts import Facts, PickerFacts
-from fleet.doctor.findings import Check, Finding, error, warning
+from fleet.doctor.cluster_look import (
+    PEER_FLAGS,
+    ClusterFacts,
+    flag_in,
+    flag_of,
+    is_ready,
+    picker_pods,
+    serving_of,
+)
+from fleet.doctor.diagnosis import Check, Diagnosis, Facts, each, error, warning
+from fleet.doctor.picker_look import PickerFacts, WorkerFacts
 from picker.admin.views import EndpointView
 from picker.config.build import BuildOptions
 from picker.config.catalog import builtin_plugins
 from picker.config.check import check_config
+from picker.scrape.engines import ENGINES, PROCESS_START
 
 STALE_SECONDS = 5.0  # an idle pool is asked once a second
 SKEW_SECONDS = 5.0  # the header that tells has whole seconds
@@ -24,22 +34,21 @@ _EXPERIMENTAL = "is experimental"
 _SHOWN = 5
 _ENDPOINTS = "llm_d_epp_ready_endpoints"
 _SCRAPES_FAILED = "llm_d_epp_datalayer_poll_errors_total"
+_CONNECTED, _HEARD = "pointsman_peers_connected", "pointsman_peers_heard"
 _PAGES_LACKING = "llm_d_epp_datalayer_extract_errors_total"
 
 
-def _of_picker(
-    judge: Callable[[PickerFacts], Iterable[Finding]],
-) -> Callable[[Facts], Iterator[Finding]]:
-    """A judge of a picker that answers."""
-
-    def judged(facts: Facts) -> Iterator[Finding]:
-        if facts.picker is not None and facts.picker.problem is None:
-            yield from judge(facts.picker)
-
-    return judged
+def _pickers(facts: Facts) -> Iterator[PickerFacts]:
+    """The one that answers."""
+    if facts.picker is not None and facts.picker.problem is None:
+        yield facts.picker
 
 
-def _reachable(facts: Facts) -> Iterator[Finding]:
+def _workers(facts: Facts) -> Iterator[WorkerFacts]:
+    return (one for one in facts.workers if one.problem is None)
+
+
+def _reachable(facts: Facts) -> Iterator[Diagnosis]:
     picker = facts.picker
     if picker is not None and picker.problem is not None:
         yield error(
@@ -50,7 +59,7 @@ def _reachable(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _ready(picker: PickerFacts) -> Iterator[Finding]:
+def _ready(picker: PickerFacts) -> Iterator[Diagnosis]:
     first, _, detail = picker.readiness.partition("\n")
     if not picker.is_ready and _STANDS_BY.match(detail):
         return
@@ -69,7 +78,7 @@ def _ready(picker: PickerFacts) -> Iterator[Finding]:
         )
 
 
-def _endpoints(picker: PickerFacts) -> Iterator[Finding]:
+def _endpoints(picker: PickerFacts) -> Iterator[Diagnosis]:
     if picker.is_ready and not picker.endpoints:
         yield error(
             f"{picker.url}/endpoints: none",
@@ -79,16 +88,15 @@ def _endpoints(picker: PickerFacts) -> Iterator[Finding]:
         )
 
 
-def _scrapes(picker: PickerFacts) -> Iterator[Finding]:
+def _scrapes(picker: PickerFacts) -> Iterator[Diagnosis]:
     blind = [one for one in picker.endpoints if _is_blind(one)]
     if blind:
         failed = picker.metrics.get(_SCRAPES_FAILED, 0.0)
-        told = ", ".join(_age(one) for one in blind[:_SHOWN])
+        shown = ", ".join(_age(one) for one in blind[:_SHOWN])
         more = f" and {len(blind) - _SHOWN} more" if len(blind) > _SHOWN else ""
-        everybody = len(blind) == len(picker.endpoints)
-        yield (error if everybody else warning)(
-            f"{len(blind)} of {len(picker.endpoints)} endpoints without fresh metrics: {told}{more}"
-            f" ({failed:g} scrapes failed since the start)",
+        yield (error if len(blind) == len(picker.endpoints) else warning)(
+            f"{len(blind)} of {len(picker.endpoints)} endpoints without fresh metrics: {shown}"
+            f"{more} ({failed:g} scrapes failed since the start)",
             "their load is not known: they are picked blindly, or not at all",
             f"curl http://{blind[0].address}/metrics from where the picker runs; if another port "
             "or path answers, set it in the pool (targetPorts) or in the configuration's dataLayer",
@@ -113,7 +121,7 @@ def _age(one: EndpointView) -> str:
     return f"{one.key} ({'never read' if age is None else f'{age:.1f} s old'})"
 
 
-def _health(picker: PickerFacts) -> Iterator[Finding]:
+def _health(picker: PickerFacts) -> Iterator[Diagnosis]:
     for one in picker.endpoints:
         if one.health.state != "healthy":
             yield warning(
@@ -124,7 +132,7 @@ def _health(picker: PickerFacts) -> Iterator[Finding]:
             )
 
 
-def _queues(picker: PickerFacts) -> Iterator[Finding]:
+def _queues(picker: PickerFacts) -> Iterator[Diagnosis]:
     queues = picker.queues
     if queues.is_on and queues.queued_requests and queues.saturation >= 1.0:
         yield warning(
@@ -136,9 +144,8 @@ def _queues(picker: PickerFacts) -> Iterator[Finding]:
         )
 
 
-def _gauges(picker: PickerFacts) -> Iterator[Finding]:
-    told = picker.metrics.get(_ENDPOINTS)
-    if told is None:
+def _gauges(picker: PickerFacts) -> Iterator[Diagnosis]:
+    if _ENDPOINTS not in picker.metrics:
         yield warning(
             f"{picker.url}/metrics has no {_ENDPOINTS}",
             "dashboards, alerts and autoscalers of the pool see nothing",
@@ -146,7 +153,7 @@ def _gauges(picker: PickerFacts) -> Iterator[Finding]:
         )
 
 
-def _config(picker: PickerFacts) -> Iterator[Finding]:
+def _config(picker: PickerFacts) -> Iterator[Diagnosis]:
     config = picker.config
     if config is None:
         return
@@ -165,7 +172,7 @@ def _config(picker: PickerFacts) -> Iterator[Finding]:
         )
 
 
-def _experimental(picker: PickerFacts) -> Iterator[Finding]:
+def _experimental(picker: PickerFacts) -> Iterator[Diagnosis]:
     if picker.config is None:
         return
     content = picker.config.written.encode(errors="surrogatepass")
@@ -179,7 +186,7 @@ def _experimental(picker: PickerFacts) -> Iterator[Finding]:
             )
 
 
-def _files(picker: PickerFacts) -> Iterator[Finding]:
+def _files(picker: PickerFacts) -> Iterator[Diagnosis]:
     if picker.files is None:
         return
     used, limit = picker.files
@@ -197,7 +204,7 @@ def _files(picker: PickerFacts) -> Iterator[Finding]:
         )
 
 
-def _clock(picker: PickerFacts) -> Iterator[Finding]:
+def _clock(picker: PickerFacts) -> Iterator[Diagnosis]:
     ahead = picker.ahead_seconds
     if ahead is not None and abs(ahead) > SKEW_SECONDS:
         yield warning(
@@ -208,7 +215,7 @@ def _clock(picker: PickerFacts) -> Iterator[Finding]:
         )
 
 
-def _certificates(facts: Facts) -> Iterator[Finding]:
+def _certificates(facts: Facts) -> Iterator[Diagnosis]:
     for one in facts.certificates:
         days = one.days_left
         if one.problem is not None:
@@ -226,17 +233,150 @@ def _certificates(facts: Facts) -> Iterator[Finding]:
             )
 
 
+def _peers(facts: Facts) -> Iterator[Diagnosis]:
+    picker = facts.picker
+    if picker is None or picker.problem is not None:
+        return
+    connected, heard = picker.metrics.get(_CONNECTED), picker.metrics.get(_HEARD)
+    if connected is None or heard is None:
+        return
+    named = max(_named(picker), _replicas(facts.cluster))
+    others = max(named, int(connected), int(heard))
+    if min(connected, heard) < others:
+        yield warning(
+            f"{picker.url}: of {others} other replicas it hears {heard:g} and tells {connected:g}",
+            "what it does not hear of is not there for it: prompts are computed again elsewhere, "
+            "and endpoints are overrun",
+            "its log says `peer at …` with the reason; see names and port of --peers, "
+            "--peer-service or --peer-slices, NetworkPolicies, and the certificates of "
+            "--peer-cert-path (docs/high-availability.md)",
+        )
+
+
+def _named(picker: PickerFacts) -> int:
+    """The other replicas that its command line names one by one; it may name itself as well, and
+    one of them twice, which only calls show.
+    """
+    text = flag_in(list(picker.words), "--peers") or ""
+    named = len({one.strip() for one in text.split(",") if one.strip()})
+    if picker.peer_calls.get("known"):
+        return 0
+    return max(named - (1 if picker.peer_calls.get("self") else 0), 0)
+
+
+def _replicas(cluster: ClusterFacts | None) -> int:
+    """The other ones that are ready in the cluster, and exchange what they know of the pool."""
+    if cluster is None:
+        return 0
+    pool = cluster.namespace, cluster.pool_name
+    found = 0
+    for pod in picker_pods(cluster):
+        serving = serving_of(pod)
+        is_of_pool = serving is None or serving.find(*pool) is not None
+        if is_ready(pod) and is_of_pool and any(flag_of(pod, flag) for flag in PEER_FLAGS):
+            found += 1
+    return max(found - 1, 0)
+
+
+def _answer(facts: Facts) -> Iterator[Diagnosis]:
+    for one in facts.workers:
+        if one.problem is not None:
+            yield error(
+                f"worker {one.address} does not answer: {one.problem}",
+                "requests that are sent there fail, or are tried elsewhere",
+                "start it, or take it out of the endpoints file or the pool",
+            )
+
+
+def _worker_health(worker: WorkerFacts) -> Iterator[Diagnosis]:
+    if worker.health_status != 200:
+        yield error(
+            f"worker {worker.address}: /health answers {worker.health_status}",
+            "its engine is gone, starts, or drains; Envoy takes it out of use",
+            "see the worker's log",
+        )
+
+
+def _worker_metrics(worker: WorkerFacts) -> Iterator[Diagnosis]:
+    if worker.metrics_names is None:
+        yield error(
+            f"worker {worker.address}: /metrics is {worker.metrics_kind or 'no metrics page'}",
+            "that is another port, or another program: its load stays unknown",
+            "name the model server's own port in the endpoints file or in spec.targetPorts; "
+            f"curl -s http://{worker.address}/metrics | head shows what answers",
+        )
+        return
+    missing = [name for name in worker.expected if name not in worker.metrics_names]
+    if missing and len(missing) == len(worker.expected):
+        engine = _engine_of(worker.metrics_names)
+        fix = (
+            f"give it the label llm-d.ai/engine-type: {engine}"
+            if engine
+            else "name its series in the configuration: engineConfigs of metrics-data-source, see "
+            "docs/configuration.md"
+        )
+        instead = f"; these are of {engine}" if engine else ""
+        yield error(
+            f"worker {worker.address}: /metrics has none of {', '.join(missing)}{instead}",
+            "it is taken for another engine and looks idle whatever it does",
+            fix,
+        )
+
+
+def _engine_of(names: frozenset[str]) -> str | None:
+    """The engine whose series these are."""
+    for engine, series in ENGINES.items():
+        wanted = set(series.names) - {PROCESS_START}
+        if wanted & names:
+            return engine
+    return None
+
+
+def _models(worker: WorkerFacts) -> Iterator[Diagnosis]:
+    if not worker.models and worker.health_status == 200:
+        what = "is no list of models" if worker.models is None else "lists no model"
+        yield error(
+            f"worker {worker.address}: /v1/models {what}",
+            "it is no OpenAI-compatible model server, or has nothing loaded",
+            f"curl http://{worker.address}/v1/models; name the model server's own port",
+        )
+
+
+def _versions(facts: Facts) -> Iterator[Diagnosis]:
+    found: dict[str, list[str]] = {}
+    for one in facts.workers:
+        if one.version is not None:
+            found.setdefault(one.version, []).append(one.address)
+    if len(found) > 1:
+        by = "; ".join(f"{version}: {', '.join(at)}" for version, at in sorted(found.items()))
+        yield warning(
+            f"workers of several versions ({by})",
+            "answers and speed depend on where a request lands",
+            "finish the rollout: pointsman restart workers, or kubectl rollout status",
+        )
+
+
 CHECKS = (
     Check("picker-reachable", "a picker answers", _reachable),
-    Check("picker-ready", "it is ready, and its pool is current", _of_picker(_ready)),
-    Check("picker-endpoints", "it knows endpoints", _of_picker(_endpoints)),
-    Check("picker-scrapes", "it knows how busy they are", _of_picker(_scrapes)),
-    Check("picker-health", "no endpoint is held back", _of_picker(_health)),
-    Check("picker-queues", "nobody waits for a full pool", _of_picker(_queues)),
-    Check("picker-gauges", "the pool's series are there", _of_picker(_gauges)),
-    Check("picker-config", "its configuration is the file's", _of_picker(_config)),
-    Check("picker-experimental", "no experimental plugins", _of_picker(_experimental)),
-    Check("picker-files", "it may open enough files", _of_picker(_files)),
-    Check("picker-clock", "its clock is right", _of_picker(_clock)),
+    Check("picker-ready", "it is ready, and its pool is current", each(_pickers, _ready)),
+    Check("picker-endpoints", "it knows endpoints", each(_pickers, _endpoints)),
+    Check("picker-scrapes", "it knows how busy they are", each(_pickers, _scrapes)),
+    Check("picker-health", "no endpoint is held back", each(_pickers, _health)),
+    Check("picker-queues", "nobody waits for a full pool", each(_pickers, _queues)),
+    Check("picker-gauges", "the pool's series are there", each(_pickers, _gauges)),
+    Check("picker-config", "its configuration is the file's", each(_pickers, _config)),
+    Check("picker-experimental", "no experimental plugins", each(_pickers, _experimental)),
+    Check("picker-files", "it may open enough files", each(_pickers, _files)),
+    Check("picker-clock", "its clock is right", each(_pickers, _clock)),
     Check("tls-expiry", "certificates are valid", _certificates),
+    Check("picker-peers", "it hears the other replicas", _peers),
+    Check("worker-reachable", "workers answer", _answer),
+    Check("worker-health", "they are well", each(_workers, _worker_health)),
+    Check(
+        "worker-metrics",
+        "they tell their load by the names expected",
+        each(_workers, _worker_metrics),
+    ),
+    Check("worker-models", "they serve a model", each(_workers, _models)),
+    Check("worker-versions", "they are of one version", _versions),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -14,17 +15,18 @@ import msgspec
 from cryptography import x509
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
-from fleet.doctor.facts import CertificateFacts, PickerFacts, WorkerFacts
-from fleet.doctor.open_files import Listener, listener_at
+from fleet.doctor.paths import listed
 from fleet.doctor.web import NO_JSON, NoPageError, Page, Site
+from fleet.proc import Listener, listener_at
 from fleet.several_pools import list_of, pools_of, which_to_name
 from picker.admin.views import ConfigView, EndpointsView, EndpointView
 from picker.flowcontrol.views import QueuesView
 from picker.scrape.engines import PROCESS_START, EngineTable
 
 _WORKER_SECONDS = 3.0
-_MOST_WORKERS = 200  # more tell nothing that these do not
+_MOST_WORKERS = 200  # more show nothing that these do not
 _AT_ONCE = 32
 _TLS_SECONDS = 5.0
 _HERE = ("127.0.0.1", "::1", "localhost")
@@ -36,6 +38,58 @@ _WANTS_TOKEN = (
 _PEER_CALLS = "pointsman_peer_calls_total"
 T = TypeVar("T")
 Now = Callable[[], datetime]
+
+
+@dataclass(frozen=True, slots=True)
+class PickerFacts:
+    """One picker. `problem` says why nothing else is known.
+
+    `readiness` is the text of `/readyz`; `ahead_seconds` how far its clock is ahead of this one's;
+    `metrics` are the samples of its series without labels, and of those with labels their sum.
+    `files` are those that it has open and the limit, `words` its command line, both known of one
+    on this machine. `peer_calls` counts its calls to replicas by how they ended.
+    """
+
+    url: str
+    problem: str | None = None
+    is_ready: bool = True
+    readiness: str = ""
+    endpoints: tuple[EndpointView, ...] = ()
+    queues: QueuesView = field(default_factory=QueuesView)
+    config: ConfigView | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    ahead_seconds: float | None = None
+    files: tuple[int, int] | None = None
+    words: tuple[str, ...] = ()
+    peer_calls: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """One worker, as it answers the doctor.
+
+    `problem`: why it does not answer. `metrics_names` are the names of all its series, None when
+    `/metrics` is no metrics page; `metrics_kind` is what that page says it is. `expected` are the
+    names by which the picker reads its load. `models` None: `/v1/models` is no such list.
+    """
+
+    address: str
+    problem: str | None = None
+    health_status: int = 200
+    metrics_kind: str = ""
+    metrics_names: frozenset[str] | None = frozenset()
+    expected: tuple[str, ...] = ()
+    models: tuple[str, ...] | None = ()
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFacts:
+    """What a TLS port shows; `days_left` is negative once it is over."""
+
+    address: str
+    problem: str | None = None
+    days_left: float | None = None
 
 
 def utc_now() -> datetime:
@@ -63,11 +117,11 @@ async def ask_picker(url: str, now: Now = utc_now) -> PickerFacts:
                 endpoints=pool.endpoints,
                 queues=_decoded(await site.page("/queues"), QueuesView),
                 config=_decoded(await site.page("/config"), ConfigView),
-                metrics=_samples(families),
+                metrics=_by(families, lambda one: one.name),
                 ahead_seconds=_ahead(readiness, now()),
                 files=None if listener is None else listener.files,
                 words=() if listener is None else listener.words,
-                peer_calls=_by_label(families, _PEER_CALLS, "result"),
+                peer_calls=_by(families, lambda one: one.labels.get("result", ""), _PEER_CALLS),
             )
         except NoPageError as error:
             return PickerFacts(site.url, problem=str(error))
@@ -80,9 +134,9 @@ async def _refuse_several(url: str) -> None:
             page = await site.page("")
     except NoPageError:
         return
-    told = which_to_name(url, pools_of(url, page.content))
-    if told is not None:
-        raise NoPageError(told)
+    problem = which_to_name(url, pools_of(url, page.content))
+    if problem is not None:
+        raise NoPageError(problem)
 
 
 def _decoded(page: Page, kind: type[T]) -> T:
@@ -103,23 +157,15 @@ def _families(page: Page) -> list[Metric]:
         raise NoPageError(f"/metrics cannot be read: {error}") from error
 
 
-def _samples(families: Iterable[Metric]) -> dict[str, float]:
-    """Samples by name; those with labels summed up."""
+def _by(
+    families: Iterable[Metric], key: Callable[[Sample], str], only: str | None = None
+) -> dict[str, float]:
+    """Samples summed up by a key; `only` those of a series."""
     found: dict[str, float] = {}
-    for family in families:
-        for sample in family.samples:
-            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    for sample in (one for family in families for one in family.samples):
+        if only in (None, sample.name):
+            found[key(sample)] = found.get(key(sample), 0.0) + sample.value
     return found
-
-
-def _by_label(families: Iterable[Metric], name: str, label: str) -> dict[str, float]:
-    """A series' samples by one of its labels."""
-    return {
-        sample.labels.get(label, ""): sample.value
-        for family in families
-        for sample in family.samples
-        if sample.name == name
-    }
 
 
 def _listener(url: str) -> Listener | None:
@@ -130,10 +176,10 @@ def _listener(url: str) -> Listener | None:
 
 def _ahead(page: Page, now: datetime) -> float | None:
     try:
-        told = parsedate_to_datetime(page.date or "")
+        given = parsedate_to_datetime(page.date or "")
     except ValueError:
         return None
-    return None if told.tzinfo is None else (told - now).total_seconds()
+    return None if given.tzinfo is None else (given - now).total_seconds()
 
 
 async def ask_workers(picker: PickerFacts) -> tuple[WorkerFacts, ...]:
@@ -168,16 +214,12 @@ async def ask_worker(address: str, expected: Sequence[str] = ()) -> WorkerFacts:
     return WorkerFacts(
         address,
         health_status=health.status,
-        metrics_kind=_kind(metrics),
+        metrics_kind=metrics.kind if metrics.status == 200 else f"a {metrics.status}",
         metrics_names=_names(metrics),
         expected=tuple(expected),
         models=_models(models),
-        version=_version(version),
+        version=found if isinstance(found := _json(version).get("version"), str) else None,
     )
-
-
-def _kind(page: Page) -> str:
-    return page.kind if page.status == 200 else f"a {page.status}"
 
 
 def _names(page: Page) -> frozenset[str] | None:
@@ -192,15 +234,9 @@ def _names(page: Page) -> frozenset[str] | None:
 
 def _models(page: Page) -> tuple[str, ...] | None:
     found = _json(page)
-    listed = found.get("data")
-    if not isinstance(listed, list):
+    if not isinstance(found.get("data"), list):
         return None
-    return tuple(str(one.get("id")) for one in listed if isinstance(one, dict))
-
-
-def _version(page: Page) -> str | None:
-    found = _json(page).get("version")
-    return found if isinstance(found, str) else None
+    return tuple(str(one.get("id")) for one in listed(found, "data"))
 
 
 def _json(page: Page) -> dict[str, Any]:

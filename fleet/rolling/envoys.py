@@ -6,9 +6,9 @@ import asyncio
 import socket
 
 from fleet import probe
-from fleet.connections import connections
 from fleet.errors import FleetError
 from fleet.members import Envoy, Say, arrive, write_bootstrap
+from fleet.proc import connections
 from fleet.rolling.scene import MARGIN_SECONDS, Scene
 
 

@@ -14,10 +14,9 @@ from kube_api.kubelet import pod
 from kube_api.server import KubeApi, running_kube_api
 from wired_client import client_of
 
-from fleet.doctor.cluster_facts import ClusterFacts
-from fleet.doctor.cluster_look import ClusterLook
-from fleet.doctor.facts import Facts
-from fleet.doctor.registry import Told, diagnose
+from fleet.doctor.cluster_look import ClusterFacts, ClusterLook
+from fleet.doctor.command import diagnose
+from fleet.doctor.diagnosis import Diagnosis, Facts
 from picker.k8s.credentials import Access
 
 CRDS = sorted((Path(__file__).parents[2] / "crds").glob("*.yaml"))
@@ -136,7 +135,9 @@ async def look(server: KubeApi, token: str = "admin", user: str | None = None) -
         return await ClusterLook(client, "default", "it", user, lambda: NOW).look()
 
 
-async def told(server: KubeApi, token: str = "admin", user: str | None = None) -> tuple[Told, ...]:
+async def told(
+    server: KubeApi, token: str = "admin", user: str | None = None
+) -> tuple[Diagnosis, ...]:
     """What is said of it."""
     return diagnose(Facts(cluster=await look(server, token, user)))
 

@@ -20,9 +20,9 @@ from doctor_cluster import (
 from kube_api.access import Rule
 from kube_api.server import KubeApi
 
-from fleet.doctor.facts import Facts
-from fleet.doctor.findings import Severity
-from fleet.doctor.registry import diagnose
+from fleet.doctor.command import diagnose
+from fleet.doctor.diagnosis import Facts
+from picker.config.findings import Severity
 
 
 @pytest_asyncio.fixture
@@ -48,7 +48,7 @@ async def test_each_right_that_is_missing_is_named(api: KubeApi, rule: int) -> N
     found = await told(api)
     assert {one.check for one in found} == {"k8s-rights"}
     assert len(found) == len(lost.verbs) * len(lost.resources)
-    fixes = " ".join(one.finding.fix for one in found)
+    fixes = " ".join(one.fix for one in found)
     assert all(f"verbs: [{verb}]" in fixes for verb in lost.verbs)
     assert all(f"resources: [{plural}]" in fixes for plural in lost.resources)
     assert ("resourceNames: [it]" in fixes) == (lost is POOL_RULE)
@@ -71,7 +71,7 @@ async def test_who_may_not_ask_about_others_learns_of_himself(api: KubeApi) -> N
     found = await told(api, token="picker", user="system:serviceaccount:default:other")
     assert "k8s-rights" in {one.check for one in found}
     (unknown,) = [one for one in found if one.check == "k8s-rights"]
-    assert unknown.finding.severity is Severity.WARNING
+    assert unknown.severity is Severity.WARNING
 
 
 async def test_rights_of_somebody_else(api: KubeApi) -> None:
@@ -186,7 +186,7 @@ async def test_what_is_spoilt_is_told_of(
     """By the check that is meant, and by no other that it does not follow from."""
     spoil(api)
     found = await told(api)
-    assert any(one.check == check and text in one.finding.seen for one in found), found
+    assert any(one.check == check and text in one.seen for one in found), found
     follows = {
         "k8s-unseen": {"k8s-rights"},
     }

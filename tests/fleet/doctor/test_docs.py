@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fleet.doctor.registry import CHECKS
+from fleet.doctor.command import CHECKS
 
 PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"
 

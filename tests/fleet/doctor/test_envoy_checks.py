@@ -19,19 +19,19 @@ from spoilt_bootstraps import (
     route,
 )
 
-from fleet.doctor.cluster_facts import ClusterFacts
-from fleet.doctor.envoy_document import read_setup
-from fleet.doctor.envoy_look import read_envoy_file
-from fleet.doctor.facts import EnvoyFacts, Facts, HostSeen, PickerFacts
-from fleet.doctor.findings import Severity
-from fleet.doctor.registry import CHECKS, Told, diagnose
+from fleet.doctor.cluster_look import ClusterFacts
+from fleet.doctor.command import CHECKS, diagnose
+from fleet.doctor.diagnosis import Diagnosis, Facts
+from fleet.doctor.envoy_look import EnvoyFacts, HostSeen, read_envoy_file, read_setup
+from fleet.doctor.picker_look import PickerFacts
 from fleet.envoy.settings import Mechanism
+from picker.config.findings import Severity
 from picker.flowcontrol.views import QueuesView
 
 COMMITTED = sorted((Path(__file__).parents[3] / "deploy" / "envoy").glob("*.yaml"))
 
 
-def told_of(document: Document, **facts: object) -> tuple[Told, ...]:
+def told_of(document: Document, **facts: object) -> tuple[Diagnosis, ...]:
     """What is said of a document."""
     return diagnose(Facts(envoys=(EnvoyFacts("it", read_setup(document)),), **facts))
 
@@ -77,8 +77,8 @@ def test_what_is_taken_out_is_told_of(
     take_out(document)
     found = told_of(document)
     meant = [one for one in found if one.check == check]
-    assert any(text in one.finding.seen for one in meant), found
-    assert all(one.finding.why and one.finding.fix for one in found)
+    assert any(text in one.seen for one in meant), found
+    assert all(one.why and one.fix for one in found)
     together = {"envoy-destination": {"envoy-override-host"}}
     if check not in ("envoy-ext-proc", "envoy-picker-cluster"):
         assert {one.check for one in found} <= {check} | together.get(check, set())
@@ -93,7 +93,7 @@ def test_a_client_that_can_name_its_endpoint_is_an_error_where_that_is_followed(
         document = bootstrap(mechanism=mechanism)
         manager(document).pop("early_header_mutation_extensions")
         (told,) = told_of(document)
-        assert told.finding.severity is severity
+        assert told.severity is severity
 
 
 @pytest.mark.parametrize(
@@ -204,9 +204,7 @@ def test_a_queue_makes_impatience_an_error() -> None:
             readiness="not ready",
         )
         found = [one for one in told_of(document, picker=picker) if "envoy" in one.check]
-        assert [(one.check, one.finding.severity) for one in found] == [
-            ("envoy-queue-patience", severity)
-        ]
+        assert [(one.check, one.severity) for one in found] == [("envoy-queue-patience", severity)]
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -233,7 +231,7 @@ def test_endpoints_that_fail_now_are_told_of() -> None:
     ):
         facts = EnvoyFacts("it", setup, {"picker": hosts, "pool": (well,)})
         found = diagnose(Facts(envoys=(facts,)))
-        assert [one.finding.severity for one in found] == expected
+        assert [one.severity for one in found] == expected
         assert {one.check for one in found} <= {"envoy-hosts"}
 
 

@@ -14,11 +14,10 @@ from wired_client import client_of
 
 from fleet.doctor import web
 from fleet.doctor.cluster_look import ClusterLook
-from fleet.doctor.command import WRONG, doctor_command
+from fleet.doctor.command import WRONG, diagnose, doctor_command
+from fleet.doctor.diagnosis import Facts
 from fleet.doctor.envoy_look import ask_envoy
-from fleet.doctor.facts import Facts
 from fleet.doctor.picker_look import ask_certificate, ask_picker, ask_worker
-from fleet.doctor.registry import diagnose
 from fleet.doctor.web import NoPageError, Site
 from picker.k8s.credentials import Access
 
@@ -104,7 +103,7 @@ async def look_at(address: str) -> list[tuple[str, str]]:
         certificates=(await ask_certificate(address),),
         cluster=cluster,
     )
-    return [(one.check, one.finding.seen) for one in diagnose(facts)]
+    return [(one.check, one.seen) for one in diagnose(facts)]
 
 
 @pytest.mark.parametrize("answer", NONSENSE.values(), ids=NONSENSE)
@@ -161,7 +160,7 @@ async def test_an_api_server_has_a_limit_for_all_that_is_asked() -> None:
         facts = await ClusterLook(api, "default", "it", None, lambda: 0.0, seconds=0.1).look()
     (found,) = diagnose(Facts(cluster=facts))
     assert found.check == "k8s-reachable"
-    assert "did not answer all that was asked within 0.1 s" in found.finding.seen
+    assert "did not answer all that was asked within 0.1 s" in found.seen
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,19 @@ import pytest
 from aiohttp import web
 from spoilt_bootstraps import bootstrap
 
-from fleet.doctor.command import FINE, WARNED, WRONG, doctor_command
+from fleet.doctor.command import (
+    CHECKS,
+    FINE,
+    WARNED,
+    WRONG,
+    as_json,
+    diagnose,
+    doctor_command,
+    text_lines,
+)
+from fleet.doctor.diagnosis import Facts, error, warning
 from fleet.doctor.envoy_look import ask_envoy
-from fleet.doctor.facts import Facts
-from fleet.doctor.findings import error, warning
 from fleet.doctor.picker_look import ask_certificate, ask_picker, ask_worker, ask_workers
-from fleet.doctor.registry import CHECKS, Told, diagnose
-from fleet.doctor.report import as_json, text_lines
 from picker.rpc.self_signed import self_signed
 
 Pages = dict[str, tuple[int, str, str]]
@@ -111,7 +117,7 @@ async def test_a_picker_and_its_worker_are_read() -> None:
     assert picker.peer_calls == {"self": 1.0, "unreachable": 2.0}
     found = diagnose(Facts(picker=picker, workers=workers))
     assert [one.check for one in found] == ["picker-scrapes", "worker-metrics"]
-    assert "text/html" in found[1].finding.seen
+    assert "text/html" in found[1].seen
 
 
 async def test_a_worker_that_is_well() -> None:
@@ -188,7 +194,7 @@ async def test_a_running_envoy_is_read(tmp_path: Path) -> None:
     async with site(pages, tmp_path / "admin") as url:
         found = diagnose(Facts(envoys=(await ask_envoy(url),)))
     assert [one.check for one in found] == ["envoy-version", "envoy-hosts"]
-    assert "1.1.1.1:1: failed_outlier_check" in found[1].finding.seen
+    assert "1.1.1.1:1: failed_outlier_check" in found[1].seen
 
 
 async def test_the_days_of_a_certificate_are_counted(tmp_path: Path) -> None:
@@ -256,7 +262,7 @@ def test_all_checks_are_named() -> None:
 @pytest.mark.parametrize("make", [error, warning], ids=["error", "warning"])
 def test_what_others_wrote_does_not_reach_the_terminal(make: Callable) -> None:
     """Codes that it would obey are gone; JSON has them escaped."""
-    told = (Told("it", make("a\x1b[2J\nb", "why", "fix")),)
+    told = (make("a\x1b[2J\nb", "why", "fix"),)
     text = "\n".join(text_lines(told, ["it"], 80))
     assert "\x1b" not in text
     assert "\x1b" not in as_json(told, ["it"])

@@ -13,12 +13,11 @@ from doctor_cluster import NOW, PICKERS, WORKERS, lease, objective, pool, runnin
 from nearly_valid_objects import places
 from spoilt_bootstraps import bootstrap
 
-from fleet.doctor.cluster_facts import ClusterFacts
-from fleet.doctor.cluster_look import lease_of
-from fleet.doctor.envoy_document import read_setup
-from fleet.doctor.envoy_look import read_envoy_file
-from fleet.doctor.facts import EnvoyFacts, Facts, PickerFacts
-from fleet.doctor.registry import diagnose
+from fleet.doctor.cluster_look import ClusterFacts, lease_of
+from fleet.doctor.command import diagnose
+from fleet.doctor.diagnosis import Facts
+from fleet.doctor.envoy_look import EnvoyFacts, read_envoy_file, read_setup
+from fleet.doctor.picker_look import PickerFacts
 from picker.k8s.api import LEGACY_POOLS, OBJECTIVES, POOLS, REWRITES
 
 ODD = [None, -1, 2**70, "", "x", [], [None], {"x": 1}]
@@ -83,7 +82,7 @@ def test_odd_objects_of_a_cluster(part: str) -> None:
             told = diagnose(Facts(picker=PICKER, cluster=facts, envoys=(ENVOY,)))
         except Exception as error:
             raise AssertionError(where) from error
-        assert all(one.finding.fix for one in told)
+        assert all(one.fix for one in told)
 
 
 def test_odd_bootstraps() -> None:

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from fleet.doctor.facts import CertificateFacts, Facts, PickerFacts, WorkerFacts
-from fleet.doctor.findings import Severity
-from fleet.doctor.picker_look import expected_names
-from fleet.doctor.registry import diagnose
+from fleet.doctor.command import diagnose
+from fleet.doctor.diagnosis import Facts
+from fleet.doctor.picker_look import CertificateFacts, PickerFacts, WorkerFacts, expected_names
 from picker.admin.views import HEALTHY, ConfigView, EndpointView, HealthView
+from picker.config.findings import Severity
 from picker.flowcontrol.views import QueuesView
 from picker.types import EndpointMetrics
 
@@ -132,8 +132,8 @@ def test_what_is_wrong_with_a_picker(
 ) -> None:
     """Each thing by its own check alone."""
     (told,) = diagnose(Facts(picker=dataclasses.replace(WELL, **changes)))
-    assert (told.check, told.finding.severity) == (check, Severity(severity))
-    assert text in told.finding.seen
+    assert (told.check, told.severity) == (check, Severity(severity))
+    assert text in told.seen
 
 
 def test_a_picker_that_stands_by_is_well() -> None:
@@ -168,7 +168,7 @@ def test_replicas_that_are_not_heard(
     )
     found = diagnose(Facts(picker=picker))
     assert [one.check for one in found] == ([] if others is None else ["picker-peers"])
-    assert all(f"of {others} other replicas it hears {heard}" in one.finding.seen for one in found)
+    assert all(f"of {others} other replicas it hears {heard}" in one.seen for one in found)
 
 
 def test_experimental_plugins_are_told_of() -> None:
@@ -200,8 +200,8 @@ def test_experimental_plugins_are_told_of() -> None:
 def test_what_is_wrong_with_a_worker(changes: dict[str, object], check: str, text: str) -> None:
     """Each thing by its own check alone."""
     (told,) = diagnose(Facts(workers=(dataclasses.replace(WORKER, **changes),)))
-    assert (told.check, told.finding.severity) == (check, Severity.ERROR)
-    assert text in told.finding.seen
+    assert (told.check, told.severity) == (check, Severity.ERROR)
+    assert text in told.seen
 
 
 def test_workers_of_several_versions_are_told_of() -> None:
@@ -220,4 +220,4 @@ def test_certificates_that_end_are_told_of_in_time() -> None:
         (CertificateFacts("it:1", problem="no TLS there"), Severity.ERROR),
     ):
         (told,) = diagnose(Facts(certificates=(certificate,)))
-        assert (told.check, told.finding.severity) == ("tls-expiry", severity)
+        assert (told.check, told.severity) == ("tls-expiry", severity)

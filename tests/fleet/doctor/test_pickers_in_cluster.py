@@ -23,10 +23,11 @@ from doctor_cluster import (
 from kube_api.access import Rule
 from kube_api.server import KubeApi
 
-from fleet.doctor.facts import Facts, PickerFacts
-from fleet.doctor.findings import Severity
-from fleet.doctor.registry import diagnose
+from fleet.doctor.command import diagnose
+from fleet.doctor.diagnosis import Facts
+from fleet.doctor.picker_look import PickerFacts
 from picker.admin.views import HEALTHY, EndpointView
+from picker.config.findings import Severity
 from picker.types import EndpointMetrics
 
 ELECTION, AUTH = "--ha-enable-leader-election", "--metrics-endpoint-auth"
@@ -72,7 +73,7 @@ async def test_rights_that_a_flag_asks_for(
     flags, rules = extra
     start(api, *flags)
     api.write(lease())
-    found = [one.finding for one in await told(api)]
+    found = await told(api)
     assert len(found) == sum(len(one.verbs) * len(one.resources) for one in rules)
     for rule in rules:
         for verb in rule.verbs:
@@ -96,7 +97,7 @@ async def test_reviews_need_a_cluster_role(api: KubeApi) -> None:
     api.access.grant(
         "picker", ACCOUNT, ROLE + [replace(one, namespace="default") for one in AUTH_ROLE]
     )
-    found = [one.finding for one in await told(api)]
+    found = await told(api)
     assert len(found) == 2
     assert all("ClusterRole" in one.fix and " in default" not in one.seen for one in found)
 
@@ -124,8 +125,8 @@ async def test_a_lease_that_none_of_them_holds(
     """Nobody, somebody who does not renew it, somebody else."""
     elect(api, **how)
     (found,) = await told(api)
-    assert (found.check, found.finding.severity) == ("k8s-lease", Severity(severity))
-    assert text in found.finding.seen
+    assert (found.check, found.severity) == ("k8s-lease", Severity(severity))
+    assert text in found.seen
 
 
 async def test_a_lease_that_is_not_there(api: KubeApi) -> None:
@@ -133,7 +134,7 @@ async def test_a_lease_that_is_not_there(api: KubeApi) -> None:
     elect(api)
     api.erase("leases", "epp-default-it.llm-d.ai")
     (found,) = await told(api)
-    assert "has no holder" in found.finding.seen
+    assert "has no holder" in found.seen
 
 
 async def test_two_that_are_ready(api: KubeApi) -> None:
@@ -141,8 +142,8 @@ async def test_two_that_are_ready(api: KubeApi) -> None:
     elect(api)
     start(api, ELECTION, name="picker-4444")
     (found,) = await told(api)
-    assert (found.check, found.finding.severity) == ("k8s-lease", Severity.WARNING)
-    assert "2 pickers are ready though one leads (picker-333, picker-4444)" in found.finding.seen
+    assert (found.check, found.severity) == ("k8s-lease", Severity.WARNING)
+    assert "2 pickers are ready though one leads (picker-333, picker-4444)" in found.seen
 
 
 async def test_the_lease_of_several_pools_is_called_after_the_first(api: KubeApi) -> None:
@@ -210,8 +211,8 @@ async def test_a_port_at_which_it_is_not(
     _name_port(api)
     edited("services", "picker", lambda one: one["spec"].update(to_port(target)))(api)
     (found,) = await told(api)
-    assert (found.check, found.finding.severity) == ("k8s-picker-port", Severity(severity))
-    assert text in found.finding.seen
+    assert (found.check, found.severity) == ("k8s-picker-port", Severity(severity))
+    assert text in found.seen
 
 
 def _name_port(server: KubeApi) -> None:
@@ -226,7 +227,7 @@ async def test_pickers_that_know_nothing_of_each_other(api: KubeApi) -> None:
     start(api, name="picker-4444")
     (found,) = await told(api)
     assert found.check == "k8s-replicas"
-    assert "2 pickers serve the pool" in found.finding.seen
+    assert "2 pickers serve the pool" in found.seen
 
 
 @pytest.mark.parametrize(

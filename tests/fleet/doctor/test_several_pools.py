@@ -9,9 +9,9 @@ import pytest_asyncio
 from metrics_pages import page, pods
 from pools_scene import SeveralPools, several_pools
 
-from fleet.doctor.facts import Facts
+from fleet.doctor.command import diagnose
+from fleet.doctor.diagnosis import Facts
 from fleet.doctor.picker_look import ask_picker
-from fleet.doctor.registry import diagnose
 
 
 @pytest_asyncio.fixture
@@ -47,4 +47,4 @@ async def test_the_address_of_all_and_of_none(scene: SeveralPools) -> None:
     for url in (root, f"{root}/pools", f"{root}/pools/other"):
         (found,) = diagnose(Facts(picker=await ask_picker(url)))
         assert found.check == "picker-reachable"
-        assert url in found.finding.seen
+        assert url in found.seen

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 
-from fleet.connections import connections
+from fleet.proc import connections
 
 
 def test_connections_at_a_port_are_counted_until_they_are_closed() -> None:

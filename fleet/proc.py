@@ -1,0 +1,77 @@
+"""What Linux says of processes of this machine: their open files, sockets and command lines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_LISTENING = "0A"
+_LIMIT = "Max open files"
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A process: how many files it has open and may open, and its command line."""
+
+    files: tuple[int, int]
+    words: tuple[str, ...]
+
+
+def connections(pid: int, port: int) -> int:
+    """Connections of process `pid` whose local port is `port`, idle ones included.
+
+    0 for a process that is gone.
+    """
+    opened = _open_files(_PROC / str(pid))
+    at_port = _sockets(str(pid), port)
+    return sum(name in opened for name, state in at_port if state != _LISTENING)
+
+
+def listener_at(port: int) -> Listener | None:
+    """The process that listens at a TCP port here; None where it is not found, or belongs to
+    another user.
+    """
+    wanted = {name for name, state in _sockets("self", port) if state == _LISTENING}
+    for folder in _PROC.glob("[0-9]*") if wanted else ():
+        with contextlib.suppress(OSError):  # gone, or not ours to look at
+            opened = _open_files(folder)
+            limit = _limit((folder / "limits").read_text())
+            if limit is not None and wanted.intersection(opened):
+                line = (folder / "cmdline").read_bytes().decode(errors="replace")
+                return Listener((len(opened), limit), tuple(line.split("\0")[:-1]))
+    return None
+
+
+def _open_files(process: Path) -> list[str]:
+    """What each of its descriptors is; none for a process that is gone."""
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(process / "fd"):
+            with contextlib.suppress(OSError):  # closed since
+                found.append(os.readlink(entry.path))
+    return found
+
+
+def _sockets(process: str, port: int) -> Iterator[tuple[str, str]]:
+    """Name and state of all TCP sockets with that local port, in any process of the network
+    namespace of that one.
+    """
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in (_PROC / process / "net" / table).read_text().splitlines()[1:]:
+                words = line.split()
+                if int(words[1].rpartition(":")[2], 16) == port:
+                    yield f"socket:[{words[9]}]", words[3]
+
+
+def _limit(text: str) -> int | None:
+    """The soft limit; None where there is none."""
+    for line in text.splitlines():
+        if line.startswith(_LIMIT):
+            word = line.removeprefix(_LIMIT).split()[0]
+            return int(word) if word.isdigit() else None
+    return None
