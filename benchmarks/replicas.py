@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import uvloop
 from result_files import RESULTS, write_results
+from shared_prefixes import WORKER, SharedPrefixes, run
+from virtual_replicas import ReplicasSettings
 
-from fleet.sim.shared_prefixes import WORKER, SharedPrefixes, run
-from fleet.sim.virtual_replicas import ReplicasSettings
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.client import PeerAddress
 from picker.peers.exchange import Exchange, ExchangeSettings

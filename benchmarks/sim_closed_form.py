@@ -33,8 +33,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from result_files import RESULTS, write_results
+from virtual_worker import Served, VirtualWorker
 
-from fleet.sim.virtual_worker import Served, VirtualWorker
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
 from worker.engine.messages import AddRequest
 from worker.types import SamplingParams

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-from fleet.sim.shared_prefixes import WORKER, Seen, SharedPrefixes, run
-from fleet.sim.virtual_replicas import ReplicasSettings, VirtualReplicas
+from shared_prefixes import WORKER, Seen, SharedPrefixes, run
+from virtual_replicas import ReplicasSettings, VirtualReplicas
 
 LOAD = SharedPrefixes()
 ONE = ReplicasSettings(replicas=1, worker=WORKER, scrape_seconds=0.2)

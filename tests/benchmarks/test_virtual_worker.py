@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from virtual_worker import VirtualWorker
 
-from fleet.sim.virtual_worker import VirtualWorker
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
 from worker.engine.messages import AddRequest
 from worker.types import FinishReason, SamplingParams

@@ -16,7 +16,8 @@ from random import Random
 from types import MappingProxyType
 from typing import Self
 
-from fleet.sim.living_worker import LivingWorker, WorkerSettings
+from living_worker import LivingWorker, WorkerSettings
+
 from picker.app.in_use import pipeline_of
 from picker.config.build import build, default_config
 from picker.config.catalog import builtin_plugins

@@ -1,1 +1,0 @@
-"""Workers in virtual time, made of the production cores."""
