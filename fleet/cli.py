@@ -17,8 +17,6 @@ from fleet.errors import FleetError
 if TYPE_CHECKING:
     from fleet.models import Progress
 
-_PASSED_ON = ("worker", "picker", "train-draft", "config", "replay", "restart", "doctor")
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit status. What the user can act on is one line on stderr
@@ -32,7 +30,7 @@ def _run(arguments: list[str]) -> int:
     try:
         # These have their own flags, in the spelling of the systems they stand in for.
         if arguments and arguments[0] in _PASSED_ON:
-            return _pass_on(arguments[0])(arguments[1:])
+            return _PASSED_ON[arguments[0]](arguments[1:])
         options = build_parser().parse_args(arguments)
         return _OWN[options.command](options)
     except FleetError as error:
@@ -40,18 +38,6 @@ def _run(arguments: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-
-
-def _pass_on(command: str) -> Callable[[list[str]], int]:
-    return {
-        "worker": _worker,
-        "picker": _picker,
-        "train-draft": _train_draft,
-        "config": _config,
-        "replay": _replay,
-        "restart": _restart,
-        "doctor": _doctor,
-    }[command]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -62,25 +48,10 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_up(commands.add_parser("up", help="run Envoy, a picker and workers on this machine"))
-    commands.add_parser("restart", help="restart parts of a running fleet, at no request's cost")
-    _add_chat(commands.add_parser("chat", help="talk to a fleet in the terminal"))
-    commands.add_parser("worker", help="serve one model (see `pointsman worker --help`)")
-    commands.add_parser("picker", help="pick endpoints for Envoy (see `pointsman picker --help`)")
-    commands.add_parser(
-        "train-draft",
-        help="train a draft head for a model (see `pointsman train-draft --help`)",
-    )
-    commands.add_parser(
-        "config", help="check a picker's configuration (see `pointsman config --help`)"
-    )
-    commands.add_parser(
-        "replay", help="decide recorded requests again (see `pointsman replay --help`)"
-    )
-    _add_top(commands.add_parser("top", help="watch a running picker in the terminal"))
-    _add_explain(commands.add_parser("explain", help="say why a request went where it went"))
-    commands.add_parser("doctor", help="say what is wrong with an installation, and how to mend it")
-    commands.add_parser("version", help="print the version")
+    for name, text in _HELP.items():
+        command = commands.add_parser(name, help=text)
+        if name in _FLAGS:
+            _FLAGS[name](command)
     return parser
 
 
@@ -166,35 +137,24 @@ def _add_picker(parser: argparse.ArgumentParser) -> None:
 
 def _up(arguments: argparse.Namespace) -> int:
     from fleet.envoy.settings import Mechanism
-    from fleet.objectives import read_objectives
     from fleet.plan import Options
-    from fleet.up import up
+    from fleet.up import read_objectives, up
 
     def say(line: str) -> None:
         print(line, flush=True)
 
-    path, trust = arguments.objectives, arguments.trust_control_headers
-    options = Options(
-        workers=arguments.workers,
-        engine=arguments.engine,
-        model=arguments.model,
-        dtype=arguments.dtype,
-        host=arguments.host,
-        port=arguments.port,
-        config=arguments.config,
-        objectives="" if path is None else read_objectives(path, say, clients_may_name=trust),
-        routing=Mechanism(arguments.routing),
-        buffer_request_body=arguments.request_body == "buffered",
-        trust_control_headers=trust,
-        allow_experimental_plugins=arguments.allow_experimental_plugins,
-        decision_header=arguments.decision_header,
-        record=arguments.record,
-        worker_args=tuple(shlex.split(arguments.worker_args)),
-        insecure=arguments.insecure,
-        envoy_concurrency=arguments.envoy_concurrency,
-        startup_seconds=arguments.startup_timeout,
-        drain_seconds=arguments.drain_timeout,
-    )
+    given = vars(arguments)
+    del given["command"]
+    path, trust = given["objectives"], arguments.trust_control_headers
+    given |= {
+        "objectives": "" if path is None else read_objectives(path, say, clients_may_name=trust),
+        "routing": Mechanism(arguments.routing),
+        "buffer_request_body": given.pop("request_body") == "buffered",
+        "worker_args": tuple(shlex.split(arguments.worker_args)),
+        "startup_seconds": given.pop("startup_timeout"),
+        "drain_seconds": given.pop("drain_timeout"),
+    }
+    options = Options(**given)
     with _progress() as progress:
         return up(options, say, progress)
 
@@ -204,15 +164,9 @@ def _chat(arguments: argparse.Namespace) -> int:
 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (line editing and history in input())
-    options = Options(
-        url=arguments.url,
-        model=arguments.model,
-        system=arguments.system,
-        prompt=arguments.prompt,
-        max_tokens=arguments.max_tokens,
-        temperature=arguments.temperature,
-    )
-    return chat(options, lambda text: print(text, end="", flush=True), input)
+    given = vars(arguments)
+    del given["command"]
+    return chat(Options(**given), lambda text: print(text, end="", flush=True), input)
 
 
 def _top(arguments: argparse.Namespace) -> int:
@@ -275,7 +229,7 @@ def _replay(argv: list[str]) -> int:
 def _restart(argv: list[str]) -> int:
     from os import environ
 
-    from fleet.restart_command import restart_command
+    from fleet.control import restart_command
 
     return restart_command(argv, environ, lambda line: print(line, flush=True))
 
@@ -289,50 +243,34 @@ def _doctor(argv: list[str]) -> int:
 
 
 def _train_draft(argv: list[str]) -> int:
-    argv = _with_found_model(argv)
+    argv = with_default_model(argv, is_training=True)
     from worker.training.__main__ import main as training_main
 
     return training_main(argv)
 
 
-def _with_found_model(argv: list[str]) -> list[str]:
-    """The flags of a training, its model found or fetched; without one the default model."""
-    from fleet.models import resolve_model
-
-    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    known.add_argument("--model")
-    known.add_argument("-h", "--help", action="store_true")
-    given, others = known.parse_known_args(argv)
-    if given.help:
-        return argv
-    from os import environ
-
-    with _progress() as progress:
-        path = resolve_model(given.model or environ.get("POINTSMAN_MODEL"), progress)
-    return [*others, "--model", str(path)]
-
-
-def with_default_model(argv: list[str]) -> list[str]:
-    """A worker's flags, completed: without a model the default one, fetched if need be; names
-    instead of paths are resolved, of the model and of one that drafts for it.
+def with_default_model(argv: list[str], is_training: bool = False) -> list[str]:
+    """The flags of a worker, or of a training, completed: without a model the default one, fetched
+    if need be; names instead of paths are resolved, also of a model that drafts for a worker's.
     """
-    from fleet.draft_model import with_found_draft_model
-    from fleet.models import resolve_model
+    from os import environ
+
+    from fleet.models import resolve_model, with_found_draft_model
 
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     known.add_argument("--model")
-    known.add_argument("--engine", default="torch")
+    if not is_training:
+        known.add_argument("--engine", default="torch")
     known.add_argument("-h", "--help", action="store_true")
     given, others = known.parse_known_args(argv)
-    if given.help or (given.engine == "sim" and given.model is None):
+    engine = "" if is_training else given.engine
+    if given.help or (engine == "sim" and given.model is None):
         return argv
-    from os import environ
-
     with _progress() as progress:
         path = resolve_model(given.model or environ.get("POINTSMAN_MODEL"), progress)
-        if given.engine == "torch":
+        if engine == "torch":
             others = with_found_draft_model(others, lambda name: resolve_model(name, progress))
-    return [*others, "--engine", given.engine, "--model", str(path)]
+    return [*others, *(["--engine", engine] if engine else []), "--model", str(path)]
 
 
 @contextlib.contextmanager
@@ -372,12 +310,36 @@ def _progress() -> Iterator[Progress]:
             bar.stop()
 
 
+_HELP = {
+    "up": "run Envoy, a picker and workers on this machine",
+    "restart": "restart parts of a running fleet, at no request's cost",
+    "chat": "talk to a fleet in the terminal",
+    "worker": "serve one model (see `pointsman worker --help`)",
+    "picker": "pick endpoints for Envoy (see `pointsman picker --help`)",
+    "train-draft": "train a draft head for a model (see `pointsman train-draft --help`)",
+    "config": "check a picker's configuration (see `pointsman config --help`)",
+    "replay": "decide recorded requests again (see `pointsman replay --help`)",
+    "top": "watch a running picker in the terminal",
+    "explain": "say why a request went where it went",
+    "doctor": "say what is wrong with an installation, and how to mend it",
+    "version": "print the version",
+}
+_FLAGS = {"up": _add_up, "chat": _add_chat, "top": _add_top, "explain": _add_explain}
 _OWN: dict[str, Callable[[argparse.Namespace], int]] = {
     "up": _up,
     "chat": _chat,
     "top": _top,
     "explain": _explain,
     "version": _version,
+}
+_PASSED_ON: dict[str, Callable[[list[str]], int]] = {
+    "worker": _worker,
+    "picker": _picker,
+    "train-draft": _train_draft,
+    "config": _config,
+    "replay": _replay,
+    "restart": _restart,
+    "doctor": _doctor,
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Orders to a running fleet: a unix socket in its folder, one JSON document a line.
+"""Orders to a running fleet, and `pointsman restart`, which gives them.
+
+They come by a unix socket in the fleet's folder, one JSON document a line.
 
 The client sends one `Order`; the fleet answers with any number of `Progress`, then one `Outcome`,
 and hangs up. A client that goes away changes nothing: what has begun goes on.
@@ -6,17 +8,20 @@ and hangs up. A client that goes away changes nothing: what has begun goes on.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import Enum
 
 import msgspec
 
 from fleet.errors import FleetError
+from fleet.running_picker import RunningFleet, running_fleets
 
+ALL = "all"
 MAX_LINE_BYTES = 65_536
 _CONNECT_SECONDS = 5.0
 Say = Callable[[str], None]
@@ -136,3 +141,49 @@ def _read(lines: Iterable[bytes], say: Say) -> Outcome:
             return answer
         say(answer.line)
     return Outcome("the fleet ended before it was done")
+
+
+def restart_command(
+    argv: Sequence[str], environment: Mapping[str, str], say: Callable[[str], None]
+) -> int:
+    """Returns the exit status: 0 once everything that was asked for is back.
+
+    Raises `FleetError` when something is not, or nobody is there to ask.
+    """
+    arguments = build_parser().parse_args(argv)
+    fleet = _meant(running_fleets(environment), arguments.port)
+    parts = tuple(Part) if arguments.part == ALL else (Part(arguments.part),)
+    if fleet.control is None:
+        raise FleetError("that fleet takes no orders")
+    give(Order(parts), fleet.control, say)
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags of `pointsman restart`."""
+    parser = argparse.ArgumentParser(
+        prog="pointsman restart",
+        description="Restart parts of the fleet that `pointsman up` runs here, without a failed "
+        "request: one after the other, each once its successor serves.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "part",
+        nargs="?",
+        choices=[*(part.value for part in Part), ALL],
+        default=ALL,
+        help="default: %(default)s, in this order",
+    )
+    parser.add_argument("--port", type=int, help="of the fleet's Envoy, where several fleets run")
+    return parser
+
+
+def _meant(running: Sequence[RunningFleet], port: int | None) -> RunningFleet:
+    found = [fleet for fleet in running if port in (None, fleet.port)]
+    if not found:
+        where = "" if port is None else f" on port {port}"
+        raise FleetError(f"no fleet runs here{where}: `pointsman up` starts one")
+    if len(found) > 1:
+        ports = ", ".join(str(fleet.port) for fleet in found)
+        raise FleetError(f"{len(found)} fleets run here; choose one with --port ({ports})")
+    return found[0]

@@ -1,16 +1,18 @@
-"""The processes that make up a fleet at the moment, and those that come and go."""
+"""The processes that make up a fleet at the moment, and which of them take requests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from fleet import probe
-from fleet.envoy.bootstrap import build, to_yaml
+from fleet.envoy.bootstrap import build, endpoints_document, pickers_document, to_yaml
+from fleet.envoy.settings import SocketAddress
 from fleet.errors import FleetError
-from fleet.plan import EnvoyPlan, PickerPlan, Plan, WorkerPlan
+from fleet.plan import EnvoyPlan, PickerPlan, Plan, WorkerPlan, endpoints_yaml
 from fleet.process import Child, Reaper
 
 Say = Callable[[str], None]
@@ -130,3 +132,33 @@ async def _contained(child: Child) -> None:
     """What goes wrong before it was ready is told by `arrive`, and ends nobody else."""
     with contextlib.suppress(FleetError):
         await child.run()
+
+
+class Rotation:
+    """Which parts take requests: the three files that the picker and Envoy follow.
+
+    Each is written as a whole: a reader sees what was or what is.
+    """
+
+    def __init__(self, layout: Plan) -> None:
+        self._plan = layout
+
+    def endpoints(self, workers: Mapping[str, SocketAddress]) -> None:
+        """The picker sends requests to these workers, by name."""
+        text = endpoints_yaml(workers, self._plan.options.objectives)
+        _replace(self._plan.endpoints_path, text)
+
+    def pool(self, workers: Iterable[SocketAddress]) -> None:
+        """Envoy sends requests to these workers and no others, whoever picks them."""
+        _replace(self._plan.pool_path, endpoints_document(list(workers)))
+
+    def pickers(self, pickers: Iterable[PickerPlan]) -> None:
+        """Envoy asks these pickers."""
+        known = [(one.ext_proc, one.health) for one in pickers]
+        _replace(self._plan.pickers_path, pickers_document(known))
+
+
+def _replace(path: Path, text: str) -> None:
+    unfinished = path.with_suffix(".new")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.rename(path)

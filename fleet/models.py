@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import fcntl
@@ -15,10 +16,15 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from fleet.errors import FleetError
+from worker.errors import ConfigError
+from worker.speculation_flags import FLAG, SHORT_FLAG, parse
 
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 DEFAULT_MODEL_FILE = f"{DEFAULT_MODEL_NAME}.Q4_1.gguf"
@@ -205,3 +211,28 @@ def _from_hub(name: str) -> Path:
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FleetError(f"{name} could not be fetched from the hub: {reason}") from error
+
+
+def with_found_draft_model(argv: Sequence[str], resolve: Callable[[str], Path]) -> list[str]:
+    """A worker's flags, the draft model's name in them made a path by `resolve`.
+
+    Flags without a draft model come back as they are, and so does whatever the worker will refuse.
+    Raises the `FleetError` of `resolve`, with the flag in front.
+    """
+    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    known.add_argument(FLAG, SHORT_FLAG, dest="config")
+    given, others = known.parse_known_args(list(argv))
+    if given.config is None:
+        return list(argv)
+    try:
+        fields = msgspec.json.decode(given.config, type=dict[str, Any])
+        method = parse(fields).method
+    except (msgspec.MsgspecError, ConfigError):
+        return list(argv)
+    if method != "draft_model":
+        return list(argv)
+    try:
+        path = resolve(fields["model"])
+    except FleetError as error:
+        raise FleetError(f"{FLAG}: model: {error}") from error
+    return [*others, FLAG, msgspec.json.encode(fields | {"model": str(path)}).decode()]

@@ -18,27 +18,28 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fleet import models, probe
 from fleet.control import Control, Order
-from fleet.draft_model import with_found_draft_model
 from fleet.envoy import admin
 from fleet.envoy.binary import envoy_version, find_envoy, require_supported
 from fleet.envoy.clusters import PICKER, POOL
 from fleet.envoy.settings import Mechanism, SocketAddress
 from fleet.errors import FleetError
-from fleet.members import Members, Say, write_bootstrap
+from fleet.members import Members, Rotation, Say, write_bootstrap
 from fleet.plan import PORTS_OF_A_PICKER, Options, PickerPlan, Plan, Site
 from fleet.ports import free_ports, require_free
 from fleet.process import Child, Reaper
-from fleet.rolling.restart import RollingRestart
-from fleet.rolling.scene import Scene
-from fleet.rotation import Rotation
+from fleet.rolling import RollingRestart, Scene
 from fleet.running_picker import RunningFleet, Shown
+from picker.config.findings import Severity
+from picker.config.pool_file import read_policies
+from picker.errors import ConfigError
 
+POOL_NAME = "default"  # of a fleet's picker
 MOST_WORKERS = 256  # 13 GB of simulators; a larger number is more likely a typing error
 _FREE_BYTES_NEEDED = 50_000_000  # logs
 _STOP_SECONDS = 5.0
@@ -58,7 +59,7 @@ def up(options: Options, say: Say, progress: models.Progress | None = None) -> i
         named = options.model or os.environ.get("POINTSMAN_MODEL")
         model = models.resolve_model(named, progress)
     if options.engine == "torch":
-        found = with_found_draft_model(
+        found = models.with_found_draft_model(
             options.worker_args, lambda name: models.resolve_model(name, progress)
         )
         options = dataclasses.replace(options, worker_args=tuple(found))
@@ -72,6 +73,29 @@ def up(options: Options, say: Say, progress: models.Progress | None = None) -> i
         except BaseExceptionGroup as group:
             raise _first_reason(group) from group
     return 0
+
+
+def read_objectives(path: Path, say: Callable[[str], None], *, clients_may_name: bool) -> str:
+    """The documents of a file, to be put behind the fleet's endpoints.
+
+    `say` gets what the user should know of them, also where clients may not name objectives. Raises
+    `FleetError` when the file cannot be read or anything in it would be skipped.
+    """
+    try:
+        content = path.read_bytes()
+        read = read_policies(content, str(path), POOL_NAME)
+    except OSError as error:
+        raise FleetError(f"cannot read {path}: {error.strerror or error}") from error
+    except ConfigError as error:
+        raise FleetError(str(error)) from error
+    errors = [str(one) for one in read.findings if one.severity is Severity.ERROR]
+    if errors:
+        raise FleetError("\n".join(errors))
+    for finding in read.findings:
+        say(f"warning: {finding}")
+    if read.contents.rules.objectives and not clients_may_name:
+        say("warning: Envoy strips the header that names an objective; see --trust-control-headers")
+    return content.decode("utf-8-sig")
 
 
 def _preflight(options: Options) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 import fleet.cli
 import fleet.config_command
+import fleet.control
 import fleet.doctor.command
 import fleet.replay
-import fleet.restart_command
 import picker.__main__
 import worker.flags
 import worker.training.flags
@@ -72,7 +72,7 @@ def test_commands_are_taken_by_their_parsers(line: str) -> None:
         "train-draft": worker.training.flags.build_parser,
         "config": fleet.config_command.build_parser,
         "replay": fleet.replay.build_parser,
-        "restart": fleet.restart_command.build_parser,
+        "restart": fleet.control.build_parser,
         "doctor": fleet.doctor.command.build_parser,
     }
     parser = own.get(words[0], fleet.cli.build_parser)()

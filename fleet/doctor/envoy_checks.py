@@ -539,9 +539,11 @@ _SOURCES = Row(
 )
 _ROUTE_TIMEOUT = Row(
     "route.route",
-    lambda action: action
-    and seconds(at(action, "timeout")) != 0.0  # which is without an end
-    and _shorter(at(action, "timeout"), SHORT_ROUTE_SECONDS, _DEFAULT_ROUTE_SECONDS),
+    lambda action: (
+        action
+        and seconds(at(action, "timeout")) != 0.0  # which is without an end
+        and _shorter(at(action, "timeout"), SHORT_ROUTE_SECONDS, _DEFAULT_ROUTE_SECONDS)
+    ),
     error,
     "$place: the route's timeout is $value",
     "it cuts every answer that streams for longer",

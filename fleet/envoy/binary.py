@@ -1,4 +1,4 @@
-"""Finding the Envoy binary, judging its version, and asking it whether a bootstrap is valid."""
+"""The Envoy binary and its version."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -65,19 +64,3 @@ def require_supported(version: tuple[int, int, int]) -> None:
     if version < MINIMUM_VERSION:
         have, need = (".".join(map(str, v)) for v in (version, MINIMUM_VERSION))
         raise FleetError(f"Envoy {have} is too old, {need} or newer is needed")
-
-
-def validate(binary: Path, document: str) -> None:
-    """Let Envoy judge `document` (YAML) without starting. Raises `FleetError` with its words."""
-    with tempfile.TemporaryDirectory(prefix="pointsman-") as folder:
-        path = Path(folder) / "bootstrap.yaml"
-        path.write_text(document, encoding="utf-8")
-        result = subprocess.run(
-            [str(binary), "--mode", "validate", "-c", str(path), "--log-level", "error"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    if result.returncode != 0:
-        raise FleetError(f"Envoy refuses the bootstrap: {result.stderr.strip()}")

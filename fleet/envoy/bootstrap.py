@@ -1,7 +1,7 @@
 """From settings to the document Envoy starts from, by way of Envoy's own message types.
 
 A misspelt field is an error when the message is built, not when a proxy starts; Envoy's
-`--mode validate` (see `binary.validate`) checks the rest.
+`--mode validate` checks the rest.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from fleet.envoy.clusters import PICKER, POOL, assignment, picker_cluster, pool_clusters
-from fleet.envoy.discovery import discovery_cluster
+from fleet.envoy.clusters import (
+    PICKER,
+    POOL,
+    assignment,
+    discovery_cluster,
+    picker_cluster,
+    pool_clusters,
+)
 from fleet.envoy.listener import listener
 from fleet.envoy.proto import address, packed, seconds
 from fleet.envoy.settings import BootstrapConfig, Limits, Mechanism, SocketAddress

@@ -1,4 +1,6 @@
-"""Where requests can go: the pool of workers and the picker, with how each is watched."""
+"""Where requests can go: the pool of workers and the picker, with how each is watched, and where
+Envoy learns of them while it runs: from a picker, or from a file.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +8,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from envoy.config.cluster.v3 import circuit_breaker_pb2, cluster_pb2, outlier_detection_pb2
-from envoy.config.core.v3 import health_check_pb2, protocol_pb2
+from envoy.config.core.v3 import (
+    backoff_pb2,
+    base_pb2,
+    config_source_pb2,
+    grpc_service_pb2,
+    health_check_pb2,
+    protocol_pb2,
+)
 from envoy.config.endpoint.v3 import endpoint_components_pb2, endpoint_pb2
 from envoy.extensions.load_balancing_policies.least_request.v3 import least_request_pb2
 from envoy.extensions.load_balancing_policies.override_host.v3 import override_host_pb2
 from envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2
 from envoy.type.metadata.v3 import metadata_pb2
 from envoy.type.v3 import percent_pb2
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
 
-from fleet.envoy.discovery import ask_the_picker, follow_a_file
 from fleet.envoy.proto import address, boolean, extension, packed, seconds, uint32
 from fleet.envoy.settings import (
     DESTINATION_KEY,
     DESTINATION_NAMESPACE,
     BootstrapConfig,
+    EndpointDiscovery,
     Limits,
     Mechanism,
     SocketAddress,
@@ -27,8 +38,10 @@ from fleet.envoy.settings import (
 
 POOL = "pool"
 PICKER = "picker"
+DISCOVERY = "xds"
 EXT_PROC_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+_Source = config_source_pb2.ApiConfigSource
 
 # Workers close idle keep-alive connections after 5 s (uvicorn's default); closing first avoids
 # sending a request into a connection that is being closed.
@@ -77,18 +90,9 @@ def _pool_cluster(config: BootstrapConfig, name: str) -> cluster_pb2.Cluster:
         connect_timeout=seconds(1.0),
         per_connection_buffer_limit_bytes=uint32(1024 * 1024),
         circuit_breakers=_circuit_breakers(config.limits),
-        typed_extension_protocol_options={
-            _HTTP_OPTIONS: packed(
-                http_protocol_options_pb2.HttpProtocolOptions(
-                    common_http_protocol_options=protocol_pb2.HttpProtocolOptions(
-                        idle_timeout=seconds(_UPSTREAM_IDLE_SECONDS)
-                    ),
-                    explicit_http_config=http_protocol_options_pb2.HttpProtocolOptions.ExplicitHttpConfig(
-                        http_protocol_options=protocol_pb2.Http1ProtocolOptions()
-                    ),
-                )
-            )
-        },
+        typed_extension_protocol_options=_speaking(
+            _UPSTREAM_IDLE_SECONDS, http_protocol_options=protocol_pb2.Http1ProtocolOptions()
+        ),
     )
     if config.mechanism is Mechanism.ORIGINAL_DST:
         _go_where_the_header_says(cluster)
@@ -173,15 +177,7 @@ def picker_cluster(config: BootstrapConfig) -> cluster_pb2.Cluster:
         connect_timeout=seconds(0.25),
         circuit_breakers=_circuit_breakers(config.limits),
         common_lb_config=_believe_health_at_once(),
-        typed_extension_protocol_options={
-            _HTTP_OPTIONS: packed(
-                http_protocol_options_pb2.HttpProtocolOptions(
-                    explicit_http_config=http_protocol_options_pb2.HttpProtocolOptions.ExplicitHttpConfig(
-                        http2_protocol_options=http2
-                    )
-                )
-            )
-        },
+        typed_extension_protocol_options=_speaking(http2_protocol_options=http2),
         health_checks=[
             health_check_pb2.HealthCheck(
                 timeout=seconds(2.0),
@@ -213,6 +209,71 @@ def picker_cluster(config: BootstrapConfig) -> cluster_pb2.Cluster:
     else:
         follow_a_file(cluster, config.pickers_file)
     return cluster
+
+
+def _speaking(idle_seconds: float | None = None, **protocol: Message) -> dict[str, any_pb2.Any]:
+    """The protocol of a cluster's connections, which are closed when idle for so long."""
+    options = http_protocol_options_pb2.HttpProtocolOptions(explicit_http_config=protocol)
+    if idle_seconds is not None:
+        options.common_http_protocol_options.idle_timeout.CopyFrom(seconds(idle_seconds))
+    return {_HTTP_OPTIONS: packed(options)}
+
+
+def follow_a_file(cluster: cluster_pb2.Cluster, path: str) -> None:
+    """Take the endpoints of `cluster` from a file, whenever it is replaced."""
+    source = config_source_pb2.PathConfigSource(path=path)
+    _discovered(cluster).path_config_source.CopyFrom(source)
+
+
+def ask_the_picker(cluster: cluster_pb2.Cluster, discovery: EndpointDiscovery) -> None:
+    """Take the endpoints of `cluster` from a picker. While it is away, the last ones stay.
+
+    A picker that comes back is found again within two seconds: Envoy's default is half a minute.
+    """
+    back_off = backoff_pb2.BackoffStrategy(base_interval=seconds(0.25), max_interval=seconds(2.0))
+    service = grpc_service_pb2.GrpcService(
+        envoy_grpc=grpc_service_pb2.GrpcService.EnvoyGrpc(
+            cluster_name=DISCOVERY, retry_policy=base_pb2.RetryPolicy(retry_back_off=back_off)
+        )
+    )
+    source = _Source(
+        api_type=_Source.DELTA_GRPC if discovery.is_delta else _Source.GRPC,
+        transport_api_version=config_source_pb2.V3,
+        set_node_on_first_message_only=True,
+        grpc_services=[service],
+    )
+    _discovered(cluster).api_config_source.CopyFrom(source)
+    cluster.eds_cluster_config.service_name = discovery.pool_name
+
+
+def _discovered(cluster: cluster_pb2.Cluster) -> config_source_pb2.ConfigSource:
+    """Where the endpoints of `cluster` come from, to be filled in.
+
+    What leaves the pool is forgotten at once. By default Envoy would keep it for as long as it
+    passes health checks, as a pod that is ending does, and send it what the picker does not decide.
+    """
+    cluster.type = cluster_pb2.Cluster.EDS
+    cluster.ignore_health_on_host_removal = True
+    source = cluster.eds_cluster_config.eds_config
+    source.resource_api_version = config_source_pb2.V3
+    return source
+
+
+def discovery_cluster(discovery: EndpointDiscovery) -> cluster_pb2.Cluster:
+    """The picker as the one who knows the endpoints.
+
+    It has no health checks, since there is no other one to ask; pings find out that it hangs.
+    """
+    keepalive = protocol_pb2.KeepaliveSettings(interval=seconds(5.0), timeout=seconds(2.0))
+    return cluster_pb2.Cluster(
+        name=DISCOVERY,
+        type=cluster_pb2.Cluster.STATIC,
+        connect_timeout=seconds(1.0),
+        load_assignment=assignment(DISCOVERY, [discovery.picker]),
+        typed_extension_protocol_options=_speaking(
+            http2_protocol_options=protocol_pb2.Http2ProtocolOptions(connection_keepalive=keepalive)
+        ),
+    )
 
 
 def _believe_health_at_once() -> cluster_pb2.Cluster.CommonLbConfig:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from fleet.cli import main, with_default_model
-from fleet.draft_model import with_found_draft_model
 from fleet.errors import FleetError
-from fleet.models import resolve_model
+from fleet.models import resolve_model, with_found_draft_model
 
 
 @pytest.mark.parametrize("flag", ["--speculative-config", "-sc"])

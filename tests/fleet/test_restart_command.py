@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from fleet.cli import main
-from fleet.control import Control, Order, Part, Say
+from fleet.control import Control, Order, Part, Say, restart_command
 from fleet.errors import FleetError
-from fleet.restart_command import restart_command
 from fleet.running_picker import RunningFleet, Shown
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import yaml
 
 from fleet.envoy.settings import SocketAddress
+from fleet.members import Rotation
 from fleet.plan import Options, Plan, Site
-from fleet.rotation import Rotation
 
 WORKERS = {f"worker-{n}": SocketAddress("127.0.0.1", 10 + n) for n in (1, 2)}
 
