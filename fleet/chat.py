@@ -38,7 +38,6 @@ class Conversation:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def ask(self, text: str) -> None:
-        """Add a question."""
         self.messages.append({"role": "user", "content": text})
 
     def answer(self, text: str) -> None:

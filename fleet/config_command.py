@@ -59,7 +59,6 @@ def config_command(argv: Sequence[str], out: Print, err: Print) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags of both subcommands."""
     parser = argparse.ArgumentParser(
         prog="pointsman config",
         description="Work on an EndpointPickerConfig without starting a picker.",

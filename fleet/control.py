@@ -42,8 +42,6 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """A line for the user."""
-
     line: str
 
 
@@ -160,7 +158,6 @@ def restart_command(
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags of `pointsman restart`."""
     parser = argparse.ArgumentParser(
         prog="pointsman restart",
         description="Restart parts of the fleet that `pointsman up` runs here, without a failed "

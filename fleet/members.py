@@ -4,47 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from fleet import probe
 from fleet.envoy.bootstrap import build, endpoints_document, pickers_document, to_yaml
 from fleet.envoy.settings import SocketAddress
 from fleet.errors import FleetError
 from fleet.plan import EnvoyPlan, PickerPlan, Plan, WorkerPlan, endpoints_yaml
-from fleet.process import Child, Reaper
+from fleet.process import Child, Program, Reaper
 
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """A worker and its process."""
-
-    plan: WorkerPlan
-    child: Child
+PlanT = TypeVar("PlanT")
 
 
 @dataclass(frozen=True, slots=True)
-class Picker:
-    """A picker and its process."""
+class Member(Generic[PlanT]):
+    """A part of the fleet as it was planned, and its process."""
 
-    plan: PickerPlan
+    plan: PlanT
     child: Child
 
 
-@dataclass(frozen=True, slots=True)
-class Envoy:
-    """An Envoy and its process."""
-
-    plan: EnvoyPlan
-    child: Child
-
-    @property
-    def epoch(self) -> int:
-        """How many Envoys have handed over to one another before this process."""
-        return 0 if self.child.deaths else self.plan.epoch
+Worker = Member[WorkerPlan]
+Picker = Member[PickerPlan]
+Envoy = Member[EnvoyPlan]
 
 
 class Members:
@@ -68,42 +56,35 @@ class Members:
         return list(self._made)
 
     def new_worker(self, plan: WorkerPlan) -> Worker:
-        """One that is not started yet."""
-        child = Child(
-            plan.program, self._guard, lambda: probe.until(plan.address, "/health"), self._say
-        )
-        return Worker(plan, self._made_of(child))
+        """One that is not started yet, as those of the next two."""
+        return self._made_of(plan, plan.program, lambda: probe.until(plan.address, "/health"))
 
     def new_picker(self, plan: PickerPlan) -> Picker:
-        """One that is not started yet."""
-        child = Child(
-            plan.program, self._guard, lambda: probe.until(plan.http, "/readyz"), self._say
-        )
-        return Picker(plan, self._made_of(child))
+        return self._made_of(plan, plan.program, lambda: probe.until(plan.http, "/readyz"))
 
     def new_envoy(self, plan: EnvoyPlan) -> Envoy:
-        """One that is not started yet; its bootstrap is `write_bootstrap`'s."""
-        child = Child(
-            plan.program,
-            self._guard,
-            lambda: probe.until(plan.admin, "/ready"),
-            self._say,
-            plan.again,
+        """Its bootstrap is `write_bootstrap`'s."""
+        return self._made_of(
+            plan, plan.program, lambda: probe.until(plan.admin, "/ready"), plan.again
         )
-        return Envoy(plan, self._made_of(child))
 
-    def _made_of(self, child: Child) -> Child:
+    def _made_of(
+        self,
+        plan: PlanT,
+        program: Program,
+        is_ready: Callable[[], Awaitable[object]],
+        again: Program | None = None,
+    ) -> Member[PlanT]:
+        child = Child(program, self._guard, is_ready, self._say, again)
         self._made.append(child)
-        return child
+        return Member(plan, child)
 
     def kill(self) -> None:
-        """End all, now."""
         for child in self.children:
             child.kill()
 
 
 def write_bootstrap(plan: EnvoyPlan) -> None:
-    """Before that Envoy is started."""
     plan.bootstrap_path.write_text(to_yaml(build(plan.bootstrap)), encoding="utf-8")
 
 

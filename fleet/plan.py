@@ -73,8 +73,6 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """One worker and where it answers."""
-
     program: Program
     address: SocketAddress
 
@@ -124,7 +122,6 @@ class Plan:
 
     @property
     def workers(self) -> tuple[WorkerPlan, ...]:
-        """Those to begin with."""
         return tuple(self.worker(index, port) for index, port in enumerate(self.site.worker_ports))
 
     @property
@@ -282,7 +279,6 @@ def endpoints_yaml(addresses: Mapping[str, SocketAddress], objectives: str = "")
 
 
 def worker_name(index: int) -> str:
-    """Names count from 1."""
     return f"worker-{index + 1}"
 
 

@@ -283,7 +283,6 @@ class Child:
 
 
 def describe_exit(status: int) -> str:
-    """An exit status in words."""
     if status >= 0:
         return f"ended with status {status}"
     try:

@@ -68,7 +68,6 @@ def replay_command(argv: Sequence[str], out: Console, err: Print) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags of the subcommand."""
     parser = argparse.ArgumentParser(
         prog="pointsman replay",
         description="Decide the requests of a recording (picker --record) again, with the picker's "

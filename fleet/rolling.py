@@ -186,8 +186,6 @@ def _whereabouts(picker: Picker) -> str:
 
 
 class WorkerRestart:
-    """Restarts workers."""
-
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._envoy_has_pool = scene.plan.options.routing is Mechanism.OVERRIDE_HOST
@@ -309,7 +307,7 @@ class EnvoyRestart:
         scene, old = self._scene, self._scene.members.envoy
         if scene.plan.site.hot_restart_id is None:
             raise FleetError("Envoy hands over through shared memory, and /dev/shm is not writable")
-        plan = scene.plan.envoy(old.plan.number + 1, old.epoch + 1)
+        plan = scene.plan.envoy(old.plan.number + 1, _epoch(old) + 1)
         new = scene.members.new_envoy(plan)
         write_bootstrap(plan)
         say("envoy: starting a new one, which takes over the port")
@@ -347,7 +345,7 @@ class EnvoyRestart:
         Its successor will send it an order to end, once, and aborts when nobody is there to take it
         (measured); it waits ten seconds for somebody.
         """
-        path = self._scene.plan.hot_restart_socket(gone.epoch)
+        path = self._scene.plan.hot_restart_socket(_epoch(gone))
         if self._address_of_the_gone is not None:
             self._address_of_the_gone.close()  # of one that nobody knows any more
         if path is not None:
@@ -363,9 +361,12 @@ class EnvoyRestart:
             await old.child.renew(0.0, MARGIN_SECONDS)
 
 
-class RollingRestart:
-    """Carries out orders, one at a time."""
+def _epoch(envoy: Envoy) -> int:
+    """How many Envoys have handed over to one another before this process."""
+    return 0 if envoy.child.deaths else envoy.plan.epoch
 
+
+class RollingRestart:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._runs = {

@@ -90,7 +90,6 @@ def sparkline(values: tuple[float | None, ...], highest: float, width: int, glyp
 
 
 def count(value: float | None) -> str:
-    """A whole number."""
     return UNKNOWN if value is None else f"{value:.0f}"
 
 

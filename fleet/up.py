@@ -156,8 +156,6 @@ def _first_reason(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 class _Fleet:
-    """One fleet from its start to its end."""
-
     def __init__(self, layout: Plan, say: Say, shown: Shown) -> None:
         self._plan = layout
         self._options = layout.options
@@ -169,7 +167,6 @@ class _Fleet:
         self._rotation = Rotation(layout)
 
     async def run(self) -> None:
-        """From nothing to nothing."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._signalled)
@@ -355,7 +352,6 @@ def _url(address: SocketAddress) -> str:
 
 
 def _invitation(url: str, model: str) -> str:
-    """A command to paste."""
     body = {
         "model": model,
         "stream": True,

@@ -115,7 +115,6 @@ def pool_value(cluster: ClusterFacts) -> Pool | None:
 
 
 def pool_pods(cluster: ClusterFacts) -> tuple[Json, ...]:
-    """The Pods that the pool selects."""
     pool = pool_value(cluster)
     if pool is None:
         return ()
@@ -125,7 +124,6 @@ def pool_pods(cluster: ClusterFacts) -> tuple[Json, ...]:
 
 
 def picker_pods(cluster: ClusterFacts) -> tuple[Json, ...]:
-    """The Pods behind the picker's Service."""
     selector = mapped(cluster.service, "spec", "selector")
     if not selector:
         return ()
@@ -326,7 +324,7 @@ class ClusterLook:
             denied=denied,
             rights_problem=problem,
             policies=await self._policies(served),
-            lease=lease and await self._get(LEASES, lease.name, lease.namespace),
+            lease=await self._get(LEASES, lease.name, lease.namespace) if lease else None,
             lease_name=lease,
             now=self._now(),
         )

@@ -70,7 +70,6 @@ def diagnose(facts: Facts, only: Collection[str] = ()) -> tuple[Diagnosis, ...]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags of `pointsman doctor`."""
     parser = argparse.ArgumentParser(
         prog="pointsman doctor",
         description="Look at a picker, Envoys, workers and a cluster, and say what is wrong and "
@@ -138,7 +137,6 @@ def _complete(options: argparse.Namespace, environment: Mapping[str, str]) -> No
 
 
 async def _gather(options: argparse.Namespace) -> Facts:
-    """Look at all of it, at the same time."""
     ports = list(options.certificate)
     if options.picker and options.picker.startswith("https"):
         ports.append(options.picker)
@@ -250,7 +248,6 @@ def _entry(one: Diagnosis, width: int) -> Iterator[str]:
 
 
 def as_json(found: Sequence[Diagnosis], looked_at: Sequence[str]) -> str:
-    """One document."""
     document = {
         "looked_at": list(looked_at),
         "findings": [

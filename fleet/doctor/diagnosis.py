@@ -44,12 +44,10 @@ class Diagnosis:
 
 
 def error(seen: str, why: str, fix: str) -> Diagnosis:
-    """Something that loses requests."""
     return Diagnosis(Severity.ERROR, seen, why, fix)
 
 
 def warning(seen: str, why: str, fix: str) -> Diagnosis:
-    """Something that costs, or may be meant."""
     return Diagnosis(Severity.WARNING, seen, why, fix)
 
 

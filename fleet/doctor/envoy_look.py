@@ -121,7 +121,6 @@ class EnvoySetup:
 
     @cached_property
     def pools(self) -> tuple[Part, ...]:
-        """The clusters of workers."""
         return _clusters(one.cluster for one in self.picked)
 
     @cached_property
@@ -320,7 +319,6 @@ def read_envoy_file(path: Path) -> EnvoyFacts:
 
 
 async def ask_envoy(url: str) -> EnvoyFacts:
-    """A running Envoy, at its admin port."""
     async with Site(url, _DUMP_SECONDS) as site:
         try:
             dump = _decoded(await site.page("/config_dump"), "/config_dump")

@@ -324,7 +324,6 @@ def _worker_metrics(worker: WorkerFacts) -> Iterator[Diagnosis]:
 
 
 def _engine_of(names: frozenset[str]) -> str | None:
-    """The engine whose series these are."""
     for engine, series in ENGINES.items():
         wanted = set(series.names) - {PROCESS_START}
         if wanted & names:

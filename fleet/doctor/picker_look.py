@@ -93,12 +93,10 @@ class CertificateFacts:
 
 
 def utc_now() -> datetime:
-    """The time of this machine."""
     return datetime.now(UTC)
 
 
 async def ask_picker(url: str, now: Now = utc_now) -> PickerFacts:
-    """A running picker, at its HTTP port."""
     async with Site(url) as site:
         try:
             readiness = await site.page("/readyz")
@@ -202,7 +200,6 @@ def expected_names(labels: Mapping[str, str]) -> tuple[str, ...]:
 
 
 async def ask_worker(address: str, expected: Sequence[str] = ()) -> WorkerFacts:
-    """A model server."""
     async with Site(address, _WORKER_SECONDS) as site:
         try:
             health = await site.page("/health")

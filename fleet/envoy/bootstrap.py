@@ -36,7 +36,6 @@ _CONNECTIONS = "envoy.resource_monitors.global_downstream_max_connections"
 
 
 def build(config: BootstrapConfig) -> bootstrap_pb2.Bootstrap:
-    """The whole bootstrap as a typed message."""
     return bootstrap_pb2.Bootstrap(
         node={"id": "pointsman", "cluster": "pointsman"},
         admin=bootstrap_pb2.Admin(address=address(config.admin)),

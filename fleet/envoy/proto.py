@@ -24,7 +24,6 @@ def extension(name: str, message: Message) -> extension_pb2.TypedExtensionConfig
 
 
 def seconds(value: float) -> duration_pb2.Duration:
-    """A duration of `value` seconds."""
     duration = duration_pb2.Duration()
     duration.FromTimedelta(timedelta(seconds=value))
     return duration

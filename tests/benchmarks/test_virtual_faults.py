@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from random import Random
 
@@ -44,6 +45,7 @@ async def arrivals(fleet: VirtualFleet, rate: float, seconds: float, rng: Random
     return [task.result() for task in tasks]
 
 
+@cache
 def goodput(change: Callable[[VirtualFleet], None] | None, config: str | None) -> int:
     """How many of the same arrivals are served in time, when a fleet changes after a second."""
 

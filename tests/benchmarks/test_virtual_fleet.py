@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from random import Random
 
 import pytest
@@ -166,7 +167,7 @@ CALM = Tenant(0.27 * 2 * RATE)
 FLOOD = Tenant(2.7 * 2 * RATE)
 
 
-def queue_time(text: str, workers: int = 4, **others: Tenant) -> tuple[float, float, int]:
+def queue_time(text: str, workers: int = 2, **others: Tenant) -> tuple[float, float, int]:
     """The calm tenant's p99 queue time and time to first token, and refusals, after 3 seconds; in
     a pool of 16 places a worker.
     """
@@ -174,22 +175,21 @@ def queue_time(text: str, workers: int = 4, **others: Tenant) -> tuple[float, fl
         name: replace(one, rate=one.rate * workers / 4)
         for name, one in {"calm": CALM, **others}.items()
     }
-    answers = run(text, tenants, 13.0, workers=workers).of("calm", since=3.0)
+    answers = run(text, tenants, 9.0, workers=workers).of("calm", since=3.0)
     refused = sum(one.status != 200 for one in answers)
     ttft = p99(one.ttft_seconds for one in answers)
     return p99(one.routed_seconds for one in answers), ttft, refused
 
 
-@pytest.mark.parametrize("workers", [2, 4])
-def test_a_flood_costs_a_calm_tenant_no_time_in_the_queue(workers: int) -> None:
+def test_a_flood_costs_a_calm_tenant_no_time_in_the_queue() -> None:
     """Ten times as much from somebody else, from the beginning or all at once: 1.3 times its time
     alone, which is none.
     """
-    alone, _, refused_alone = queue_time(config(), workers)
+    alone, _, refused_alone = queue_time(config())
     assert (alone, refused_alone) == (0.0, 0)
     for since in (0.0, 4.0):
         flood = replace(FLOOD, since=since)
-        flooded, ttft, refused = queue_time(config(), workers, flood=flood)
+        flooded, ttft, refused = queue_time(config(), flood=flood)
         assert flooded <= 1.3 * alone
         assert refused == 0
         assert ttft < 0.15
@@ -211,7 +211,7 @@ def served(text: str) -> tuple[int, int]:
     """Tokens that two tenants were served, both of whom want more, one in requests of ten times
     the size; without the first seconds, in which queues fill.
     """
-    seconds, since = 16.0, 4.0
+    seconds, since = 10.0, 3.0
     tenants = {"small": Tenant(160.0, 8, 8), "large": Tenant(40.0, 80, 80)}
     seen = run(text, tenants, seconds, slots=8)
     small, large = (
@@ -229,12 +229,10 @@ def test_equal_tenants_are_served_equally_whatever_the_size_of_their_requests() 
     assert jain(served(config(STRICT, slots=8))) < 0.95
 
 
-@pytest.mark.parametrize("favoured", ["small", "large"])
-def test_tenants_are_served_by_their_weights(favoured: str) -> None:
+def test_tenants_are_served_by_their_weights() -> None:
     """Three times as much, within a tenth."""
-    small, large = served(config(slots=8, turns=f"weights: {{{favoured}: 3}}"))
-    ratio = small / large if favoured == "small" else large / small
-    assert ratio == pytest.approx(3.0, rel=0.1)
+    small, large = served(config(slots=8, turns="weights: {large: 3}"))
+    assert large / small == pytest.approx(3.0, rel=0.1)
 
 
 @pytest.mark.parametrize("fairness", [FAIR, STRICT])
@@ -279,9 +277,8 @@ def test_a_tenant_that_asks_now_and_then_costs_a_place() -> None:
     for somebody's end only when it asks twice within the time that one request takes.
     """
     tenants = {"rare": Tenant(0.5), "flood": Tenant(3 * RATE, since=3.0)}
-    peak = goodput(run(config(STRICT), {"all": Tenant(1.2 * RATE)}, 8.0), 3.0, 8.0)
     seen = run(config(), tenants, 12.0)
-    assert goodput(seen, 5.0, 12.0) >= 0.95 * peak
+    assert goodput(seen, 5.0, 12.0) >= 0.95 * peak(1.2)
     assert sum(bool(one.routed_seconds) for one in seen.of("rare", since=3.0)) <= 1
 
 
@@ -291,26 +288,29 @@ def goodput(seen: Run, since: float, until: float) -> float:
     return sum(since <= end < until for end in ends) / (until - since)
 
 
+@cache
+def peak(share: float) -> float:
+    """Requests that are served a second at this share of the rate, in the order of their coming."""
+    return goodput(run(config(STRICT), {"all": Tenant(share * RATE)}, 8.0), 3.0, 8.0)
+
+
 @pytest.mark.parametrize("fairness", [STRICT, FAIR])
 def test_an_overloaded_fleet_serves_as_much_as_it_can(fairness: str) -> None:
     """At three times its peak at least 95 % of that, also just after another tenant has gone; the
     rest is refused at once, for a reason, and what waits keeps to its memory. When the load falls,
     all is as before within five seconds.
     """
-    peak = max(
-        goodput(run(config(STRICT), {"all": Tenant(share * RATE)}, 8.0), 3.0, 8.0)
-        for share in (1.0, 1.2)
-    )
+    most = max(peak(share) for share in (1.0, 1.2))
     cap = 1_000_000
     tenants = {
-        "before": Tenant(0.5 * peak, until=5.0),
-        "flood": Tenant(3 * peak, since=5.0, until=12.0),
-        "after": Tenant(0.5 * peak, since=12.0),
+        "before": Tenant(0.5 * most, until=5.0),
+        "flood": Tenant(3 * most, since=5.0, until=12.0),
+        "after": Tenant(0.5 * most, since=12.0),
     }
     seen = run(config(fairness, max_memory=cap), tenants, 22.0)
-    assert goodput(seen, 7.0, 12.0) >= 0.95 * peak
+    assert goodput(seen, 7.0, 12.0) >= 0.95 * most
     refused = [one for one in seen.answers if one.status != 200]
-    assert len(refused) > 3 * peak
+    assert len(refused) > 3 * most
     assert {(one.status, one.reason) for one in refused} == {(429, "rejected-saturated")}
     assert all(1 <= (one.retry_after_seconds or 0) <= 60 for one in refused)
     assert {one.seconds for one in refused} == {0.0}
@@ -343,7 +343,7 @@ def test_metrics_that_stop_hardly_cost_any_goodput(detector: str) -> None:
         tenants = {"all": Tenant(0.8 * RATE)}
         if burst:
             tenants["burst"] = Tenant(burst * RATE, since=1.5, until=2.2)
-        seen = run(text, tenants, 9.0, meanwhile=meanwhile)
+        seen = run(text, tenants, 7.0, meanwhile=meanwhile)
         times = [one.ttft_seconds for one in seen.answers]
         return sum(one is not None and one <= SECONDS_TO_FIRST_TOKEN for one in times)
 

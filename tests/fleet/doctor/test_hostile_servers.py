@@ -190,7 +190,7 @@ def test_addresses_that_are_none(flags: tuple[str, str]) -> None:
 
 def test_a_kubeconfig_that_is_nonsense(tmp_path: Path) -> None:
     """It is told of as no way to the API server."""
-    for number, text in enumerate(("", "[]", "clusters: 5", "\x00", "{" * 5000)):
+    for number, text in enumerate(("", "[]", "clusters: 5", "\x00", "{" * 1500)):
         path = tmp_path / str(number)
         path.write_text(text)
         lines: list[str] = []
