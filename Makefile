@@ -1,5 +1,6 @@
 # Three commands: `make up` runs a fleet, `make test` the tests, `make check` the house rules. And
 # `make test-avx2` runs the worker's arithmetic as a CPU without AVX-512 does it,
+# `make soak` runs the tests that take longer than 20 seconds each, which `make test` leaves out,
 # `make fuzz` throws nonsense at everything that reads what others send, a minute for each, and
 # `make conformance` asks the picker, from outside, what the protocol asks of it.
 # Each makes its own .venv first and re-uses it while pyproject.toml and constraints.txt stay the same.
@@ -12,7 +13,7 @@ FUZZ_SECONDS ?= 60
 # Those whose results depend on what the CPU computes.
 ARITHMETIC_TESTS := $(addprefix tests/worker/,ops models executor training test_exactness.py test_speculation_equality.py)
 
-.PHONY: up test test-avx2 check fuzz conformance format clean
+.PHONY: up test test-avx2 soak check fuzz conformance format clean
 .DEFAULT_GOAL := up
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -26,7 +27,10 @@ up: $(VENV)/ready
 	@$(BIN)/pointsman up $(ARGS)
 
 test: $(VENV)/ready
-	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) -m "not soak" $(ARGS)
+
+soak: $(VENV)/ready
+	@$(BIN)/python -m pytest -n $(JOBS) -m soak $(ARGS)
 
 # Torch, oneDNN and MKL each have a word of their own for it.
 test-avx2: export ATEN_CPU_CAPABILITY = avx2

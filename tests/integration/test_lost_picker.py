@@ -62,9 +62,12 @@ async def hurry(fleet: Fleet) -> None:
             assert answer.status_code == 200, answer.text
 
 
-async def test_a_killed_picker_costs_no_request_and_cuts_no_stream(port: int) -> None:
+async def test_a_picker_that_is_killed_or_hangs_costs_no_request_and_cuts_no_stream(
+    port: int,
+) -> None:
     """SIGKILL while answers stream and requests keep coming: all are served, none is cut, and the
-    picker comes back by itself.
+    picker comes back by itself. While it is stopped (SIGSTOP) requests are served after a wait, and
+    with it again once it goes on.
     """
     async with running_fleet(port, "--workers", "2") as fleet:
         await fleet.ready()
@@ -83,14 +86,6 @@ async def test_a_killed_picker_costs_no_request_and_cuts_no_stream(port: int) ->
         assert [task.result() for task in streamed] == [STREAM_TOKENS] * 8
         await until(lambda: "picker is back" in fleet.output, "the picker is back")
         assert await fleet.say_hello() == 4
-
-
-async def test_a_hanging_picker_costs_no_request(port: int) -> None:
-    """While the picker is stopped (SIGSTOP) requests are served after a wait, and with it again
-    once it goes on.
-    """
-    async with running_fleet(port, "--workers", "2") as fleet:
-        await fleet.ready()
         with stopped(picker_of(fleet)):
             for _ in range(3):
                 async with asyncio.TaskGroup() as group:

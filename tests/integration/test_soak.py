@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "worker_soak.py"
 
 
+@pytest.mark.soak
 def test_twenty_seconds_of_mixed_load_leave_nothing_behind(tmp_path: Path) -> None:
     """32 clients stream, abort, leave and send nonsense; the checks of the soak all pass."""
     results = tmp_path / "soak.json"

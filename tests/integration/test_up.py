@@ -133,10 +133,3 @@ async def test_a_worker_that_cannot_start_is_explained(port: int) -> None:
     assert "ended with status 2 while starting" in fleet.output
     assert "unrecognized arguments: --no-such-flag" in fleet.output
     assert not fleet.descendants()
-
-
-async def test_the_other_mechanism_serves_too(port: int) -> None:
-    """A fleet routed by original-dst answers."""
-    async with running_fleet(port, "--workers", "1", "--routing", "original-dst") as fleet:
-        await fleet.ready()
-        assert await fleet.say_hello() == 4

@@ -1,0 +1,96 @@
+"""Commands find the fleet that runs: `explain` says why a request went where it went, `doctor` is
+silent while all is well and to the point when not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running_fleet import Fleet, free_base_port, running_fleet, until
+
+from fleet.doctor.command import FINE, WRONG
+
+pytestmark = pytest.mark.envoy
+
+
+async def pointsman(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command as a person types it, with a pipe behind it."""
+    return await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "fleet.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+async def complete(fleet: Fleet, request_id: str, prompt: str) -> None:
+    """One completion through Envoy."""
+    await fleet.openai.completions.create(
+        model="sim", prompt=prompt, max_tokens=4, extra_headers={"x-request-id": request_id}
+    )
+
+
+async def test_a_running_fleet_is_explained_and_examined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a flag that says where it is; one that is gone is not found any more."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # no other fleet of this machine is known
+    async with running_fleet(free_base_port(), "--workers", "3") as fleet:
+        await fleet.ready()
+        await explained(fleet)
+        await examined(fleet)
+        fleet.process.terminate()
+        await until(lambda: fleet.process.returncode is not None, "the end")
+    gone = await pointsman("explain", "--last", "--picker", fleet.picker_url)
+    assert (gone.returncode, "no picker answers" in gone.stderr) == (1, True)
+    assert not list((tmp_path / "pointsman").iterdir())
+
+
+async def explained(fleet: Fleet) -> None:
+    """The last request and one by its id; the second of a kind went where the first one left its
+    prompt.
+    """
+    prompt = "tell me a long story about a railway " * 40
+    await complete(fleet, "first", prompt)
+    await complete(fleet, "second", prompt)
+    last, first = await pointsman("explain", "--last"), await pointsman("explain", "first")
+    unknown = await pointsman("explain", "nobody")
+    assert last.returncode == first.returncode == 0, last.stderr + first.stderr
+    assert last.stdout.startswith("request second: completed, 200\n")
+    assert "won by" in last.stdout
+    assert "prefix-cache-scorer gave it" in last.stdout
+    assert "chance chose among them" in first.stdout
+    assert "\x1b" not in last.stdout
+    assert (unknown.returncode, "not any more" in unknown.stderr) == (1, True)
+
+
+async def examined(fleet: Fleet) -> None:
+    """Picker, Envoy and workers are found; a worker that hangs is reported by those that ask it."""
+    well = await pointsman("doctor", "--json")
+    report = json.loads(well.stdout)
+    assert report["findings"] == []
+    assert well.returncode == FINE
+    looked_at = " ".join(report["looked_at"])
+    assert fleet.picker_url in looked_at
+    assert "Envoy unix://" in looked_at
+    assert "3 workers" in looked_at
+
+    port = fleet.worker_urls[0].rpartition(":")[2]
+    stopped = min(pid for pid, line in fleet.descendants().items() if f"--port {port} " in line)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        wrong = await pointsman("doctor", "--json")
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    findings = json.loads(wrong.stdout)["findings"]
+    assert wrong.returncode == WRONG
+    assert "worker-reachable" in {one["check"] for one in findings}
+    assert all(one["why"] and one["fix"] for one in findings)
