@@ -1,5 +1,5 @@
-"""Write the files under deploy/ that say what another file says; with `--check` only name those
-that differ, and fail when one does.
+"""Write Envoy's bootstraps, and the files under deploy/ that say what another file says; with
+`--check` only name those that differ, and fail when one does.
 
 kustomize reads nothing outside its folder and Helm nothing outside its chart, so what both need is
 in both: Envoy's bootstrap and the script that drains it, alerts, admission policy, definitions.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fleet.envoy.bootstrap import build, to_yaml  # noqa: E402 (wherever we star
 from fleet.envoy.settings import (  # noqa: E402
     BootstrapConfig,
     EndpointDiscovery,
+    Mechanism,
     SocketAddress,
 )
 
@@ -29,9 +31,21 @@ CHART = DEPLOY / "helm" / "pointsman"
 STANDALONE = DEPLOY / "k8s" / "components" / "standalone"
 ADDONS = DEPLOY / "k8s" / "addons"
 XDS_PORT = 9004
+LOCAL = "127.0.0.1"
+POOLS = ("llama", "qwen", "mixtral")
 _HEAD = "Written by scripts/gen_deploy.py; edits are lost."
 _BOOTSTRAP_HEAD = f"""{_HEAD}
 Envoy in the picker's pod: all that it asks the picker goes over the loopback address."""
+
+
+_STATIC = """Routing mechanism: {}. The picker listens on 9002 (health on 9003), two workers on
+8000 and 8001, all on this machine."""
+_DISCOVERY = """Routing mechanism: override-host, over endpoints that the picker reports
+(--xds-port 9004). It listens on 9002 (health on 9003), on this machine, as Envoy does; its pool is
+called `default`."""
+_SEVERAL = """Three pools of one picker: requests below {} are for the pool of that name, which the
+picker reads from the metadata `x-pointsman-pool`. It listens on 9002 (health on 9003) and reports
+the pools' endpoints (--xds-port 9004), on this machine, as Envoy does."""
 
 
 def bootstrap() -> str:
@@ -45,6 +59,33 @@ def bootstrap() -> str:
         buffer_request_body=True,
     )
     return to_yaml(build(config), _BOOTSTRAP_HEAD)
+
+
+def examples() -> dict[Path, str]:
+    """Bootstraps: one for each routing mechanism, one without endpoints of its own, and one for
+    several pools.
+    """
+    config = BootstrapConfig(
+        listen=SocketAddress(LOCAL, 8080),
+        admin=SocketAddress(LOCAL, 9901),
+        picker=SocketAddress(LOCAL, 9002),
+        picker_health=SocketAddress(LOCAL, 9003),
+        endpoints=(SocketAddress(LOCAL, 8000), SocketAddress(LOCAL, 8001)),
+    )
+    asking = replace(
+        config, endpoints=(), discovery=EndpointDiscovery(SocketAddress(LOCAL, XDS_PORT))
+    )
+    prefixes = ", ".join(f"/{name}/" for name in POOLS)
+    made = {
+        mechanism.value: (replace(config, mechanism=mechanism), _STATIC.format(mechanism.value))
+        for mechanism in Mechanism
+    }
+    made["eds"] = asking, _DISCOVERY
+    made["several-pools"] = replace(asking, pools=POOLS), _SEVERAL.format(prefixes)
+    return {
+        DEPLOY / "envoy" / f"{name}.yaml": to_yaml(build(one), f"{_HEAD}\n{text}")
+        for name, (one, text) in made.items()
+    }
 
 
 def alerts() -> str:
@@ -74,13 +115,13 @@ def wanted() -> dict[Path, str]:
         texts[CHART / "admission" / name] = (ADDONS / "admission-policy" / name).read_text()
     for path in sorted((ROOT / "crds").glob("*.yaml")):
         texts[CHART / "crds" / path.name] = path.read_text()
-    return texts
+    return texts | examples()
 
 
 def different() -> list[Path]:
     """Files that are missing, superfluous, or not as they would be written."""
     texts = wanted()
-    present = set((CHART / "crds").glob("*.yaml"))
+    present = {*(CHART / "crds").glob("*.yaml"), *(DEPLOY / "envoy").glob("*.yaml")}
     stale = {path for path, text in texts.items() if not path.exists() or path.read_text() != text}
     return sorted(stale | (present - texts.keys()))
 

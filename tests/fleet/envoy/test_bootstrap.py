@@ -11,7 +11,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.envoy.__main__ import examples, main
 from fleet.envoy.binary import find_envoy
 from fleet.envoy.bootstrap import build, endpoints_document, to_json, to_yaml
 from fleet.envoy.settings import (
@@ -23,7 +22,6 @@ from fleet.envoy.settings import (
     SocketAddress,
 )
 
-COMMITTED = Path(__file__).parents[3] / "deploy" / "envoy"
 LOCAL = SocketAddress("127.0.0.1", 8080)
 
 
@@ -36,23 +34,6 @@ def filter_of(document: dict) -> dict:
     """The ext_proc filter of a bootstrap."""
     chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
     return chain["filters"][0]["typed_config"]["http_filters"][0]["typed_config"]
-
-
-@pytest.mark.parametrize("name", sorted(examples()))
-def test_the_committed_bootstraps_are_the_generated_ones(name: str) -> None:
-    """deploy/envoy holds exactly what `python -m fleet.envoy` writes."""
-    assert (COMMITTED / name).read_text() == examples()[name]
-
-
-def test_every_committed_bootstrap_has_a_generator() -> None:
-    """No file of deploy/envoy is left over from a mechanism that is gone."""
-    assert {path.name for path in COMMITTED.glob("*.yaml")} == set(examples())
-
-
-def test_the_script_writes_into_the_folder_it_is_given(tmp_path: Path) -> None:
-    """`python -m fleet.envoy FOLDER` creates the folder and writes every example."""
-    main([str(tmp_path / "new")])
-    assert {path.name for path in (tmp_path / "new").iterdir()} == set(examples())
 
 
 @pytest.mark.envoy
