@@ -39,7 +39,7 @@ from conformance.report import Outcome, Result, broken
 
 CRDS = sorted((Path(__file__).parents[2] / "crds").glob("*.yaml"))
 CASES = (*following.CASES, *pods.CASES, *outages.CASES, *extension.CASES)
-FOLLOW_SECONDS, FAIL_SECONDS = 10.0, 1.0
+FOLLOW_SECONDS, FAIL_SECONDS = 10.0, 0.5
 PATIENCE_SECONDS = 5.0
 GIVEN = frozenset(Provision) - {Provision.RESTART}
 # Played with every misreading: those that are not about it leave it alone.

@@ -175,6 +175,7 @@ async def test_the_real_engine_is_replaced_within_seconds(model_path: Path) -> N
         assert (await worker.ask(**question)).json()["choices"] == expected
 
 
+@pytest.mark.soak
 @pytest.mark.model
 @pytest.mark.skipif(not counts_waits(), reason="the kernel keeps no sums of waits")
 async def test_a_starved_engine_is_not_replaced(model_path: Path) -> None:

@@ -32,20 +32,10 @@ async def test_only_the_leader_is_ready_and_a_killed_one_is_followed(tmp_path: P
         assert scene.transitions == 1
 
 
-async def test_a_leader_that_ends_hands_over_before_it_has_drained(tmp_path: Path) -> None:
-    """SIGTERM: not ready at once, the lease given back, and gone in the end."""
-    async with elected_pickers(tmp_path) as scene:
-        scene.leader.signal(signal.SIGTERM)
-        await until_ready(scene.standby)
-        assert not await scene.leader.is_ready()
-        status = await asyncio.to_thread(scene.leader.process.wait, LIMIT_SECONDS)
-        assert status == 0
-        assert scene.transitions == 1
-
-
-async def test_a_leader_that_stood_still_leads_no_more(tmp_path: Path) -> None:
+async def test_a_leader_that_stood_still_or_ends_leads_no_more(tmp_path: Path) -> None:
     """SIGSTOP until the other one leads: the first thing that it says afterwards is that it is not
-    ready, and it stands by.
+    ready, and it stands by. SIGTERM of that one: not ready at once, the lease given back before it
+    has drained, and gone in the end.
     """
     async with elected_pickers(tmp_path) as scene:
         scene.leader.signal(signal.SIGSTOP)
@@ -54,8 +44,13 @@ async def test_a_leader_that_stood_still_leads_no_more(tmp_path: Path) -> None:
         assert (await scene.leader.page("/readyz"))[0] == 503
         await until(scene.leader.stands_by)
         assert await scene.standby.is_ready()
+        transitions = scene.transitions
         scene.standby.signal(signal.SIGTERM)
         await until_ready(scene.leader)
+        assert not await scene.standby.is_ready()
+        status = await asyncio.to_thread(scene.standby.process.wait, LIMIT_SECONDS)
+        assert status == 0
+        assert scene.transitions == transitions + 1
 
 
 async def test_standbys_may_be_told_to_know_nothing(tmp_path: Path) -> None:

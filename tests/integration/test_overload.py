@@ -105,7 +105,10 @@ async def crowded(folder: Path, config: str = CONFIG, objectives: str = "") -> A
 
 
 async def test_a_crowd_is_served_made_to_wait_or_sent_away(tmp_path: Path) -> None:
-    """Who waits, waits longer than Envoy's patience with a picker; who is sent away is told why."""
+    """Who waits, waits longer than Envoy's patience with a picker; who is sent away is told why.
+    Envoy tells the picker at once of clients that leave the queue, and whoever comes then waits in
+    their place.
+    """
     async with crowded(tmp_path) as crowd:
         answers = await asyncio.gather(*(crowd.ask() for _ in range(SENT)))
         statuses = Counter(status for status, _, _ in answers)
@@ -121,11 +124,13 @@ async def test_a_crowd_is_served_made_to_wait_or_sent_away(tmp_path: Path) -> No
         assert told == statuses[429]
         assert await crowd.series("llm_d_epp_request_total", fairness_id="crowd") == statuses[200]
         assert (await crowd.ask(1))[0] == 200
+        await leave_the_queue(crowd)
 
 
-async def test_clients_that_leave_the_queue_make_room(tmp_path: Path) -> None:
-    """Envoy tells the picker at once, and whoever comes then waits in their place."""
-    async with crowded(tmp_path) as crowd, asyncio.TaskGroup() as group:
+async def leave_the_queue(crowd: Crowd) -> None:
+    """All that wait go, and one comes."""
+    async with asyncio.TaskGroup() as group:
+        await crowd.is_at_rest()
         served = [group.create_task(crowd.ask(60)) for _ in range(WORKERS)]
         await crowd.until("llm_d_epp_request_running", WORKERS)
         leaving = [group.create_task(crowd.ask()) for _ in range(WAITING)]
