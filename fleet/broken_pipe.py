@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-STATUS = 128 + signal.SIGPIPE  # as a shell tells of programs that a broken pipe ends
+STATUS = 128 + signal.SIGPIPE  # as a shell reports programs that a broken pipe ends
 
 
 def status_of(command: Callable[[], int]) -> int:

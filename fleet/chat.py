@@ -20,7 +20,7 @@ _PROMPT = "> "
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ChatOptions:
     """What the user asked `pointsman chat` for. `model` None: the first one served."""
 
     url: str = "http://127.0.0.1:8080"
@@ -48,7 +48,7 @@ class Conversation:
             self.messages.pop()
 
 
-def chat(options: Options, write: Write, read_line: ReadLine) -> int:
+def chat(options: ChatOptions, write: Write, read_line: ReadLine) -> int:
     """Answer one prompt, or talk until `read_line` raises EOFError; returns the exit status.
 
     Ctrl-C cancels the answer being written. Raises `FleetError` when the server cannot be reached
@@ -82,7 +82,7 @@ async def _first_model(url: str) -> str:
 
 
 async def _turn(
-    options: Options, model: str, conversation: Conversation, text: str, write: Write
+    options: ChatOptions, model: str, conversation: Conversation, text: str, write: Write
 ) -> bool:
     """Ask, and write the answer as it comes; False when Ctrl-C ended it early."""
     conversation.ask(text)
@@ -109,7 +109,7 @@ async def _turn(
 
 
 async def _stream(
-    options: Options, model: str, messages: list[dict[str, str]]
+    options: ChatOptions, model: str, messages: list[dict[str, str]]
 ) -> AsyncIterator[str]:
     body: dict[str, Any] = {"model": model, "messages": messages, "stream": True}
     if options.max_tokens is not None:

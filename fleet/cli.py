@@ -137,7 +137,7 @@ def _add_picker(parser: argparse.ArgumentParser) -> None:
 
 def _up(arguments: argparse.Namespace) -> int:
     from fleet.envoy.settings import Mechanism
-    from fleet.plan import Options
+    from fleet.plan import FleetOptions
     from fleet.up import read_objectives, up
 
     def say(line: str) -> None:
@@ -154,29 +154,29 @@ def _up(arguments: argparse.Namespace) -> int:
         "startup_seconds": given.pop("startup_timeout"),
         "drain_seconds": given.pop("drain_timeout"),
     }
-    options = Options(**given)
+    options = FleetOptions(**given)
     with _progress() as progress:
         return up(options, say, progress)
 
 
 def _chat(arguments: argparse.Namespace) -> int:
-    from fleet.chat import Options, chat
+    from fleet.chat import ChatOptions, chat
 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (line editing and history in input())
     given = vars(arguments)
     del given["command"]
-    return chat(Options(**given), lambda text: print(text, end="", flush=True), input)
+    return chat(ChatOptions(**given), lambda text: print(text, end="", flush=True), input)
 
 
 def _top(arguments: argparse.Namespace) -> int:
     from os import environ
 
     from fleet.running_picker import picker_url
-    from fleet.top import Options, console_and_keyboard, top
+    from fleet.top import console_and_keyboard, top
 
     url = picker_url(arguments.picker, environ)
-    return top(Options(url, arguments.once), *console_and_keyboard())
+    return top(url, *console_and_keyboard(), once=arguments.once)
 
 
 def _explain(arguments: argparse.Namespace) -> int:

@@ -62,7 +62,7 @@ class Control:
         self._path, self._obey = path, obey
 
     async def run(self) -> None:
-        """Take orders until cancelled; those under way end then too, and their clients are told."""
+        """Take orders until cancelled; those under way end then too, and their clients learn it."""
         async with asyncio.TaskGroup() as group:
 
             def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -146,7 +146,7 @@ def restart_command(
 ) -> int:
     """Returns the exit status: 0 once everything that was asked for is back.
 
-    Raises `FleetError` when something is not, or nobody is there to ask.
+    Raises `FleetError` when something is not, or no fleet is there to ask.
     """
     arguments = build_parser().parse_args(argv)
     fleet = _meant(running_fleets(environment), arguments.port)

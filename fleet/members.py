@@ -38,7 +38,7 @@ Envoy = Member[EnvoyPlan]
 class Members:
     """Sole owner of which processes are the fleet: its workers, its picker, its Envoy.
 
-    Whoever replaces one sets it here. Every process that was ever made is kept track of until it
+    A restart sets here what takes its place. Every process that was ever made is tracked until it
     has ended, so that `stop` and `kill` reach all of them.
     """
 
@@ -110,7 +110,7 @@ async def arrive(child: Child, group: asyncio.TaskGroup, limit_seconds: float) -
 
 
 async def _contained(child: Child) -> None:
-    """What goes wrong before it was ready is told by `arrive`, and ends nobody else."""
+    """What goes wrong before it was ready is raised by `arrive`, and ends no other part."""
     with contextlib.suppress(FleetError):
         await child.run()
 
@@ -130,7 +130,7 @@ class Rotation:
         _replace(self._plan.endpoints_path, text)
 
     def pool(self, workers: Iterable[SocketAddress]) -> None:
-        """Envoy sends requests to these workers and no others, whoever picks them."""
+        """Envoy sends requests to these workers and no others, picked or not."""
         _replace(self._plan.pool_path, endpoints_document(list(workers)))
 
     def pickers(self, pickers: Iterable[PickerPlan]) -> None:

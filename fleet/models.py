@@ -43,7 +43,7 @@ Progress = Callable[[int, int], None]
 
 
 def cache_folder() -> Path:
-    """Where models are kept: $POINTSMAN_CACHE, else ~/.cache/pointsman; then `models`."""
+    """Where models are stored: $POINTSMAN_CACHE, else ~/.cache/pointsman; then `models`."""
     chosen = os.environ.get(CACHE_VARIABLE)
     root = Path(chosen) if chosen else Path.home() / ".cache" / "pointsman"
     return root / "models"

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class NoPickerError(FleetError):
-    """Nobody answers, or somebody who is no picker."""
+    """Nothing answers, or what answers is no picker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ _MEMORY_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class FleetOptions:
     """What the user asked `pointsman up` for.
 
     `model` is what `models.resolve_model` takes; None is the default model. `config` is the
@@ -116,7 +116,7 @@ class Plan:
     `model` None: the simulator runs without one.
     """
 
-    options: Options
+    options: FleetOptions
     site: Site
     model: Path | None
 
@@ -223,7 +223,7 @@ class Plan:
         first = self.picker()
         return EnvoyPlan(
             program=self._envoy_program(path, epoch),
-            again=self._envoy_program(path, 0),  # a crash leaves nobody to take over from
+            again=self._envoy_program(path, 0),  # a crash leaves nothing to take over
             admin=admin,
             bootstrap=BootstrapConfig(
                 listen=self.ingress,
@@ -258,7 +258,7 @@ class Plan:
             *("--base-id", str(number), "--restart-epoch", str(epoch)),
             # In our folder and for us alone; by default any user of the machine could connect.
             *("--socket-path", str(self._hot_restart_path), "--socket-mode", "600"),
-            # Every connection is told to go with its next answer, not one after the other.
+            # Every connection ends with its next answer, not one after the other.
             *("--drain-time-s", str(drain), "--drain-strategy", "immediate"),
             *("--parent-shutdown-time-s", str(drain + _PARENT_OVERTIME_SECONDS)),
             # Whoever asks an old Envoy that has died for its statistics hangs for good (measured).

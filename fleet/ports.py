@@ -1,4 +1,4 @@
-"""Finding TCP ports nobody listens on."""
+"""Free TCP ports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def free_ports(host: str, count: int, first: int) -> list[int]:
 
 
 def require_free(host: str, port: int) -> None:
-    """Raise `FleetError` when somebody listens on `host`:`port` already."""
+    """Raise `FleetError` when there is a listener on `host`:`port` already."""
     if not is_free(host, port):
         raise FleetError(
             f"port {port} on {host} is busy: stop what listens there, or choose another with --port"

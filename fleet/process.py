@@ -160,7 +160,7 @@ class Child:
             while not self._stopping.is_set():
                 self._no_pause.clear()
                 started = loop.time()
-                status = await self._live(asked_for)
+                status = await self._run_once(asked_for)
                 if self._stopping.is_set():
                     return
                 asked_for, self._renewing = self._renewing, False
@@ -173,7 +173,7 @@ class Child:
             self.settled.set()
 
     async def _died(self, status: int, pause: float) -> None:
-        """Tell of it, and wait until it is time to start again; raises `FleetError` instead when
+        """Report it, and wait until it is time to start again; raises `FleetError` instead when
         it never was ready.
         """
         ended = describe_exit(status)
@@ -190,10 +190,8 @@ class Child:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._no_pause.wait(), pause)
 
-    async def _live(self, asked_for: bool) -> int:
-        """One life of the program, which needs no telling where it was asked for; returns its exit
-        status.
-        """
+    async def _run_once(self, asked_for: bool) -> int:
+        """Run the program once, unreported where that was asked for; returns its exit status."""
         async with self._guard.turn:
             if self._stopping.is_set():
                 return 0
@@ -203,7 +201,7 @@ class Child:
                 self.failure = error
                 raise
         try:
-            if self._stopping.is_set():  # who told us so found no process to end
+            if self._stopping.is_set():  # `stop` found no process to end
                 return 0
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch(asked_for), name=f"{self.program.name}-ready")
@@ -230,31 +228,31 @@ class Child:
         self._stopping.set()
         self._no_pause.set()
 
-    async def stop(self, patience_seconds: float, grace_seconds: float = 0.0) -> None:
+    async def stop(self, drain_seconds: float, grace_seconds: float = 0.0) -> None:
         """Ask it to go; `run` returns then.
 
-        After `patience_seconds` it is asked to hurry, after `grace_seconds` more it is killed.
+        After `drain_seconds` it is asked to hurry, after `grace_seconds` more it is killed.
         """
         self.retire()
-        await self._end(patience_seconds, grace_seconds)
+        await self._end(drain_seconds, grace_seconds)
 
-    async def renew(self, patience_seconds: float, grace_seconds: float = 0.0) -> None:
+    async def renew(self, drain_seconds: float, grace_seconds: float = 0.0) -> None:
         """End its process as `stop` does, and start the next one at once; returns before that is
         `serving`.
         """
         self._no_pause.set()
         if self._process is not None:
             self._renewing = True
-            await self._end(patience_seconds, grace_seconds)
+            await self._end(drain_seconds, grace_seconds)
         self.serving.clear()
 
-    async def _end(self, patience_seconds: float, grace_seconds: float) -> None:
+    async def _end(self, drain_seconds: float, grace_seconds: float) -> None:
         process = self._process
         if process is None:
             return
         # Two signals, because one that is sent again before it was looked at counts once.
         for number, seconds in (
-            (signal.SIGTERM, patience_seconds),
+            (signal.SIGTERM, drain_seconds),
             (signal.SIGINT, grace_seconds),
         ):
             with contextlib.suppress(ProcessLookupError):

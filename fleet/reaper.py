@@ -21,7 +21,7 @@ GRACE_SECONDS = 3.0
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Send a signal to a process group; False when nobody is left in it."""
+    """Send a signal to a process group; False when it has no process left."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:

@@ -110,7 +110,7 @@ def replayed(file: Path, config: Path | None, limit: int, experimental: bool) ->
 
 def show(report: Report, out: Console, limit: int) -> None:
     """Print it: tables in a terminal, plain lines elsewhere. What a recording says was chosen by
-    clients, or by whoever sent it: a terminal is shown it, and obeys none of it.
+    clients, or by those who sent it: a terminal is shown it, and obeys none of it.
     """
     comparison = report.comparison
     for line in _headline(report):

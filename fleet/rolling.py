@@ -4,10 +4,10 @@ Theory of operation. A new process serves, and those who send requests have foun
 before an old one is left out; an old one is left out by all who send requests, and has finished
 what it has, before it is ended.
 
-- Picker: a new one starts beside the old one, on ports of its own. Envoy is told of both, then,
+- Picker: a new one starts beside the old one, on ports of its own. Envoy learns of both, then,
   once it finds the new one healthy, of the new one alone. The old one drains and ends.
 - Worker, one after the other: first the picker no longer picks it; then it is empty, or the time
-  for that is over; then Envoy no longer knows it, so that a request that nobody picked does not
+  for that is over; then Envoy no longer knows it, so that a request without a pick does not
   find it either. It ends, starts again at its port, and comes back: first to Envoy, which has to
   find it healthy, then to the picker, which has to have read its metrics. The only worker of a
   fleet cannot be spared: there a new one comes first, on a port of its own.
@@ -201,25 +201,25 @@ class WorkerRestart:
 
     async def _restart(self, worker: Worker, say: Say) -> None:
         scene, name, address = self._scene, worker.plan.program.name, worker.plan.address
-        everybody = scene.members.workers
-        others = [one for one in everybody if one is not worker]
+        all_workers = scene.members.workers
+        others = [one for one in all_workers if one is not worker]
         try:
-            self._tell_picker(others)
+            self._set_pickers_pool(others)
             await scene.until(lambda: scene.picker_forgot(address), "the picker kept a worker")
-            patience = await self._until_idle(address, name, say)
-            await self._tell_envoy(others, absent=address)
-            await worker.child.renew(patience, MARGIN_SECONDS)
+            left_seconds = await self._until_idle(address, name, say)
+            await self._set_envoys_pool(others, absent=address)
+            await worker.child.renew(left_seconds, MARGIN_SECONDS)
             await self._until_serving(worker)
-            await self._tell_envoy(everybody, present=address)
+            await self._set_envoys_pool(all_workers, present=address)
         finally:
             # Also when it did not come back: it is then like any that died, and started again.
-            scene.rotation.pool(one.plan.address for one in everybody)
-            self._tell_picker(everybody)
+            scene.rotation.pool(one.plan.address for one in all_workers)
+            self._set_pickers_pool(all_workers)
         await scene.until(lambda: scene.picker_uses(address), f"the picker did not see {name} back")
         say(f"{name}: restarted at {address.host}:{address.port}")
 
     async def _replace_the_only_one(self, say: Say) -> None:
-        """Somebody has to serve meanwhile."""
+        """A new one serves before the old one goes."""
         scene, old = self._scene, self._scene.members.workers[0]
         (port,) = free_ports(_HOST, 1, scene.plan.options.port + 1)
         new = scene.members.new_worker(scene.plan.worker(0, port))
@@ -227,26 +227,26 @@ class WorkerRestart:
         say(f"{name}: it is the only one; starting a new one beside it")
         await arrive(new.child, scene.group, scene.limit_seconds)
         try:
-            await self._tell_envoy([old, new], present=address)
+            await self._set_envoys_pool([old, new], present=address)
         except FleetError:
             scene.rotation.pool([old.plan.address])
             new.child.kill()
             raise
         old.child.retire()
         scene.members.workers[:] = [new]
-        self._tell_picker([new])
+        self._set_pickers_pool([new])
         await scene.until(
             lambda: scene.picker_uses(address), f"the picker did not see the new {name}"
         )
-        patience = await self._until_idle(old.plan.address, name, say)
-        await self._tell_envoy([new], absent=old.plan.address)
-        await old.child.stop(patience, MARGIN_SECONDS)
+        left_seconds = await self._until_idle(old.plan.address, name, say)
+        await self._set_envoys_pool([new], absent=old.plan.address)
+        await old.child.stop(left_seconds, MARGIN_SECONDS)
         say(f"{name}: restarted, now at {address.host}:{address.port}")
 
-    def _tell_picker(self, workers: list[Worker]) -> None:
+    def _set_pickers_pool(self, workers: list[Worker]) -> None:
         self._scene.rotation.endpoints({one.plan.program.name: one.plan.address for one in workers})
 
-    async def _tell_envoy(
+    async def _set_envoys_pool(
         self,
         workers: list[Worker],
         *,
@@ -271,15 +271,15 @@ class WorkerRestart:
         """Wait for what a worker has under way, not for ever; the seconds that are left for it."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._scene.plan.options.drain_seconds
-        looks, told = 0, False
+        looks, is_reported = 0, False
         while looks < _IDLE_LOOKS and loop.time() < deadline:
             try:
                 active = await self._scene.active(POOL, address)
             except probe.NoReplyError:
                 active = 1
             looks = 0 if active else looks + 1
-            if active and not told:
-                told = True
+            if active and not is_reported:
+                is_reported = True
                 say(f"{name}: {active} requests are under way there")
             await asyncio.sleep(probe.POLL_SECONDS)
         return max(0.0, deadline - loop.time())
@@ -314,7 +314,7 @@ class EnvoyRestart:
         try:
             await arrive(new.child, scene.group, scene.limit_seconds)
         except FleetError:
-            await self._see_that_somebody_listens(old)
+            await self._ensure_a_listener(old)
             raise
         old.child.retire()
         scene.members.envoy = new
@@ -328,33 +328,33 @@ class EnvoyRestart:
         """Wait, not for ever, until the old one has no connections; how many there are."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._scene.plan.options.drain_seconds
-        port, told = self._scene.plan.ingress.port, False
+        port, is_reported = self._scene.plan.ingress.port, False
         while True:
             # Its admin port is closed, and its successor may not ask (see `Plan`).
             left = 0 if old.child.pid is None else connections(old.child.pid, port)
             if left == 0 or loop.time() >= deadline:
                 return left
-            if not told:
-                told = True
+            if not is_reported:
+                is_reported = True
                 say(f"envoy: the new one serves; the old one still has {left} connections")
             await asyncio.sleep(probe.POLL_SECONDS)
 
     def _answer_for(self, gone: Envoy) -> None:
-        """Take what an Envoy that is gone is told.
+        """Receive what is sent to an Envoy that is gone.
 
-        Its successor will send it an order to end, once, and aborts when nobody is there to take it
-        (measured); it waits ten seconds for somebody.
+        Its successor will send it an order to end, once, and aborts when no socket is there to
+        take it (measured); it waits ten seconds for one.
         """
         path = self._scene.plan.hot_restart_socket(_epoch(gone))
         if self._address_of_the_gone is not None:
-            self._address_of_the_gone.close()  # of one that nobody knows any more
+            self._address_of_the_gone.close()  # of one before that
         if path is not None:
             path.unlink(missing_ok=True)
             self._address_of_the_gone = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._address_of_the_gone.bind(str(path))
 
-    async def _see_that_somebody_listens(self, old: Envoy) -> None:
-        """An Envoy that died just after it took over has left nobody at the port."""
+    async def _ensure_a_listener(self, old: Envoy) -> None:
+        """An Envoy that died just after it took over has left the port without a listener."""
         try:
             await probe.request(self._scene.plan.ingress, "/v1/models")
         except probe.NoReplyError:

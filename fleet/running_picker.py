@@ -1,7 +1,7 @@
 """Which fleet a command is about: the one that runs on this machine, unless one is named.
 
 `pointsman up` takes free ports, so while it runs it keeps a small file that says where its picker
-answers and where it takes orders, with a lock on it: a file that nobody holds a lock on is of a
+answers and where it takes orders, with a lock on it: a file without a lock is of a
 fleet that is gone, however it ended.
 """
 
@@ -74,7 +74,7 @@ class Shown:
     def __init__(self, fleet: RunningFleet, environment: Mapping[str, str]) -> None:
         self._fleet = fleet
         self._path = _folder(environment) / f"fleet-{os.getpid()}.json"
-        # All that ever were: whoever has one open still finds it locked, and does not remove it.
+        # All that ever were: a command that has one open still finds it locked and leaves it.
         self._files: list[IO[bytes]] = []
 
     def __enter__(self) -> Shown:
@@ -94,7 +94,7 @@ class Shown:
             self._write()
 
     def _write(self) -> None:
-        """Replace the file by one that is locked, under a name nobody looks at until it is."""
+        """Replace the file by one that is locked, under a name that no command reads before."""
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             unfinished = self._path.with_suffix(".new")
@@ -117,7 +117,7 @@ def _folder(environment: Mapping[str, str]) -> Path:
 
 
 def _is_held(descriptor: int) -> bool:
-    """Whether somebody has a lock on the file."""
+    """Whether another process holds a lock on the file."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Pickers of several pools: each pool has an address of its own, which commands have to be told."""
+"""Pickers of several pools: each pool has an address of its own, which commands have to name."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def refuse_several(url: str, ask: Callable[[str], bytes | None]) -> None:
     `ask` answers what is at an address, None where there is nothing.
     """
     content = ask(list_of(url))
-    told = which_to_name(url, pools_of(url, content or b""))
-    if told is not None:
-        raise SeveralPoolsError(f"{url}: {told}")
+    problem = which_to_name(url, pools_of(url, content or b""))
+    if problem is not None:
+        raise SeveralPoolsError(f"{url}: {problem}")
 
 
 def _root(url: str) -> str:

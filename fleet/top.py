@@ -15,7 +15,6 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import FrameType
 from typing import TextIO
 
@@ -35,30 +34,22 @@ HINT = f"{QUIT} quits"
 _MOST_KEYS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Which picker, and whether one picture is enough."""
-
-    url: str
-    once: bool = False
-
-
-def top(options: Options, console: Console, keyboard: TextIO) -> int:
+def top(url: str, console: Console, keyboard: TextIO, *, once: bool = False) -> int:
     """Show the picker until `q` or Ctrl-C; returns the exit status 0.
 
-    Where `console` is no terminal, or once is enough, prints a single picture as plain text. Raises
+    Where `console` is no terminal, or with `once`, prints a single picture as plain text. Raises
     `NoPickerError` when there is nothing to be printed, and `SeveralPoolsError` where a pool has to
     be named.
     """
-    with PickerViews(options.url) as views:
-        if options.once or not console.is_terminal:
+    with PickerViews(url) as views:
+        if once or not console.is_terminal:
             seen = views.look(SAMPLES, DECISIONS)
             room = Room(console.width, None, _glyphs(console))
-            for line in frame(seen, Title(options.url), room):
+            for line in frame(seen, Title(url), room):
                 console.print(Text(line.plain.rstrip()), soft_wrap=True)
             return 0
         with contextlib.suppress(KeyboardInterrupt), _ending_by_signals(), _keys(keyboard) as keys:
-            _Screen(options.url, views, console).run(keys)
+            _Screen(url, views, console).run(keys)
     return 0
 
 

@@ -2,8 +2,8 @@
 
 Order of life: look for what could be in the way, start everything but Envoy, which waits for the
 picker, wait until each part answers and a request gets through Envoy, supervise and take
-orders (see `control`), drain, stop. Envoy goes last, so that whoever is still there when the drain
-is over gets an answer. No process outlives this one, however it ends (see `reaper`).
+orders (see `control`), drain, stop. Envoy goes last, so that a client that is still there when the
+drain is over gets an answer. No process outlives this one, however it ends (see `reaper`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fleet.envoy.clusters import PICKER, POOL
 from fleet.envoy.settings import Mechanism, SocketAddress
 from fleet.errors import FleetError
 from fleet.members import Members, Rotation, Say, write_bootstrap
-from fleet.plan import PORTS_OF_A_PICKER, Options, PickerPlan, Plan, Site
+from fleet.plan import PORTS_OF_A_PICKER, FleetOptions, PickerPlan, Plan, Site
 from fleet.ports import free_ports, require_free
 from fleet.process import Child, Reaper
 from fleet.rolling import RollingRestart, Scene
@@ -47,7 +47,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 _HOT_RESTART_BITS = 27  # ten times as much has to fit 31 bits
 
 
-def up(options: Options, say: Say, progress: models.Progress | None = None) -> int:
+def up(options: FleetOptions, say: Say, progress: models.Progress | None = None) -> int:
     """Run a fleet until SIGINT or SIGTERM; returns the exit status 0.
 
     `say` gets every line for the user, `progress` the state of a download. Raises `FleetError` when
@@ -98,7 +98,7 @@ def read_objectives(path: Path, say: Callable[[str], None], *, clients_may_name:
     return content.decode("utf-8-sig")
 
 
-def _preflight(options: Options) -> None:
+def _preflight(options: FleetOptions) -> None:
     if not 1 <= options.workers <= MOST_WORKERS:
         raise FleetError(
             f"--workers is between 1 and {MOST_WORKERS}, not {options.workers}: each one is two "
@@ -123,7 +123,7 @@ def _preflight(options: Options) -> None:
 
 @contextlib.contextmanager
 def _folder(say: Say) -> Iterator[Path]:
-    """A private folder for sockets, settings and logs; kept when something went wrong."""
+    """A private folder for sockets, settings and logs; it stays when something went wrong."""
     folder = Path(tempfile.mkdtemp(prefix="pointsman-"))
     try:
         yield folder
@@ -133,7 +133,7 @@ def _folder(say: Say) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _site(options: Options, folder: Path) -> Site:
+def _site(options: FleetOptions, folder: Path) -> Site:
     ports = free_ports("127.0.0.1", PORTS_OF_A_PICKER + options.workers, options.port + 1)
     has_memory = os.access(_SHARED_MEMORY, os.W_OK)
     return Site(
@@ -148,8 +148,8 @@ def _site(options: Options, folder: Path) -> Site:
 
 def _first_reason(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The `FleetError` somewhere in `group`, else its first leaf."""
-    told = group.subgroup(FleetError)
-    inner: BaseException = told if told is not None else group
+    ours = group.subgroup(FleetError)
+    inner: BaseException = ours if ours is not None else group
     while isinstance(inner, BaseExceptionGroup):
         inner = inner.exceptions[0]
     return inner
@@ -211,7 +211,7 @@ class _Fleet:
         require_supported(await asyncio.to_thread(envoy_version, self._plan.site.envoy))
 
     async def _start(self) -> None:
-        """Wait for every part, and say so; returns early when told to stop."""
+        """Wait for every part, and say so; returns early at a signal."""
         options = self._options
         self._say(
             f"starting {options.workers} workers ({options.engine}), a picker and Envoy "
@@ -271,7 +271,7 @@ class _Fleet:
         await probe.until_true(sees_all)
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
-        """Take orders until told to stop; a restart under way ends then, wherever it is."""
+        """Take orders until a signal; a restart under way ends then, wherever it is."""
         scene = Scene(self._plan, self._members, self._rotation, group, self._picker_moved)
         restart = RollingRestart(scene)
 
@@ -296,7 +296,7 @@ class _Fleet:
         self._shown.move_picker(_url(picker.http))
 
     async def _end(self) -> None:
-        """Let requests end, then have those who still wait or stream told, then stop everything."""
+        """Let requests end, then end what still waits or streams with an error, then stop all."""
         self._say("stopping (Ctrl-C again to stop at once) …")
         members, has_envoy = self._members, self._members.envoy.child.ready.is_set()
         if has_envoy:

@@ -266,8 +266,8 @@ def _namespace(pod: Json, container: Json, words: list[str]) -> str:
 
 class ClusterLook:
     """One look at a pool. `user` is whose rights are asked for, None: the picker's own, if its
-    Pods are found, else those of whoever asks. `now` is in seconds since 1970; all of it may take
-    `seconds`.
+    Pods are found, else those of the account that asks. `now` is in seconds since 1970; all of it
+    may take `seconds`.
     """
 
     def __init__(
@@ -453,5 +453,5 @@ def _groups(user: str) -> list[str]:
     if kind or not account:
         return ["system:authenticated"]
     namespace = account.partition(":")[0]
-    everybody = ["system:authenticated", "system:serviceaccounts"]
-    return [*everybody, f"system:serviceaccounts:{namespace}"]
+    groups = ["system:authenticated", "system:serviceaccounts"]
+    return [*groups, f"system:serviceaccounts:{namespace}"]

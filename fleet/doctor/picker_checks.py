@@ -23,7 +23,7 @@ from picker.config.check import check_config
 from picker.scrape.engines import ENGINES, PROCESS_START
 
 STALE_SECONDS = 5.0  # an idle pool is asked once a second
-SKEW_SECONDS = 5.0  # the header that tells has whole seconds
+SKEW_SECONDS = 5.0  # the header has whole seconds
 LEAST_FILES = 512
 FILES_PER_ENDPOINT = 4  # scrapes, probes and subscriptions
 FILES_SHARE = 0.8

@@ -150,7 +150,7 @@ def _go_where_the_metadata_says(cluster: cluster_pb2.Cluster, config: BootstrapC
 
 
 def _override_host() -> override_host_pb2.OverrideHost:
-    """The picked endpoints in the picker's order, then whoever has the fewest open requests."""
+    """The picked endpoints in the picker's order, then the one with the fewest open requests."""
     key = metadata_pb2.MetadataKey(
         key=DESTINATION_NAMESPACE,
         path=[metadata_pb2.MetadataKey.PathSegment(key=DESTINATION_KEY)],

@@ -42,7 +42,7 @@ _ACCESS_LOG_LINE = (
     "%DURATION%ms %REQ(X-REQUEST-ID)%"
 )
 _EXT_PROC = "envoy.filters.http.ext_proc"
-_ENDPOINT_NAME = " endpoint=%UPSTREAM_METADATA(pointsman:name)%"  # as the picker has told it
+_ENDPOINT_NAME = " endpoint=%UPSTREAM_METADATA(pointsman:name)%"  # as the picker reports it
 
 
 def listener(config: BootstrapConfig) -> listener_pb2.Listener:
@@ -135,7 +135,7 @@ def _routes(config: BootstrapConfig) -> route_pb2.RouteConfiguration:
 
 
 def _pool_route(config: BootstrapConfig, name: str) -> route_components_pb2.Route:
-    """To one of several pools; the picker is told which. It sees the path before the rewrite."""
+    """To one of several pools; whose name the picker gets. It sees the path before the rewrite."""
     named = base_pb2.HeaderValue(key=POOL_METADATA, value=name)
     overrides = ext_proc_pb2.ExtProcOverrides(grpc_initial_metadata=[named])
     route = _route(config, name, f"/{name}/")
@@ -230,7 +230,7 @@ def _ext_proc(config: BootstrapConfig) -> http_connection_manager_pb2.Any:
         max_message_timeout=seconds(MAX_PATIENCE_SECONDS),
         processing_mode=_processing_mode(config),
         # Who has answered in the end: after a retry it is not the endpoint that was picked, which
-        # the picker would take for a success of that one. Without an address nobody has.
+        # the picker would take for a success of that one. Without an address there is none.
         response_attributes=["upstream.address", "upstream.request_attempt_count"],
         # The picker asks for the body of a response only to put a model's name back into it. In
         # full duplex Envoy would disregard the wish (measured).

@@ -10,8 +10,8 @@ DESTINATION_NAMESPACE = "envoy.lb"
 # What a call to a picker of several pools names the pool with.
 POOL_METADATA = "x-pointsman-pool"
 
-# Every header that tells a picker or a worker where to send or take something. A client that could
-# set one would choose the endpoint itself, or make a worker call an address of its choosing.
+# Every header by which a picker or a worker learns where to send or take something. A client that
+# could set one would choose the endpoint itself, or make a worker call an address of its choosing.
 ROUTING_HEADERS = (
     DESTINATION_KEY,
     f"{DESTINATION_KEY}-subset",
@@ -56,8 +56,8 @@ Address = SocketAddress | PipeAddress
 class Limits:
     """What one client may ask of the proxy; bytes, seconds, counts.
 
-    `request_buffer_bytes` bounds the part of a body kept for a retry: a larger request is served
-    but never retried. `max_heap_bytes` is the point past which new requests are refused.
+    `request_buffer_bytes` bounds the part of a body that is held for a retry: a larger request is
+    served but never retried. `max_heap_bytes` is the point past which new requests are refused.
     """
 
     request_buffer_bytes: int = 4 * 1024 * 1024
@@ -76,7 +76,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class EndpointDiscovery:
-    """Where a picker tells of its endpoints (`--xds-port`), and what it calls its pool there.
+    """Where a picker reports its endpoints (`--xds-port`), and what it calls its pool there.
 
     `is_delta` chooses the incremental variant of the protocol.
     """
@@ -130,9 +130,9 @@ class BootstrapConfig:
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` for several pools whose endpoints nobody tells apart."""
-        is_told = self.discovery is not None or self.mechanism is Mechanism.ORIGINAL_DST
-        if self.pools and not is_told:
+        """Raises `ValueError` for several pools whose endpoints have no source."""
+        has_source = self.discovery is not None or self.mechanism is Mechanism.ORIGINAL_DST
+        if self.pools and not has_source:
             raise ValueError("several pools need endpoint discovery, or original-dst")
 
     @property

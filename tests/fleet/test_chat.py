@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from fleet.chat import Options, chat
+from fleet.chat import ChatOptions, chat
 from fleet.errors import FleetError
 
 
@@ -91,7 +91,7 @@ class Terminal:
 def test_one_prompt_one_answer(server: Canned) -> None:
     """With a prompt on the command line the answer is printed and that is all."""
     terminal = Terminal()
-    options = Options(server.url, prompt="hi", max_tokens=5, temperature=0.0)
+    options = ChatOptions(server.url, prompt="hi", max_tokens=5, temperature=0.0)
     assert chat(options, terminal.write, terminal.read_line) == 0
     assert terminal.shown == "Hello\n"
     assert server.asked == [
@@ -108,7 +108,7 @@ def test_one_prompt_one_answer(server: Canned) -> None:
 def test_a_conversation_remembers(server: Canned) -> None:
     """Each question goes out with everything said before; blank lines are not sent."""
     terminal = Terminal("one", "  ", "two")
-    chat(Options(server.url, system="be brief"), terminal.write, terminal.read_line)
+    chat(ChatOptions(server.url, system="be brief"), terminal.write, terminal.read_line)
     assert [message["role"] for message in server.asked[1]["messages"]] == [
         "system",
         "user",
@@ -125,7 +125,7 @@ def test_nobody_there_is_one_sentence_with_the_remedy() -> None:
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
     terminal = Terminal()
     with pytest.raises(FleetError, match=rf"nobody answers at {url}: .*pointsman up"):
-        chat(Options(url), terminal.write, terminal.read_line)
+        chat(ChatOptions(url), terminal.write, terminal.read_line)
 
 
 def test_a_refusal_is_shown_in_the_servers_words(server: Canned) -> None:
@@ -133,7 +133,7 @@ def test_a_refusal_is_shown_in_the_servers_words(server: Canned) -> None:
     server.status = 400
     terminal = Terminal()
     with pytest.raises(FleetError, match=r"refuses \(400\): too long"):
-        chat(Options(server.url, prompt="hi"), terminal.write, terminal.read_line)
+        chat(ChatOptions(server.url, prompt="hi"), terminal.write, terminal.read_line)
 
 
 @pytest.mark.parametrize(
@@ -146,5 +146,5 @@ def test_a_broken_answer_is_never_taken_for_a_whole_one(server: Canned, events: 
     server.events = events
     terminal = Terminal()
     with pytest.raises(FleetError, match="the answer broke off"):
-        chat(Options(server.url, prompt="hi"), terminal.write, terminal.read_line)
+        chat(ChatOptions(server.url, prompt="hi"), terminal.write, terminal.read_line)
     assert terminal.shown == "Hel"

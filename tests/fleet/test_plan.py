@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fleet.envoy.settings import Mechanism, SocketAddress
-from fleet.plan import Options, Plan, Site, endpoints_yaml
+from fleet.plan import FleetOptions, Plan, Site, endpoints_yaml
 from picker.config.pool_file import read_pool_file
 from picker.types import Endpoint
 
@@ -25,7 +25,7 @@ def flags(argv: tuple[str, ...]) -> dict[str, str]:
 
 def lay_out(**changes: object) -> Plan:
     """A fleet of two torch workers, changed."""
-    return Plan(Options(**changes), SITE, MODEL)
+    return Plan(FleetOptions(**changes), SITE, MODEL)
 
 
 def test_workers_share_the_cores() -> None:
@@ -34,14 +34,14 @@ def test_workers_share_the_cores() -> None:
     assert flags(first.program.argv)["--num-threads"] == "2"
     assert first.program.environment["OMP_NUM_THREADS"] == "2"
     assert flags(second.program.argv)["--port"] == "12"
-    crowded = Plan(Options(workers=9), SITE, MODEL)
+    crowded = Plan(FleetOptions(workers=9), SITE, MODEL)
     assert flags(crowded.workers[0].program.argv)["--num-threads"] == "1"
 
 
 @pytest.mark.parametrize(("workers", "share"), [(1, None), (2, "0.25"), (9, "0.056")])
 def test_workers_share_the_memory(workers: int, share: str | None) -> None:
     """Half of what is available is for the caches of all, unless there is only one."""
-    for worker in Plan(Options(workers=workers), SITE, MODEL).workers:
+    for worker in Plan(FleetOptions(workers=workers), SITE, MODEL).workers:
         assert flags(worker.program.argv).get("--gpu-memory-utilization") == share
 
 
@@ -53,7 +53,7 @@ def test_a_share_of_memory_can_be_given() -> None:
 
 def test_the_simulator_needs_no_model_and_no_threads() -> None:
     """A simulated worker is asked for neither."""
-    worker = Plan(Options(engine="sim"), SITE, None).workers[0].program
+    worker = Plan(FleetOptions(engine="sim"), SITE, None).workers[0].program
     assert flags(worker.argv)["--engine"] == "sim"
     assert not {"--model", "--num-threads", "--gpu-memory-utilization"} & set(worker.argv)
 
@@ -145,7 +145,7 @@ def test_another_picker_has_ports_and_a_recording_of_its_own() -> None:
 def test_the_next_envoy_takes_over_from_the_one_before_it_but_not_after_a_crash() -> None:
     """It knows it by number and epoch, and what follows a crash begins anew."""
     site = dataclasses.replace(SITE, hot_restart_id=12)
-    layout = Plan(Options(drain_seconds=2.5), site, MODEL)
+    layout = Plan(FleetOptions(drain_seconds=2.5), site, MODEL)
     second = layout.envoy(2, 1)
     assert flags(second.program.argv)["--base-id"] == "12"
     assert flags(second.program.argv)["--restart-epoch"] == "1"

@@ -9,7 +9,7 @@ import yaml
 
 from fleet.envoy.settings import SocketAddress
 from fleet.members import Rotation
-from fleet.plan import Options, Plan, Site
+from fleet.plan import FleetOptions, Plan, Site
 
 WORKERS = {f"worker-{n}": SocketAddress("127.0.0.1", 10 + n) for n in (1, 2)}
 
@@ -17,7 +17,7 @@ WORKERS = {f"worker-{n}": SocketAddress("127.0.0.1", 10 + n) for n in (1, 2)}
 def layout(folder: Path, **changes: object) -> Plan:
     """A fleet of two in `folder`."""
     site = Site(folder, (1, 2, 3), (11, 12), cores=2, envoy=Path("/bin/envoy"))
-    return Plan(Options(**changes), site, None)
+    return Plan(FleetOptions(**changes), site, None)
 
 
 def members(path: Path) -> list[dict]:

@@ -27,7 +27,6 @@ from fleet.several_pools import (
     refuse_several,
     which_to_name,
 )
-from fleet.top import Options as TopOptions
 from fleet.top import top
 
 POOLS = {"here/qwen": {"one": 1}, "there/qwen": {"two": 2}, "here/llama": {"three": 3}}
@@ -61,7 +60,7 @@ async def _explained(url: str, request_id: str | None, **wishes: bool) -> str:
 
 
 async def _topped(url: str) -> str:
-    return await _printed(lambda console: top(TopOptions(url, once=True), console, sys.stdin))
+    return await _printed(lambda console: top(url, console, sys.stdin, once=True))
 
 
 async def _diagnosed(url: str) -> tuple[int, str]:
