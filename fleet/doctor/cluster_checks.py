@@ -157,7 +157,7 @@ def _pool(cluster: ClusterFacts) -> Iterator[Diagnosis]:
 
 def _object_finding(what: str, one: ObjectProblem) -> Diagnosis:
     got = "" if one.value is None else f", got {one.value}"
-    is_error = one.severity.value == "error"
+    is_error = one.is_error
     return (error if is_error else warning)(
         f"{what}: {one.path or 'the object'} {one.message}{got}",
         "an object with an error is not followed: what it said before stays"

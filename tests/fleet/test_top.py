@@ -75,9 +75,8 @@ async def _watched(screen: Terminal) -> None:
 async def test_every_way_out_leaves_the_terminal_as_it_was(scene: Scene, way: str) -> None:
     """The screen, the cursor, and what keys do."""
     async with terminal(*TOP, "--picker", scene.url) as screen:
-        before = screen.modes()
         await _watched(screen)
-        assert screen.modes() != before
+        assert screen.modes() != screen.modes_before
         if way.startswith("SIG"):
             screen.process.send_signal(signal.Signals[way])
         else:
@@ -87,7 +86,7 @@ async def test_every_way_out_leaves_the_terminal_as_it_was(scene: Scene, way: st
         assert screen.output.startswith(BEGIN)
         assert "\x1b[?25h" in screen.output
         assert "Traceback" not in screen.output
-        assert screen.modes() == before
+        assert screen.modes() == screen.modes_before
 
 
 async def test_nothing_is_coloured_where_that_is_not_wanted(scene: Scene) -> None:

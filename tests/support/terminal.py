@@ -21,9 +21,10 @@ LIMIT_SECONDS = 30
 class Terminal:
     """What a program wrote, and its process."""
 
-    def __init__(self, master: int, slave: int, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, master: int, slave: int) -> None:
         self._master, self._slave = master, slave
-        self.process = process
+        self.modes_before = self.modes()
+        self.process: asyncio.subprocess.Process
         self.output = ""
 
     def read(self) -> None:
@@ -56,7 +57,8 @@ async def terminal(
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    process = await asyncio.create_subprocess_exec(
+    one = Terminal(master, slave)  # before the program, which changes the modes as it starts
+    one.process = process = await asyncio.create_subprocess_exec(
         *(sys.executable, *argv),
         stdin=slave,
         stdout=slave,
@@ -66,7 +68,6 @@ async def terminal(
         preexec_fn=lambda: fcntl.ioctl(slave, termios.TIOCSCTTY, 0),
         env={**own, "TERM": "xterm-256color", **environment},
     )
-    one = Terminal(master, slave, process)
     loop = asyncio.get_running_loop()
     loop.add_reader(master, one.read)
     try:
