@@ -37,7 +37,7 @@ from fleet.members import Envoy, Members, Picker, Rotation, Say, Worker, arrive,
 from fleet.plan import PORTS_OF_A_PICKER, PickerPlan, Plan
 from fleet.ports import free_ports, is_free
 from fleet.proc import connections
-from picker.admin.endpoint_views import EndpointsView
+from picker.admin.views import EndpointsView
 
 MARGIN_SECONDS = 5.0  # for a process to end in, beyond what it had under way
 _HOST = "127.0.0.1"

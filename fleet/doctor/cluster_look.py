@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
-from picker.cli.pools import pool_flags
-from picker.cli.readers import checked
 
 from fleet.doctor.paths import Json, at, listed, mapped, number
 from fleet.doctor.web import NO_JSON
 from picker.cli.options import PoolFlags
+from picker.cli.pools import pool_flags
+from picker.cli.readers import checked
 from picker.k8s.api import (
     ENDPOINT_SLICES,
     LEASES,
