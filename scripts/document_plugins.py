@@ -31,7 +31,7 @@ def tables() -> str:
     parts = []
     for kind in pkgutil.iter_modules(plugins.__path__):
         modules = list(_modules(f"{plugins.__name__}.{kind.name}"))
-        if modules:
+        if modules and not kind.name.startswith("_"):
             title = kind.name.replace("_", " ").capitalize()
             head = "| type | what it does | parameters (defaults) |\n|---|---|---|\n"
             parts.append(f"#### {title}\n\n{head}{''.join(map(_row, modules))}")
@@ -41,7 +41,8 @@ def tables() -> str:
 def _modules(folder: str) -> Iterator[ModuleType]:
     package = importlib.import_module(folder)
     for info in pkgutil.iter_modules(package.__path__):
-        yield importlib.import_module(f"{folder}.{info.name}")
+        if not info.name.startswith("_"):  # those are helpers
+            yield importlib.import_module(f"{folder}.{info.name}")
 
 
 def _row(module: ModuleType) -> str:

@@ -1,4 +1,7 @@
-"""The plugin types this program has, found in the tree: one file, one type, one `PLUGIN`."""
+"""The plugin types of this program, found in the tree: one file, one type, one `PLUGIN`.
+
+A module or package whose name begins with `_` is a helper and defines none.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def builtin_plugins() -> Registry:
     return Registry(
         _row(importlib.import_module(info.name))
         for info in pkgutil.walk_packages(plugins.__path__, f"{plugins.__name__}.")
-        if not info.ispkg
+        if not info.ispkg and "._" not in info.name
     )
 
 

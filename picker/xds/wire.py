@@ -12,7 +12,6 @@ from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
 
-from picker.framework.protobuf_wire import LENGTH_DELIMITED
 from picker.rpc.calls import RpcError, Status
 from picker.types import Endpoint
 from picker.xds import delta, sotw
@@ -31,6 +30,7 @@ METADATA_NAMESPACE = "pointsman"
 
 _Assignment = endpoint_pb2.ClusterLoadAssignment
 _Group = endpoint_components_pb2.LocalityLbEndpoints
+_LENGTH_DELIMITED = 2  # a wire type
 _GROUPS = _Assignment.DESCRIPTOR.fields_by_name["endpoints"].number
 
 Q = TypeVar("Q")
@@ -131,7 +131,7 @@ def _piece(endpoint: Endpoint) -> bytes:
 
 def _delimited(number: int, value: bytes) -> tuple[bytes, bytes]:
     """The field `number` of a message, which is another one: its tag and length, and `value`."""
-    head, rest = bytearray((number << 3 | LENGTH_DELIMITED,)), len(value)
+    head, rest = bytearray((number << 3 | _LENGTH_DELIMITED,)), len(value)
     while rest > 0x7F:
         head.append(rest & 0x7F | 0x80)
         rest >>= 7

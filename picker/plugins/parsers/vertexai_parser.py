@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from google.protobuf.message import DecodeError
 from msgspec.structs import replace
 
 from picker.errors import bad_request
-from picker.framework.grpc_frames import FrameError, FrameSplitter, only_message
 from picker.framework.interfaces import ResponseReader
-from picker.framework.protobuf_wire import WireError, last_bytes
 from picker.framework.registry import Parameters, PluginType
-from picker.framework.services import Services
 from picker.framework.usage import USAGE, JsonUsage, SseUsage, openai_usage
+from picker.plugins.parsers._generated import grpc_bodies_pb2 as pb
+from picker.plugins.parsers._grpc_bodies import FrameSplitter, only_message
 from picker.plugins.parsers.openai_parser import OpenAIParser
 from picker.types import Api, ParsedBody, Usage
 
@@ -31,8 +31,6 @@ _OPENAI_PATHS = {
     "/RawPredict": "/responses",
     "/StreamRawPredict": "/responses",
 }
-_HTTP_BODY = 2
-_DATA = 2
 _SPACE = b" \t\r\n"
 
 
@@ -55,11 +53,10 @@ class VertexAIParser:
         if openai_path is None:
             return ParsedBody(Api.RAW, can_rewrite=False, skip_response=True)
         try:
-            http_body = last_bytes(only_message(body), _HTTP_BODY)
-            data = last_bytes(http_body, _DATA) if http_body is not None else None
-        except (FrameError, WireError) as error:
+            request = only_message(pb.PredictRequest, body)
+        except ValueError as error:
             raise bad_request(f"invalid gRPC request: {error}") from error
-        parsed = self._openai.parse(openai_path, headers, data or b"")
+        parsed = self._openai.parse(openai_path, headers, request.http_body.data)
         return replace(parsed, can_rewrite=False)
 
     def response_reader(self, body: ParsedBody, content_type: str) -> ResponseReader:
@@ -83,9 +80,10 @@ class _HttpBodyUsage:
         """Take a piece."""
         for message in self._frames.feed(data):
             try:
-                self._take(last_bytes(message, _DATA) or b"")
-            except WireError:
+                content = pb.HttpBody.FromString(message).data
+            except DecodeError:
                 continue
+            self._take(content)
         if is_last and self._inner is not None:
             self._inner.feed(b"", True)
 
@@ -99,8 +97,6 @@ class _HttpBodyUsage:
         self._inner.feed(data, False)
 
 
-def _create(name: str, parameters: Parameters, _services: Services) -> VertexAIParser:
-    return VertexAIParser()
-
-
-PLUGIN = PluginType("vertexai-parser", Parameters, _create)
+PLUGIN = PluginType(
+    "vertexai-parser", Parameters, lambda _name, _parameters, _services: VertexAIParser()
+)

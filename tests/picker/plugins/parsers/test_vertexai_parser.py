@@ -8,8 +8,7 @@ from struct import pack
 import pytest
 
 from picker.errors import RefusedError
-from picker.framework.interfaces import Parser, ReadsResponses
-from picker.plugins.parsers.vertexai_parser import PLUGIN, VertexAIParser
+from picker.plugins.parsers.vertexai_parser import VertexAIParser
 from picker.types import Api, ParsedBody, Usage
 
 SERVICE = "/google.cloud.aiplatform.v1beta1.PredictionService"
@@ -31,14 +30,6 @@ def request(document: object) -> bytes:
     """A request whose HTTP body is a JSON document."""
     http_body = field(1, b"application/json") + field(2, json.dumps(document).encode())
     return frame(field(1, b"projects/p/endpoints/e") + field(2, http_body))
-
-
-def test_it_is_a_parser_of_its_config_type() -> None:
-    """It reads responses, too."""
-    parser = PLUGIN.make("mine", PLUGIN.parameters())
-    assert PLUGIN.name == "vertexai-parser"
-    assert isinstance(parser, Parser)
-    assert isinstance(parser, ReadsResponses)
 
 
 def test_a_chat_completion_is_read_and_cannot_be_changed() -> None:

@@ -1,27 +1,30 @@
-"""gRPC's framing of messages: a flag, four bytes of length, the message."""
+"""Bodies of gRPC: frames of a flag, four bytes of length, and a message."""
 
 from __future__ import annotations
 
 from struct import Struct
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
 
 _PREFIX = Struct(">?I")
 DEFAULT_LIMIT_BYTES = 4 * 2**20
+M = TypeVar("M", bound=Message)
 
 
-class FrameError(ValueError):
-    """Bytes that are no frame."""
-
-
-def only_message(data: bytes) -> bytes:
-    """The message of the one frame that `data` is. Raises `FrameError`."""
-    if len(data) < _PREFIX.size:
-        raise FrameError("shorter than a frame's prefix")
-    if data[0] != 0:
-        raise FrameError("compressed messages cannot be read")
-    _, size = _PREFIX.unpack_from(data)
-    if size != len(data) - _PREFIX.size:
-        raise FrameError(f"the prefix says {size} bytes, {len(data) - _PREFIX.size} came")
-    return data[_PREFIX.size :]
+def only_message(kind: type[M], body: bytes) -> M:
+    """The message in the one uncompressed frame that `body` is. Raises `ValueError`."""
+    if len(body) < _PREFIX.size:
+        raise ValueError("shorter than a frame's prefix")
+    if body[0] != 0:
+        raise ValueError("compressed messages cannot be read")
+    _, size = _PREFIX.unpack_from(body)
+    if size != len(body) - _PREFIX.size:
+        raise ValueError(f"the prefix says {size} bytes, {len(body) - _PREFIX.size} came")
+    try:
+        return kind.FromString(body[_PREFIX.size :])
+    except DecodeError as error:
+        raise ValueError(f"the message is no {kind.DESCRIPTOR.name}") from error
 
 
 class FrameSplitter:

@@ -1,0 +1,1 @@
+"""What scripts/gen-protos writes."""
