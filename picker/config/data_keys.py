@@ -1,3 +1,4 @@
+# Apart: which plugin needs which other one's data, a subject of its own.
 """The producers of the data that plugins consume: defaults, their order, and what cannot work."""
 
 from __future__ import annotations

@@ -12,12 +12,12 @@ from picker.config.schema import EndpointPickerConfig, SchedulingProfile
 from picker.config.source import Path
 from picker.framework.interfaces import (
     Filter,
+    NamesProfiles,
     Picker,
     ProfileHandler,
     SaturationDetector,
     Scorer,
 )
-from picker.framework.named_profiles import NamesProfiles
 
 DEFAULT_PICKER = "max-score-picker"
 DEFAULT_PROFILE_HANDLER = "single-profile-handler"

@@ -1,3 +1,4 @@
+# Apart: one section of the document.
 """How requests are understood and refused: parsers and the saturation detector."""
 
 from __future__ import annotations

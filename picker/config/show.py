@@ -35,14 +35,14 @@ DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ConfigLine:
     """A line of YAML. `origin` is `file:line`, "default" or "auto-created"; None: no value."""
 
     text: str
     origin: str | None
 
 
-def effective_lines(loaded: LoadedConfig, assembly: Assembly) -> list[Line]:
+def effective_lines(loaded: LoadedConfig, assembly: Assembly) -> list[ConfigLine]:
     """The whole configuration in effect."""
     shown = _Shown(loaded.source)
     version = loaded.config.api_version
@@ -70,7 +70,7 @@ def effective_lines(loaded: LoadedConfig, assembly: Assembly) -> list[Line]:
     return list(shown.lines())
 
 
-def aligned(lines: list[Line], *, with_origin: bool) -> str:
+def aligned(lines: list[ConfigLine], *, with_origin: bool) -> str:
     """The lines as one text; origins as comments, in a column."""
     if not with_origin:
         return "".join(f"{line.text}\n" for line in lines)
@@ -112,31 +112,31 @@ class _Shown:
                 node = node.setdefault(step, {})
             node[path[-1]] = _Leaf(value, origin)
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[ConfigLine]:
         """Block YAML, a line for each value."""
         return _lines(self._document, 0)
 
 
-def _lines(node: dict[str | int, Any], indent: int) -> Iterator[Line]:
+def _lines(node: dict[str | int, Any], indent: int) -> Iterator[ConfigLine]:
     pad = " " * indent
     for step, part in node.items():
         if isinstance(step, int):
             yield from _element(part, indent)
         elif isinstance(part, _Leaf):
-            yield Line(f"{pad}{_scalar(step)}: {_scalar(part.value)}", part.origin)
+            yield ConfigLine(f"{pad}{_scalar(step)}: {_scalar(part.value)}", part.origin)
         else:
-            yield Line(f"{pad}{_scalar(step)}:", None)
+            yield ConfigLine(f"{pad}{_scalar(step)}:", None)
             is_list = isinstance(next(iter(part)), int)
             yield from _lines(part, indent if is_list else indent + 2)
 
 
-def _element(part: Any, indent: int) -> Iterator[Line]:
+def _element(part: Any, indent: int) -> Iterator[ConfigLine]:
     pad = " " * indent
     if isinstance(part, _Leaf):
-        yield Line(f"{pad}- {_scalar(part.value)}", part.origin)
+        yield ConfigLine(f"{pad}- {_scalar(part.value)}", part.origin)
         return
     first, *others = _lines(part, indent + 2)
-    yield Line(f"{pad}- {first.text[indent + 2 :]}", first.origin)
+    yield ConfigLine(f"{pad}- {first.text[indent + 2 :]}", first.origin)
     yield from others
 
 

@@ -17,9 +17,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from picker.framework.attributes import Attributes
+from picker.framework.attributes import LET_IN_LOAD_KEY, Attributes, EndpointLoad
 from picker.framework.disaggregation import DECODE_ROLES, PREFILL_ROLES, ROLE_LABEL
-from picker.framework.findings import LET_IN_LOAD_KEY, EndpointLoad
 from picker.framework.interfaces import SaturationDetector
 from picker.types import Candidate
 

@@ -47,7 +47,6 @@ class OrderingPolicy(Protocol):
 
     def rank(self, item: QueuedRequest) -> Rank:
         """Its place; asked once, when it arrives."""
-        ...
 
 
 class BandFairness(Protocol):
@@ -55,27 +54,22 @@ class BandFairness(Protocol):
 
     def head_changed(self, flow: str, head: QueuedRequest | None, rank: Rank) -> None:
         """The next request of `flow` is now `head`; None: nothing of it waits."""
-        ...
 
     def select(self, now_seconds: float) -> str | None:
         """The flow whose head goes next; None when nothing waits. Changes nothing that counts:
         asked twice it answers the same.
         """
-        ...
 
     def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
         """`item` was let in; told before the `head_changed` that follows from it."""
-        ...
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
         """A request that was let in is over; `usage` is what its response said, if anything. Its
         flow may be unknown here: bands come and go.
         """
-        ...
 
     def forget(self, flow: str) -> None:
         """Nothing of `flow` waits and nothing has come for long."""
-        ...
 
 
 @runtime_checkable
@@ -86,7 +80,6 @@ class SharesCapacity(Protocol):
 
     def weight(self, flow: str) -> float:
         """More than 0; the same as long as anything of the flow waits."""
-        ...
 
 
 @runtime_checkable
@@ -99,14 +92,12 @@ class KeepsHeadroom(Protocol):
         """A part of the band's ceiling, 0 to 1, of which one more request takes about `place`. So
         close to the ceiling `select_within_share` is asked, and not `select`.
         """
-        ...
 
     def select_within_share(self, now_seconds: float) -> str | None:
         """The flow whose head goes next; None when none that waits may: then nothing of the band
         goes until there is more room, or another one comes or goes. Also time may change it, and
         it is asked now and then.
         """
-        ...
 
 
 @runtime_checkable
@@ -115,7 +106,6 @@ class FairnessPolicy(Protocol):
 
     def for_band(self, priority: int) -> BandFairness:
         """A new state for one band."""
-        ...
 
 
 class ProgramShare(msgspec.Struct, frozen=True):
@@ -133,7 +123,6 @@ class SharesByProgram(Protocol):
 
     def program_shares(self) -> Mapping[str, ProgramShare]:
         """All programs it knows, now."""
-        ...
 
 
 @runtime_checkable
@@ -145,7 +134,6 @@ class UsageLimitPolicy(Protocol):
         is held back while the pool's saturation is at its ceiling or above. Asked once per look at
         the queues.
         """
-        ...
 
 
 @runtime_checkable
@@ -154,7 +142,6 @@ class EvictionFilter(Protocol):
 
     def is_evictable(self, item: QueuedRequest) -> bool:
         """Asked once, when it was let in."""
-        ...
 
 
 @runtime_checkable
@@ -163,7 +150,6 @@ class EvictionOrder(Protocol):
 
     def rank(self, item: QueuedRequest, dispatched_at_seconds: float) -> Rank:
         """Smaller is stopped first."""
-        ...
 
 
 @runtime_checkable
@@ -172,7 +158,6 @@ class JudgesStaleness(Protocol):
 
     def stale(self, candidates: Sequence[Candidate], now_seconds: float) -> int:
         """How many of `candidates` it judges without fresh metrics."""
-        ...
 
 
 @runtime_checkable
@@ -182,4 +167,3 @@ class SettlesLate(Protocol):
     @property
     def settle_seconds(self) -> float:
         """After so long the end of a request shows in its saturation."""
-        ...

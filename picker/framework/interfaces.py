@@ -40,7 +40,6 @@ class Parser(Protocol):
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
         """Decode `body`. Raises `RefusedError` (400) naming the field that is wrong."""
-        ...
 
 
 @runtime_checkable
@@ -53,7 +52,6 @@ class DataProducer(Protocol):
         """Write findings into `attributes`; return the request, possibly enriched
         (`dataclasses.replace`).
         """
-        ...
 
 
 @runtime_checkable
@@ -70,7 +68,6 @@ class AsyncDataProducer(Protocol):
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> InferenceRequest:
         """As `DataProducer.produce`."""
-        ...
 
 
 @runtime_checkable
@@ -79,7 +76,6 @@ class RequestProcessor(Protocol):
 
     def process(self, request: InferenceRequest) -> InferenceRequest:
         """The request, possibly enriched. Raises `RefusedError`."""
-        ...
 
 
 @runtime_checkable
@@ -90,7 +86,6 @@ class Screener(Protocol):
         self, request: InferenceRequest, candidates: Sequence[Candidate], rng: Random
     ) -> Sequence[Candidate]:
         """Those that may serve. Every screener sees all; the results are intersected."""
-        ...
 
 
 @runtime_checkable
@@ -105,7 +100,6 @@ class Admitter(Protocol):
         rng: Random,
     ) -> None:
         """Raises `RefusedError` to refuse."""
-        ...
 
 
 @runtime_checkable
@@ -116,7 +110,6 @@ class SaturationDetector(Protocol):
         self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
     ) -> float:
         """0 is idle, 1 and above is full; no candidates are full."""
-        ...
 
 
 @runtime_checkable
@@ -127,7 +120,6 @@ class Decider(Protocol):
         self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
     ) -> bool:
         """Whether to run it; `picked` is the endpoint of the stage before, if there was one."""
-        ...
 
 
 @runtime_checkable
@@ -137,13 +129,11 @@ class UsesPlugins(Protocol):
     @property
     def references(self) -> Mapping[str, str]:
         """Parameter name → the plugin that it names."""
-        ...
 
     def connect(self, plugins: Mapping[str, object]) -> None:
         """The named plugins, by name; called once, when all plugins exist. Raises `ValueError` for
         one of the wrong kind.
         """
-        ...
 
 
 @runtime_checkable
@@ -153,11 +143,9 @@ class ResponseReader(Protocol):
     @property
     def usage(self) -> Usage | None:
         """What was said so far; None: nothing."""
-        ...
 
     def feed(self, data: bytes, is_last: bool) -> None:
         """Take a piece of the body, cut anywhere. Never raises for what a server may send."""
-        ...
 
 
 @runtime_checkable
@@ -166,7 +154,6 @@ class ReadsResponses(Protocol):
 
     def response_reader(self, body: ParsedBody, content_type: str) -> ResponseReader:
         """A reader for the response to a request with this body."""
-        ...
 
 
 @runtime_checkable
@@ -176,7 +163,6 @@ class ProducesData(Protocol):
     @property
     def produces(self) -> tuple[DataKey[Any], ...]:
         """The keys it writes."""
-        ...
 
 
 @runtime_checkable
@@ -186,7 +172,6 @@ class ConsumesData(Protocol):
     @property
     def consumes(self) -> tuple[DataKey[Any], ...]:
         """The keys it reads; for a producer, those that must be written before it runs."""
-        ...
 
 
 @runtime_checkable
@@ -196,7 +181,6 @@ class MayConsumeData(Protocol):
     @property
     def may_consume(self) -> tuple[DataKey[Any], ...]:
         """The keys it reads when they were produced."""
-        ...
 
 
 @runtime_checkable
@@ -211,7 +195,6 @@ class Filter(Protocol):
         rng: Random,
     ) -> Sequence[Candidate]:
         """Return the candidates that may serve, in the order given; none refuses the request."""
-        ...
 
 
 @runtime_checkable
@@ -222,7 +205,6 @@ class Scorer(Protocol):
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
         """One score in [0, 1] per candidate, in the order given."""
-        ...
 
 
 @runtime_checkable
@@ -231,7 +213,6 @@ class Picker(Protocol):
 
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
         """The chosen ones, best first; never empty for a non-empty input. `rng` breaks ties."""
-        ...
 
 
 @runtime_checkable
@@ -241,7 +222,6 @@ class ProfileHandler(Protocol):
     @property
     def max_profiles(self) -> int | None:
         """How many profiles it can work with; None: any number."""
-        ...
 
     def pick_profiles(
         self,
@@ -253,13 +233,11 @@ class ProfileHandler(Protocol):
         """Names of the profiles to run next; empty when done. `results` has None for a profile that
         found nothing.
         """
-        ...
 
     def process_results(
         self, request: InferenceRequest, results: Mapping[str, ProfileResult | None]
     ) -> SchedulingResult:
         """Combine the results. Raises `RefusedError` when the primary profile found nothing."""
-        ...
 
 
 @runtime_checkable
@@ -273,7 +251,6 @@ class PreRequest(Protocol):
 
         Raises `RefusedError` to refuse it after all.
         """
-        ...
 
 
 class Flight(msgspec.Struct, frozen=True):
@@ -290,7 +267,6 @@ class ResponseHeadHook(Protocol):
 
     def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str] | None:
         """Headers to set on the response, if any."""
-        ...
 
 
 @runtime_checkable
@@ -299,7 +275,6 @@ class ResponseProgressHook(Protocol):
 
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> Metadata | None:
         """Metadata for the proxy, if any; it is sent with the last piece only."""
-        ...
 
 
 @runtime_checkable
@@ -313,7 +288,6 @@ class RequestEndHook(Protocol):
         self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
     ) -> None:
         """Release what the request held. `usage` is what its response said, if anything."""
-        ...
 
 
 @runtime_checkable
@@ -331,7 +305,6 @@ class BackgroundFlush(Protocol):
         the time of day at the same moment. Whatever goes wrong with the other server is dealt
         with here.
         """
-        ...
 
 
 @runtime_checkable
@@ -340,7 +313,6 @@ class EndpointObserver(Protocol):
 
     def endpoint_removed(self, key: str) -> None:
         """Forget everything about the endpoint `key`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,18 +345,44 @@ class KvEventConsumer(Protocol):
     @property
     def kv_event_feed(self) -> KvEventFeed:
         """Where to listen; the same for the life of the plugin."""
-        ...
 
     def kv_event_source(self, endpoint: Endpoint) -> KvEventSource | None:
         """Where to connect to hear this endpoint; None: it is not wanted."""
-        ...
 
     def kv_events(self, key: str, topic: str, payload: bytes) -> None:
         """Endpoint `key` sent this. Raises `PickerError` for what cannot be understood; then
         nothing of it was taken in.
         """
-        ...
 
     def kv_events_lost(self, key: str) -> None:
         """What endpoint `key` said so far does not hold any more: forget it."""
-        ...
+
+
+@runtime_checkable
+class NamesProfiles(Protocol):
+    """Asks for profiles by name; both mappings are parameter → the profile that it names."""
+
+    @property
+    def required_profiles(self) -> Mapping[str, str]:
+        """Those without which nothing is scheduled: a configuration has to have them."""
+
+    @property
+    def optional_profiles(self) -> Mapping[str, str]:
+        """Those that were named on purpose and without which something is left out."""
+
+
+@runtime_checkable
+class RevisionGate(Protocol):
+    """Draws one of the revisions of a rollout for each request."""
+
+    @property
+    def gating_mode(self) -> str:
+        """How it draws, as the configuration calls it."""
+
+    def revision_shares(self, candidates: Sequence[Candidate]) -> Mapping[str, float]:
+        """The chance of each revision that could be drawn; empty when none is complete."""
+
+    def unmatched_selectors(
+        self, request: InferenceRequest, candidates: Sequence[Candidate]
+    ) -> Sequence[str]:
+        """The strict header selectors, by name, that select none of `candidates`."""

@@ -40,6 +40,12 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
         return {}
 
 
+def require(is_met: bool, name: str, rule: str, value: object) -> None:
+    """Refuse a parameter: raise `ValueError` unless `is_met`, "`name` must `rule`, got `value`"."""
+    if not is_met:
+        raise ValueError(f"{name} must {rule}, got {value}")
+
+
 P = TypeVar("P", bound=Parameters)
 
 

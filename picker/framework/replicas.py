@@ -13,12 +13,13 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from picker.framework.findings import EndpointLoad
-from picker.framework.session_bindings import SessionBindings
+from picker.framework.attributes import EndpointLoad
 
 # A prompt's block hashes, first block first, were sent to an endpoint with room for so many blocks:
 # (endpoint key, hashes, capacity).
 TellPlacement: TypeAlias = Callable[[str, npt.NDArray[np.uint64], int], None]
+# A session was sent to an endpoint, the n-th that it has: (session, endpoint key, n).
+TellBinding: TypeAlias = Callable[[str, str, int], None]
 
 
 @runtime_checkable
@@ -28,21 +29,29 @@ class SharesPlacements(Protocol):
     @property
     def hash_seed(self) -> int:
         """The seed of its hashes now."""
-        ...
 
     def use_hash_seed(self, seed: int) -> None:
         """Hash by another seed, and forget what was hashed by the one before. Has no effect on a
         plugin whose parameters name a seed.
         """
-        ...
 
     def tell_placements(self, tell: TellPlacement | None) -> None:
         """Call `tell` with every placement from now on."""
-        ...
 
     def placed_elsewhere(self, key: str, hashes: npt.NDArray[np.uint64], capacity: int) -> None:
         """Another replica sent a prompt to endpoint `key`, which is in the pool."""
-        ...
+
+
+class SessionMemory(Protocol):
+    """Which endpoint each session is bound to."""
+
+    def tell(self, tell: TellBinding | None) -> None:
+        """Call `tell` with every session that is bound here from now on."""
+
+    def bound_elsewhere(
+        self, session: str, endpoint: str, moves: int, age_seconds: float, now_seconds: float
+    ) -> None:
+        """Another replica has sent the session there, `age_seconds` ago."""
 
 
 @runtime_checkable
@@ -50,9 +59,8 @@ class SharesSessions(Protocol):
     """Remembers to which endpoint each session belongs."""
 
     @property
-    def session_bindings(self) -> SessionBindings | None:
+    def session_bindings(self) -> SessionMemory | None:
         """What it remembers; None: it needs no memory."""
-        ...
 
 
 @runtime_checkable
@@ -62,8 +70,6 @@ class SharesLoads(Protocol):
     @property
     def own_loads(self) -> Mapping[str, EndpointLoad] | None:
         """By endpoint key, what this replica has under way; None: it is not to be told."""
-        ...
 
     def set_loads_elsewhere(self, loads: Mapping[str, EndpointLoad]) -> None:
         """What the other replicas have under way now, all of them together."""
-        ...

@@ -31,7 +31,6 @@ class HttpClient(Protocol):
 
         Raises `HttpError`.
         """
-        ...
 
 
 class NoHttp:
@@ -54,11 +53,9 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Seconds that never go back."""
-        ...
 
     async def sleep(self, seconds: float) -> None:
         """Return once so much has passed. May be cancelled."""
-        ...
 
 
 class NoClock:

@@ -21,23 +21,18 @@ class Span(Protocol):
     @property
     def is_recorded(self) -> bool:
         """Whether anybody will see it, and spans within it."""
-        ...
 
     def set(self, name: str, value: str | int | float | bool) -> None:
         """Say something about it."""
-        ...
 
     def fail(self, description: str) -> None:
         """It ended in an error."""
-        ...
 
     def end(self) -> None:
         """It is over; called once."""
-        ...
 
     def propagation(self) -> Mapping[str, str]:
         """Headers that make what the endpoint does a part of it."""
-        ...
 
 
 class Tracer(Protocol):
@@ -48,11 +43,9 @@ class Tracer(Protocol):
 
         Its parent is what `headers` (lower case) name, if anything.
         """
-        ...
 
     def begin(self, name: str, parent: Span) -> Span:
         """A span within `parent`, which this tracer began."""
-        ...
 
 
 class NoSpan:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from picker.framework.findings import EndpointLoad
+from picker.framework.attributes import EndpointLoad
 from picker.peers.messages import LoadKey, LoadReport, Loads
 
 _NOTHING = EndpointLoad()

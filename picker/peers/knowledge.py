@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from picker.framework.findings import EndpointLoad
-from picker.framework.replicas import SharesLoads, SharesPlacements, SharesSessions
-from picker.framework.session_bindings import SessionBindings
+from picker.framework.attributes import EndpointLoad
+from picker.framework.replicas import SessionMemory, SharesLoads, SharesPlacements, SharesSessions
 from picker.peers.messages import PICKER, Batch, EndpointName, LoadKey
 from picker.peers.outbox import Outbox
 from picker.peers.seeds import fingerprint
@@ -47,7 +46,7 @@ class Knowledge:
         self._datastore, self._inflight = datastore, inflight
         self._outbox: Outbox | None = None
         self._placements: dict[str, SharesPlacements] = {}
-        self._sessions: dict[str, SessionBindings] = {}
+        self._sessions: dict[str, SessionMemory] = {}
         self._loads: dict[str, SharesLoads] = {}
         self._elsewhere: Mapping[str, Mapping[str, EndpointLoad]] = {}
         self._fingerprints: dict[int, int] = {}  # by seed

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from picker.framework.findings import EndpointLoad
+from picker.framework.attributes import EndpointLoad
 from picker.prefix.block_hash import BlockHashes
 
 VERSION = 1

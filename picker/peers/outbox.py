@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from picker.framework.findings import EndpointLoad
+from picker.framework.attributes import EndpointLoad
 from picker.peers.messages import (
     Batch,
     Binding,

@@ -12,7 +12,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from picker.errors import PickerError
-from picker.framework.findings import EndpointLoad
+from picker.framework.attributes import EndpointLoad
 from picker.peers.generated import replica_pb2 as pb
 from picker.peers.messages import (
     ID_BYTES,

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.findings import AGENT_IDENTITY, PEER_ENDPOINT, SESSION_ID
+from picker.framework.attributes import (
+    AGENT_IDENTITY,
+    PEER_ENDPOINT,
+    SESSION_ID,
+    Attributes,
+    DataKey,
+)
 from picker.recording.privacy import Digests
 from picker.recording.values import NotReplayableError, recordable, restored
 

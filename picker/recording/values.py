@@ -20,14 +20,14 @@ from dataclasses import fields, is_dataclass
 from types import MappingProxyType
 from typing import Any
 
-from picker.framework.findings import (
+from picker.framework.attributes import (
     EncoderMatch,
     EndpointLoad,
     InFlightLoad,
     LatencyPrediction,
+    ServedModel,
     Topology,
 )
-from picker.framework.served_models import ServedModel
 from picker.prefix.match import PrefixCacheMatchInfo
 from picker.recording.lines import Number
 

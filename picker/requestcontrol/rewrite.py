@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from picker.framework.request_bodies import decoded, unmarked
+from picker.json_bodies import decoded, unmarked
 
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _NO_MEMBERS: Mapping[str, object] = MappingProxyType({})

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from picker.framework.findings import EndpointLoad
+from picker.framework.attributes import EndpointLoad
 from picker.types import Candidate
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from picker.config.build import Assembly
-from picker.framework.findings import EndpointLoad, FlowLoads
+from picker.framework.attributes import EndpointLoad, FlowLoads
 from picker.framework.flow import ProgramShare, SharesByProgram
 from picker.metrics.picker_metrics import Collector, Metric, PickerMetrics, gauge_family
 from picker.pool.inflight import InflightLoad

@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from picker.config.instances import Instance
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.disaggregation import DISAGGREGATION_DECISION_KEY
-from picker.framework.findings import (
+from picker.framework.attributes import (
     ENCODER_MATCHES,
     LATENCY_PREDICTIONS,
+    Attributes,
+    DataKey,
     EncoderMatch,
     LatencyPrediction,
 )
-from picker.framework.interfaces import Flight, KvEventConsumer, ProducesData
-from picker.framework.multimodal import modalities
-from picker.framework.rollout import RevisionGate
-from picker.framework.slo import latency_objectives
+from picker.framework.disaggregation import DISAGGREGATION_DECISION_KEY
+from picker.framework.interfaces import Flight, KvEventConsumer, ProducesData, RevisionGate
 from picker.metrics.families import KvSeries
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.metrics.series import Counter, Histogram
 from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo
+from picker.scheduling.latency_objectives import latency_objectives
 from picker.scheduling.latency_predictor import Measurement, measurement_key
+from picker.tokenization.multimodal import modalities
 from picker.types import (
     BYTES_PER_TOKEN,
     Candidate,

@@ -20,11 +20,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from picker.framework.token_ids import pack_token_ids
 from picker.tokenization.contents import AnthropicBlocks, BlockAdder, OpenAIBlocks, system_text
 from picker.tokenization.json_text import json_text
 from picker.tokenization.media import MediaTokens
 from picker.tokenization.prompt_stream import Prompt, PromptStream, packed_text
+from picker.tokenization.token_ids import pack_token_ids
 from picker.types import Api
 
 _RESPONSE_PARTS = ("instructions", "tools", "input")

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from picker.framework.multimodal import read_features
-from picker.framework.token_ids import pack_token_ids
 from picker.tokenization.anthropic_chat import chat_of
+from picker.tokenization.multimodal import read_features
 from picker.tokenization.prompt_stream import Prompt
+from picker.tokenization.token_ids import pack_token_ids
 from picker.types import Api, ParsedBody
 
 COMPLETIONS_PATH = "/v1/completions/render"

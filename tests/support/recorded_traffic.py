@@ -15,7 +15,7 @@ from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
 from picker.errors import RefusedError
-from picker.framework.served_models import MODELS_ATTRIBUTE, ServedModel
+from picker.framework.attributes import MODELS_ATTRIBUTE, ServedModel
 from picker.framework.services import NoHttp, Services
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from picker.framework.replicas import TellPlacement
-from picker.framework.session_bindings import SessionBindings
 from picker.peers.exchange import Exchange, ExchangeSettings
 from picker.peers.knowledge import Knowledge
 from picker.peers.outbox import Cursor, OutboxLimits
+from picker.plugins._shared.session_affinity import SessionBindings
 from picker.plugins.producers.inflight_load_producer import Ledger
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad

@@ -14,13 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Any
 
 from picker.errors import Code, DropReason, RefusedError
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.findings import latency_predictions_key
+from picker.framework.attributes import Attributes, latency_predictions_key
 from picker.framework.registry import Parameters, PluginType
-from picker.framework.slo import latency_objectives
+from picker.scheduling.latency_objectives import latency_objectives
 from picker.types import Candidate, InferenceRequest
 
 COLD = 0.02
@@ -37,11 +35,7 @@ class LatencySloAdmitter:
 
     def __init__(self, parameters: LatencySloAdmitterParameters) -> None:
         self._key = latency_predictions_key(parameters.latency_prediction_info_producer_name)
-
-    @property
-    def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The predictions of the configured producer."""
-        return (self._key,)
+        self.consumes = (self._key,)
 
     def admit(
         self,

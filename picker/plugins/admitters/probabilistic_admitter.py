@@ -18,7 +18,7 @@ from random import Random
 
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, require
 from picker.scheduling.load_signals import waiting_requests
 from picker.types import Candidate, InferenceRequest
 
@@ -43,14 +43,15 @@ class ProbabilisticAdmitter:
         self._kv = parameters.kv_cache_util_threshold
         self._power = parameters.power
         self._k = parameters.k
-        if not (math.isfinite(self._queue) and self._queue > 0):
-            raise ValueError(f"queueDepthThreshold must be positive, got {self._queue}")
-        if not 0.0 < self._kv <= 1.0:
-            raise ValueError(f"kvCacheUtilThreshold must be above 0 and at most 1, got {self._kv}")
-        if not (math.isfinite(self._power) and self._power > 0):
-            raise ValueError(f"power must be positive, got {self._power}")
-        if not (math.isfinite(self._k) and self._k >= 0):
-            raise ValueError(f"k must not be negative, got {self._k}")
+        require(
+            math.isfinite(self._queue) and self._queue > 0,
+            "queueDepthThreshold",
+            "be positive",
+            self._queue,
+        )
+        require(0.0 < self._kv <= 1.0, "kvCacheUtilThreshold", "be above 0 and at most 1", self._kv)
+        require(math.isfinite(self._power) and self._power > 0, "power", "be positive", self._power)
+        require(math.isfinite(self._k) and self._k >= 0, "k", "not be negative", self._k)
 
     def admit(
         self,

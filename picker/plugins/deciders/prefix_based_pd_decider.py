@@ -10,10 +10,8 @@ whatever other producers there are; it is created where it is not configured.
 
 from __future__ import annotations
 
-from typing import Any
-
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.attributes import Attributes
+from picker.framework.registry import Parameters, PluginType, require
 from picker.prefix.match import match_info_key
 from picker.types import Candidate, InferenceRequest
 
@@ -38,13 +36,8 @@ class PrefixBasedPdDecider:
             ("nonCachedTokens", self._non_cached_tokens),
             ("promptTokens", self._prompt_tokens),
         ):
-            if tokens < 0:
-                raise ValueError(f"{name} must not be negative, got {tokens}")
-
-    @property
-    def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The approximate matches, unless it is off."""
-        return (_MATCH_KEY,) if self._non_cached_tokens else ()
+            require(tokens >= 0, name, "not be negative", tokens)
+        self.consumes = (_MATCH_KEY,) if self._non_cached_tokens else ()
 
     def should_run(
         self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes

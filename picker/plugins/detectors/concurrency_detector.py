@@ -19,16 +19,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.findings import (
+from picker.framework.attributes import (
     LET_IN_LOAD_KEY,
+    Attributes,
     EndpointLoad,
     LiveLoad,
     inflight_load_key,
 )
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, require
 from picker.scheduling.load_signals import own_requests, with_headroom
 from picker.types import Candidate, InferenceRequest
 
@@ -52,14 +52,16 @@ class ConcurrencyDetectorParameters(Parameters, frozen=True):
 class ConcurrencyDetector:
     """Judges by own counts. Keeps a reference to the plugin that counts, and no state."""
 
+    settle_seconds = SETTLE_SECONDS
+
+    may_consume = (LET_IN_LOAD_KEY,)
+
     def __init__(self, parameters: ConcurrencyDetectorParameters) -> None:
         """Raises `ValueError` for limits out of range."""
         self._max_requests = parameters.max_concurrency
         self._max_tokens = parameters.max_token_concurrency
-        if self._max_requests < 1:
-            raise ValueError(f"maxConcurrency must be positive, got {self._max_requests}")
-        if self._max_tokens < 1:
-            raise ValueError(f"maxTokenConcurrency must be positive, got {self._max_tokens}")
+        require(self._max_requests >= 1, "maxConcurrency", "be positive", self._max_requests)
+        require(self._max_tokens >= 1, "maxTokenConcurrency", "be positive", self._max_tokens)
         headroom = parameters.headroom
         self._requests_limit = int(with_headroom(self._max_requests, headroom))
         self._tokens_limit = int(with_headroom(self._max_tokens, headroom))
@@ -67,26 +69,8 @@ class ConcurrencyDetector:
         self._producer = parameters.in_flight_load_producer_name
         self._key = inflight_load_key(self._producer)
         self._live: LiveLoad | None = None
-
-    @property
-    def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The load of the configured producer."""
-        return (self._key,)
-
-    @property
-    def may_consume(self) -> tuple[DataKey[Any], ...]:
-        """What is on its way, as flow control says."""
-        return (LET_IN_LOAD_KEY,)
-
-    @property
-    def settle_seconds(self) -> float:
-        """Own counts know at once of a request that is over."""
-        return SETTLE_SECONDS
-
-    @property
-    def references(self) -> Mapping[str, str]:
-        """The producer, to be asked outside of decisions too."""
-        return {"inFlightLoadProducerName": self._producer}
+        self.consumes = (self._key,)
+        self.references = {"inFlightLoadProducerName": self._producer}
 
     def connect(self, plugins: Mapping[str, object]) -> None:
         """Remember the producer. Raises `ValueError` when it does not count."""

@@ -35,7 +35,7 @@ from random import Random
 
 from picker.framework.attributes import Attributes
 from picker.framework.durations import parse_duration
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, require
 from picker.scheduling.load_signals import waiting_requests, with_headroom
 from picker.types import Candidate, EndpointMetrics, InferenceRequest
 
@@ -72,19 +72,17 @@ class UtilizationDetector:
         """Raises `ValueError` for thresholds out of range."""
         self._queue = parameters.queue_depth_threshold
         self._kv = parameters.kv_cache_util_threshold
-        if self._queue < 1:
-            raise ValueError(f"queueDepthThreshold must be positive, got {self._queue}")
-        if not 0.0 < self._kv <= 1.0:
-            raise ValueError(f"kvCacheUtilThreshold must be above 0 and at most 1, got {self._kv}")
+        require(self._queue >= 1, "queueDepthThreshold", "be positive", self._queue)
+        require(0.0 < self._kv <= 1.0, "kvCacheUtilThreshold", "be above 0 and at most 1", self._kv)
         self._assumed = parameters.assumed_concurrency
-        if self._assumed < 1:
-            raise ValueError(f"assumedConcurrency must be positive, got {self._assumed}")
+        require(self._assumed >= 1, "assumedConcurrency", "be positive", self._assumed)
         self._memories: dict[str, _Memory] = {}
         self._tolerated_seconds = parse_duration(parameters.metrics_staleness_threshold)
         if self._tolerated_seconds <= 0:
             raise ValueError("metricsStalenessThreshold must be positive")
         self._most_waiting = with_headroom(self._queue, parameters.headroom)
         self._most_used = with_headroom(self._kv, parameters.headroom)
+        self.settle_seconds = self._tolerated_seconds + SCRAPE_SECONDS
 
     def saturation(
         self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
@@ -103,13 +101,6 @@ class UtilizationDetector:
             else:
                 total += max(seen[0] / self._queue, seen[1] / self._kv)
         return total / len(candidates)
-
-    @property
-    def settle_seconds(self) -> float:
-        """A request that is over is missing from the metrics of the scrape after it at the latest;
-        they are believed for as long as they are not stale.
-        """
-        return self._tolerated_seconds + SCRAPE_SECONDS
 
     def stale(self, candidates: Sequence[Candidate], now_seconds: float) -> int:
         """How many are judged without fresh metrics."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from picker.framework.attributes import MODELS_ATTRIBUTE, ServedModel
 from picker.framework.registry import Parameters, PluginType
-from picker.framework.served_models import MODELS_ATTRIBUTE, ServedModel
 from picker.scrape.sources import ExtractError, Extraction, Scrape
 
 

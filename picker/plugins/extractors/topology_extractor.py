@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from picker.framework.findings import TOPOLOGY, Topology
+from picker.framework.attributes import TOPOLOGY, Topology
 from picker.framework.registry import Parameters, PluginType, Stability
 from picker.framework.services import Services
 from picker.types import Endpoint

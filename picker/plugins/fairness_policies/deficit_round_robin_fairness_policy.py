@@ -49,11 +49,11 @@ from itertools import count
 
 import msgspec
 
-from picker.framework.calm_load import CalmLoad
 from picker.framework.flow import QueuedRequest, Rank
 from picker.framework.flow_heap import FlowHeap
-from picker.framework.recent_use import RecentUse
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, require
+from picker.plugins.fairness_policies._burst_headroom import CalmLoad
+from picker.plugins.fairness_policies._recent_use import RecentUse
 from picker.types import Usage
 
 LEAST_WEIGHT, GREATEST_WEIGHT = 0.001, 1000.0
@@ -239,8 +239,7 @@ class DeficitRoundRobinFairnessPolicy:
             ("quantumTokens", parameters.quantum_tokens),
             ("maxDebtTokens", parameters.max_debt_tokens),
         ):
-            if not 1 <= value <= GREATEST_TOKENS:
-                raise ValueError(f"{name} must be from 1 to {GREATEST_TOKENS}, got {value}")
+            require(1 <= value <= GREATEST_TOKENS, name, f"be from 1 to {GREATEST_TOKENS}", value)
         for name, factor in (
             ("completionTokenWeight", parameters.completion_token_weight),
             ("cachedTokenWeight", parameters.cached_token_weight),

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from picker.framework.flow import ProgramShare, QueuedRequest, Rank
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, require
 from picker.types import DEFAULT_FAIRNESS_ID, Usage
 
 COMPLETION_WEIGHT = 2
@@ -283,16 +283,14 @@ def _refuse_what_makes_no_sense(parameters: ProgramAwareFairnessParameters) -> N
         ("evictionSweepSeconds", parameters.eviction_sweep_seconds),
         ("lasHalfLifeSeconds", parameters.las_half_life_seconds),
     ):
-        if not (math.isfinite(seconds) and seconds > 0):
-            raise ValueError(f"{name} must be positive, got {seconds}")
+        require(math.isfinite(seconds) and seconds > 0, name, "be positive", seconds)
     for name, weight in (
         ("lasWeightService", parameters.las_weight_service),
         ("lasWeightHeadWait", parameters.las_weight_head_wait),
         ("turnPriorityTimeWeight", parameters.turn_priority_time_weight),
         ("turnPriorityInactivitySeconds", parameters.turn_priority_inactivity_seconds),
     ):
-        if not (math.isfinite(weight) and weight >= 0):
-            raise ValueError(f"{name} must not be negative, got {weight}")
+        require(math.isfinite(weight) and weight >= 0, name, "not be negative", weight)
 
 
 PLUGIN = PluginType(

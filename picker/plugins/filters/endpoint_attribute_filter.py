@@ -40,7 +40,7 @@ class Threshold(Parameters, frozen=True):
     value: float
 
 
-class Algorithm(Parameters, frozen=True):
+class FilterAlgorithm(Parameters, frozen=True):
     """`algorithm`: how a number is judged."""
 
     type: Literal["threshold"]
@@ -51,7 +51,7 @@ class EndpointAttributeFilterParameters(Parameters, frozen=True):
     """`parameters` of an endpoint-attribute-filter."""
 
     attribute: str
-    algorithm: Algorithm
+    algorithm: FilterAlgorithm
     producer: str | None = None
     on_missing: Literal["Pass", "Fail"] = "Pass"
     fallback_on_empty: bool = False

@@ -6,7 +6,7 @@ The same formula and the same parameters: a session stays with the cluster that 
 from __future__ import annotations
 
 from picker.framework.registry import PluginType, Stability
-from picker.framework.sessions import SessionAffinityParameters
+from picker.plugins._shared.session_affinity import SessionAffinityParameters
 from picker.plugins.filters.session_affinity_filter import SessionAffinityFilter
 
 PLUGIN = PluginType(

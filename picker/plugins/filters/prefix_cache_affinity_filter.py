@@ -20,9 +20,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.findings import inflight_load_key, latency_predictions_key
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.attributes import (
+    Attributes,
+    DataKey,
+    inflight_load_key,
+    latency_predictions_key,
+)
+from picker.framework.registry import Parameters, PluginType, require
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidate, InferenceRequest
 
@@ -135,14 +139,18 @@ class PrefixCacheAffinityFilter:
 
 
 def _check(parameters: PrefixCacheAffinityParameters) -> None:
-    if not parameters.affinity_threshold <= 1:
-        raise ValueError(
-            f"affinityThreshold must be at most 1, got {parameters.affinity_threshold}"
-        )
-    if not 0 <= parameters.exploration_probability <= 1:
-        raise ValueError(
-            f"explorationProbability must be within 0..1, got {parameters.exploration_probability}"
-        )
+    require(
+        parameters.affinity_threshold <= 1,
+        "affinityThreshold",
+        "be at most 1",
+        parameters.affinity_threshold,
+    )
+    require(
+        0 <= parameters.exploration_probability <= 1,
+        "explorationProbability",
+        "be within 0..1",
+        parameters.exploration_probability,
+    )
     if math.isnan(parameters.max_ttft_penalty_ms):
         raise ValueError("maxTTFTPenaltyMs must be a number")
     if parameters.ttft_source == "prefillThroughput" and not parameters.peak_prefill_throughput > 0:

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Any
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.findings import LatencyPrediction, latency_predictions_key
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.attributes import (
+    Attributes,
+    LatencyPrediction,
+    latency_predictions_key,
+)
+from picker.framework.registry import Parameters, PluginType, require
 from picker.types import Candidate, InferenceRequest
 
 DEFAULT_PREDICTION_PRODUCER = "predicted-latency-producer"
@@ -35,16 +37,11 @@ class SloHeadroomTierFilter:
     def __init__(self, parameters: SloHeadroomTierParameters) -> None:
         """Raises `ValueError` for a probability outside 0..1."""
         self._epsilon = parameters.epsilon_explore_neg
-        if not 0 <= self._epsilon <= 1:
-            raise ValueError(f"epsilonExploreNeg must be within 0..1, got {self._epsilon}")
+        require(0 <= self._epsilon <= 1, "epsilonExploreNeg", "be within 0..1", self._epsilon)
         self._key = latency_predictions_key(
             parameters.latency_prediction_info_producer_name or DEFAULT_PREDICTION_PRODUCER
         )
-
-    @property
-    def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The predictions."""
-        return (self._key,)
+        self.consumes = (self._key,)
 
     def filter(
         self,

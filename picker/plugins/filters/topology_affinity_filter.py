@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Any, Literal
+from typing import Literal
 
-from picker.framework.attributes import Attributes, DataKey
+from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, Stability
-from picker.framework.topology import (
+from picker.plugins._shared.topology import (
     DEFAULT_TOPOLOGY_PRODUCER,
     Tier,
     peer_topology,
@@ -39,11 +39,7 @@ class TopologyAffinityFilter:
     def __init__(self, parameters: TopologyAffinityFilterParameters) -> None:
         self._floor = Tier[parameters.min_affinity.upper()]
         self._producer = parameters.topology_producer_name or DEFAULT_TOPOLOGY_PRODUCER
-
-    @property
-    def may_consume(self) -> tuple[DataKey[Any], ...]:
-        """The endpoint of the stage before, and where endpoints stand."""
-        return topology_findings(self._producer)
+        self.may_consume = topology_findings(self._producer)
 
     def filter(
         self,

@@ -17,11 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Any, Literal
+from typing import Literal
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.findings import InFlightLoad, inflight_load_key
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.attributes import Attributes, InFlightLoad, inflight_load_key
+from picker.framework.registry import Parameters, PluginType, Stability, require
 from picker.scheduling.load_signals import running_requests, waiting_requests
 from picker.types import Candidate, InferenceRequest
 
@@ -54,8 +53,7 @@ class UtilizationFilter:
             raise ValueError("conditions needs at least one condition")
         for index, condition in enumerate(parameters.conditions):
             limit, where = condition.max_value, f"conditions[{index}].maxValue"
-            if not limit >= 0:
-                raise ValueError(f"{where} must not be negative, got {limit}")
+            require(limit >= 0, where, "not be negative", limit)
             if condition.metric == _KV_CACHE and limit > 1:
                 raise ValueError(f"{where} is a share of the cache, 0..1, got {limit}")
         self._scraped = [one for one in parameters.conditions if one.metric != _ACTIVE]
@@ -66,11 +64,7 @@ class UtilizationFilter:
         self._key = inflight_load_key(
             parameters.in_flight_load_producer_name or DEFAULT_INFLIGHT_PRODUCER
         )
-
-    @property
-    def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The load under way, where a condition is about it."""
-        return () if self._max_active is None else (self._key,)
+        self.consumes = () if self._max_active is None else (self._key,)
 
     def filter(
         self,

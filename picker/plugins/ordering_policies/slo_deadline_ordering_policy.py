@@ -12,7 +12,7 @@ import math
 
 from picker.framework.flow import QueuedRequest, Rank
 from picker.framework.registry import Parameters, PluginType
-from picker.framework.slo import latency_objectives
+from picker.scheduling.latency_objectives import latency_objectives
 
 
 class SloDeadlineOrderingPolicy:

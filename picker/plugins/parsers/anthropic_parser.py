@@ -16,15 +16,14 @@ import msgspec
 from picker.errors import bad_request
 from picker.framework.interfaces import ResponseReader
 from picker.framework.registry import Parameters, PluginType
-from picker.framework.request_bodies import (
+from picker.json_bodies import (
     check_shape,
     json_object,
     model_of,
     text_member,
     whole_number,
 )
-from picker.framework.services import Services
-from picker.framework.usage import anthropic_usage, usage_reader
+from picker.plugins.parsers._usage import anthropic_usage, usage_reader
 from picker.types import Api, ParsedBody
 
 _NAME = "messages"
@@ -87,8 +86,6 @@ class AnthropicParser:
         return usage_reader(content_type, anthropic_usage)
 
 
-def _create(name: str, parameters: Parameters, _services: Services) -> AnthropicParser:
-    return AnthropicParser()
-
-
-PLUGIN = PluginType("anthropic-parser", Parameters, _create)
+PLUGIN = PluginType(
+    "anthropic-parser", Parameters, lambda _name, _parameters, _services: AnthropicParser()
+)

@@ -1,3 +1,4 @@
+# Apart: a plugin type, and every type is a file.
 """Understands the request bodies of the OpenAI APIs, as far as a routing decision needs them.
 
 Unknown members are the endpoint's business and pass. What is checked is what producers read: the
@@ -18,16 +19,15 @@ import msgspec
 from picker.errors import RefusedError, bad_request
 from picker.framework.interfaces import ResponseReader
 from picker.framework.registry import Parameters, PluginType
-from picker.framework.request_bodies import (
+from picker.json_bodies import (
     check_shape,
     json_object,
     model_of,
     text_member,
     whole_number,
 )
-from picker.framework.services import Services
-from picker.framework.token_ids import pack_token_ids
-from picker.framework.usage import openai_usage, usage_reader
+from picker.plugins.parsers._usage import openai_usage, usage_reader
+from picker.tokenization.token_ids import pack_token_ids
 from picker.types import Api, ParsedBody
 
 # A check returns the prompts that are token ids already, None for what is not acceptable.
@@ -200,8 +200,6 @@ _API_BY_SUFFIX = (
 )
 
 
-def _create(name: str, parameters: Parameters, _services: Services) -> OpenAIParser:
-    return OpenAIParser()
-
-
-PLUGIN = PluginType("openai-parser", Parameters, _create)
+PLUGIN = PluginType(
+    "openai-parser", Parameters, lambda _name, _parameters, _services: OpenAIParser()
+)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from picker.framework.registry import Parameters, PluginType
-from picker.framework.services import Services
 from picker.types import Api, ParsedBody
 
 
@@ -19,8 +18,6 @@ class PassthroughParser:
         return ParsedBody(Api.RAW, can_rewrite=False)
 
 
-def _create(name: str, parameters: Parameters, _services: Services) -> PassthroughParser:
-    return PassthroughParser()
-
-
-PLUGIN = PluginType("passthrough-parser", Parameters, _create)
+PLUGIN = PluginType(
+    "passthrough-parser", Parameters, lambda _name, _parameters, _services: PassthroughParser()
+)

@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from picker.errors import bad_request
 from picker.framework.interfaces import ResponseReader
 from picker.framework.registry import Parameters, PluginType
-from picker.framework.request_bodies import json_object, text_member, whole_number
-from picker.framework.services import Services
-from picker.framework.token_ids import pack_token_ids
-from picker.framework.usage import META_INFO, sglang_event_usage, sglang_usage, usage_reader
+from picker.json_bodies import json_object, text_member, whole_number
+from picker.plugins.parsers._usage import META_INFO, sglang_event_usage, sglang_usage, usage_reader
+from picker.tokenization.token_ids import pack_token_ids
 from picker.types import Api, ParsedBody
 
 _NAME = "generate"
@@ -52,8 +51,6 @@ class SglangHttpParser:
         return usage_reader(content_type, sglang_usage, META_INFO, sglang_event_usage)
 
 
-def _create(name: str, parameters: Parameters, _services: Services) -> SglangHttpParser:
-    return SglangHttpParser()
-
-
-PLUGIN = PluginType("sglanghttp-parser", Parameters, _create)
+PLUGIN = PluginType(
+    "sglanghttp-parser", Parameters, lambda _name, _parameters, _services: SglangHttpParser()
+)

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from picker.errors import bad_request
 from picker.framework.interfaces import ResponseReader
 from picker.framework.registry import Parameters, PluginType
-from picker.framework.usage import USAGE, JsonUsage, SseUsage, openai_usage
 from picker.plugins.parsers._generated import grpc_bodies_pb2 as pb
 from picker.plugins.parsers._grpc_bodies import FrameSplitter, only_message
+from picker.plugins.parsers._usage import USAGE, JsonUsage, SseUsage, openai_usage
 from picker.plugins.parsers.openai_parser import OpenAIParser
 from picker.types import Api, ParsedBody, Usage
 

@@ -23,12 +23,12 @@ from google.protobuf.message import DecodeError
 
 from picker.errors import bad_request
 from picker.framework.interfaces import ResponseReader
-from picker.framework.multimodal import check_items
 from picker.framework.registry import Parameters, PluginType
-from picker.framework.token_ids import pack_token_ids
-from picker.framework.usage import merge
 from picker.plugins.parsers._generated import grpc_bodies_pb2 as pb
 from picker.plugins.parsers._grpc_bodies import FrameSplitter, only_message
+from picker.plugins.parsers._usage import merge
+from picker.tokenization.multimodal import check_items
+from picker.tokenization.token_ids import pack_token_ids
 from picker.types import Api, MultiModalFeature, ParsedBody, Usage
 
 _GENERATE = "/Generate"

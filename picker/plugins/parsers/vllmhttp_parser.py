@@ -12,12 +12,11 @@ from collections.abc import Mapping
 
 from picker.errors import bad_request
 from picker.framework.interfaces import ResponseReader
-from picker.framework.multimodal import read_features
 from picker.framework.registry import Parameters, PluginType
-from picker.framework.request_bodies import json_object, model_of, text_member, whole_number
-from picker.framework.services import Services
-from picker.framework.token_ids import pack_token_ids
-from picker.framework.usage import openai_usage, usage_reader
+from picker.json_bodies import json_object, model_of, text_member, whole_number
+from picker.plugins.parsers._usage import openai_usage, usage_reader
+from picker.tokenization.multimodal import read_features
+from picker.tokenization.token_ids import pack_token_ids
 from picker.types import Api, ParsedBody
 
 _NAME = "generate"
@@ -63,8 +62,6 @@ def _whole(value: object) -> object:
     return [int(one) if isinstance(one, float) and one.is_integer() else one for one in value]
 
 
-def _create(name: str, parameters: Parameters, _services: Services) -> VllmHttpParser:
-    return VllmHttpParser()
-
-
-PLUGIN = PluginType("vllmhttp-parser", Parameters, _create)
+PLUGIN = PluginType(
+    "vllmhttp-parser", Parameters, lambda _name, _parameters, _services: VllmHttpParser()
+)

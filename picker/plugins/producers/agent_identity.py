@@ -11,12 +11,10 @@ for other plugins whatever the fairness id is, e.g. for session affinity with a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.findings import agent_identity_key
+from picker.framework.attributes import Attributes, agent_identity_key
 from picker.framework.registry import Parameters, PluginType, Stability
 from picker.types import Candidate, InferenceRequest
 
@@ -41,11 +39,7 @@ class AgentIdentity:
             raise ValueError("additionalSessionHeaders must not hold an empty name")
         self._headers = (*extra, *_AGENT_HEADERS)
         self._key = agent_identity_key(name)
-
-    @property
-    def produces(self) -> tuple[DataKey[Any], ...]:
-        """The identity under this instance's name."""
-        return (self._key,)
+        self.produces = (self._key,)
 
     def process(self, request: InferenceRequest) -> InferenceRequest:
         """The request with the identity as its fairness id, unless a header names one."""

@@ -1,3 +1,4 @@
+# Apart: a plugin type, and every type is a file.
 """approx-prefix-cache-producer: guess which endpoint holds how much of the prompt.
 
 It remembers, per endpoint, the hashes of the prompt blocks it sent there (`pre_request`, before the
@@ -25,12 +26,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from picker.framework.attributes import Attributes, DataKey
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, require
 from picker.framework.replicas import TellPlacement
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.block_hash import BlockHashes, block_hashes, root_hash
@@ -86,6 +86,8 @@ class _Hashed(msgspec.Struct, frozen=True):
 class ApproxPrefixCacheProducer:
     """Owns one `PrefixIndex`; also hears of decisions and of endpoints that left or restarted."""
 
+    consumes = (TOKENIZED_PROMPT,)
+
     def __init__(
         self,
         name: str,
@@ -104,16 +106,7 @@ class ApproxPrefixCacheProducer:
         self._tell: TellPlacement | None = None
         self._match_key = match_info_key(name)
         self._hashed_key: DataKey[_Hashed] = DataKey("BlockHashes", name)
-
-    @property
-    def produces(self) -> tuple[DataKey[Any], ...]:
-        """The match info under this instance's name."""
-        return (self._match_key,)
-
-    @property
-    def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The tokenized prompt."""
-        return (TOKENIZED_PROMPT,)
+        self.produces = (self._match_key,)
 
     @property
     def index_size(self) -> int:
@@ -233,14 +226,20 @@ def _check(parameters: ApproxPrefixCacheParameters) -> None:
         raise ValueError(f"blockSizeTokens must be positive without autoTune, got {size}")
     if old not in (0, size):
         raise ValueError(f"blockSize is deprecated and must be given as blockSizeTokens: {old}")
-    if parameters.lru_capacity_per_server < 1:
-        raise ValueError(
-            f"lruCapacityPerServer must be positive, got {parameters.lru_capacity_per_server}"
-        )
+    require(
+        parameters.lru_capacity_per_server >= 1,
+        "lruCapacityPerServer",
+        "be positive",
+        parameters.lru_capacity_per_server,
+    )
     if parameters.max_prefix_tokens_to_match < 0 or parameters.max_prefix_blocks_to_match < 0:
         raise ValueError("maxPrefixTokensToMatch and maxPrefixBlocksToMatch must not be negative")
-    if not 0 <= (parameters.hash_seed or 0) < 2**64:
-        raise ValueError(f"hashSeed must be within 0..2^64-1, got {parameters.hash_seed}")
+    require(
+        0 <= (parameters.hash_seed or 0) < 2**64,
+        "hashSeed",
+        "be within 0..2^64-1",
+        parameters.hash_seed,
+    )
 
 
 PLUGIN = PluginType(

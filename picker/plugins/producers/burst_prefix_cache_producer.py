@@ -19,10 +19,10 @@ beyond `maxPrefixTokensToMatch` (0: 2048 blocks) are not looked at.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.attributes import Attributes
+from picker.framework.registry import Parameters, PluginType, Stability, require
 from picker.framework.services import Clock, Services
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.block_hash import block_hashes, root_hash
@@ -76,6 +76,8 @@ class _Burst:
 class BurstPrefixCacheProducer:
     """Owns the window that is open."""
 
+    consumes = (TOKENIZED_PROMPT,)
+
     def __init__(
         self,
         name: str,
@@ -99,21 +101,8 @@ class BurstPrefixCacheProducer:
         self._clock, self._seed = clock, hash_seed
         self._key = match_info_key(name)
         self._open: _Burst | None = None
-
-    @property
-    def timeout_seconds(self) -> float:
-        """A little more than the window."""
-        return self._window_seconds + SLACK_SECONDS
-
-    @property
-    def produces(self) -> tuple[DataKey[Any], ...]:
-        """The match info under this instance's name."""
-        return (self._key,)
-
-    @property
-    def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The tokenized prompt."""
-        return (TOKENIZED_PROMPT,)
+        self.timeout_seconds = self._window_seconds + SLACK_SECONDS
+        self.produces = (self._key,)
 
     async def look_up(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
@@ -165,24 +154,29 @@ class BurstPrefixCacheProducer:
 
 
 def _check(parameters: BurstPrefixCacheParameters) -> None:
-    if not 1 <= parameters.window_duration_ms <= 10_000:
-        raise ValueError(
-            f"windowDurationMs must be within 1..10000, got {parameters.window_duration_ms}"
-        )
+    require(
+        1 <= parameters.window_duration_ms <= 10_000,
+        "windowDurationMs",
+        "be within 1..10000",
+        parameters.window_duration_ms,
+    )
     for name, value in (
         ("maxPerReplica", parameters.max_per_replica),
         ("maxBatchSize", parameters.max_batch_size),
     ):
         if value == 0 or value < -1:
             raise ValueError(f"{name} must be positive, or -1 for any number, got {value}")
-    if parameters.block_size_tokens < 1:
-        raise ValueError(f"blockSizeTokens must be positive, got {parameters.block_size_tokens}")
+    require(
+        parameters.block_size_tokens >= 1,
+        "blockSizeTokens",
+        "be positive",
+        parameters.block_size_tokens,
+    )
     for name, value in (
         ("maxPrefixTokensToMatch", parameters.max_prefix_tokens_to_match),
         ("minColocateBlocks", parameters.min_colocate_blocks),
     ):
-        if value < 0:
-            raise ValueError(f"{name} must not be negative, got {value}")
+        require(value >= 0, name, "not be negative", value)
 
 
 def _create(

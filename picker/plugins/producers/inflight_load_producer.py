@@ -30,18 +30,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.findings import (
+from picker.framework.attributes import (
     INFLIGHT_LOAD,
+    Attributes,
+    DataKey,
+    EndpointFlow,
     EndpointLoad,
-    Flow,
     InFlightLoad,
     inflight_load_key,
 )
 from picker.framework.interfaces import Flight
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, require
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.match import match_info_key
 from picker.types import (
@@ -128,12 +128,12 @@ class Ledger:
         tokens, part.tokens = part.tokens, 0
         self._add(part.account, -requests, -tokens)
 
-    def by_flow(self) -> dict[Flow, EndpointLoad]:
+    def by_flow(self) -> dict[EndpointFlow, EndpointLoad]:
         """Who has what under way; made by looking at every part."""
-        flows: dict[Flow, EndpointLoad] = {}
+        flows: dict[EndpointFlow, EndpointLoad] = {}
         for key, account in self._accounts.items():
             for part in account.parts:
-                flow = Flow(key, *part.owner)
+                flow = EndpointFlow(key, *part.owner)
                 load = flows.get(flow, _NOTHING)
                 flows[flow] = EndpointLoad(load.requests + part.requests, load.tokens + part.tokens)
         return flows
@@ -229,11 +229,17 @@ class _Hold:
 class InflightLoadProducer:
     """Owns a `Ledger`; hears of decisions, of responses, of ends, and of endpoints that left."""
 
+    consumes = (TOKENIZED_PROMPT,)
+
     def __init__(self, name: str, parameters: InflightLoadParameters) -> None:
         """Raises `ValueError` for an output estimate that cannot be meant."""
         limit = parameters.max_estimated_output_tokens
-        if not (math.isfinite(parameters.output_ratio) and parameters.output_ratio >= 0):
-            raise ValueError(f"outputRatio must not be negative, got {parameters.output_ratio}")
+        require(
+            math.isfinite(parameters.output_ratio) and parameters.output_ratio >= 0,
+            "outputRatio",
+            "not be negative",
+            parameters.output_ratio,
+        )
         if limit is not None and limit < 0:
             raise ValueError(f"maxEstimatedOutputTokens must not be negative, got {limit}")
         self._parameters = parameters
@@ -241,21 +247,8 @@ class InflightLoadProducer:
         self._key = inflight_load_key(name)
         self._match_key = match_info_key(parameters.prefix_match_info_producer_name)
         self._hold_key: DataKey[_Hold] = DataKey("InFlightHold", name)
-
-    @property
-    def produces(self) -> tuple[DataKey[Any], ...]:
-        """The load under this instance's name."""
-        return (self._key,)
-
-    @property
-    def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The tokenized prompt."""
-        return (TOKENIZED_PROMPT,)
-
-    @property
-    def may_consume(self) -> tuple[DataKey[Any], ...]:
-        """What is cached where; without it every prompt token counts."""
-        return (self._match_key,)
+        self.produces = (self._key,)
+        self.may_consume = (self._match_key,)
 
     @property
     def loads(self) -> Mapping[str, EndpointLoad]:
@@ -274,7 +267,7 @@ class InflightLoadProducer:
         if self._parameters.sync_cross_replica_state:
             self._ledger.set_elsewhere(loads)
 
-    def flow_loads(self) -> Mapping[Flow, EndpointLoad]:
+    def flow_loads(self) -> Mapping[EndpointFlow, EndpointLoad]:
         """Who has what under way."""
         self._ledger.sweep()
         return self._ledger.by_flow()

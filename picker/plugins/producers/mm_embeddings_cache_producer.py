@@ -15,15 +15,18 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.findings import ENCODER_MATCHES, EncoderMatch, encoder_matches_key
-from picker.framework.multimodal import distinct_items
+from picker.framework.attributes import (
+    ENCODER_MATCHES,
+    Attributes,
+    EncoderMatch,
+    encoder_matches_key,
+)
 from picker.framework.registry import Parameters, PluginType
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
+from picker.tokenization.multimodal import distinct_items
 from picker.types import Candidate, InferenceRequest, SchedulingResult
 
 ITEM_MEBIBYTES = 2
@@ -39,6 +42,8 @@ class MmEmbeddingsCacheParameters(Parameters, frozen=True):
 class MmEmbeddingsCacheProducer:
     """Sole owner of the memory of what each endpoint has encoded."""
 
+    consumes = (TOKENIZED_PROMPT,)
+
     def __init__(self, name: str, parameters: MmEmbeddingsCacheParameters) -> None:
         """Raises `ValueError` for a cache that cannot hold one item."""
         self._capacity = parameters.cache_size_in_mb_per_server // ITEM_MEBIBYTES
@@ -47,16 +52,7 @@ class MmEmbeddingsCacheProducer:
             raise ValueError(f"cacheSizeInMBPerServer must be at least 2, got {size}")
         self._key = encoder_matches_key(name)
         self._encoded: dict[str, OrderedDict[str, None]] = {}
-
-    @property
-    def produces(self) -> tuple[DataKey[Any], ...]:
-        """The matches under this instance's name."""
-        return (self._key,)
-
-    @property
-    def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The tokenized prompt, which comes with the items in it."""
-        return (TOKENIZED_PROMPT,)
+        self.produces = (self._key,)
 
     def remembered(self, key: str) -> tuple[str, ...]:
         """The items that endpoint `key` was sent, longest ago first."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.registry import Parameters, PluginType, Stability
@@ -67,16 +66,8 @@ class P2pSourceProducer:
         self._parameters = parameters
         self._match_key = match_info_key(parameters.prefix_match_info_producer_name)
         self._peers_key: DataKey[_Peers] = DataKey("P2pSources", name)
-
-    @property
-    def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The match info of the configured producer."""
-        return (self._match_key,)
-
-    @property
-    def produces(self) -> tuple[DataKey[Any], ...]:
-        """The candidates that could be copied from, for its own use."""
-        return (self._peers_key,)
+        self.consumes = (self._match_key,)
+        self.produces = (self._peers_key,)
 
     def produce(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes

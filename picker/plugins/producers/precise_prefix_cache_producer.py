@@ -37,7 +37,7 @@ from picker.framework.attributes import Attributes, DataKey
 from picker.framework.durations import parse_duration
 from picker.framework.interfaces import KvEventFeed, KvEventSource
 from picker.framework.label_selector import LabelSelector
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, require
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.block_keys import BlockKeys, HashAlgorithm
 from picker.prefix.kv_event_codec import EngineType, decode_events, parse_topic
@@ -157,6 +157,8 @@ class PrecisePrefixCacheParameters(Parameters, frozen=True):
 class PrecisePrefixCacheProducer:
     """Owns one `PreciseIndex`, which the engines' events fill."""
 
+    consumes = (TOKENIZED_PROMPT,)
+
     def __init__(self, name: str, parameters: PrecisePrefixCacheParameters) -> None:
         """Raises `ValueError` for what makes no sense or is not supported."""
         self._maker = _maker(parameters.token_processor_config)
@@ -175,16 +177,8 @@ class PrecisePrefixCacheProducer:
         self._is_speculative = parameters.speculative_indexing and self._ttl_seconds > 0
         self._match_key = match_info_key(name)
         self._keys_key: DataKey[tuple[tuple[int, ...], ...]] = DataKey("BlockKeys", name)
-
-    @property
-    def produces(self) -> tuple[DataKey[Any], ...]:
-        """The match info under this instance's name."""
-        return (self._match_key,)
-
-    @property
-    def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The tokenized prompt."""
-        return (TOKENIZED_PROMPT,)
+        self.produces = (self._match_key,)
+        self.kv_event_feed = self._feed
 
     @property
     def index_size(self) -> int:
@@ -231,11 +225,6 @@ class PrecisePrefixCacheProducer:
         return {}
 
     # What engines say
-
-    @property
-    def kv_event_feed(self) -> KvEventFeed:
-        """Where to listen."""
-        return self._feed
 
     def kv_event_source(self, endpoint: Endpoint) -> KvEventSource | None:
         """Where its engine publishes; None for one outside the configured namespace and labels."""
@@ -287,8 +276,7 @@ def _match_info(
 
 def _maker(parameters: TokenProcessorParameters) -> BlockKeys:
     size = parameters.block_size_tokens
-    if size < 1:
-        raise ValueError(f"tokenProcessorConfig.blockSizeTokens must be positive, got {size}")
+    require(size >= 1, "tokenProcessorConfig.blockSizeTokens", "be positive", size)
     name = parameters.hash_algorithm or HashAlgorithm.XXH64.value
     allowed = [one.value for one in HashAlgorithm]
     if name not in allowed:
@@ -306,8 +294,12 @@ def _tier_weights(parameters: IndexerParameters) -> Mapping[str, float]:
         raise ValueError(f"redisConfig or valkeyConfig {text}")
     if parameters.tokenizers_pool_config is not None:
         raise ValueError("tokenizersPoolConfig is gone: configure a token-producer")
-    if index.in_memory_config.size < 1:
-        raise ValueError(f"inMemoryConfig.size must be positive, got {index.in_memory_config.size}")
+    require(
+        index.in_memory_config.size >= 1,
+        "inMemoryConfig.size",
+        "be positive",
+        index.in_memory_config.size,
+    )
     for tier in parameters.kv_cache_backend_configs:
         if not 0 <= tier.weight < inf:
             text = f"the weight of '{tier.name}' must not be negative or infinite"

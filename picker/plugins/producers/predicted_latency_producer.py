@@ -35,9 +35,10 @@ from weakref import WeakSet
 
 import msgspec
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.findings import (
+from picker.framework.attributes import (
     LATENCY_PREDICTIONS,
+    Attributes,
+    DataKey,
     EncoderMatch,
     EndpointLoad,
     InFlightLoad,
@@ -47,11 +48,11 @@ from picker.framework.findings import (
     latency_predictions_key,
 )
 from picker.framework.interfaces import Flight
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, require
 from picker.framework.services import HttpError, Services
-from picker.framework.slo import LatencyObjectives, latency_objectives
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.scheduling.latency_objectives import LatencyObjectives, latency_objectives
 from picker.scheduling.latency_predictor import (
     PREDICT_PATH,
     TRAIN_PATH,
@@ -140,8 +141,7 @@ class PredictedLatencyProducer:
     ) -> None:
         """Raises `ValueError` for settings that cannot be understood."""
         factor = parameters.slo_buffer_factor
-        if not (math.isfinite(factor) and factor > 0):
-            raise ValueError(f"sloBufferFactor must be positive, got {factor}")
+        require(math.isfinite(factor) and factor > 0, "sloBufferFactor", "be positive", factor)
         self._parameters = parameters
         self._http = services.http
         self._settings = predictor_settings(
@@ -163,11 +163,7 @@ class PredictedLatencyProducer:
         self._asked = 0
         self._predicting = _Reachability("latency predictions")
         self._training = _Reachability("latency training samples")
-
-    @property
-    def produces(self) -> tuple[DataKey[Any], ...]:
-        """The predictions under this instance's name."""
-        return (self._key,)
+        self.produces = (self._key,)
 
     @property
     def consumes(self) -> tuple[DataKey[Any], ...]:

@@ -10,10 +10,8 @@ source `{attribute: SessionID}`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.findings import session_id_key
+from picker.framework.attributes import Attributes, session_id_key
 from picker.framework.registry import Parameters, PluginType
 from picker.types import Candidate, InferenceRequest
 
@@ -37,11 +35,7 @@ class SessionIdProducer:
         if bool(self._header) == bool(self._cookie):
             raise ValueError("exactly one of headerName and cookieName is needed")
         self._key = session_id_key(name)
-
-    @property
-    def produces(self) -> tuple[DataKey[Any], ...]:
-        """The session's id under this instance's name."""
-        return (self._key,)
+        self.produces = (self._key,)
 
     def produce(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes

@@ -53,16 +53,13 @@ class TokenProducerParameters(Parameters, frozen=True):
 class TokenProducer:
     """Estimates. Stateless."""
 
+    produces = (TOKENIZED_PROMPT,)
+
     def __init__(self, parameters: EstimateParameters | None = None) -> None:
         """Raises `ValueError` for parameters that make no sense."""
         parameters = parameters or EstimateParameters()
         parameters.check()
         self._estimator = PromptEstimator(MediaTokens(parameters))
-
-    @property
-    def produces(self) -> tuple[DataKey[Any], ...]:
-        """The tokenized prompt; it travels in the request, so the instance's name is no matter."""
-        return (TOKENIZED_PROMPT,)
 
     def produce(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
-from picker.framework.disaggregation import MAX_PORT, Results, through_primary_port
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, require
+from picker.plugins._shared.stages import MAX_PORT, Results, only_result, through_primary_port
 from picker.types import InferenceRequest, SchedulingResult
 
 
@@ -27,16 +26,12 @@ class DataParallelProfileHandlerParameters(Parameters, frozen=True):
 class DataParallelProfileHandler:
     """Runs one profile once. Stateless."""
 
+    max_profiles: int | None = 1
+
     def __init__(self, parameters: DataParallelProfileHandlerParameters) -> None:
         """Raises `ValueError` for a port that is none."""
         self._port = parameters.primary_port
-        if not 1 <= self._port <= MAX_PORT:
-            raise ValueError(f"primaryPort must be within 1..{MAX_PORT}, got {self._port}")
-
-    @property
-    def max_profiles(self) -> int | None:
-        """One."""
-        return 1
+        require(1 <= self._port <= MAX_PORT, "primaryPort", f"be within 1..{MAX_PORT}", self._port)
 
     def pick_profiles(
         self,
@@ -50,12 +45,9 @@ class DataParallelProfileHandler:
 
     def process_results(self, request: InferenceRequest, results: Results) -> SchedulingResult:
         """The sidecar of the picked rank. Raises `RefusedError` 429 when none was picked."""
-        for name, result in results.items():
-            if result is not None and result.picked:
-                picked = result.picked[0].candidate.endpoint
-                decided = SchedulingResult((picked,), name, {name: result})
-                return through_primary_port(decided, self._port)
-        raise RefusedError(Code.RESOURCE_EXHAUSTED, "failed to find target endpoint")
+        decided = only_result(results)
+        # Another pod's sidecar would refuse the header, so only the best endpoint is named.
+        return through_primary_port(decided, self._port)
 
 
 PLUGIN = PluginType(

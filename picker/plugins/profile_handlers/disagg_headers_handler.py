@@ -1,4 +1,4 @@
-"""disagg-headers-handler: tell the decode endpoint who prefills and who encodes.
+"""disagg-headers-handler: name the prefill and encode endpoints to the decode endpoint.
 
     x-prefiller-host-port = first endpoint of `prefillProfile`
     x-encoder-hosts-ports = all endpoints of `encodeProfile`, separated by commas
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from picker.framework.attributes import Attributes
-from picker.framework.disaggregation import ENCODE_PROFILE, PREFILL_PROFILE, stage_headers
 from picker.framework.registry import Parameters, PluginType, Stability
+from picker.plugins._shared.stages import ENCODE_PROFILE, PREFILL_PROFILE, stage_headers
 from picker.types import InferenceRequest, SchedulingResult
 
 

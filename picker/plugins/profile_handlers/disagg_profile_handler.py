@@ -1,15 +1,16 @@
+# Apart: a plugin type, and every type is a file.
 """disagg-profile-handler: run a request's encode, prefill and decode stages on different endpoints.
 
     decode-first:   decode → encode, if its decider says so → prefill, if its decider says so
     prefill-first:  encode, if its decider says so → prefill → decode
 
-The decode endpoint is the request's destination; the others are told to it in the headers
-`x-prefiller-host-port` (the first one picked) and `x-encoder-hosts-ports` (all of them). A stage
+The decode endpoint is the request's destination; the headers name the others:
+`x-prefiller-host-port` the first one picked, `x-encoder-hosts-ports` all of them. A stage
 whose profile is not configured, whose decider is not named or says no, or that finds no endpoint is
 left out: the decode endpoint then does its work as well. Only a decode stage that finds nothing
 refuses the request; decode-first, nothing else runs then.
 
-While a later stage runs, the finding `PEER_ENDPOINT_KEY` is the endpoint of the stage that it has
+While a later stage runs, the attribute `PEER_ENDPOINT_KEY` is the endpoint of the stage that it has
 to be near: of decode in decode-first order, of the latest stage that found one in prefill-first.
 Deciders see the decode endpoint, or none in prefill-first order, where prefill has no decider: it
 runs whenever it has a profile.
@@ -24,41 +25,30 @@ decider. What was decided is left in `DISAGGREGATION_DECISION_KEY`, why stages w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.disaggregation import (
+from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes
+from picker.framework.disaggregation import DISAGGREGATION_DECISION_KEY, SKIPPED_STAGES_KEY
+from picker.framework.interfaces import Decider
+from picker.framework.registry import Parameters, PluginType
+from picker.plugins._shared.stages import (
     DECODE_PROFILE,
-    DISAGGREGATION_DECISION_KEY,
     ENCODE_PROFILE,
     PREFILL_PROFILE,
-    SKIPPED_STAGES_KEY,
     Results,
-    decision,
     decoded_result,
+    disaggregation_decision,
     first_picked,
     named_decider,
     note_failed,
     stage_headers,
     stage_runs,
 )
-from picker.framework.findings import PEER_ENDPOINT_KEY
-from picker.framework.interfaces import Decider
-from picker.framework.registry import Parameters, PluginType
 from picker.types import Candidate, InferenceRequest, SchedulingResult
 
 _DECODE_FIRST = frozenset(("", "decode", "decodefirst"))
 _PREFILL_FIRST = frozenset(("prefill", "prefillfirst"))
-_ENCODE_DECIDER = "encodeDeciderPluginName"
-_FLAT = (
-    "decodeProfile",
-    "prefillProfile",
-    "encodeProfile",
-    "prefillDeciderPluginName",
-    _ENCODE_DECIDER,
-    "deciderPluginName",
-)
+_NESTED = frozenset(("stageOrder", "profiles", "deciders"))
 
 
 class StageProfiles(Parameters, frozen=True):
@@ -94,8 +84,9 @@ class DisaggProfileHandlerParameters(Parameters, frozen=True):
 class Stages:
     """The parameters in one form. `references` are the deciders by the parameter that names them.
 
-    A decider is "" where none is named. `required` and `optional` are profiles by the parameter
-    that names them: decode, and those that somebody wrote down or gave a decider.
+    A decider is "" where none is named, `encode` where there is no such stage. `required` and
+    `optional` are profiles by the parameter that names them: decode, and those that are written
+    down or have a decider.
     """
 
     decode: str
@@ -103,44 +94,25 @@ class Stages:
     encode: str
     prefill_decider: str
     encode_decider: str
+    references: Mapping[str, str]
+    required: Mapping[str, str]
+    optional: Mapping[str, str]
     is_prefill_first: bool = False
-    references: Mapping[str, str] = field(default_factory=dict)
-    required: Mapping[str, str] = field(default_factory=dict)
-    optional: Mapping[str, str] = field(default_factory=dict)
 
 
 class DisaggProfileHandler:
     """Runs up to three stages. Stateless once its deciders are connected."""
 
+    max_profiles: int | None = None  # those it does not know never run
+    produces = (PEER_ENDPOINT_KEY, DISAGGREGATION_DECISION_KEY, SKIPPED_STAGES_KEY)
+
     def __init__(self, stages: Stages) -> None:
         self._stages = stages
+        self.references = stages.references
+        self.required_profiles = stages.required
+        self.optional_profiles = stages.optional
         self._prefill_decider: Decider | None = None
         self._encode_decider: Decider | None = None
-
-    @property
-    def max_profiles(self) -> int | None:
-        """Any number; those it does not know never run."""
-        return None
-
-    @property
-    def produces(self) -> tuple[DataKey[Any], ...]:
-        """What later stages have to be near, what was decided, and why stages were left out."""
-        return (PEER_ENDPOINT_KEY, DISAGGREGATION_DECISION_KEY, SKIPPED_STAGES_KEY)
-
-    @property
-    def references(self) -> Mapping[str, str]:
-        """The deciders."""
-        return self._stages.references
-
-    @property
-    def required_profiles(self) -> Mapping[str, str]:
-        """That of the decode stage."""
-        return self._stages.required
-
-    @property
-    def optional_profiles(self) -> Mapping[str, str]:
-        """Those of other stages that were named, or given a decider."""
-        return self._stages.optional
 
     def connect(self, plugins: Mapping[str, object]) -> None:
         """Take the deciders. Raises `ValueError` for one that is none."""
@@ -171,8 +143,9 @@ class DisaggProfileHandler:
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> None:
-        """Leave what was decided where it can be counted."""
-        decided = decision(result.profiles, self._stages.prefill, self._stages.encode)
+        """Store what was decided, for metrics."""
+        stages = self._stages
+        decided = disaggregation_decision(result.profiles, stages.prefill, stages.encode)
         attributes.put(DISAGGREGATION_DECISION_KEY, decided)
 
     def _decode_first(
@@ -237,16 +210,10 @@ def stages_of(parameters: DisaggProfileHandlerParameters) -> Stages:
     Raises `ValueError` for a mixture of the forms, an unknown order, stages that share a profile,
     two prefill deciders, and a prefill decider where prefill is not decided about.
     """
-    flat = [name for name, value in zip(_FLAT, _flat_values(parameters), strict=True) if value]
-    nested = [
-        name
-        for name, is_written in (
-            ("stageOrder", parameters.stage_order != ""),
-            ("profiles", parameters.profiles is not None),
-            ("deciders", parameters.deciders is not None),
-        )
-        if is_written
-    ]
+    names = zip(parameters.__struct_encode_fields__, parameters.__struct_fields__, strict=True)
+    written = [word for word, field in names if getattr(parameters, field) not in ("", None)]
+    nested = [word for word in written if word in _NESTED]
+    flat = [word for word in written if word not in _NESTED]
     if flat and nested:
         raise ValueError(f"{nested[0]} and {flat[0]} cannot both be given: use one form throughout")
     stages = _flat_stages(parameters) if flat else _nested_stages(parameters)
@@ -256,44 +223,32 @@ def stages_of(parameters: DisaggProfileHandlerParameters) -> Stages:
     return stages
 
 
-def _flat_values(parameters: DisaggProfileHandlerParameters) -> tuple[str, ...]:
-    return (
-        parameters.decode_profile,
-        parameters.prefill_profile,
-        parameters.encode_profile,
-        parameters.prefill_decider_plugin_name,
-        parameters.encode_decider_plugin_name,
-        parameters.decider_plugin_name,
-    )
-
-
 def _flat_stages(parameters: DisaggProfileHandlerParameters) -> Stages:
-    prefill_decider = parameters.prefill_decider_plugin_name
-    older = parameters.decider_plugin_name
+    prefill_decider, older = parameters.prefill_decider_plugin_name, parameters.decider_plugin_name
     if prefill_decider and older and prefill_decider != older:
         raise ValueError("prefillDeciderPluginName and deciderPluginName name two prefill deciders")
-    references = {
-        "prefillDeciderPluginName": prefill_decider,
-        "deciderPluginName": older,
-        _ENCODE_DECIDER: parameters.encode_decider_plugin_name,
-    }
+    encode_decider = parameters.encode_decider_plugin_name
+    decode = parameters.decode_profile or DECODE_PROFILE
     prefill = parameters.prefill_profile or PREFILL_PROFILE
     encode = parameters.encode_profile or ENCODE_PROFILE
-    decider = prefill_decider or older
-    optional = _on_purpose(
-        ("prefillProfile", prefill, bool(parameters.prefill_profile or decider)),
-        ("encodeProfile", encode, bool(parameters.encode_profile or references[_ENCODE_DECIDER])),
-    )
-    decode = parameters.decode_profile or DECODE_PROFILE
+    has_prefill = bool(parameters.prefill_profile or prefill_decider or older)
+    has_encode = bool(parameters.encode_profile or encode_decider)
     return Stages(
         decode,
         prefill,
         encode,
-        decider,
-        parameters.encode_decider_plugin_name,
-        references={word: name for word, name in references.items() if name},
+        prefill_decider or older,
+        encode_decider,
+        references=_named(
+            prefillDeciderPluginName=prefill_decider,
+            deciderPluginName=older,
+            encodeDeciderPluginName=encode_decider,
+        ),
         required={"decodeProfile": decode},
-        optional=optional,
+        optional=_named(
+            prefillProfile=prefill if has_prefill else "",
+            encodeProfile=encode if has_encode else "",
+        ),
     )
 
 
@@ -307,37 +262,31 @@ def _nested_stages(parameters: DisaggProfileHandlerParameters) -> Stages:
     is_prefill_first = order in _PREFILL_FIRST
     if is_prefill_first and deciders.prefill:
         raise ValueError("deciders.prefill has nothing to decide with stageOrder prefill-first")
-    references = {"deciders.prefill": deciders.prefill, "deciders.encode": deciders.encode}
     decode = profiles.decode or DECODE_PROFILE
     prefill, encode = profiles.prefill or PREFILL_PROFILE, profiles.encode or ENCODE_PROFILE
-    optional = _on_purpose(
-        (
-            "profiles.prefill",
-            prefill,
-            is_prefill_first or bool(deciders.prefill) or prefill != PREFILL_PROFILE,
-        ),
-        (
-            "profiles.encode",
-            encode,
-            bool(deciders.encode) or encode != ENCODE_PROFILE,
-        ),
-    )
+    has_prefill = is_prefill_first or deciders.prefill or prefill != PREFILL_PROFILE
+    has_encode = deciders.encode or encode != ENCODE_PROFILE
     return Stages(
         decode,
         prefill,
         encode,
         deciders.prefill,
         deciders.encode,
-        is_prefill_first,
-        {word: name for word, name in references.items() if name},
+        _named(**{"deciders.prefill": deciders.prefill, "deciders.encode": deciders.encode}),
         {"profiles.decode": decode},
-        optional,
+        _named(
+            **{
+                "profiles.prefill": prefill if has_prefill else "",
+                "profiles.encode": encode if has_encode else "",
+            }
+        ),
+        is_prefill_first,
     )
 
 
-def _on_purpose(*named: tuple[str, str, bool]) -> dict[str, str]:
-    """The profiles, by parameter, of which the last of the three says that they are meant."""
-    return {parameter: profile for parameter, profile, is_meant in named if is_meant}
+def _named(**names: str) -> dict[str, str]:
+    """By parameter, those that name something."""
+    return {parameter: name for parameter, name in names.items() if name}
 
 
 PLUGIN = PluginType(

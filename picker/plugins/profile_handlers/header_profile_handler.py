@@ -10,11 +10,11 @@ Meant for several pickers in a row, each deciding one stage of a disaggregated r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
-from picker.framework.disaggregation import DECODE_PROFILE, Results
 from picker.framework.registry import Parameters, PluginType, Stability
+from picker.plugins._shared.stages import DECODE_PROFILE, Results, only_result
 from picker.types import InferenceRequest, SchedulingResult
 
 DEFAULT_HEADER = "EPP-Profile"
@@ -30,24 +30,14 @@ class HeaderProfileHandlerParameters(Parameters, frozen=True):
 class HeaderProfileHandler:
     """Runs the profile that is named. Stateless."""
 
+    max_profiles: int | None = None
+    required_profiles: Mapping[str, str] = MappingProxyType({})  # a request may name any
+
     def __init__(self, parameters: HeaderProfileHandlerParameters) -> None:
         self._header = (parameters.header_name.strip() or DEFAULT_HEADER).lower()
         self._default = parameters.default_profile.strip() or DECODE_PROFILE
-
-    @property
-    def max_profiles(self) -> int | None:
-        """Any number."""
-        return None
-
-    @property
-    def required_profiles(self) -> Mapping[str, str]:
-        """None: a request may always name one that there is."""
-        return {}
-
-    @property
-    def optional_profiles(self) -> Mapping[str, str]:
-        """The default one, if it was chosen."""
-        return {} if self._default == DECODE_PROFILE else {"defaultProfile": self._default}
+        is_chosen = self._default != DECODE_PROFILE
+        self.optional_profiles = {"defaultProfile": self._default} if is_chosen else {}
 
     def pick_profiles(
         self,
@@ -66,11 +56,7 @@ class HeaderProfileHandler:
 
     def process_results(self, request: InferenceRequest, results: Results) -> SchedulingResult:
         """The picked endpoints of the profile. Raises `RefusedError` 429 when it found none."""
-        for name, result in results.items():
-            if result is not None and result.picked:
-                endpoints = tuple(scored.candidate.endpoint for scored in result.picked)
-                return SchedulingResult(endpoints, name, {name: result})
-        raise RefusedError(Code.RESOURCE_EXHAUSTED, "failed to find target endpoint")
+        return only_result(results)
 
 
 PLUGIN = PluginType(

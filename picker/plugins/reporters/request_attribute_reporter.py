@@ -3,24 +3,32 @@
     metadata[key.namespace][key.name] = expression(usage)   if condition(usage), with the last piece
 
 `expression` (a whole number) and `condition` (true or false; empty: always) are CEL over `usage`,
-e.g. `usage.prompt_tokens + usage.completion_tokens`; see `picker.framework.cel` for its fields.
+e.g. `usage.prompt_tokens + usage.completion_tokens`; see `UsageExpression` for its fields.
 Exactly one entry in `attributes`. Nothing is reported for the value 0, for a response that does not
 tell its usage, and when an expression fails on it, which is logged. Expressions are tried on a
-sample when the configuration is read. Needs the extra `cel`.
+sample when the configuration is read. The
+library is behind the extra `cel` and is imported when the first expression is compiled.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Protocol, cast
 
-from picker.framework.cel import ExpressionError, UsageExpression
+from picker.errors import PickerError
 from picker.framework.interfaces import Flight
 from picker.framework.registry import Parameters, PluginType
-from picker.types import Metadata, ResponseProgress
+from picker.types import Metadata, ResponseProgress, Usage
 
 log = logging.getLogger(__name__)
 
 DEFAULT_NAMESPACE = "envoy.lb"
+# An expression that reads something else about usage could never give a value.
+_SAMPLE = Usage(prompt_tokens=3, completion_tokens=2, total_tokens=5, cached_tokens=1)
+# What the library raises for an expression that fails on its values.
+_FAILURES = (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError)
 
 
 class AttributeKey(Parameters, frozen=True):
@@ -82,6 +90,72 @@ class RequestAttributeReporter:
         if type(value) is not int or not value:
             return None
         return {self._namespace: {self._name: value}}
+
+
+class ExpressionError(PickerError):
+    """An expression that gave no value."""
+
+
+class _Program(Protocol):
+    def execute(self, context: Mapping[str, Any]) -> Any: ...
+
+
+class _Library(Protocol):
+    def compile(self, source: str) -> _Program: ...
+
+
+class UsageExpression:
+    """A compiled expression over `usage`. Immutable.
+
+    `usage` has prompt_tokens, completion_tokens and total_tokens, and prompt_tokens_details with
+    cached_tokens where the response has it.
+    """
+
+    def __init__(self, source: str, kind: type, *, where: str) -> None:
+        """Raises `ValueError` that begins with `where` when the library is not installed, for what
+        is no expression, and for one that does not give a `kind` for a sample of usage.
+        """
+        self._where = where
+        try:
+            self._program = _library().compile(source)
+            value = self._program.execute(_context(_SAMPLE))
+        except _FAILURES as error:
+            raise ValueError(f"{where}: {_reason(error)}") from error
+        if type(value) is not kind:
+            wanted = {int: "a whole number", bool: "true or false"}.get(kind, kind.__name__)
+            raise ValueError(f"{where} must give {wanted}, gives {value!r} for a sample")
+
+    def evaluate(self, usage: Usage) -> Any:
+        """The value. Raises `ExpressionError` when there is none, as for a division by zero."""
+        try:
+            return self._program.execute(_context(usage))
+        except _FAILURES as error:
+            raise ExpressionError(f"{self._where}: {_reason(error)}") from error
+
+
+def _library() -> _Library:
+    try:
+        return cast("_Library", import_module("cel"))
+    except ModuleNotFoundError as error:
+        hint = "pip install 'pointsman[cel]'"
+        raise ValueError(f"CEL expressions need an extra that is not installed: {hint}") from error
+
+
+def _context(usage: Usage) -> dict[str, Any]:
+    context: dict[str, Any] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+    }
+    if usage.cached_tokens is not None:
+        context["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    return {"usage": context}
+
+
+def _reason(error: Exception) -> str:
+    """The library's message in one line; of a missing field it says the name only."""
+    text = " ".join(str(error).split())
+    return f"usage has no {text}" if isinstance(error, KeyError) else text
 
 
 PLUGIN = PluginType(

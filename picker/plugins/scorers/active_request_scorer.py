@@ -12,11 +12,9 @@ the counts decide.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.findings import inflight_load_key
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.attributes import Attributes, inflight_load_key
+from picker.framework.registry import Parameters, PluginType, require
 from picker.scheduling.load_signals import own_requests, unknown_among_known
 from picker.types import Candidate, InferenceRequest
 
@@ -44,16 +42,10 @@ class ActiveRequestScorer:
         """Raises `ValueError` for values out of range."""
         self._idle = parameters.idle_threshold
         self._busy = parameters.max_busy_score
-        if self._idle < 0:
-            raise ValueError(f"idleThreshold must not be negative, got {self._idle}")
-        if not 0.0 <= self._busy <= 1.0:
-            raise ValueError(f"maxBusyScore must be within 0..1, got {self._busy}")
+        require(self._idle >= 0, "idleThreshold", "not be negative", self._idle)
+        require(0.0 <= self._busy <= 1.0, "maxBusyScore", "be within 0..1", self._busy)
         self._key = inflight_load_key(parameters.in_flight_load_producer_name)
-
-    @property
-    def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The load of the configured producer."""
-        return (self._key,)
+        self.consumes = (self._key,)
 
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes

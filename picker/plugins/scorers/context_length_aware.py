@@ -20,9 +20,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
-from typing import Any
 
-from picker.framework.attributes import Attributes, DataKey
+from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.types import Candidate, InferenceRequest
@@ -43,17 +42,14 @@ class ContextLengthAwareParameters(Parameters, frozen=True):
 class ContextLengthAware:
     """Filters and scores by the label's range. Stateless."""
 
+    consumes = (TOKENIZED_PROMPT,)
+
     def __init__(self, parameters: ContextLengthAwareParameters) -> None:
         """Raises `ValueError` for an empty label."""
         if not parameters.label:
             raise ValueError("label must not be empty")
         self._label = parameters.label
         self._filters = parameters.enable_filtering
-
-    @property
-    def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The tokenized prompt."""
-        return (TOKENIZED_PROMPT,)
 
     def filter(
         self,

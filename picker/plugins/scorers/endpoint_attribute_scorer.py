@@ -44,7 +44,7 @@ class Normalization(Parameters, frozen=True):
     adaptive_range: AdaptiveRange | None = None
 
 
-class Algorithm(Parameters, frozen=True):
+class ScoringAlgorithm(Parameters, frozen=True):
     """How a number becomes a score."""
 
     type: Literal["linear_lower_is_better", "linear_higher_is_better"]
@@ -55,7 +55,7 @@ class EndpointAttributeParameters(Parameters, frozen=True):
     """`parameters` of an endpoint-attribute-scorer."""
 
     attribute_key: str
-    algorithm: Algorithm
+    algorithm: ScoringAlgorithm
     producer: str = ""
 
 

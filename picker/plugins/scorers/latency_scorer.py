@@ -31,13 +31,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.findings import LatencyPrediction, latency_predictions_key
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.attributes import (
+    Attributes,
+    LatencyPrediction,
+    latency_predictions_key,
+)
+from picker.framework.registry import Parameters, PluginType, require
 from picker.prefix.match import match_info_key
 from picker.scheduling.load_signals import loads, waiting_requests
 from picker.types import Candidate, InferenceRequest
@@ -81,16 +84,8 @@ class LatencyScorer:
             parameters.latency_prediction_info_producer_name
         )
         self._match_key = match_info_key(parameters.prefix_match_info_producer_name)
-
-    @property
-    def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The predictions of the configured producer."""
-        return (self._predictions_key,)
-
-    @property
-    def may_consume(self) -> tuple[DataKey[Any], ...]:
-        """The match info of the configured producer, for the composite."""
-        return (self._match_key,)
+        self.consumes = (self._predictions_key,)
+        self.may_consume = (self._match_key,)
 
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
@@ -165,8 +160,7 @@ class LatencyScorer:
 
 def _normalised(weights: Mapping[str, float], otherwise: tuple[float, ...]) -> tuple[float, ...]:
     for name, weight in weights.items():
-        if not (math.isfinite(weight) and weight >= 0):
-            raise ValueError(f"{name} must not be negative, got {weight}")
+        require(math.isfinite(weight) and weight >= 0, name, "not be negative", weight)
     total = sum(weights.values())
     return tuple(weight / total for weight in weights.values()) if total > 0 else otherwise
 

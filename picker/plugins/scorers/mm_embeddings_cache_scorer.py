@@ -8,10 +8,8 @@ An item is counted once however often it occurs. Without items, or without a fin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.findings import encoder_matches_key
+from picker.framework.attributes import Attributes, encoder_matches_key
 from picker.framework.registry import Parameters, PluginType
 from picker.types import Candidate, InferenceRequest
 
@@ -29,11 +27,7 @@ class MmEmbeddingsCacheScorer:
 
     def __init__(self, parameters: MmEmbeddingsCacheScorerParameters) -> None:
         self._key = encoder_matches_key(parameters.producer_name)
-
-    @property
-    def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The matches of the configured producer."""
-        return (self._key,)
+        self.consumes = (self._key,)
 
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes

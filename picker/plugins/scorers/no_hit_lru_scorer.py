@@ -19,10 +19,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.attributes import Attributes
+from picker.framework.registry import Parameters, PluginType, require
 from picker.prefix.match import match_info_key
 from picker.types import Candidate, InferenceRequest, SchedulingResult
 
@@ -52,15 +51,10 @@ class NoHitLruScorer:
     def __init__(self, parameters: NoHitLruParameters) -> None:
         """Raises `ValueError` for a size below one."""
         self._size = parameters.lru_size
-        if self._size < 1:
-            raise ValueError(f"lruSize must be positive, got {self._size}")
+        require(self._size >= 1, "lruSize", "be positive", self._size)
         self._key = match_info_key(parameters.prefix_match_info_producer_name)
         self._used: OrderedDict[str, None] = OrderedDict()
-
-    @property
-    def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The match info of the configured producer."""
-        return (self._key,)
+        self.consumes = (self._key,)
 
     @property
     def used(self) -> tuple[str, ...]:

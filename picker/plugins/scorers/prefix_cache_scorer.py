@@ -10,10 +10,9 @@ with match and total in blocks of B tokens as the prefix producer found them, w 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.attributes import Attributes
+from picker.framework.registry import Parameters, PluginType, require
 from picker.prefix.match import match_info_key
 from picker.types import Candidate, InferenceRequest
 
@@ -35,16 +34,12 @@ class PrefixCacheScorer:
         """Raises `ValueError` for a weight outside [0, 1] or a scale below one."""
         self._weight = parameters.match_length_weight
         self._scale_tokens = parameters.match_length_scale_tokens
-        if not 0.0 <= self._weight <= 1.0:
-            raise ValueError(f"matchLengthWeight must be within 0..1, got {self._weight}")
-        if self._scale_tokens < 1:
-            raise ValueError(f"matchLengthScaleTokens must be positive, got {self._scale_tokens}")
+        require(0.0 <= self._weight <= 1.0, "matchLengthWeight", "be within 0..1", self._weight)
+        require(
+            self._scale_tokens >= 1, "matchLengthScaleTokens", "be positive", self._scale_tokens
+        )
         self._key = match_info_key(parameters.prefix_match_info_producer_name)
-
-    @property
-    def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The match info of the configured producer."""
-        return (self._key,)
+        self.consumes = (self._key,)
 
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes

@@ -12,11 +12,9 @@ is known, the tokens decide.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.findings import InFlightLoad, inflight_load_key
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.attributes import Attributes, InFlightLoad, inflight_load_key
+from picker.framework.registry import Parameters, PluginType, require
 from picker.scheduling.load_signals import unknown_among_known
 from picker.types import Candidate, InferenceRequest
 
@@ -36,14 +34,9 @@ class TokenLoadScorer:
     def __init__(self, parameters: TokenLoadParameters) -> None:
         """Raises `ValueError` for a threshold below one."""
         self._threshold = parameters.queue_threshold_tokens
-        if self._threshold < 1:
-            raise ValueError(f"queueThresholdTokens must be positive, got {self._threshold}")
+        require(self._threshold >= 1, "queueThresholdTokens", "be positive", self._threshold)
         self._key = inflight_load_key(parameters.in_flight_load_producer_name)
-
-    @property
-    def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The load of the configured producer."""
-        return (self._key,)
+        self.consumes = (self._key,)
 
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes

@@ -9,11 +9,10 @@ everybody.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from picker.framework.attributes import Attributes, DataKey
+from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, Stability
-from picker.framework.topology import (
+from picker.plugins._shared.topology import (
     DEFAULT_TOPOLOGY_PRODUCER,
     Tier,
     peer_topology,
@@ -37,11 +36,7 @@ class TopologyAffinityScorer:
 
     def __init__(self, parameters: TopologyAffinityScorerParameters) -> None:
         self._producer = parameters.topology_producer_name or DEFAULT_TOPOLOGY_PRODUCER
-
-    @property
-    def may_consume(self) -> tuple[DataKey[Any], ...]:
-        """The endpoint of the stage before, and where endpoints stand."""
-        return topology_findings(self._producer)
+        self.may_consume = topology_findings(self._producer)
 
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes

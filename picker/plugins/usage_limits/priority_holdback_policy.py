@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.registry import Parameters, PluginType, Stability, require
 
 
 class PriorityHoldbackPolicyParameters(Parameters, frozen=True):
@@ -32,8 +32,7 @@ class PriorityHoldbackPolicy:
     def __init__(self, parameters: PriorityHoldbackPolicyParameters) -> None:
         """Raises `ValueError` for ceilings out of range."""
         self._least, self._greatest = parameters.min_ceiling, parameters.max_ceiling
-        if not 0 <= self._least < 1:
-            raise ValueError(f"minCeiling must be at least 0 and below 1, got {self._least}")
+        require(0 <= self._least < 1, "minCeiling", "be at least 0 and below 1", self._least)
         if not self._least < self._greatest <= 1:
             text = f"maxCeiling must be above minCeiling and at most 1, got {self._greatest}"
             raise ValueError(text)

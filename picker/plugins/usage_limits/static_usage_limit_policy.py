@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, require
 
 
 class StaticUsageLimitPolicyParameters(Parameters, frozen=True):
@@ -20,8 +20,12 @@ class StaticUsageLimitPolicy:
     def __init__(self, parameters: StaticUsageLimitPolicyParameters) -> None:
         """Raises `ValueError` for a ceiling below which no pool ever is."""
         self._threshold = parameters.threshold
-        if not (math.isfinite(self._threshold) and self._threshold > 0):
-            raise ValueError(f"threshold must be positive, got {self._threshold}")
+        require(
+            math.isfinite(self._threshold) and self._threshold > 0,
+            "threshold",
+            "be positive",
+            self._threshold,
+        )
 
     def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
         """The threshold, as often as there are priorities."""

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from picker.flowcontrol.saturation import NOTHING_LET_IN, LetIn, pool_load, spread
+from picker.framework.attributes import EndpointLoad
 from picker.framework.disaggregation import ROLE_LABEL
-from picker.framework.findings import EndpointLoad
 from picker.types import Candidate, EndpointMetrics
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replica_mesh import KEYS, Node, call, node, round_of, told
 
-from picker.framework.findings import EndpointLoad
+from picker.framework.attributes import EndpointLoad
 from picker.peers.exchange import FEW_LOADS, OneselfError, PeerRefusedError
 from picker.peers.inbox import InboxLimits
 from picker.peers.messages import Hello, Seed, Told

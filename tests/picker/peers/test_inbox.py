@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from picker.framework.findings import EndpointLoad
+from picker.framework.attributes import EndpointLoad
 from picker.peers.inbox import Inbox, InboxLimits
 from picker.peers.messages import PICKER, LoadReport
 

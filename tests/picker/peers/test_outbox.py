@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from picker.framework.findings import EndpointLoad
+from picker.framework.attributes import EndpointLoad
 from picker.peers.messages import PICKER, EndpointName, Loads, Seed, Told
 from picker.peers.outbox import LoadBoard, Outbox, OutboxLimits
 from picker.peers.wire import decoded_told

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from picker.framework.findings import EndpointLoad
+from picker.framework.attributes import EndpointLoad
 from picker.peers.messages import (
     PICKER,
     Batch,

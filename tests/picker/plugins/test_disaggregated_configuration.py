@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
-from picker.framework.attributes import Attributes
-from picker.framework.findings import Topology
+from picker.framework.attributes import Attributes, Topology
 from picker.framework.interfaces import DataProducer
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.types import Api, Candidate, InferenceRequest, SchedulingResult

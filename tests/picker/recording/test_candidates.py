@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from picker.framework.findings import Topology
+from picker.framework.attributes import Topology
 from picker.recording.candidates import CandidateDeltas, CandidateMemory
 from picker.recording.lines import CandidateChange
 from picker.types import Candidate, Endpoint, EndpointMetrics

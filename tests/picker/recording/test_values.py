@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.framework.findings import (
+from picker.framework.attributes import (
     EncoderMatch,
     EndpointLoad,
     InFlightLoad,
     LatencyPrediction,
+    ServedModel,
     Topology,
 )
-from picker.framework.served_models import ServedModel
 from picker.prefix.match import PrefixCacheMatchInfo
 from picker.recording.values import KNOWN, NotReplayableError, recordable, restored
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from picker.framework.findings import EndpointLoad
+from picker.framework.attributes import EndpointLoad
 from picker.scheduling.load_signals import (
     least_first,
     loads,

@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from picker.errors import RefusedError
-from picker.framework.attributes import Attributes
-from picker.framework.findings import LatencyPrediction, latency_predictions_key
+from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
 from picker.plugins.admitters.latency_slo_admitter import (
     LatencySloAdmitter,
     LatencySloAdmitterParameters,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from picker.framework.attributes import Attributes
-from picker.framework.findings import (
+from picker.framework.attributes import (
     LET_IN_LOAD_KEY,
+    Attributes,
     EndpointLoad,
     InFlightLoad,
     inflight_load_key,

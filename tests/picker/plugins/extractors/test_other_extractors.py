@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from picker.framework.findings import Topology
-from picker.framework.served_models import MODELS_ATTRIBUTE, ServedModel
+from picker.framework.attributes import MODELS_ATTRIBUTE, ServedModel, Topology
 from picker.plugins.extractors import dcgm_extractor, models_data_extractor, topology_extractor
 from picker.scrape.sources import EndpointExtractor, ExtractError, Extraction, Extractor, Scrape
 from picker.types import Endpoint

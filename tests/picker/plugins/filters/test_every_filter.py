@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.framework.attributes import Attributes
-from picker.framework.findings import (
+from picker.framework.attributes import (
     PEER_ENDPOINT_KEY,
+    Attributes,
     EndpointLoad,
     InFlightLoad,
     LatencyPrediction,

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from picker.framework.attributes import Attributes
-from picker.framework.findings import (
+from picker.framework.attributes import (
+    Attributes,
     EndpointLoad,
     InFlightLoad,
     LatencyPrediction,

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from picker.framework.attributes import Attributes
-from picker.framework.findings import LatencyPrediction, latency_predictions_key
+from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
 from picker.plugins.filters.slo_headroom_tier_filter import PLUGIN
 from picker.types import Candidate
 

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from picker.framework.attributes import Attributes
-from picker.framework.findings import PEER_ENDPOINT_KEY, Topology
+from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes, Topology
 from picker.plugins.filters.topology_affinity_filter import PLUGIN
 from picker.types import Candidate
 

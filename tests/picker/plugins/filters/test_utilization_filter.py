@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from picker.framework.attributes import Attributes
-from picker.framework.findings import EndpointLoad, InFlightLoad, inflight_load_key
+from picker.framework.attributes import Attributes, EndpointLoad, InFlightLoad, inflight_load_key
 from picker.plugins.filters.utilization_filter import PLUGIN
 from picker.types import Candidate, EndpointMetrics
 

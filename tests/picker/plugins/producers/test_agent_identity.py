@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from picker.framework.attributes import Attributes
-from picker.framework.findings import agent_identity_key
+from picker.framework.attributes import Attributes, agent_identity_key
 from picker.framework.interfaces import DataProducer, RequestProcessor
 from picker.plugins.producers.agent_identity import PLUGIN
 from picker.types import InferenceRequest

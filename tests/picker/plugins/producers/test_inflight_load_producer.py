@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.framework.attributes import Attributes
-from picker.framework.findings import EndpointLoad, LiveLoad, inflight_load_key
+from picker.framework.attributes import Attributes, EndpointLoad, LiveLoad, inflight_load_key
 from picker.framework.interfaces import (
     BackgroundFlush,
     DataProducer,

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from picker.framework.attributes import Attributes
-from picker.framework.findings import EncoderMatch, encoder_matches_key
+from picker.framework.attributes import Attributes, EncoderMatch, encoder_matches_key
 from picker.framework.registry import PluginType
 from picker.plugins.producers.mm_embeddings_cache_producer import (
     PLUGIN,

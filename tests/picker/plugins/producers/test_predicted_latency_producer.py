@@ -9,8 +9,8 @@ import pytest
 from fake_latency_predictor import FakeLatencyPredictor
 from msgspec.structs import replace
 
-from picker.framework.attributes import Attributes
-from picker.framework.findings import (
+from picker.framework.attributes import (
+    Attributes,
     EncoderMatch,
     EndpointLoad,
     InFlightLoad,

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from picker.framework.attributes import Attributes
-from picker.framework.findings import session_id_key
+from picker.framework.attributes import Attributes, session_id_key
 from picker.framework.interfaces import DataProducer, ProducesData
 from picker.plugins.producers.session_id_producer import PLUGIN
 from picker.types import InferenceRequest

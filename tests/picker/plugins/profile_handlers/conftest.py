@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from picker.framework.attributes import Attributes
+from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes
 from picker.framework.disaggregation import (
     DECODE_ROLES,
     ENCODE_ROLES,
     PREFILL_ROLES,
     ROLE_LABEL,
 )
-from picker.framework.findings import PEER_ENDPOINT_KEY
 from picker.plugins.filters.by_label import LabelValueFilter
 from picker.scheduling.profile import Profile
 from picker.scheduling.scheduler import Scheduler

@@ -8,9 +8,7 @@ from random import Random
 import pytest
 
 from picker.framework.attributes import Attributes
-from picker.framework.interfaces import ConsumesData, Filter, Scorer
 from picker.plugins.scorers.context_length_aware import (
-    PLUGIN,
     ContextLengthAware,
     ContextLengthAwareParameters,
     parse_range,
@@ -88,20 +86,8 @@ def test_filtering_is_off_until_it_is_asked_for(
 
 
 def test_the_label_may_be_another(request_of: Callable[[int], InferenceRequest]) -> None:
-    """But it needs a name."""
     plugin = ContextLengthAware(ContextLengthAwareParameters(label="range"))
     assert list(plugin.score(request_of(1), _candidates(["1-1"], "range"), Attributes())) == [1.0]
-    with pytest.raises(ValueError, match="label"):
-        ContextLengthAware(ContextLengthAwareParameters(label=""))
-
-
-def test_it_is_filter_and_scorer() -> None:
-    """One plugin in a profile acts as both."""
-    plugin = PLUGIN.make("c", ContextLengthAwareParameters())
-    assert isinstance(plugin, Filter)
-    assert isinstance(plugin, Scorer)
-    assert isinstance(plugin, ConsumesData)
-    assert [str(key) for key in plugin.consumes] == ["TokenizedPrompt/token-producer"]
 
 
 def test_digits_beyond_any_length_are_no_range() -> None:

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.framework.attributes import Attributes
-from picker.framework.findings import (
+from picker.framework.attributes import (
+    Attributes,
     EncoderMatch,
     EndpointLoad,
     InFlightLoad,

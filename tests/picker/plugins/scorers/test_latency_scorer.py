@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from picker.framework.attributes import Attributes
-from picker.framework.findings import LatencyPrediction, latency_predictions_key
+from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
 from picker.plugins.scorers.latency_scorer import LatencyScorer, LatencyScorerParameters
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidate, InferenceRequest
@@ -148,19 +147,3 @@ def test_without_anything_queues_are_equal(
     """No match, no queues: free cache and equal queues, two thirds."""
     candidates = [candidate("a"), candidate("b")]
     assert list(_scorer().score(request_for(), candidates, Attributes())) == [0.67, 0.67]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ttftWeight",
-        "tpotWeight",
-        "compositeKVWeight",
-        "compositeQueueWeight",
-        "compositePrefixWeight",
-    ],
-)
-def test_a_negative_weight_is_refused(name: str) -> None:
-    """When the picker starts, by name."""
-    with pytest.raises(ValueError, match=name):
-        _scorer(**{name: -0.1})

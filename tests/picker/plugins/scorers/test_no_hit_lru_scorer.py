@@ -128,5 +128,3 @@ def test_the_order_is_bounded_and_forgets_who_left(
     scorer.endpoint_removed("default/b")
     scorer.endpoint_removed("default/never")
     assert list(scorer.used) == ["default/c"]
-    with pytest.raises(ValueError, match="lruSize"):
-        NoHitLruScorer(NoHitLruParameters(lru_size=0))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.framework.recent_use import FADING_SECONDS, MEMORY_SECONDS, RecentUse
+from picker.plugins.fairness_policies._recent_use import FADING_SECONDS, MEMORY_SECONDS, RecentUse
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
 

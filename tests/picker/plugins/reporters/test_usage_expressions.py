@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from picker.framework.cel import ExpressionError, UsageExpression
+from picker.plugins.reporters.request_attribute_reporter import ExpressionError, UsageExpression
 from picker.types import Usage
 
 USAGE = Usage(prompt_tokens=7, completion_tokens=10, total_tokens=17, cached_tokens=4)

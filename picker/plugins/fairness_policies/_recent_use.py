@@ -1,3 +1,4 @@
+# Apart: an account of its own, tested without a policy.
 """Who has used how much of a pool lately, and who of them uses more than a fair share.
 
 Theory of operation. What a flow used counts the less the longer ago it was, by exp(−age / 3 s).

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.framework.calm_load import (
+from picker.plugins.fairness_policies._burst_headroom import (
     FIRST_DEVIATIONS,
     GRACE_SECONDS,
     MEAN_SECONDS,

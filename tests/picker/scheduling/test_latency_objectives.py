@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from picker.framework.slo import LatencyObjectives, latency_objectives
+from picker.scheduling.latency_objectives import LatencyObjectives, latency_objectives
 
 
 @pytest.mark.parametrize(

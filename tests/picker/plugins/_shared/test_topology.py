@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from picker.framework.findings import Topology
-from picker.framework.topology import Tier, shared_tier
+from picker.framework.attributes import Topology
+from picker.plugins._shared.topology import Tier, shared_tier
 
 PEER = Topology("h1", "r1", "z1", "g1")
 

@@ -1,3 +1,4 @@
+# Apart: a learned quantity, tested without a policy.
 """How much room tenants need who stay within their share: as much as their bursts have taken.
 
 Theory of operation. Of whom requests come independently of each other has about `mean` of them

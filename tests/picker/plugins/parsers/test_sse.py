@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.framework.sse import SseEvents
+from picker.plugins.parsers._usage import SseEvents
 
 MARKED = b'{"usage":1}'
 

@@ -1,4 +1,4 @@
-"""What the parsers of JSON request bodies share.
+"""JSON bodies of requests: decoding that refuses with a reason, and typed members.
 
 JavaScript writes half of a character outside the basic plane, as `slice` leaves it, as an escape of
 one surrogate (`"\\ud83d"`). RFC 8259 allows it, clients send it and the reference routes it, but

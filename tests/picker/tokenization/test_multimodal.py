@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from picker.framework.multimodal import read_features
+from picker.tokenization.multimodal import read_features
 from picker.types import MultiModalFeature
 
 PROMPT = bytes(4 * 12)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from picker.framework.interfaces import ResponseReader
-from picker.framework.usage import (
+from picker.plugins.parsers._usage import (
     META_INFO,
     USAGE,
     JsonUsage,

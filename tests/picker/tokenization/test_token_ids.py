@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picker.framework.token_ids import pack_token_ids
+from picker.tokenization.token_ids import pack_token_ids
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1))

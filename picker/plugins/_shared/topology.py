@@ -10,8 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-from picker.framework.attributes import Attributes, DataKey
-from picker.framework.findings import PEER_ENDPOINT_KEY, TOPOLOGY, Topology
+from picker.framework.attributes import PEER_ENDPOINT_KEY, TOPOLOGY, Attributes, DataKey, Topology
 from picker.types import Candidate
 
 DEFAULT_TOPOLOGY_PRODUCER = "topology-extractor"

@@ -1,0 +1,154 @@
+"""The stages of a disaggregated request, for the profile handlers that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol, runtime_checkable
+
+from msgspec.structs import replace
+
+from picker.errors import Code, RefusedError
+from picker.framework.attributes import Attributes
+from picker.framework.disaggregation import (
+    DATA_PARALLEL_HEADER,
+    ENCODERS_HEADER,
+    PREFILLER_HEADER,
+    SKIPPED_STAGES_KEY,
+    DisaggregationDecision,
+)
+from picker.framework.interfaces import Decider
+from picker.types import Candidate, InferenceRequest, ProfileResult, SchedulingResult
+
+DECODE_PROFILE = "decode"
+PREFILL_PROFILE = "prefill"
+ENCODE_PROFILE = "encode"
+MAX_PORT = 65535
+
+Results = Mapping[str, ProfileResult | None]
+
+
+def first_picked(results: Results, profile: str) -> Candidate | None:
+    """The best endpoint that `profile` picked; None when it did not run or found nothing."""
+    result = results.get(profile)
+    return result.picked[0].candidate if result is not None and result.picked else None
+
+
+def disaggregation_decision(results: Results, prefill: str, encode: str) -> DisaggregationDecision:
+    """Which stages found an endpoint, given the names of their profiles."""
+    words = [
+        word
+        for word, profile in (("encode", encode), ("prefill", prefill))
+        if first_picked(results, profile) is not None
+    ]
+    return DisaggregationDecision("-".join((*words, "decode")) if words else "decode-only")
+
+
+def stage_headers(results: Results, prefill: str, encode: str) -> dict[str, str]:
+    """The request's headers: the first prefill endpoint, and all encode endpoints.
+
+    A stage that found nothing has none; whatever a client sent by these names never leaves.
+    """
+    headers: dict[str, str] = {}
+    prefiller = first_picked(results, prefill)
+    if prefiller is not None:
+        headers[PREFILLER_HEADER] = prefiller.endpoint.host_port
+    encoders = results.get(encode)
+    if encoders is not None and encoders.picked:
+        headers[ENCODERS_HEADER] = ",".join(
+            scored.candidate.endpoint.host_port for scored in encoders.picked
+        )
+    return headers
+
+
+def decoded_result(results: Results, decode: str, headers: Mapping[str, str]) -> SchedulingResult:
+    """The decision for the endpoints that the profile `decode` picked, with headers to set.
+
+    Raises `RefusedError` 429 when it picked none.
+    """
+    result = results.get(decode)
+    if result is None or not result.picked:
+        raise RefusedError(Code.RESOURCE_EXHAUSTED, "failed to find available decode workers")
+    found = {name: each for name, each in results.items() if each is not None}
+    return replace(_picked_by(decode, result), profiles=found, set_headers=headers)
+
+
+def through_primary_port(result: SchedulingResult, port: int) -> SchedulingResult:
+    """The same decision by way of the pod's sidecar, which listens at `port`.
+
+    The header names the endpoint that the sidecar hands over to. It is wrong for any other pod, so
+    the destination has no fallbacks.
+    """
+    first = result.endpoints[0]
+    headers = {**result.set_headers, DATA_PARALLEL_HEADER: first.host_port}
+    return replace(result, endpoints=(replace(first, port=port),), set_headers=headers)
+
+
+def named_decider(plugins: Mapping[str, object], name: str) -> Decider | None:
+    """The decider called `name`, None for "". Raises `ValueError` when it is none."""
+    if not name:
+        return None
+    plugin = plugins.get(name)
+    if not isinstance(plugin, Decider):
+        raise ValueError(f"'{name}' is not a decider")
+    return plugin
+
+
+@runtime_checkable
+class SaysWhyNot(Protocol):
+    """A decider that can give its reason."""
+
+    def why_not(
+        self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
+    ) -> str:
+        """Why `should_run` said no to the same; asked right after it, and not otherwise."""
+        ...
+
+
+def stage_runs(
+    stage: str,
+    decider: tuple[str, Decider | None],
+    request: InferenceRequest,
+    picked: Candidate | None,
+    attributes: Attributes,
+) -> bool:
+    """Whether `decider`, given with its name, wants the stage. If not, says why for people."""
+    name, decides = decider
+    if decides is None:
+        note_skipped(attributes, stage, "no decider is configured that could ask for it")
+        return False
+    if decides.should_run(request, picked, attributes):
+        return True
+    why = f"{name} said no"
+    if isinstance(decides, SaysWhyNot):
+        why = f"{why}: {decides.why_not(request, picked, attributes)}"
+    note_skipped(attributes, stage, why)
+    return False
+
+
+def note_skipped(attributes: Attributes, stage: str, why: str) -> None:
+    """Leave word of a stage that is left out."""
+    known = attributes.get(SKIPPED_STAGES_KEY)
+    attributes.put(SKIPPED_STAGES_KEY, {stage: why} if known is None else {**known, stage: why})
+
+
+def note_failed(attributes: Attributes, results: Results, stages: Iterable[str]) -> None:
+    """Leave word of those among `stages` that ran and found no endpoint."""
+    for stage in stages:
+        if stage in results and first_picked(results, stage) is None:
+            note_skipped(attributes, stage, "no endpoint was found for it")
+
+
+def only_result(results: Results) -> SchedulingResult:
+    """The decision for the endpoints of the one profile that picked any.
+
+    Raises `RefusedError` 429 when none did.
+    """
+    for name, result in results.items():
+        if result is not None and result.picked:
+            return _picked_by(name, result)
+    raise RefusedError(Code.RESOURCE_EXHAUSTED, "failed to find target endpoint")
+
+
+def _picked_by(profile: str, result: ProfileResult) -> SchedulingResult:
+    endpoints = tuple(scored.candidate.endpoint for scored in result.picked)
+    return SchedulingResult(endpoints, profile, {profile: result})

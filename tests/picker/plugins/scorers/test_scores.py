@@ -1,0 +1,390 @@
+"""The scores of scorers whose formula is one line, as tables: what is known → one score each."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from struct import pack
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from picker.framework.attributes import (
+    PEER_ENDPOINT_KEY,
+    Attributes,
+    EncoderMatch,
+    EndpointLoad,
+    InFlightLoad,
+    Topology,
+    encoder_matches_key,
+    inflight_load_key,
+)
+from picker.framework.registry import Stability
+from picker.plugins.scorers import precise_prefix_cache_scorer
+from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.types import Api, Candidate, Endpoint, EndpointMetrics, InferenceRequest, ParsedBody
+
+REQUEST = InferenceRequest("r", {}, ParsedBody(Api.RAW, "a"), "a", "a")
+APPROX = match_info_key("approx-prefix-cache-producer")
+
+
+def c(
+    name: str = "a",
+    inflight: int = 0,
+    labels: Mapping[str, str] | None = None,
+    known: Mapping[str, Any] | None = None,
+    **metrics: Any,
+) -> Candidate:
+    """A candidate whose load is known; `known` are its attributes."""
+    endpoint = Endpoint(name, "10.0.0.1", 8000, labels=labels or {})
+    return Candidate(endpoint, EndpointMetrics(**metrics), inflight, attributes=known or {})
+
+
+def unknown(name: str = "u", inflight: int = 0) -> Candidate:
+    """A candidate that no scrape has seen."""
+    return replace(c(name, inflight), metrics=None)
+
+
+def found(*pairs: tuple[Any, Any]) -> Attributes:
+    """What producers found."""
+    attributes = Attributes()
+    for key, value in pairs:
+        attributes.put(key, value)
+    return attributes
+
+
+def scores(
+    name: str,
+    candidates: Sequence[Candidate],
+    attributes: Attributes | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> list[float]:
+    """What the scorer in the module `name` says."""
+    plugin = importlib.import_module(f"picker.plugins.scorers.{name}").PLUGIN
+    scorer = plugin.make("mine", msgspec.convert(parameters or {}, plugin.parameters))
+    request = replace(REQUEST, headers=headers or {})
+    return list(scorer.score(request, candidates, attributes or Attributes()))
+
+
+WAITING = [c(waiting_requests=n) for n in (10, 5, 0)]
+RUNNING = [c(running_requests=n) for n in (10, 5, 0)]
+UNSCRAPED = [unknown(inflight=n) for n in (4, 0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "candidates", "expected"),
+    [
+        ("queue_scorer", WAITING, [0.0, 0.5, 1.0]),
+        ("queue_scorer", [c(), c()], [1.0, 1.0]),
+        ("queue_scorer", [c(waiting_requests=7)], [1.0]),
+        # A burst between two scrapes spreads; what the scrape saw running is not counted twice.
+        (
+            "queue_scorer",
+            [c(inflight=4), c(inflight=4, running_requests=2), c(inflight=4, running_requests=4)],
+            [0.0, 0.5, 1.0],
+        ),
+        # The picker's own count is a lower bound only: other pickers send requests too.
+        ("queue_scorer", [c(waiting_requests=8, inflight=1), c()], [0.0, 1.0]),
+        ("queue_scorer", [unknown(inflight=50), c(), c()], [0.0, 1.0, 1.0]),
+        ("queue_scorer", [c(waiting_requests=4), unknown(), c()], [0.0, 0.0, 1.0]),
+        ("queue_scorer", UNSCRAPED, [0.0, 1.0, 0.5]),
+        ("running_requests_size_scorer", RUNNING, [0.0, 0.5, 1.0]),
+        ("running_requests_size_scorer", [c(), c()], [1.0, 1.0]),
+        (
+            "running_requests_size_scorer",
+            [c(inflight=4), c(inflight=4, waiting_requests=4)],
+            [0.0, 1.0],
+        ),
+        ("running_requests_size_scorer", [unknown(), c(running_requests=9)], [0.0, 1.0]),
+        ("running_requests_size_scorer", UNSCRAPED, [0.0, 1.0, 0.5]),
+        (
+            "kv_cache_utilization_scorer",
+            [c(), c(kv_cache_usage=0.75), c(kv_cache_usage=1.0), unknown()],
+            [1.0, 0.25, 0.0, 0.0],
+        ),
+    ],
+)
+def test_load_is_compared(name: str, candidates: list[Candidate], expected: list[float]) -> None:
+    """The least first; unknown is not idle, but own counts decide where nothing is known."""
+    assert scores(name, candidates) == expected
+
+
+@pytest.mark.parametrize(
+    ("threshold", "candidates", "expected"),
+    [
+        (10, [c(waiting_requests=n) for n in (2, 0, 15)], [0.4, 0.5, 0.0]),
+        (128, [c(waiting_requests=n) for n in (64, 128)], [0.25, 0.0]),
+        (0, [c(waiting_requests=64)], [0.25]),
+        (-5, [c(waiting_requests=64)], [0.25]),
+        (10, [c(inflight=4), unknown()], [0.3, 0.0]),
+        (10, [unknown(inflight=5), unknown()], [0.25, 0.5]),
+    ],
+)
+def test_load_aware_falls_to_zero_at_the_threshold(
+    threshold: int, candidates: list[Candidate], expected: list[float]
+) -> None:
+    """A threshold of none is the default one; unknown load is a full queue."""
+    said = scores("load_aware_scorer", candidates, parameters={"threshold": threshold})
+    assert said == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("active", "waiting", "limit", "expected"),
+    [
+        ("ab", "", 2, 1.0),
+        ("a", "a", 1, 1.0),
+        ("b", "", 2, 0.8),
+        ("b", "a", 3, 0.8),
+        ("", "", 1, 0.8),
+        ("b", "a", 2, 0.6),
+        ("b", "c", 2, 0.0),
+        ("", "", 0, 0.0),
+        ("", "", None, 0.0),
+        ("", "a", None, 0.6),
+    ],
+)
+def test_lora_affinity(active: str, waiting: str, limit: int | None, expected: float) -> None:
+    """Active, then room for one more, then waiting to be loaded; an unknown endpoint has none."""
+    one = c(
+        active_models=frozenset(active),
+        waiting_models=frozenset(waiting),
+        max_active_models=limit,
+    )
+    assert scores("lora_affinity_scorer", [one, unknown()]) == [expected, 0.0]
+
+
+def _load(*counts: int) -> Attributes:
+    loads = {f"default/{name}": EndpointLoad(n) for name, n in zip("abc", counts, strict=False)}
+    return found((inflight_load_key(), InFlightLoad(loads, {})))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "candidates", "attributes", "expected"),
+    [
+        ({}, [c("a"), c("b"), c("c")], _load(4, 1, 0), [0.0, 0.75, 1.0]),
+        ({}, [c("a"), c("b")], _load(0, 0), [1.0, 1.0]),
+        ({}, [c("a"), c("b")], _load(3, 3), [0.0, 0.0]),
+        ({"idleThreshold": 2}, [c("a"), c("b"), c("c")], _load(4, 2, 1), [0.0, 1.0, 1.0]),
+        ({"maxBusyScore": 0.5}, [c("a"), c("b"), c("c")], _load(4, 1, 0), [0.0, 0.375, 1.0]),
+        (
+            {"maxBusyScore": 0.0, "requestTimeout": "2m"},
+            [c("a"), c("b")],
+            _load(4, 0),
+            [0.0, 1.0],
+        ),
+        ({}, [c("a", 4), c("b", 1)], Attributes(), [0.0, 0.75]),
+        ({}, [c("a", 4), c("b", 1)], _load(1, 2), [0.0, 0.5]),
+        ({}, [unknown("a"), unknown("b")], _load(2, 1), [0.0, 0.5]),
+        ({}, [unknown("a"), c("b")], _load(0, 0), [0.0, 1.0]),
+    ],
+)
+def test_active_requests(
+    parameters: dict[str, Any],
+    candidates: list[Candidate],
+    attributes: Attributes,
+    expected: list[float],
+) -> None:
+    """(max − count) / max · maxBusyScore, 1 for idle ones; the candidate's own count is a lower
+    bound, and unknown load is not idle unless it is unknown of all.
+    """
+    assert scores("active_request_scorer", candidates, attributes, parameters) == expected
+
+
+@pytest.mark.parametrize(
+    ("candidates", "load", "expected"),
+    [
+        (
+            [c(name) for name in "abcd"],
+            InFlightLoad(
+                {"default/a": EndpointLoad(1, 400), "default/c": EndpointLoad(1, 5000)},
+                {"default/b": 50, "default/d": 0},
+                default_uncached_tokens=100,
+            ),
+            [0.5, 0.95, 0.0, 1.0],
+        ),
+        ([c()], None, [0.0]),
+        ([unknown("a"), c("b")], InFlightLoad({}, {}), [0.0, 1.0]),
+        ([unknown("a")], InFlightLoad({}, {}), [1.0]),
+    ],
+)
+def test_token_load(
+    candidates: list[Candidate], load: InFlightLoad | None, expected: list[float]
+) -> None:
+    """Tokens under way and those that are not cached there count alike, up to the threshold."""
+    attributes = found() if load is None else found((inflight_load_key(), load))
+    said = scores("token_load_scorer", candidates, attributes, {"queueThresholdTokens": 1000})
+    assert said == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("weight", "scale", "block", "match", "total", "expected"),
+    [
+        (0.0, 8192, 64, 5, 10, 0.5),
+        (0.0, 8192, 64, 10, 10, 1.0),
+        (0.5, 100, 1, 5, 10, 0.25125),
+        (0.5, 100, 1, 50, 100, 0.375),
+        (1.0, 100, 64, 5, 10, 1.0),
+        (0.0, 8192, 64, 0, 0, 0.0),
+    ],
+)
+def test_prefix_cache(
+    weight: float, scale: int, block: int, match: int, total: int, expected: float
+) -> None:
+    """w · min(1, match · B / scale)² + (1 − w) · match / total, of the named producer only."""
+    info = PrefixCacheMatchInfo(total, block, {"default/a": match} if match else {})
+    parameters = {"matchLengthWeight": weight, "matchLengthScaleTokens": scale}
+    candidates = [c("a"), c("b")]
+    said = scores("prefix_cache_scorer", candidates, found((APPROX, info)), parameters)
+    assert said == [pytest.approx(expected), 0.0]
+    other = {**parameters, "prefixMatchInfoProducerName": "other"}
+    assert scores("prefix_cache_scorer", candidates, found((APPROX, info)), other) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("match", "expected"),
+    [
+        (None, [0.0, 0.0, 0.0]),
+        (EncoderMatch(4.0, {"default/a": 1.0, "default/c": 4.0}), [0.25, 0.0, 1.0]),
+        (EncoderMatch(0.0, {}), [0.0, 0.0, 0.0]),
+    ],
+)
+def test_mm_embeddings_cache(match: EncoderMatch | None, expected: list[float]) -> None:
+    """Matched over requested sizes."""
+    attributes = found() if match is None else found((encoder_matches_key("theirs"), match))
+    candidates = [c(name) for name in "abc"]
+    parameters = {"producerName": "theirs"}
+    assert scores("mm_embeddings_cache_scorer", candidates, attributes, parameters) == expected
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"x-slice": "a"}, [1.0, 0.0, 0.0, 0.0]),
+        ({"x-slice": ""}, [0.0, 0.0, 0.0, 1.0]),
+        ({"x-slice": "A"}, [0.0] * 4),
+        ({"x-other": "a"}, [0.0] * 4),
+    ],
+)
+def test_header_label_affinity(headers: dict[str, str], expected: list[float]) -> None:
+    """Header names know no case, values do; an absent label never matches."""
+    labels: list[dict[str, str]] = [{"slice": "a"}, {"slice": "b"}, {"other": "a"}, {"slice": ""}]
+    candidates = [c(labels=each) for each in labels]
+    parameters = {"headerName": "X-Slice", "labelKey": "slice"}
+    said = scores("header_label_affinity_scorer", candidates, None, parameters, headers)
+    assert said == expected
+
+
+TOPOLOGY = "Topology/topology-extractor"
+PLACES = [
+    Topology("h1", "r1", "z1", "g1"),
+    Topology("h2", "r1", "z1", "g1"),
+    Topology("h2", "r2", "z1", "g1"),
+    Topology("h2", "r2", "z2", "g1"),
+    Topology("h2", "r2", "z2", "g2"),
+    Topology(),
+]
+PEER = found((PEER_ENDPOINT_KEY, c("peer", known={TOPOLOGY: PLACES[0]})))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "parameters", "expected"),
+    [
+        (PEER, {}, [1.0, 0.2, 0.05, 0.02, 0.0, 0.0, 0.0]),
+        (Attributes(), {}, [0.0] * 7),
+        (PEER, {"topologyProducerName": "other"}, [0.0] * 7),
+    ],
+)
+def test_topology_affinity(
+    attributes: Attributes, parameters: dict[str, str], expected: list[float]
+) -> None:
+    """The nearest shared tier counts."""
+    candidates = [*(c(known={TOPOLOGY: place}) for place in PLACES), c()]
+    assert scores("topology_affinity_scorer", candidates, attributes, parameters) == expected
+
+
+LOWER, HIGHER = "linear_lower_is_better", "linear_higher_is_better"
+
+
+@pytest.mark.parametrize(
+    ("kind", "normalization", "values", "expected"),
+    [
+        (LOWER, {}, [2, 6, 10], [1.0, 0.5, 0.0]),
+        (HIGHER, {}, [2, 6, 10], [0.0, 0.5, 1.0]),
+        (LOWER, {}, [4, 4, None], [1.0, 1.0, 0.0]),
+        (HIGHER, {"adaptiveRange": {}}, [4, 4, None], [1.0, 1.0, 0.0]),
+        (HIGHER, {}, [None, 1, 3], [0.0, 0.0, 1.0]),
+        (LOWER, {"fixedRange": {"min": 0, "max": 10}}, [-1, 2.5, 11], [1.0, 0.75, 0.0]),
+        (HIGHER, {"fixedRange": {"min": 5, "max": 10}}, [0, 7.5, 12], [0.0, 0.5, 1.0]),
+        (LOWER, {"fixedRange": {"min": 0, "max": 1}}, [None], [0.0]),
+    ],
+)
+def test_endpoint_attribute(
+    kind: str, normalization: dict[str, Any], values: list[float | None], expected: list[float]
+) -> None:
+    """A fixed scale clamps, an adaptive one spans what is known."""
+    key = "Util/dcgm-extractor"
+    candidates = [c(known={} if value is None else {key: value}) for value in values]
+    parameters = {
+        "attributeKey": "Util",
+        "producer": "dcgm-extractor",
+        "algorithm": {"type": kind, "normalization": normalization},
+    }
+    said = scores("endpoint_attribute_scorer", candidates, None, parameters)
+    assert said == pytest.approx(expected)
+
+
+def test_endpoint_attribute_knows_the_core_metrics() -> None:
+    """By the reference's names, without a producer."""
+    parameters = {"attributeKey": "WaitingQueueSize", "algorithm": {"type": LOWER}}
+    candidates = [c(waiting_requests=4), c(), unknown()]
+    said = scores("endpoint_attribute_scorer", candidates, None, parameters)
+    assert said == [0.0, 1.0, 0.0]
+
+
+QUEUE = "llm-d.ai/multicluster-queue-size/multicluster-metrics-extractor"
+KV = "llm-d.ai/multicluster-kv-cache-utilization/multicluster-metrics-extractor"
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "values", "expected"),
+    [
+        ("multicluster_queue_scorer", QUEUE, [2, 6, 10], [1.0, 0.5, 0.0]),
+        ("multicluster_queue_scorer", QUEUE, [2, None, 10], [1.0, 0.0, 0.0]),
+        ("multicluster_queue_scorer", QUEUE, [None], [0.0]),
+        (
+            "multicluster_kv_cache_utilization_scorer",
+            KV,
+            [0.0, 0.75, 1.5, -1.0, None],
+            [1.0, 0.25, 0.0, 1.0, 0.0],
+        ),
+    ],
+)
+def test_pools_by_what_their_pickers_report(
+    name: str, key: str, values: list[float | None], expected: list[float]
+) -> None:
+    """The queue that a worker itself reports is no matter."""
+    pools = [c(waiting_requests=99, known={} if one is None else {key: one}) for one in values]
+    assert scores(name, pools) == expected
+
+
+def test_prefixes_of_pools_come_from_a_producer_of_their_own() -> None:
+    """The formula is that of prefix-cache-scorer."""
+    key = match_info_key("multicluster-approx-prefix-cache-producer")
+    attributes = found((key, PrefixCacheMatchInfo(10, 64, {"default/a": 5})))
+    assert scores("multicluster_prefix_cache_scorer", [c("a"), c("b")], attributes) == [0.5, 0.0]
+
+
+def test_the_precise_scorer_scores_what_it_finds_itself() -> None:
+    """One of two blocks at `a`, none at `b`; deprecated."""
+    plugin = precise_prefix_cache_scorer.PLUGIN
+    scorer: Any = plugin.make("precise", plugin.parameters())
+    event = ["BlockStored", [1], None, list(range(16)), 16]
+    scorer.kv_events("default/a", "kv@a@a", msgspec.msgpack.encode([1.0, [event]]))
+    attributes, candidates = Attributes(), [c("a"), c("b")]
+    prompts = (pack("<32I", *range(32)),)
+    request = scorer.produce(replace(REQUEST, prompts=prompts), candidates, attributes)
+    assert scorer.score(request, candidates, attributes) == [0.5, 0.0]
+    assert plugin.stability is Stability.DEPRECATED
