@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import inf, nan
 from typing import Any
 
 import msgspec
@@ -10,46 +12,107 @@ import pytest
 from picker.config.catalog import builtin_plugins
 
 LOWER = {"type": "linear_lower_is_better"}
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("prefix-cache-scorer", {"matchLengthWeight": 1.5}, "matchLengthWeight"),
-    ("prefix-cache-scorer", {"matchLengthWeight": -0.1}, "matchLengthWeight"),
-    ("prefix-cache-scorer", {"matchLengthScaleTokens": 0}, "matchLengthScaleTokens"),
-    ("token-load-scorer", {"queueThresholdTokens": 0}, "queueThresholdTokens"),
-    ("active-request-scorer", {"idleThreshold": -1}, "idleThreshold"),
-    ("active-request-scorer", {"maxBusyScore": 1.5}, "maxBusyScore"),
-    ("active-request-scorer", {"maxBusyScore": -0.1}, "maxBusyScore"),
-    ("header-label-affinity-scorer", {"headerName": "x"}, "labelKey"),
-    ("header-label-affinity-scorer", {"labelKey": "x"}, "headerName"),
-    ("header-label-affinity-scorer", {"headerName": " ", "labelKey": "x"}, "headerName"),
-    ("header-label-affinity-scorer", {"headerName": "x", "labelKey": ""}, "labelKey"),
-    (
-        "endpoint-attribute-scorer",
-        {"attributeKey": "a", "algorithm": {"type": "quadratic"}},
-        "quadratic",
-    ),
-    (
-        "endpoint-attribute-scorer",
-        {"attributeKey": "", "algorithm": LOWER},
-        "name of",
-    ),
-    ("endpoint-attribute-scorer", {"attributeKey": "a/b", "algorithm": LOWER}, "producer"),
-    ("endpoint-attribute-scorer", {"algorithm": LOWER}, "attributeKey"),
-    *(
-        (
-            "endpoint-attribute-scorer",
-            {"attributeKey": "a", "algorithm": {**LOWER, "normalization": normalization}},
-            named,
-        )
-        for normalization, named in (
-            ({"fixedRange": {"min": 1, "max": 1}}, "fixedRange"),
-            ({"fixedRange": {"min": 0, "max": 1}, "adaptiveRange": {}}, "not both"),
-            ({"fixedRange": {"min": 0}}, "max"),
-        )
-    ),
-    ("no-hit-lru-scorer", {"lruSize": 0}, "lruSize"),
-    ("context-length-aware", {"label": ""}, "label"),
-    *(
-        ("latency-scorer", {name: -0.1}, name)
+HUGE = 10**400  # no float holds it
+MINE = {"name": "mine", "queuedRequestsSpec": "queued"}
+NO_KEY = {"name": "a", "customMetrics": [{"attributeKey": "", "metricSpec": "b"}]}
+
+
+def _index(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"indexerConfig": config}
+
+
+def _pods(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"kvEventsConfig": {"podDiscoveryConfig": config}}
+
+
+def _normalized(normalization: Mapping[str, Any]) -> dict[str, Any]:
+    return {"attributeKey": "a", "algorithm": {**LOWER, "normalization": normalization}}
+
+
+# By plugin type: parameters, and what the message says.
+REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "active-request-scorer": [
+        ({"idleThreshold": -1}, "idleThreshold"),
+        ({"maxBusyScore": 1.5}, "maxBusyScore"),
+        ({"maxBusyScore": -0.1}, "maxBusyScore"),
+    ],
+    "agent-identity": [({"additionalSessionHeaders": ["x", " "]}, "additionalSessionHeaders")],
+    "approx-prefix-cache-producer": [
+        ({"blockSizeTokens": -1}, "blockSizeTokens must"),
+        ({"blockSizeTokens": 0, "autoTune": False}, "blockSizeTokens must"),
+        ({"blockSize": 128}, "blockSize is deprecated and must"),
+        ({"hashSeed": -1}, "hashSeed must"),
+        ({"lruCapacityPerServer": 0}, "lruCapacityPerServer must"),
+        ({"maxPrefixTokensToMatch": -1}, "maxPrefixTokensToMatch .* must"),
+        ({"maxPrefixBlocksToMatch": -1}, "maxPrefixBlocksToMatch must"),
+    ],
+    "burst-prefix-cache-producer": [
+        ({"windowDurationMs": 0}, "windowDurationMs"),
+        ({"windowDurationMs": 10_001}, "windowDurationMs"),
+        ({"maxPerReplica": 0}, "maxPerReplica"),
+        ({"maxBatchSize": -2}, "maxBatchSize"),
+        ({"blockSizeTokens": 0}, "blockSizeTokens"),
+        ({"maxPrefixTokensToMatch": -1}, "maxPrefixTokensToMatch"),
+        ({"minColocateBlocks": -1}, "minColocateBlocks"),
+    ],
+    "concurrency-detector": [
+        ({"maxConcurrency": 0}, "maxConcurrency must"),
+        ({"maxTokenConcurrency": 0}, "maxTokenConcurrency must"),
+        ({"headroom": -0.5}, "headroom must"),
+        ({"headroom": 1e308}, "headroom must"),
+        ({"maxConcurrency": HUGE, "headroom": 0.5}, "must"),
+        ({"maxTokenConcurrency": HUGE, "headroom": 0.5}, "must"),
+    ],
+    "context-length-aware": [({"label": ""}, "label")],
+    "core-metrics-extractor": [
+        ({"defaultEngine": "x"}, "unknown defaultEngine 'x', allowed: vllm"),
+        ({"engineConfigs": [{"name": "default"}]}, "cannot be called 'default'"),
+        ({"engineConfigs": [{"name": ""}]}, "cannot be called ''"),
+        ({"engineConfigs": [MINE, MINE]}, "'mine' is configured twice"),
+        ({"engineConfigs": [{"name": "a", "loraSpec": "b{"}]}, "engine 'a': .* closing brace"),
+        ({"engineConfigs": [NO_KEY]}, "needs an attributeKey and a metricSpec"),
+    ],
+    "data-parallel-profile-handler": [
+        ({"primaryPort": port}, "primaryPort") for port in (0, -1, 65536)
+    ],
+    "deficit-round-robin-fairness-policy": [
+        ({"quantumTokens": 0}, "quantumTokens"),
+        ({"quantumTokens": HUGE}, "quantumTokens"),
+        ({"maxDebtTokens": 0}, "maxDebtTokens"),
+        ({"maxDebtTokens": 10**13}, "maxDebtTokens"),
+        ({"defaultWeight": 0}, "defaultWeight"),
+        ({"defaultWeight": inf}, "defaultWeight"),
+        *(({"weights": {"a": weight}}, "weight") for weight in (-1, 0.0001, 1001, nan, "heavy")),
+        ({"completionTokenWeight": -1}, "completionTokenWeight"),
+        ({"cachedTokenWeight": nan}, "cachedTokenWeight"),
+        ({"cachedTokenWeight": 10**6}, "cachedTokenWeight"),
+    ],
+    "endpoint-attribute-scorer": [
+        ({"attributeKey": "a", "algorithm": {"type": "quadratic"}}, "quadratic"),
+        ({"attributeKey": "", "algorithm": LOWER}, "name of"),
+        ({"attributeKey": "a/b", "algorithm": LOWER}, "producer"),
+        ({"algorithm": LOWER}, "attributeKey"),
+        (_normalized({"fixedRange": {"min": 1, "max": 1}}), "fixedRange"),
+        (_normalized({"fixedRange": {"min": 0, "max": 1}, "adaptiveRange": {}}), "not both"),
+        (_normalized({"fixedRange": {"min": 0}}), "max"),
+    ],
+    "header-label-affinity-scorer": [
+        ({"headerName": "x"}, "labelKey"),
+        ({"labelKey": "x"}, "headerName"),
+        ({"headerName": " ", "labelKey": "x"}, "headerName"),
+        ({"headerName": "x", "labelKey": ""}, "labelKey"),
+    ],
+    "inflight-load-producer": [
+        ({"outputRatio": -1.0}, "outputRatio must not be negative"),
+        ({"outputRatio": nan}, "outputRatio must not be negative"),
+        ({"maxEstimatedOutputTokens": -1}, "maxEstimatedOutputTokens must not be negative"),
+    ],
+    "label-selector-filter": [
+        ({"matchLabels": {"not ok": "x"}}, "matchLabels"),
+        ({"matchLabel": {}}, "matchLabel"),
+    ],
+    "latency-scorer": [
+        ({name: -0.1}, name)
         for name in (
             "ttftWeight",
             "tpotWeight",
@@ -57,13 +120,127 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             "compositeQueueWeight",
             "compositePrefixWeight",
         )
-    ),
-    ("precise-prefix-cache-scorer", {"speculativeTTL": "soon"}, "duration"),
-]
+    ],
+    "metrics-data-source": [
+        ({"scheme": "ftp"}, "scheme must be http or https"),
+        ({"path": "metrics"}, "path must begin with '/'"),
+        ({"path": "/a\r\nhost: b"}, "path must begin"),
+        ({"path": "/a b"}, "path must begin"),
+        ({"port": 0}, "port must be within"),
+        ({"interval": "fast"}, "no duration"),
+        ({"interval": "0"}, "interval must be more than nothing"),
+        ({"clientCertPath": "c"}, "go together"),
+    ],
+    "mm-embeddings-cache-producer": [({"cacheSizeInMBPerServer": 1}, "cacheSizeInMBPerServer")],
+    "multicluster-metrics-extractor": [
+        ({name: ""}, name) for name in ("queueSizeMetric", "kvCacheUtilizationMetric")
+    ],
+    "no-hit-lru-scorer": [({"lruSize": 0}, "lruSize")],
+    "p2p-source-producer": [({"minCachedTokenDelta": 0}, "at least 1")],
+    "pd-profile-handler": [
+        ({"primaryPort": -1}, "primaryPort"),
+        ({"primaryPort": 65536}, "primaryPort"),
+        ({"prefillProfile": "decode"}, "prefillProfile"),
+    ],
+    "precise-prefix-cache-producer": [
+        ({"tokenProcessorConfig": {"hashAlgorithm": "xxhash"}}, "cbor-fnv, xxh64"),
+        ({"tokenProcessorConfig": {"hashAlgorithm": "sha256"}}, "hashAlgorithm"),
+        ({"tokenProcessorConfig": {"blockSizeTokens": 0}}, "positive"),
+        (_index({"kvBlockIndexConfig": {"redisConfig": {}}}), "every replica"),
+        (_index({"kvBlockIndexConfig": {"costAwareMemoryConfig": {}}}), "costAwareMemoryConfig"),
+        (_index({"kvBlockIndexConfig": {"inMemoryConfig": {"size": 0}}}), "size"),
+        (_index({"tokenizersPoolConfig": {}}), "token-producer"),
+        *(
+            (_index({"kvCacheBackendConfigs": [{"name": "gpu", "weight": weight}]}), "negative or")
+            for weight in (-1, inf, nan)
+        ),
+        ({"kvEventsConfig": {"engineType": "tgi"}}, "vllm, sglang"),
+        ({"kvEventsConfig": {"discoverPods": False}}, "zmqEndpoint"),
+        (_pods({"socketPort": 0}), "socketPort"),
+        (_pods({"replaySocketPort": -1}), "replaySocketPort"),
+        (_pods({"podLabelSelector": "=="}), "label"),
+        ({"speculativeTTL": "soon"}, "duration"),
+    ],
+    "precise-prefix-cache-scorer": [({"speculativeTTL": "soon"}, "duration")],
+    "predicted-latency-producer": [
+        ({"sloBufferFactor": 0.0}, "sloBufferFactor"),
+        ({"predictionServerURL": "localhost"}, "URL"),
+    ],
+    "prefix-based-pd-decider": [({name: -1}, name) for name in ("nonCachedTokens", "promptTokens")],
+    "prefix-cache-scorer": [
+        ({"matchLengthWeight": 1.5}, "matchLengthWeight"),
+        ({"matchLengthWeight": -0.1}, "matchLengthWeight"),
+        ({"matchLengthScaleTokens": 0}, "matchLengthScaleTokens"),
+    ],
+    "priority-holdback-policy": [
+        ({}, "minCeiling"),
+        ({"minCeiling": 1}, "minCeiling"),
+        ({"minCeiling": -0.1}, "minCeiling"),
+        ({"minCeiling": nan}, "minCeiling"),
+        ({"minCeiling": 0.5, "maxCeiling": 0.5}, "maxCeiling"),
+        ({"minCeiling": 0.5, "maxCeiling": 1.1}, "maxCeiling"),
+        ({"minCeiling": 0.5, "domain": "name"}, "domain"),
+        ({"minCeiling": 0.5, "shape": "cubic"}, "shape"),
+    ],
+    "probabilistic-admitter": [
+        ({"queueDepthThreshold": 0}, "queueDepthThreshold must"),
+        ({"kvCacheUtilThreshold": 0}, "kvCacheUtilThreshold must"),
+        ({"kvCacheUtilThreshold": 1.5}, "kvCacheUtilThreshold must"),
+        ({"power": 0}, "power must"),
+        ({"power": inf}, "power must"),
+        ({"k": -1}, "k must"),
+    ],
+    "program-aware-fairness": [
+        ({"strategy": "fifo"}, "strategy"),
+        ({"evictionTtlSeconds": 0}, "evictionTtlSeconds"),
+        ({"evictionSweepSeconds": -1}, "evictionSweepSeconds"),
+        ({"lasHalfLifeSeconds": 0}, "lasHalfLifeSeconds"),
+        ({"lasHalfLifeSeconds": nan}, "lasHalfLifeSeconds"),
+        ({"lasWeightService": -0.1}, "lasWeightService"),
+        ({"lasWeightHeadWait": inf}, "lasWeightHeadWait"),
+    ],
+    "session-id-producer": [
+        (parameters, "headerName and cookieName")
+        for parameters in ({}, {"headerName": "a", "cookieName": "b"}, {"headerName": " "})
+    ],
+    "slo-headroom-tier-filter": [
+        ({"epsilonExploreNeg": epsilon}, "epsilonExploreNeg") for epsilon in (-0.01, 1.01, nan)
+    ],
+    "soft-reflective-ceiling-policy": [({"threshold": 1}, "threshold")],
+    "static-usage-limit-policy": [
+        ({"threshold": threshold}, "threshold") for threshold in (0, -1, inf)
+    ],
+    "token-load-scorer": [({"queueThresholdTokens": 0}, "queueThresholdTokens")],
+    "token-producer": [
+        ({"vllm": {}}, "needs modelName"),
+        ({"vllm": {}, "estimate": {}, "modelName": "m"}, "estimate excludes"),
+        ({"estimate": {}, "modelName": "m"}, "estimate excludes"),
+        ({"udsTokenizerConfig": {"socketFile": "/x"}, "modelName": "m"}, "use vllm.url"),
+        ({"vllm": {"url": "render:8000"}, "modelName": "m"}, "vllm.url must begin"),
+        ({"vllm": {"timeout": "5"}, "modelName": "m"}, "no duration"),
+        ({"vllm": {"mmTimeout": "0s"}, "modelName": "m"}, "must be positive"),
+        ({"estimate": {"image": {"dynamic": {"factor": 0}}}}, "image.dynamic.factor"),
+    ],
+    "utilization-detector": [
+        ({"queueDepthThreshold": 0}, "queueDepthThreshold"),
+        ({"kvCacheUtilThreshold": 1.5}, "kvCacheUtilThreshold"),
+        ({"kvCacheUtilThreshold": 0.0}, "kvCacheUtilThreshold"),
+        ({"metricsStalenessThreshold": "0s"}, "metricsStalenessThreshold"),
+        ({"metricsStalenessThreshold": "soon"}, "duration"),
+        ({"headroom": -0.5}, "headroom"),
+        ({"headroom": nan}, "headroom"),
+        ({"headroom": 1e308}, "headroom"),
+        ({"queueDepthThreshold": HUGE, "headroom": 0.5}, "headroom"),
+        ({"assumedConcurrency": 0}, "assumedConcurrency"),
+    ],
+}
 
 
-@pytest.mark.parametrize(("type_name", "parameters", "named"), REFUSED)
-def test_parameters_out_of_range_are_refused(
+@pytest.mark.parametrize(
+    ("type_name", "parameters", "named"),
+    [(name, parameters, named) for name, rows in REFUSED.items() for parameters, named in rows],
+)
+def test_parameters_that_cannot_work_are_refused(
     type_name: str, parameters: dict[str, Any], named: str
 ) -> None:
     """When the picker starts, not when it decides."""

@@ -83,20 +83,3 @@ def test_an_idle_pool_sheds_nothing_and_a_full_one_everything(
         admitter.admit(sheddable, [candidate()], Attributes(), Random(seed))
         with pytest.raises(RefusedError):
             admitter.admit(sheddable, [candidate(known=False)], Attributes(), Random(seed))
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"queue_depth_threshold": 0.0},
-        {"kv_cache_util_threshold": 0.0},
-        {"kv_cache_util_threshold": 1.5},
-        {"power": 0.0},
-        {"power": float("inf")},
-        {"k": -1.0},
-    ],
-)
-def test_values_out_of_range_are_refused(parameters: dict[str, Any]) -> None:
-    """When the picker starts."""
-    with pytest.raises(ValueError, match=r"must"):
-        _admitter(**parameters)

@@ -55,25 +55,6 @@ def test_everything_can_be_said_otherwise() -> None:
     ) == PageLocation("https", "/m?x=1", 1, 90.0, False, TlsFiles(True, "ca", "c", "k"))
 
 
-@pytest.mark.parametrize(
-    ("parameters", "reason"),
-    [
-        ({"scheme": "ftp"}, "scheme must be http or https"),
-        ({"path": "metrics"}, "path must begin with '/'"),
-        ({"path": "/a\r\nhost: b"}, "path must begin"),
-        ({"path": "/a b"}, "path must begin"),
-        ({"port": 0}, "port must be within"),
-        ({"interval": "fast"}, "no duration"),
-        ({"interval": "0"}, "interval must be more than nothing"),
-        ({"clientCertPath": "c"}, "go together"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(parameters: dict[str, object], reason: str) -> None:
-    """When the configuration is read, not when the first page is asked for."""
-    with pytest.raises(ValueError, match=reason):
-        location(metrics_data_source.PLUGIN, **parameters)
-
-
 def test_a_models_source_has_no_port() -> None:
     """Models are served where requests are."""
     with pytest.raises(msgspec.ValidationError, match="port"):

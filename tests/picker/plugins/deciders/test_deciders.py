@@ -117,10 +117,3 @@ def test_the_prefix_decider_needs_an_endpoint_and_a_finding(
     assert decider.should_run(request, placed("w"), matched({}))
     assert decider.consumes == (match_info_key(APPROXIMATE),)
     assert configured(prefix_based_pd_decider.PLUGIN).consumes == ()
-
-
-@pytest.mark.parametrize("name", ["nonCachedTokens", "promptTokens"])
-def test_negative_thresholds_are_refused(configured: Make, name: str) -> None:
-    """By name."""
-    with pytest.raises(ValueError, match=name):
-        configured(prefix_based_pd_decider.PLUGIN, {name: -1})

@@ -138,20 +138,3 @@ def test_it_names_the_plugin_that_counts() -> None:
     assert plugin.references == {"inFlightLoadProducerName": NAME}
     with pytest.raises(ValueError, match="does not count"):
         plugin.connect({NAME: object()})
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"max_concurrency": 0},
-        {"max_token_concurrency": 0},
-        {"headroom": -0.5},
-        {"headroom": 1e308},
-        {"max_concurrency": 10**400, "headroom": 0.5},
-        {"max_token_concurrency": 10**400, "headroom": 0.5},
-    ],
-)
-def test_limits_out_of_range_are_refused(parameters: dict[str, Any]) -> None:
-    """When the picker starts."""
-    with pytest.raises(ValueError, match=r"must"):
-        ConcurrencyDetector(ConcurrencyDetectorParameters(**parameters))

@@ -115,27 +115,6 @@ def test_the_filter_keeps_fresh_endpoints_with_room(
     assert list(passed) == [candidates[index] for index in kept]
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"queue_depth_threshold": 0},
-        {"kv_cache_util_threshold": 1.5},
-        {"kv_cache_util_threshold": 0.0},
-        {"metrics_staleness_threshold": "0s"},
-        {"metrics_staleness_threshold": "soon"},
-        {"headroom": -0.5},
-        {"headroom": float("nan")},
-        {"headroom": 1e308},
-        {"queue_depth_threshold": 10**400, "headroom": 0.5},
-        {"assumed_concurrency": 0},
-    ],
-)
-def test_thresholds_out_of_range_are_refused(parameters: dict[str, Any]) -> None:
-    """When the picker starts."""
-    with pytest.raises(ValueError, match=r"Threshold|headroom|duration|assumed"):
-        UtilizationDetector(UtilizationDetectorParameters(**parameters))
-
-
 def test_a_great_headroom_is_fine() -> None:
     """It is detector and filter in one plugin."""
     plugin = PLUGIN.make("d", UtilizationDetectorParameters(headroom=2.0))

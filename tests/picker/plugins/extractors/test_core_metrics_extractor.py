@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 
@@ -108,27 +106,3 @@ def test_a_built_in_engine_can_be_redefined() -> None:
     """By its name."""
     extractor = made(engineConfigs=[MINE | {"name": "vllm"}])
     assert waiting(read(extractor)) == 4
-
-
-@pytest.mark.parametrize(
-    ("parameters", "reason"),
-    [
-        ({"defaultEngine": "x"}, "unknown defaultEngine 'x', allowed: vllm"),
-        ({"engineConfigs": [{"name": "default"}]}, "cannot be called 'default'"),
-        ({"engineConfigs": [{"name": ""}]}, "cannot be called ''"),
-        ({"engineConfigs": [MINE, MINE]}, "'mine' is configured twice"),
-        ({"engineConfigs": [{"name": "a", "loraSpec": "b{"}]}, "engine 'a': .* closing brace"),
-        (
-            {
-                "engineConfigs": [
-                    {"name": "a", "customMetrics": [{"attributeKey": "", "metricSpec": "b"}]}
-                ]
-            },
-            "needs an attributeKey and a metricSpec",
-        ),
-    ],
-)
-def test_what_makes_no_sense_is_refused(parameters: dict[str, Any], reason: str) -> None:
-    """With the engine's name."""
-    with pytest.raises(ValueError, match=reason):
-        made(**parameters)

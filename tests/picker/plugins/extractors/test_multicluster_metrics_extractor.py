@@ -79,13 +79,6 @@ def test_a_page_without_either_is_an_error(configured: Make) -> None:
         findings(configured(PLUGIN), "up 1\n")
 
 
-@pytest.mark.parametrize("parameter", ["queueSizeMetric", "kvCacheUtilizationMetric"])
-def test_a_series_must_be_named(configured: Make, parameter: str) -> None:
-    """The parameter is named."""
-    with pytest.raises(ValueError, match=parameter):
-        configured(PLUGIN, {parameter: ""})
-
-
 def test_the_way_between_clusters_is_guarded(configured: Make) -> None:
     """https with certificates that are checked, and large pages."""
     location = configured(SOURCE).location

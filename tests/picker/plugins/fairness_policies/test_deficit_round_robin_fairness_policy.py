@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import (
-    PLUGIN,
     DeficitRoundRobinBand,
     DeficitRoundRobinFairnessPolicy,
     DeficitRoundRobinFairnessPolicyParameters,
@@ -310,30 +309,3 @@ def test_a_forgotten_flow_has_no_debt_and_no_credit(queue: Callable[..., Any]) -
     band.push("a", 100)
     band.push("b", 100)
     assert band.drain() == "ab"
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"quantumTokens": 0},
-        {"quantumTokens": 10**400},
-        {"maxDebtTokens": 0},
-        {"maxDebtTokens": 10**13},
-        {"defaultWeight": 0},
-        {"defaultWeight": float("inf")},
-        {"weights": {"a": -1}},
-        {"weights": {"a": 0.0001}},
-        {"weights": {"a": 1001}},
-        {"weights": {"a": float("nan")}},
-        {"weights": {"a": "heavy"}},
-        {"completionTokenWeight": -1},
-        {"cachedTokenWeight": float("nan")},
-        {"cachedTokenWeight": 10**6},
-    ],
-)
-def test_values_that_make_no_sense_are_refused(
-    configured: Callable[..., Any], parameters: dict[str, Any]
-) -> None:
-    """When the picker starts."""
-    with pytest.raises(ValueError, match=r"Tokens|[wW]eight"):
-        configured(PLUGIN, parameters)

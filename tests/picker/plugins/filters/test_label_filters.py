@@ -54,14 +54,6 @@ def test_a_selector_filter_keeps_what_its_parameters_select(
     assert kept(by_gpu, []) == []
 
 
-def test_a_selector_that_is_none_is_refused(configured: Make) -> None:
-    """When the configuration is read, with the entry's name."""
-    with pytest.raises(ValueError, match="matchLabels"):
-        configured(label_selector_filter.PLUGIN, {"matchLabels": {"not ok": "x"}})
-    with pytest.raises(msgspec.ValidationError, match="matchLabel"):
-        configured(label_selector_filter.PLUGIN, {"matchLabel": {}})
-
-
 @pytest.mark.parametrize(
     ("parameters", "expected"),
     [

@@ -76,10 +76,3 @@ def test_without_findings_all_are_kept(
     assert kept(mine, candidates, predicted({"a": (1, 1)})) == ["a", "b"]
     assert kept(mine, candidates, predicted({"a": (1, 1)}, "mine")) == ["a"]
     assert mine.consumes == (latency_predictions_key("mine"),)
-
-
-@pytest.mark.parametrize("epsilon", [-0.01, 1.01, float("nan")])
-def test_a_probability_is_within_0_and_1(configured: Make, epsilon: float) -> None:
-    """Refused by name."""
-    with pytest.raises(ValueError, match="epsilonExploreNeg"):
-        configured(PLUGIN, {"epsilonExploreNeg": epsilon})

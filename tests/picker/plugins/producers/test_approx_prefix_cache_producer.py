@@ -232,26 +232,6 @@ def test_only_the_beginning_of_a_long_prompt_is_considered(
     assert info.total_blocks == expected
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"block_size_tokens": -1},
-        {"block_size_tokens": 0, "auto_tune": False},
-        {"block_size": 128},
-        {"hash_seed": -1},
-        {"lru_capacity_per_server": 0},
-        {"max_prefix_tokens_to_match": -1},
-        {"max_prefix_blocks_to_match": -1},
-    ],
-)
-def test_sizes_that_cannot_work_are_refused(
-    scene: Callable[..., Scene], parameters: dict[str, Any]
-) -> None:
-    """When the picker starts."""
-    with pytest.raises(ValueError, match=r"must (not )?be"):
-        scene(**parameters)
-
-
 def test_a_block_size_of_zero_leaves_it_to_the_engines(
     scene: Callable[..., Scene], candidate: Callable[..., Candidate]
 ) -> None:

@@ -130,24 +130,6 @@ async def test_salts_and_models_are_not_alike(
     assert len({where(a.get(match_info_key(NAME))) for a in every}) == 3
 
 
-@pytest.mark.parametrize(
-    ("parameter", "value"),
-    [
-        ("windowDurationMs", 0),
-        ("windowDurationMs", 10_001),
-        ("maxPerReplica", 0),
-        ("maxBatchSize", -2),
-        ("blockSizeTokens", 0),
-        ("maxPrefixTokensToMatch", -1),
-        ("minColocateBlocks", -1),
-    ],
-)
-def test_numbers_that_make_no_sense_are_refused(parameter: str, value: int) -> None:
-    """The parameter is named."""
-    with pytest.raises(ValueError, match=parameter):
-        producer(**{parameter: value})
-
-
 def test_the_director_waits_longer_than_the_window() -> None:
     """Else the window would never end in time."""
     assert producer(windowDurationMs=10_000).timeout_seconds > 10

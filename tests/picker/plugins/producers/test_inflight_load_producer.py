@@ -179,20 +179,6 @@ def test_a_request_that_vanishes_gives_everything_back() -> None:
     producer.check_integrity()
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"output_ratio": -1.0},
-        {"output_ratio": float("nan")},
-        {"max_estimated_output_tokens": -1},
-    ],
-)
-def test_estimates_that_cannot_be_meant_are_refused(parameters: dict[str, Any]) -> None:
-    """When the picker starts."""
-    with pytest.raises(ValueError, match="must not be negative"):
-        _producer(**parameters)
-
-
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["leave", "again", "first", "later", "end", "forget", "remove"]),

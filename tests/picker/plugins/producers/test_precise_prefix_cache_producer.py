@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from struct import pack
@@ -15,10 +14,8 @@ from picker.framework.attributes import Attributes
 from picker.framework.interfaces import KvEventConsumer, KvEventFeed, KvEventSource
 from picker.plugins.producers.precise_prefix_cache_producer import (
     PLUGIN,
-    IndexerParameters,
     PrecisePrefixCacheParameters,
     PrecisePrefixCacheProducer,
-    TierParameters,
 )
 from picker.prefix.kv_event_codec import BlocksStored, KvEventError, decode_events
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
@@ -255,48 +252,6 @@ def test_hash_algorithms_and_block_sizes_of_the_configuration(
     assert info is not None
     assert (info.total_blocks, info.block_size_tokens) == (2, 64)
     assert info.match_blocks == {"default/a": 2}
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ('{"tokenProcessorConfig": {"hashAlgorithm": "xxhash"}}', "cbor-fnv, xxh64"),
-        ('{"tokenProcessorConfig": {"hashAlgorithm": "sha256"}}', "hashAlgorithm"),
-        ('{"tokenProcessorConfig": {"blockSizeTokens": 0}}', "positive"),
-        ('{"indexerConfig": {"kvBlockIndexConfig": {"redisConfig": {}}}}', "every replica"),
-        (
-            '{"indexerConfig": {"kvBlockIndexConfig": {"costAwareMemoryConfig": {"size": "2Gi"}}}}',
-            "costAwareMemoryConfig",
-        ),
-        ('{"indexerConfig": {"kvBlockIndexConfig": {"inMemoryConfig": {"size": 0}}}}', "size"),
-        ('{"indexerConfig": {"tokenizersPoolConfig": {}}}', "token-producer"),
-        (
-            '{"indexerConfig": {"kvCacheBackendConfigs": [{"name": "gpu", "weight": -1}]}}',
-            "negative",
-        ),
-        ('{"kvEventsConfig": {"engineType": "tgi"}}', "vllm, sglang"),
-        ('{"kvEventsConfig": {"discoverPods": false}}', "zmqEndpoint"),
-        ('{"kvEventsConfig": {"podDiscoveryConfig": {"socketPort": 0}}}', "socketPort"),
-        (
-            '{"kvEventsConfig": {"podDiscoveryConfig": {"replaySocketPort": -1}}}',
-            "replaySocketPort",
-        ),
-        ('{"kvEventsConfig": {"podDiscoveryConfig": {"podLabelSelector": "=="}}}', "label"),
-        ('{"speculativeTTL": "soon"}', "duration"),
-    ],
-)
-def test_what_makes_no_sense_or_is_not_supported_is_refused(text: str, reason: str) -> None:
-    """With a reason, when the picker starts."""
-    with pytest.raises(ValueError, match=reason):
-        producer(text)
-
-
-@pytest.mark.parametrize("weight", [math.inf, math.nan])
-def test_a_weight_that_is_no_number_is_refused(weight: float) -> None:
-    """YAML can write both, and no sum of them is a number of blocks."""
-    tiers = IndexerParameters(kv_cache_backend_configs=(TierParameters("gpu", weight),))
-    with pytest.raises(ValueError, match="negative or infinite"):
-        PLUGIN.make("p", PrecisePrefixCacheParameters(indexer_config=tiers))
 
 
 def test_engines_are_heard_at_the_configured_ports() -> None:

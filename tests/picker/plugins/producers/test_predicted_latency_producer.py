@@ -380,13 +380,3 @@ async def test_samples_wait_for_a_server_that_is_away(
         [entry["num_request_waiting"] for entry in body["entries"]] for _, body in predictor.asked
     ]
     assert sent == [[2, 3], [4]]
-
-
-def test_settings_that_cannot_be_meant_are_refused(
-    make: Callable[..., PredictedLatencyProducer],
-) -> None:
-    """When the picker starts."""
-    with pytest.raises(ValueError, match="sloBufferFactor"):
-        make(slo_buffer_factor=0.0)
-    with pytest.raises(ValueError, match="URL"):
-        make(prediction_server_url="localhost")

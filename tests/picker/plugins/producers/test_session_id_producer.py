@@ -50,14 +50,3 @@ def test_the_session_is_read_from_its_one_source(
     request, attributes = replace(request_for(), headers=headers), Attributes()
     assert producer.produce(request, [], attributes) is request
     assert attributes.get(session_id_key("mine")) == expected
-
-
-@pytest.mark.parametrize(
-    "parameters", [{}, {"headerName": "a", "cookieName": "b"}, {"headerName": " "}]
-)
-def test_exactly_one_source_is_needed(
-    configured: Callable[..., Any], parameters: dict[str, str]
-) -> None:
-    """So an instance that is made without parameters is refused."""
-    with pytest.raises(ValueError, match="headerName and cookieName"):
-        configured(PLUGIN, parameters)

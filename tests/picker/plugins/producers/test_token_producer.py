@@ -184,22 +184,3 @@ def test_the_longest_wait_is_what_the_caller_is_told() -> None:
     longer = make(modelName="m", vllm={"timeout": "2m"})
     assert isinstance(longer, AsyncDataProducer)
     assert longer.timeout_seconds == 120.0
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"vllm": {}}, "needs modelName"),
-        ({"vllm": {}, "estimate": {}, "modelName": "m"}, "estimate excludes"),
-        ({"estimate": {}, "modelName": "m"}, "estimate excludes"),
-        ({"udsTokenizerConfig": {"socketFile": "/x"}, "modelName": "m"}, "use vllm.url"),
-        ({"vllm": {"url": "render:8000"}, "modelName": "m"}, "vllm.url must begin"),
-        ({"vllm": {"timeout": "5"}, "modelName": "m"}, "no duration"),
-        ({"vllm": {"mmTimeout": "0s"}, "modelName": "m"}, "must be positive"),
-        ({"estimate": {"image": {"dynamic": {"factor": 0}}}}, "image.dynamic.factor"),
-    ],
-)
-def test_parameters_that_cannot_work_are_refused(parameters: dict[str, Any], message: str) -> None:
-    """With the way out, where there is one."""
-    with pytest.raises(ValueError, match=message):
-        make(**parameters)

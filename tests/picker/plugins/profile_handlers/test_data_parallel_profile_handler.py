@@ -42,10 +42,3 @@ def test_nothing_picked_is_refused(
     with pytest.raises(RefusedError) as refusal:
         configured(PLUGIN).process_results(request_for(), {"default": found})
     assert refusal.value.code is Code.RESOURCE_EXHAUSTED
-
-
-@pytest.mark.parametrize("port", [0, -1, 65536])
-def test_a_port_is_a_port(configured: Make, port: int) -> None:
-    """Refused by name."""
-    with pytest.raises(ValueError, match="primaryPort"):
-        configured(PLUGIN, {"primaryPort": port})

@@ -10,7 +10,6 @@ import pytest
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
 from picker.framework.disaggregation import DISAGGREGATION_DECISION_KEY, DisaggregationDecision
-from picker.framework.registry import Stability
 from picker.plugins.profile_handlers.pd_profile_handler import PLUGIN
 from picker.types import InferenceRequest
 
@@ -83,23 +82,6 @@ def test_without_a_prefill_profile_nobody_is_asked(
     _, runs = schedule(handler, ("decode",), pool("decode"))
     assert runs == [("decode", None)]
     assert made.shown == []
-
-
-@pytest.mark.parametrize(
-    ("parameters", "named"),
-    [
-        ({"primaryPort": -1}, "primaryPort"),
-        ({"primaryPort": 65536}, "primaryPort"),
-        ({"prefillProfile": "decode"}, "prefillProfile"),
-    ],
-)
-def test_bad_parameters_are_refused_by_name(
-    configured: Make, parameters: dict[str, Any], named: str
-) -> None:
-    """The type itself is deprecated."""
-    assert PLUGIN.stability is Stability.DEPRECATED
-    with pytest.raises(ValueError, match=named):
-        configured(PLUGIN, parameters)
 
 
 def test_its_decider_has_to_be_one(configured: Make) -> None:
